@@ -1,0 +1,156 @@
+//! AVX2 with FMA and F16C (Haswell, 2013, and Zen, 2017, onward): two registers hold the sixteen lanes.
+
+use std::arch::x86_64::*;
+
+use super::simd::{Kernel, LANES, Simd};
+
+/// Proof that this machine has AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// A token if this machine has the instructions.
+    #[must_use]
+    pub fn detect() -> Option<Self> {
+        let found =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+}
+
+/// Lanes 0 to 7 and 8 to 15.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m256, __m256);
+
+/// Intrinsics of the features that the token stands for.
+macro_rules! simd {
+    ($call:expr) => {{
+        // SAFETY: `self` exists only where detection saw these features; pointers come from references to whole vectors.
+        unsafe { $call }
+    }};
+}
+
+impl Simd for Avx2 {
+    type F32 = F32x16;
+
+    // 12 accumulators, two weights and a broadcast activation of 16 registers.
+    const TILE_ROWS: usize = 6;
+    const TILE_PANELS: usize = 1;
+
+    #[inline]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
+            kernel.run(token)
+        }
+        simd!(with_features(self, kernel))
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> F32x16 {
+        let half = simd!(_mm256_set1_ps(value));
+        F32x16(half, half)
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> F32x16 {
+        let from = from.as_ptr();
+        simd!(F32x16(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> F32x16 {
+        let from: *const __m128i = from.as_ptr().cast();
+        let widen = |bits| simd!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))));
+        F32x16(widen(simd!(_mm_loadu_si128(from))), widen(simd!(_mm_loadu_si128(from.add(1)))))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[u16; LANES]) -> F32x16 {
+        let from: *const __m128i = from.as_ptr().cast();
+        simd!(F32x16(_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))))
+    }
+
+    #[inline(always)]
+    fn store(self, value: F32x16, to: &mut [f32; LANES]) {
+        let to = to.as_mut_ptr();
+        simd!({
+            _mm256_storeu_ps(to, value.0);
+            _mm256_storeu_ps(to.add(8), value.1);
+        });
+    }
+
+    #[inline(always)]
+    fn add(self, a: F32x16, b: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F32x16, b: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F32x16, b: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn div(self, a: F32x16, b: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: F32x16, b: F32x16, c: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)))
+    }
+
+    #[inline(always)]
+    fn max(self, a: F32x16, b: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn min(self, a: F32x16, b: F32x16) -> F32x16 {
+        simd!(F32x16(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn round(self, value: F32x16) -> F32x16 {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        simd!(F32x16(_mm256_round_ps::<NEAREST>(value.0), _mm256_round_ps::<NEAREST>(value.1)))
+    }
+
+    #[inline(always)]
+    fn exp2_integer(self, n: F32x16) -> F32x16 {
+        let power = |n| {
+            simd!({
+                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+            })
+        };
+        F32x16(power(n.0), power(n.1))
+    }
+
+    #[inline(always)]
+    fn select_range(self, from: usize, to: usize, a: F32x16, b: F32x16) -> F32x16 {
+        let bound = |n: usize| n.min(LANES) as i32;
+        simd!({
+            let (from, to) = (_mm256_set1_epi32(bound(from)), _mm256_set1_epi32(bound(to)));
+            let select = |first: i32, a, b| {
+                let lane = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+                let outside = _mm256_or_si256(
+                    _mm256_cmpgt_epi32(from, lane),
+                    _mm256_xor_si256(_mm256_cmpgt_epi32(to, lane), _mm256_set1_epi32(-1)),
+                );
+                _mm256_blendv_ps(a, b, _mm256_castsi256_ps(outside))
+            };
+            F32x16(select(0, a.0, b.0), select(8, a.1, b.1))
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        simd!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
+    }
+}
