@@ -7,3 +7,8 @@
 //! the number of threads or on who shares the batch.
 
 pub mod arch;
+mod cancel;
+mod pool;
+
+pub use cancel::Cancel;
+pub use pool::{Exec, Pool, PoolError};
