@@ -8,6 +8,7 @@
 
 pub mod arch;
 mod cancel;
+pub mod kv;
 mod pool;
 
 pub use cancel::Cancel;

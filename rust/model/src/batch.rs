@@ -1,0 +1,87 @@
+//! What the engine asks of a model: the seam that fakes stand in for.
+
+use ferrule_kernels::{Cancel, PoolError, kv::PageId};
+
+/// The layers that share a page table, and what a page of theirs holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvGroup {
+    /// Layers whose keys and values lie in the group's pages.
+    pub layers: usize,
+    /// A row sees this many positions, its own among them; pages wholly outside are never read again.
+    pub window: Option<usize>,
+    /// Bytes of one page, all layers of the group together.
+    pub page_bytes: u64,
+}
+
+/// The rows of a chunk whose logits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None: a prompt's chunk before its last.
+    None,
+    /// The last token's.
+    Last,
+    /// Every token's.
+    All,
+}
+
+/// Consecutive tokens of one sequence: a piece of a prompt, or the one token of a decode step.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceChunk<'a> {
+    /// The tokens, at positions `first_position ..`.
+    pub tokens: &'a [u32],
+    /// Position of the first token in its sequence; all earlier positions are in the pages already.
+    pub first_position: usize,
+    /// Tokens of the sequence's prompt, fixed at admission: the rotation of dynamic RoPE depends on it.
+    pub prompt_len: usize,
+    /// For each [`KvGroup`] the page of every `PAGE_TOKENS` positions, long enough for this chunk.
+    /// Pages wholly outside the group's window are not looked at.
+    pub pages: &'a [Vec<PageId>],
+    /// Which logits to compute.
+    pub logits: LogitRows,
+}
+
+/// Chunks of several sequences, computed together.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// Chunks of different sequences, in any mix of prefill and decode.
+    pub sequences: &'a [SequenceChunk<'a>],
+}
+
+/// Why a forward pass did not finish. The pages of its new positions hold nothing of use; all others are untouched.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ForwardError {
+    /// The cancel flag was up.
+    #[error("the forward pass was cancelled")]
+    Cancelled,
+    /// A worker panicked: a defect of ferrule.
+    #[error("a worker panicked in the forward pass: {0}")]
+    Panicked(String),
+}
+
+impl From<PoolError> for ForwardError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Cancelled => Self::Cancelled,
+            PoolError::Panicked(message) => Self::Panicked(message),
+        }
+    }
+}
+
+/// A model as the engine sees it: token ids and pages in, logits out.
+pub trait LanguageModel {
+    /// Logits of a row.
+    fn vocab_size(&self) -> usize;
+
+    /// The groups of layers that share a page table.
+    fn kv_groups(&self) -> &[KvGroup];
+
+    /// Copies a page of a group, in all its layers.
+    fn copy_page(&mut self, group: usize, from: PageId, to: PageId);
+
+    /// Computes a batch. `logits` is overwritten with `[wanted rows, vocab_size]`, in the order of the batch.
+    /// Keys and values of the chunks' positions are in their pages afterwards.
+    ///
+    /// # Errors
+    /// [`ForwardError`]; the batch can be given again.
+    fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError>;
+}
