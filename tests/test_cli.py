@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,7 @@ def test_chat_on_a_terminal_survives_ctrl_c() -> None:
     read_until(b" ")  # of the answer
     process.send_signal(signal.SIGINT)
     read_until(b"\n> ")
+    time.sleep(0.3)  # readline shows its prompt a moment before it looks for signals
     process.send_signal(signal.SIGINT)
     read_until(b"Ctrl-D ends it")
     read_until(b"> ")

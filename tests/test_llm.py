@@ -212,13 +212,14 @@ PROMPTS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("prompt", "message"), PROMPTS)
 def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, message: str, llm: LLM, engine_of: EngineOf) -> None:
-    for call in (llm.generate, llm.stream, llm.explain):
-        if isinstance(prompt, list) and call != llm.generate:
-            continue
-        with pytest.raises(PromptError, match=message):
-            call(prompt)
+    several: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     with pytest.raises(PromptError, match=message):
-        llm.generate(["fine", prompt[0] if isinstance(prompt, list) else prompt])
+        llm.generate(prompt)
+    with pytest.raises(PromptError, match=message):
+        llm.generate(["fine", *several])
+    for call in (llm.stream, llm.explain):
+        with pytest.raises(PromptError, match=message):
+            call(several[0])
     assert engine_of(llm).steps == 0
     assert not engine_of(llm).running
 
