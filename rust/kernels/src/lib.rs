@@ -6,10 +6,18 @@
 //! the weight format, the instruction set and K alone** — not on how many rows are computed together, on tiling, on
 //! the number of threads or on who shares the batch.
 
+pub mod activation;
 pub mod arch;
+pub mod attention;
 mod cancel;
+pub mod elementwise;
 pub mod kv;
+mod math;
+pub mod norm;
 mod pool;
+pub mod rope;
+mod rows;
 
 pub use cancel::Cancel;
 pub use pool::{Exec, Pool, PoolError};
+pub use rows::{Rows, RowsMut};

@@ -1,0 +1,313 @@
+//! The key-value cache in pages.
+//!
+//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers, one layer after the other. In a layer, K lies
+//! as `[kv_head][key_dim][token]`, so that one vector register per column holds a whole page and the scores of a page's
+//! tokens are its lanes; V lies as `[kv_head][token][value_dim]`, so that the output's columns are lanes. Rows of V are
+//! filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes the room of 32.
+
+mod element;
+mod memory;
+
+pub(crate) use element::{Bf16, F16, F32, KvElement};
+use memory::Memory;
+
+use crate::arch::{Kernel, LANES, Simd};
+use crate::math::load_padded;
+use crate::rows::Rows;
+use crate::{Exec, PoolError};
+
+/// Tokens of a page: one vector of lanes, so that a page's scores come out of one register per head.
+pub const PAGE_TOKENS: usize = LANES;
+
+/// A page of a [`KvStore`]; the same number names the page in every layer of the group.
+pub type PageId = u32;
+
+/// What a page table holds where a page was given back because no row will ever look at it again.
+pub const PAGE_NONE: PageId = PageId::MAX;
+
+/// How a number of K or V is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvFormat {
+    /// As computed.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+impl KvFormat {
+    /// Every format, the exact one first.
+    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::Bf16];
+
+    /// The name that users write.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => F32::NAME,
+            Self::F16 => F16::NAME,
+            Self::Bf16 => Bf16::NAME,
+        }
+    }
+
+    /// The format of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|format| format.name() == name)
+    }
+
+    fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => size_of::<<F32 as KvElement>::Stored>(),
+            Self::F16 => size_of::<<F16 as KvElement>::Stored>(),
+            Self::Bf16 => size_of::<<Bf16 as KvElement>::Stored>(),
+        }
+    }
+}
+
+/// What a group of layers that share a page table keeps of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers of the group.
+    pub layers: usize,
+    /// Heads of K and V in a layer.
+    pub kv_heads: usize,
+    /// Columns of a head's K.
+    pub key_dim: usize,
+    /// Columns of a head's V.
+    pub value_dim: usize,
+}
+
+/// The memory for the pages could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocError {
+    /// The size does not fit an address.
+    #[error("{pages} pages of keys and values of {shape:?} are more than a process can address")]
+    TooLarge {
+        /// Pages asked for.
+        pages: usize,
+        /// What each of them holds.
+        shape: KvShape,
+    },
+    /// The system refused.
+    #[error("no {bytes} bytes for keys and values: {source}")]
+    Refused {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Where a token's K and V go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvRow {
+    /// The page.
+    pub page: PageId,
+    /// The token's place in the page, below [`PAGE_TOKENS`].
+    pub slot: usize,
+}
+
+/// Sizes in bytes, from one head's K up to a page.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    key_head: usize,
+    value_head: usize,
+    layer: usize,
+    page: usize,
+}
+
+impl Layout {
+    /// `None` if a page has more bytes than an address can count.
+    fn new(format: KvFormat, shape: KvShape) -> Option<Self> {
+        let vector = LANES * format.element_bytes();
+        let key_head = shape.key_dim.checked_mul(vector)?;
+        let value_head = value_vectors(shape.value_dim).checked_mul(PAGE_TOKENS * vector)?;
+        let layer = key_head.checked_add(value_head)?.checked_mul(shape.kv_heads)?;
+        let page = layer.checked_mul(shape.layers)?.checked_next_multiple_of(64)?;
+        Some(Self { key_head, value_head, layer, page })
+    }
+}
+
+/// Vectors of [`LANES`] that hold `value_dim` columns.
+pub(crate) fn value_vectors(value_dim: usize) -> usize {
+    value_dim.div_ceil(LANES)
+}
+
+/// K and V of a group of layers, in pages. The memory is zero and taken from the system when it is first written.
+#[derive(Debug)]
+pub struct KvStore {
+    format: KvFormat,
+    shape: KvShape,
+    pages: usize,
+    layout: Layout,
+    memory: Memory,
+}
+
+impl KvStore {
+    /// Bytes of a page, all layers of the group together; `None` if they cannot be counted.
+    #[must_use]
+    pub fn page_bytes(format: KvFormat, shape: KvShape) -> Option<u64> {
+        Layout::new(format, shape).map(|layout| layout.page as u64)
+    }
+
+    /// Room for `pages` pages.
+    ///
+    /// # Errors
+    /// [`AllocError`] if the size cannot be addressed or the system refuses the memory.
+    pub fn new(format: KvFormat, shape: KvShape, pages: usize) -> Result<Self, AllocError> {
+        let too_large = || AllocError::TooLarge { pages, shape };
+        let layout = Layout::new(format, shape).ok_or_else(too_large)?;
+        let bytes = layout.page.checked_mul(pages).filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(too_large)?;
+        let memory = Memory::new(bytes).map_err(|source| AllocError::Refused { bytes, source })?;
+        Ok(Self { format, shape, pages, layout, memory })
+    }
+
+    /// How numbers are stored.
+    #[must_use]
+    pub fn format(&self) -> KvFormat {
+        self.format
+    }
+
+    /// What a page keeps of a token.
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// How many pages there are.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Copies a page, in all layers.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub fn copy_page(&mut self, from: PageId, to: PageId) {
+        let (from, to) = (self.page_offset(from), self.page_offset(to));
+        self.memory.as_mut_slice().copy_within(from..from + self.layout.page, to);
+    }
+
+    /// Stores K and V of one layer: row i of `keys` (`[rows, kv_heads * key_dim]`) and of `values`
+    /// (`[rows, kv_heads * value_dim]`) goes to `rows[i]`. Numbers are rounded to nearest, ties to even.
+    ///
+    /// # Errors
+    /// [`PoolError`] if the run was cancelled or a task panicked.
+    ///
+    /// # Panics
+    /// If a page, a slot or the layer does not exist, or the views are too small.
+    pub fn write(
+        &mut self,
+        exec: &Exec<'_>,
+        layer: usize,
+        rows: &[KvRow],
+        keys: Rows<'_>,
+        values: Rows<'_>,
+    ) -> Result<(), PoolError> {
+        match self.format {
+            KvFormat::F32 => self.write_as::<F32>(exec, layer, rows, keys, values),
+            KvFormat::F16 => self.write_as::<F16>(exec, layer, rows, keys, values),
+            KvFormat::Bf16 => self.write_as::<Bf16>(exec, layer, rows, keys, values),
+        }
+    }
+
+    fn write_as<E: KvElement>(
+        &mut self,
+        exec: &Exec<'_>,
+        layer: usize,
+        rows: &[KvRow],
+        keys: Rows<'_>,
+        values: Rows<'_>,
+    ) -> Result<(), PoolError> {
+        /// Columns that one task writes.
+        const TASK_COLUMNS: usize = 4 * LANES;
+        /// Numbers below which waking the threads costs more than it saves.
+        const INLINE_ELEMENTS: usize = 16 * 1024;
+
+        assert!(layer < self.shape.layers, "layer {layer} of {}", self.shape.layers);
+        assert!(rows.iter().all(|row| row.slot < PAGE_TOKENS), "a slot beyond the page");
+        let offsets: Vec<usize> =
+            rows.iter().map(|row| self.page_offset(row.page) + layer * self.layout.layer).collect();
+        let (shape, layout) = (self.shape, self.layout);
+        let memory = self.memory.shared();
+        let key_tasks = shape.key_dim.div_ceil(TASK_COLUMNS);
+        let tasks_per_head = key_tasks + shape.value_dim.div_ceil(TASK_COLUMNS);
+        // Tasks own columns, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
+        let task = |index: usize| {
+            let (head, part) = (index / tasks_per_head, index % tasks_per_head);
+            let is_key = part < key_tasks;
+            let (source, dim, start, column_step, slot_step) = if is_key {
+                (keys, shape.key_dim, head * layout.key_head, PAGE_TOKENS, 1)
+            } else {
+                let start = shape.kv_heads * layout.key_head + head * layout.value_head;
+                (values, shape.value_dim, start, 1, value_vectors(shape.value_dim) * LANES)
+            };
+            let first = (if is_key { part } else { part - key_tasks }) * TASK_COLUMNS;
+            let columns = first..dim.min(first + TASK_COLUMNS);
+            for (index, (row, offset)) in rows.iter().zip(&offsets).enumerate() {
+                let from = &source.row(index, (head + 1) * dim)[head * dim..][columns.clone()];
+                let mut stored = [E::Stored::default(); TASK_COLUMNS];
+                exec.isa.run(Narrow::<E> { from, to: &mut stored });
+                for (column, value) in columns.clone().zip(&stored) {
+                    let index = column * column_step + row.slot * slot_step;
+                    // SAFETY: column and slot are in range, so the place lies in this head's part of this layer of a
+                    // page that `page_offset` found to exist, aligned because all sizes are whole elements. Other
+                    // tasks write other columns, and `&mut self` keeps everyone else out.
+                    unsafe { memory.write::<E::Stored>(offset + start, index, *value) };
+                }
+            }
+        };
+        let tasks = shape.kv_heads * tasks_per_head;
+        if rows.len() * shape.kv_heads * (shape.key_dim + shape.value_dim) < INLINE_ELEMENTS {
+            (0..tasks).for_each(task);
+            return Ok(());
+        }
+        exec.pool.run(tasks, &task, exec.cancel)
+    }
+
+    fn page_offset(&self, page: PageId) -> usize {
+        assert!((page as usize) < self.pages, "page {page} of {}", self.pages);
+        page as usize * self.layout.page
+    }
+
+    /// K of one head in one page: `[key_dim][token]`.
+    #[inline]
+    pub(crate) fn keys<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
+        let start = self.page_offset(page) + layer * self.layout.layer + head * self.layout.key_head;
+        bytemuck::cast_slice(&self.memory.as_slice()[start..][..self.layout.key_head])
+    }
+
+    /// V of one head in one page: `[token][value_vectors]`, vectors of [`LANES`] columns.
+    #[inline]
+    pub(crate) fn values<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
+        let values = self.shape.kv_heads * self.layout.key_head;
+        let start = self.page_offset(page) + layer * self.layout.layer + values + head * self.layout.value_head;
+        bytemuck::cast_slice(&self.memory.as_slice()[start..][..self.layout.value_head])
+    }
+
+    /// Every bit of every page set: NaN in all formats, and a canary for reads of what was never written.
+    #[cfg(test)]
+    pub(crate) fn poison(&mut self) {
+        self.memory.as_mut_slice().fill(0xff);
+    }
+}
+
+/// Rounds a row's columns to what is stored.
+struct Narrow<'a, E: KvElement> {
+    from: &'a [f32],
+    to: &'a mut [E::Stored],
+}
+
+impl<E: KvElement> Kernel for Narrow<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (from, to) in self.from.chunks(LANES).zip(self.to.as_chunks_mut::<LANES>().0) {
+            E::narrow(simd, load_padded(simd, from), to);
+        }
+    }
+}
