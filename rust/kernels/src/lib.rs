@@ -8,6 +8,7 @@
 
 pub mod arch;
 mod cancel;
+pub mod disjoint;
 pub mod kv;
 mod pool;
 
