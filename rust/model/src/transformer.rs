@@ -99,18 +99,7 @@ impl Transformer {
         });
         let groups = groups.collect();
         let stores = Vec::new();
-        Ok(Self {
-            spec,
-            weights,
-            places,
-            shapes,
-            groups,
-            stores,
-            kv_format,
-            isa,
-            pool,
-            scratch: Scratch::default(),
-        })
+        Ok(Self { spec, weights, places, shapes, groups, stores, kv_format, isa, pool, scratch: Scratch::default() })
     }
 
     /// Gives each group a cache of `pages` pages, empty. Memory is taken as pages are first written.
@@ -173,30 +162,45 @@ impl Transformer {
         }
         scratch.ropes.resize_with(spec.ropes.len(), RopeRows::default);
         for (rope, tables) in spec.ropes.iter().zip(&mut scratch.ropes) {
-            tables.fill(rope, batch.sequences.iter().flat_map(|sequence| {
-                let first = sequence.first_position;
-                (first..first + sequence.tokens.len()).map(|position| (position, sequence.prompt_len))
-            }));
+            tables.fill(
+                rope,
+                batch.sequences.iter().flat_map(|sequence| {
+                    let first = sequence.first_position;
+                    (first..first + sequence.tokens.len()).map(|position| (position, sequence.prompt_len))
+                }),
+            );
         }
         scratch.places.resize_with(stores.len(), Vec::new);
         let mut sequences: Vec<Vec<AttentionSequence<'_>>> = Vec::with_capacity(stores.len());
         for (group, kv_rows) in scratch.places.iter_mut().enumerate() {
             kv_rows.clear();
             let mut first_row = 0;
-            sequences.push(batch.sequences.iter().map(|sequence| {
-                let pages: &[PageId] = &sequence.pages[group];
-                let positions = sequence.first_position..sequence.first_position + sequence.tokens.len();
-                kv_rows.extend(positions.map(|position| KvRow {
-                    page: pages[position / PAGE_TOKENS],
-                    slot: position % PAGE_TOKENS,
-                }));
-                let rows = sequence.tokens.len();
-                first_row += rows;
-                AttentionSequence { first_row: first_row - rows, rows, first_position: sequence.first_position, pages }
-            }).collect());
+            sequences.push(
+                batch
+                    .sequences
+                    .iter()
+                    .map(|sequence| {
+                        let pages: &[PageId] = &sequence.pages[group];
+                        let positions = sequence.first_position..sequence.first_position + sequence.tokens.len();
+                        kv_rows.extend(positions.map(|position| KvRow {
+                            page: pages[position / PAGE_TOKENS],
+                            slot: position % PAGE_TOKENS,
+                        }));
+                        let rows = sequence.tokens.len();
+                        first_row += rows;
+                        AttentionSequence {
+                            first_row: first_row - rows,
+                            rows,
+                            first_position: sequence.first_position,
+                            pages,
+                        }
+                    })
+                    .collect(),
+            );
         }
 
-        for ((layer, layer_spec), (group, place)) in weights.layers.iter().zip(&spec.layers).zip(places.iter().copied()) {
+        for ((layer, layer_spec), (group, place)) in weights.layers.iter().zip(&spec.layers).zip(places.iter().copied())
+        {
             let normed = resized(&mut scratch.normed, rows * hidden_size);
             norm(&exec, &layer.attention_norm, &scratch.hidden, normed)?;
             let attention_spec = &layer_spec.attention;
@@ -214,7 +218,16 @@ impl Transformer {
             if let Some((rope, tables)) = rope {
                 for (first, heads) in queries_and_keys {
                     let view = RowsMut { data: qkv, stride: width, first };
-                    rope_in_place(&exec, view, heads, key_dim, rope.rotary_dim, rope.interleaved, &tables.cos, &tables.sin)?;
+                    rope_in_place(
+                        &exec,
+                        view,
+                        heads,
+                        key_dim,
+                        rope.rotary_dim,
+                        rope.interleaved,
+                        &tables.cos,
+                        &tables.sin,
+                    )?;
                 }
             }
             let view = |first| Rows { data: qkv, stride: width, first };
@@ -235,7 +248,15 @@ impl Transformer {
             add(&exec, &mut scratch.hidden, projected)?;
 
             norm(&exec, &layer.ffn_norm, &scratch.hidden, normed)?;
-            feed_forward(&exec, layer, &layer_spec.ffn, normed, &mut scratch.gate_up, &mut scratch.activated, projected)?;
+            feed_forward(
+                &exec,
+                layer,
+                &layer_spec.ffn,
+                normed,
+                &mut scratch.gate_up,
+                &mut scratch.activated,
+                projected,
+            )?;
             add(&exec, &mut scratch.hidden, projected)?;
         }
 

@@ -154,20 +154,24 @@ impl<'a> Loader<'a> {
         let embedding = self.matrix(&[("embedding", self.spec.vocab_size)], self.spec.hidden_size, false)?;
         let head = match self.spec.head.tied {
             true => None,
-            false => Some(self.matrix(
-                &[("head", self.spec.vocab_size)],
-                self.spec.hidden_size,
-                self.spec.head.bias,
-            )?),
+            false => {
+                Some(self.matrix(&[("head", self.spec.vocab_size)], self.spec.hidden_size, self.spec.head.bias)?)
+            }
         };
         let layers = self.spec.layers.iter().enumerate();
         let layers = layers.map(|(i, layer)| self.layer_plan(i, layer)).collect::<Result<Vec<_>, _>>()?;
 
         let each = |layer: &LayerPlan<'_>| {
-            [&layer.qkv, &layer.output, &layer.gate_up, &layer.down].map(MatrixPlan::bytes).into_iter()
+            [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]
+                .map(MatrixPlan::bytes)
+                .into_iter()
                 .fold(0, u64::saturating_add)
         };
-        let total = [&embedding].into_iter().chain(&head).map(MatrixPlan::bytes).chain(layers.iter().map(each))
+        let total = [&embedding]
+            .into_iter()
+            .chain(&head)
+            .map(MatrixPlan::bytes)
+            .chain(layers.iter().map(each))
             .fold(0, u64::saturating_add);
         let available = machine::available_memory();
         if total > available {
@@ -223,15 +227,15 @@ impl<'a> Loader<'a> {
         let (keys, values) = (attention.kv_heads * attention.key_dim, attention.kv_heads * attention.value_dim);
         Ok(LayerPlan {
             qkv: matrix(
-                &[
-                    ("attention.q", attention.heads * attention.key_dim),
-                    ("attention.k", keys),
-                    ("attention.v", values),
-                ],
+                &[("attention.q", attention.heads * attention.key_dim), ("attention.k", keys), ("attention.v", values)],
                 hidden,
                 attention.qkv_bias,
             )?,
-            output: matrix(&[("attention.output", hidden)], attention.heads * attention.value_dim, attention.output_bias)?,
+            output: matrix(
+                &[("attention.output", hidden)],
+                attention.heads * attention.value_dim,
+                attention.output_bias,
+            )?,
             gate_up: matrix(&[("ffn.gate", intermediate_size), ("ffn.up", intermediate_size)], hidden, bias)?,
             down: matrix(&[("ffn.down", hidden)], intermediate_size, bias)?,
         })

@@ -29,10 +29,7 @@ impl Llama3 {
         require(&format!("{path}.high_freq_factor"), high, high.is_finite() && high > low, || {
             format!("finite and above low_freq_factor ({low})")
         })?;
-        positive(
-            &format!("{path}.original_max_position_embeddings"),
-            self.original_max_position_embeddings as f64,
-        )
+        positive(&format!("{path}.original_max_position_embeddings"), self.original_max_position_embeddings as f64)
     }
 
     pub(super) fn scale(&self, frequency: f64) -> f64 {

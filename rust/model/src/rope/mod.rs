@@ -179,12 +179,8 @@ mod tests {
 
     #[test]
     fn llama3_keeps_short_waves_and_divides_long_ones() {
-        let llama3 = Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 32,
-        };
+        let llama3 =
+            Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
         let scaled = spec(RopeScaling::Llama3(llama3)).frequencies(1);
         assert_eq!(scaled[0], 1.0);
         assert_eq!(scaled[3], 0.001 / 8.0);
