@@ -11,6 +11,8 @@ pub mod arch;
 pub mod attention;
 mod cancel;
 pub mod elementwise;
+#[cfg(test)]
+mod guard;
 pub mod kv;
 mod math;
 pub mod norm;
