@@ -10,6 +10,7 @@ pub mod activation;
 pub mod arch;
 pub mod attention;
 mod cancel;
+pub mod disjoint;
 pub mod elementwise;
 #[cfg(test)]
 mod guard;
