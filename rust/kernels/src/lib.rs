@@ -12,6 +12,8 @@ pub mod attention;
 mod cancel;
 pub mod disjoint;
 pub mod elementwise;
+#[cfg(test)]
+mod guard;
 pub mod kv;
 mod math;
 pub mod norm;

@@ -137,14 +137,14 @@ pub(crate) fn gelu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.mul_add(half, erf, half)
 }
 
-/// The approximation of [`gelu`] by tanh that many models were trained with.
+/// The approximation of [`gelu`] by tanh that many models were trained with: x (1 + tanh u) / 2, computed as
+/// x / (1 + e^-2u), which keeps its digits where tanh is nearly -1.
 #[inline(always)]
 pub(crate) fn gelu_tanh<S: Simd>(simd: S, x: S::F32) -> S::F32 {
-    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-    let half = simd.mul(x, simd.splat(0.5));
+    const SQRT_2_OVER_PI: f32 = 0.797_884_560_8;
     let cubic = simd.mul_add(simd.mul(simd.mul(x, x), x), simd.splat(0.044_715), x);
-    let tanh = tanh(simd, simd.mul(cubic, simd.splat(SQRT_2_OVER_PI)));
-    simd.mul_add(half, tanh, half)
+    let one = simd.splat(1.0);
+    simd.div(x, simd.add(one, exp(simd, simd.mul(cubic, simd.splat(-2.0 * SQRT_2_OVER_PI)))))
 }
 
 /// A vector of up to sixteen numbers, filled up with zeros.
@@ -161,3 +161,6 @@ pub(crate) fn store_partial<S: Simd>(simd: S, value: S::F32, tail: &mut [f32]) {
     let lanes = simd.to_array(value);
     tail.copy_from_slice(&lanes[..tail.len()]);
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,8 @@
 mod block;
 mod plan;
 mod record;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::ops::Range;
