@@ -67,6 +67,20 @@ pub enum NormSpec {
     },
 }
 
+/// A normalization of each head.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum HeadNormSpec {
+    /// As [`NormSpec::Rms`], with one weight for all heads.
+    Rms {
+        /// Added to the mean of squares.
+        eps: f32,
+        /// Added to the stored weight.
+        #[serde(default)]
+        weight_offset: f32,
+    },
+}
+
 /// Softmax attention, with any number of query heads to a key-value head.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -90,7 +104,7 @@ pub struct AttentionSpec {
     /// Whether the output projection adds a bias.
     pub output_bias: bool,
     /// A norm over each query and key head before the rotation.
-    pub qk_norm: Option<NormSpec>,
+    pub qk_norm: Option<HeadNormSpec>,
 }
 
 /// A feed-forward network.
@@ -222,8 +236,12 @@ impl ModelSpec {
 impl NormSpec {
     fn check(&self, path: &str) -> Result<(), SpecError> {
         let (Self::Rms { eps, .. } | Self::Layer { eps }) = *self;
-        require(&format!("{path}.eps"), eps, eps.is_finite() && eps >= 0.0, || "finite and >= 0".to_owned())
+        epsilon(path, eps)
     }
+}
+
+fn epsilon(path: &str, eps: f32) -> Result<(), SpecError> {
+    require(&format!("{path}.eps"), eps, eps.is_finite() && eps >= 0.0, || "finite and >= 0".to_owned())
 }
 
 impl AttentionSpec {
@@ -250,7 +268,10 @@ impl AttentionSpec {
                 format!("at most {path}.key_dim ({})", self.key_dim)
             })?;
         }
-        self.qk_norm.iter().try_for_each(|norm| norm.check(&format!("{path}.qk_norm")))
+        match self.qk_norm {
+            Some(HeadNormSpec::Rms { eps, .. }) => epsilon(&format!("{path}.qk_norm"), eps),
+            None => Ok(()),
+        }
     }
 }
 

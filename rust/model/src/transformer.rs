@@ -8,14 +8,13 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
 use ferrule_kernels::elementwise::{add, add_bias};
 use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_TOKENS, PageId};
-use ferrule_kernels::norm::{layer_norm, norm_heads_in_place, rms_norm};
-use ferrule_kernels::rope::rope_in_place;
-use ferrule_kernels::rows::{Rows, RowsMut};
-use ferrule_kernels::{Cancel, Exec, Format, Pool, PoolError, machine, matmul};
+use ferrule_kernels::norm::{layer_norm, rms_norm, rms_norm_in_place};
+use ferrule_kernels::rope::{Rope, rope_in_place};
+use ferrule_kernels::{Cancel, Exec, Format, Pool, PoolError, Rows, RowsMut, machine, matmul};
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
 use crate::rope::RopeRows;
-use crate::spec::{AttentionSpec, FfnSpec, ModelSpec, NormSpec};
+use crate::spec::{AttentionSpec, FfnSpec, HeadNormSpec, ModelSpec, NormSpec};
 use crate::weights::{Layer, Linear, LoadError, Loader, Norm, Progress, Weights};
 
 /// How a model is loaded.
@@ -95,7 +94,7 @@ impl Transformer {
         let groups = groups.map(|(shape, window)| KvGroup {
             layers: shape.layers,
             window: *window,
-            page_bytes: KvStore::page_bytes(kv_format, *shape) as u64,
+            page_bytes: KvStore::page_bytes(kv_format, *shape).unwrap_or(u64::MAX),
         });
         let groups = groups.collect();
         let stores = Vec::new();
@@ -111,7 +110,7 @@ impl Transformer {
         for shape in &self.shapes {
             let store = KvStore::new(self.kv_format, *shape, pages).map_err(|_| LoadError::Memory {
                 what: "the key-value cache",
-                needs: (KvStore::page_bytes(self.kv_format, *shape) as u64).saturating_mul(pages as u64),
+                needs: KvStore::page_bytes(self.kv_format, *shape).unwrap_or(u64::MAX).saturating_mul(pages as u64),
                 available: machine::available_memory(),
             })?;
             self.stores.push(store);
@@ -210,9 +209,9 @@ impl Transformer {
             let qkv = resized(&mut scratch.qkv, rows * width);
             linear(&exec, &layer.qkv, normed, qkv)?;
             let queries_and_keys = [(0, heads), (heads * key_dim, kv_heads)];
-            if let Some((q_norm, k_norm)) = &layer.qk_norm {
-                for ((first, heads), norm) in queries_and_keys.into_iter().zip([q_norm, k_norm]) {
-                    norm_heads(&exec, norm, RowsMut { data: qkv, stride: width, first }, heads, key_dim)?;
+            if let (Some(HeadNormSpec::Rms { eps, weight_offset }), Some(norms)) = (attention_spec.qk_norm, &layer.qk_norm) {
+                for ((first, heads), weight) in queries_and_keys.into_iter().zip(norms) {
+                    rms_norm_in_place(&exec, RowsMut::new(qkv, width, first), heads, weight, weight_offset, eps)?;
                 }
             }
             if let Some((rope, tables)) = rope {
@@ -230,7 +229,7 @@ impl Transformer {
                     )?;
                 }
             }
-            let view = |first| Rows { data: qkv, stride: width, first };
+            let view = |first| Rows::new(qkv, width, first);
             let (keys, values) = (view(heads * key_dim), view((heads + kv_heads) * key_dim));
             stores[group].write(&exec, place, &scratch.places[group], keys, values)?;
             let attended = resized(&mut scratch.attended, rows * heads * value_dim);
@@ -241,6 +240,7 @@ impl Transformer {
                 value_dim,
                 scale: attention_spec.scale,
                 window: attention_spec.window,
+                softcap: None,
             };
             attention(&exec, view(0), &stores[group], place, &shape, &sequences[group], attended)?;
             let projected = resized(&mut scratch.projected, rows * hidden_size);
@@ -322,7 +322,7 @@ fn feed_forward(
     let gate_up = resized(gate_up, rows * 2 * intermediate_size);
     linear(exec, &layer.gate_up, x, gate_up)?;
     let activated = resized(activated, rows * intermediate_size);
-    gated(exec, gate_up, activation.into(), activated)?;
+    gated(exec, gate_up, intermediate_size, activation.into(), activated)?;
     linear(exec, &layer.down, activated, out)
 }
 

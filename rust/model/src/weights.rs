@@ -71,8 +71,8 @@ pub(crate) struct Layer {
     pub attention_norm: Norm,
     /// Rows: all query heads, all key heads, all value heads.
     pub qkv: Linear,
-    /// On each query and each key head.
-    pub qk_norm: Option<(Norm, Norm)>,
+    /// Weights for each query head and for each key head.
+    pub qk_norm: Option<[Vec<f32>; 2]>,
     pub output: Linear,
     pub ffn_norm: Norm,
     /// Rows: gate, up.
@@ -189,20 +189,20 @@ impl<'a> Loader<'a> {
         let embedding = pack(embedding)?.weight;
         let mut packed_layers = Vec::with_capacity(layers.len());
         for (i, (plan, layer)) in layers.into_iter().zip(&self.spec.layers).enumerate() {
-            let norm = |role: &str, spec, width| self.norm(&format!("layers.{i}.{role}"), spec, width);
+            let norm = |role: &str, spec| self.norm(&format!("layers.{i}.{role}"), spec, self.spec.hidden_size);
+            let head_norm = |role: &str| {
+                self.vector(&format!("layers.{i}.attention.{role}.weight"), layer.attention.key_dim)
+            };
             let qk_norm = match layer.attention.qk_norm {
                 None => None,
-                Some(spec) => Some((
-                    norm("attention.q_norm", spec, layer.attention.key_dim)?,
-                    norm("attention.k_norm", spec, layer.attention.key_dim)?,
-                )),
+                Some(_) => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
             };
             packed_layers.push(Layer {
-                attention_norm: norm("attention_norm", layer.attention_norm, self.spec.hidden_size)?,
+                attention_norm: norm("attention_norm", layer.attention_norm)?,
                 qkv: pack(plan.qkv)?,
                 qk_norm,
                 output: pack(plan.output)?,
-                ffn_norm: norm("ffn_norm", layer.ffn_norm, self.spec.hidden_size)?,
+                ffn_norm: norm("ffn_norm", layer.ffn_norm)?,
                 gate_up: pack(plan.gate_up)?,
                 down: pack(plan.down)?,
             });
