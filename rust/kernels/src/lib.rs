@@ -10,7 +10,15 @@ pub mod arch;
 mod cancel;
 pub mod disjoint;
 pub mod kv;
+mod matmul;
+mod matrix;
+pub mod memory;
 mod pool;
+pub mod quant;
 
 pub use cancel::Cancel;
+pub use matmul::matmul;
+pub use matrix::{PackError, PackedMatrix, RowSource};
+pub use memory::AllocError;
 pub use pool::{Exec, Pool, PoolError};
+pub use quant::Format;
