@@ -58,3 +58,13 @@ pub struct Exec<'a> {
     /// Looked at between blocks of work.
     pub cancel: &'a Cancel,
 }
+
+impl Exec<'_> {
+    /// Calls `job` once with each number below `tasks`, on all threads; see [`Pool::run`].
+    ///
+    /// # Errors
+    /// As [`Pool::run`].
+    pub fn run(&self, tasks: usize, job: impl Fn(usize) + Sync) -> Result<(), PoolError> {
+        self.pool.run(tasks, &job, self.cancel)
+    }
+}
