@@ -24,3 +24,8 @@ mod rows;
 pub use cancel::Cancel;
 pub use pool::{Exec, Pool, PoolError};
 pub use rows::{Rows, RowsMut};
+
+#[cfg(test)]
+mod tests {
+    mod rowwise;
+}
