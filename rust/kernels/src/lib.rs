@@ -33,3 +33,8 @@ pub use memory::AllocError;
 pub use pool::{Exec, Pool, PoolError};
 pub use quant::Format;
 pub use rows::{Rows, RowsMut};
+
+#[cfg(test)]
+mod tests {
+    mod rowwise;
+}

@@ -1,9 +1,6 @@
 //! Matrices that lie side by side in wider rows, and the splitting of rows among threads.
 
-use std::marker::PhantomData;
-use std::ptr::NonNull;
-use std::sync::Mutex;
-
+use crate::disjoint::Tiles;
 use crate::{Exec, PoolError};
 
 /// Below this many elements waking the threads costs more than they save.
@@ -100,43 +97,6 @@ pub(crate) fn for_row_runs(
     // Four runs a thread even out what other programs take; runs much smaller than the threshold do not pay.
     let runs = (exec.pool.threads() * 4).min(elements / (INLINE_ELEMENTS / 4)).clamp(1, rows);
     let rows_per_run = rows.div_ceil(runs);
-    let runs: Vec<_> = data.chunks_mut(rows_per_run * stride).map(Mutex::new).collect();
-    let task = |index: usize| {
-        // A run is locked once, by the one task that has its number: never contended, never poisoned by another.
-        if let Ok(mut run) = runs[index].lock() {
-            job(index * rows_per_run, &mut run);
-        }
-    };
-    exec.pool.run(runs.len(), &task, exec.cancel)
-}
-
-/// A matrix cut into cells of consecutive columns, which tasks write in parallel, each its own.
-pub(crate) struct CellsMut<'a> {
-    start: NonNull<f32>,
-    width: usize,
-    cells: usize,
-    data: PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: a shared reference gives access to no element but through `cell`, whose callers see to it that threads take
-// different cells.
-unsafe impl Sync for CellsMut<'_> {}
-
-impl<'a> CellsMut<'a> {
-    /// Cells of `width` elements.
-    pub(crate) fn new(data: &'a mut [f32], width: usize) -> Self {
-        Self { width, cells: whole_rows(data.len(), width), start: NonNull::from(data).cast(), data: PhantomData }
-    }
-
-    /// Cell `index`.
-    ///
-    /// # Safety
-    /// No other reference to this cell is alive.
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn cell(&self, index: usize) -> &mut [f32] {
-        assert!(index < self.cells, "cell {index} of {}", self.cells);
-        // SAFETY: the cell lies in the slice, which is borrowed mutably for as long as `self` lives; nobody else has
-        // this cell, says the caller.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(index * self.width), self.width) }
-    }
+    let runs = Tiles::of_rows(data, stride, rows_per_run);
+    exec.pool.run(runs.len(), &|run| job(run * rows_per_run, runs.take(run).contiguous()), exec.cancel)
 }

@@ -21,8 +21,9 @@ use plan::{Plan, Task};
 use record::{Finish, Line, Merge};
 
 use crate::arch::{Kernel, Simd};
+use crate::disjoint::Tiles;
 use crate::kv::{Bf16, F16, F32, KvElement, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
-use crate::rows::{CellsMut, Rows};
+use crate::rows::Rows;
 use crate::{Exec, PoolError};
 
 /// Tokens of a block, counted from position 0: part of what a row's output is, not a matter of speed.
@@ -168,7 +169,8 @@ impl Call<'_> {
     fn run<E: KvElement>(&self, out: &mut [f32]) -> Result<(), PoolError> {
         let Self { exec, shape, .. } = self;
         let plan = Plan::new(shape, self.sequences, exec.pool.threads());
-        let cells = CellsMut::new(out, shape.value_dim);
+        let width = shape.heads * shape.value_dim;
+        let cells = Tiles::new(out, width, 0..width, 1, shape.value_dim);
         PARTIALS.with_borrow_mut(|partials| {
             let mut rest = grown(partials, plan.partial_lines);
             let mut spans = Vec::with_capacity(plan.spans);
@@ -258,15 +260,13 @@ impl Call<'_> {
     }
 
     /// Writes a task's output from its rows' records.
-    fn finish(&self, task: &Task, state: &[Line], cells: &CellsMut<'_>) {
+    fn finish(&self, task: &Task, state: &[Line], cells: &Tiles<'_, f32>) {
         let records = state.chunks_exact(record::lines(self.shape.value_dim));
         for (row, record) in (0..task.rows(self.shape)).zip(records) {
             let (query, head) = self.query_and_head(task, row);
             let cell = (self.sequences[task.sequence].first_row + query) * self.shape.heads + head;
-            // SAFETY: the plan gives every row and head of every sequence to one task, or to the spans of one, and the
-            // sequences' rows do not overlap: no other task takes this cell.
-            let out = unsafe { cells.cell(cell) };
-            self.exec.isa.run(Finish { record, out });
+            let mut cell = cells.take(cell);
+            self.exec.isa.run(Finish { record, out: cell.contiguous() });
         }
     }
 

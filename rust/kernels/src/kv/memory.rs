@@ -42,34 +42,11 @@ impl Memory {
         // SAFETY: as `as_slice`, and `&mut self` is the only way in.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
-
-    /// For writing different places from several threads.
-    pub(super) fn shared(&mut self) -> SharedMemory<'_> {
-        SharedMemory { memory: self }
-    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` with this length and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes.max(1)) };
-    }
-}
-
-/// Memory that several threads write, each its own places.
-pub(super) struct SharedMemory<'a> {
-    memory: &'a Memory,
-}
-
-impl SharedMemory<'_> {
-    /// Writes element `index` of those that begin at byte `offset`.
-    ///
-    /// # Safety
-    /// The element lies in the memory and is aligned; no other thread reads or writes it while `self` lives.
-    #[inline(always)]
-    pub(super) unsafe fn write<T: bytemuck::Pod>(&self, offset: usize, index: usize, value: T) {
-        // SAFETY: in bounds and aligned says the caller; the pointer comes from the mapping itself, which `shared`
-        // borrowed mutably.
-        unsafe { self.memory.start.as_ptr().add(offset).cast::<T>().add(index).write(value) };
     }
 }

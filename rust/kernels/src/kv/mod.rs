@@ -12,6 +12,7 @@ pub(crate) use element::{Bf16, F16, F32, KvElement};
 use memory::Memory;
 
 use crate::arch::{Kernel, LANES, Simd};
+use crate::disjoint::Tiles;
 use crate::math::load_padded;
 use crate::rows::Rows;
 use crate::{Exec, PoolError};
@@ -129,6 +130,12 @@ impl Layout {
     }
 }
 
+/// Columns of K that one task writes.
+const TASK_COLUMNS: usize = 4 * LANES;
+
+/// Numbers below which waking the threads for a write costs more than it saves.
+const INLINE_ELEMENTS: usize = 16 * 1024;
+
 /// Vectors of [`LANES`] that hold `value_dim` columns.
 pub(crate) fn value_vectors(value_dim: usize) -> usize {
     value_dim.div_ceil(LANES)
@@ -222,50 +229,52 @@ impl KvStore {
         keys: Rows<'_>,
         values: Rows<'_>,
     ) -> Result<(), PoolError> {
-        /// Columns that one task writes.
-        const TASK_COLUMNS: usize = 4 * LANES;
-        /// Numbers below which waking the threads costs more than it saves.
-        const INLINE_ELEMENTS: usize = 16 * 1024;
-
         assert!(layer < self.shape.layers, "layer {layer} of {}", self.shape.layers);
         assert!(rows.iter().all(|row| row.slot < PAGE_TOKENS), "a slot beyond the page");
-        let offsets: Vec<usize> =
-            rows.iter().map(|row| self.page_offset(row.page) + layer * self.layout.layer).collect();
-        let (shape, layout) = (self.shape, self.layout);
-        let memory = self.memory.shared();
-        let key_tasks = shape.key_dim.div_ceil(TASK_COLUMNS);
-        let tasks_per_head = key_tasks + shape.value_dim.div_ceil(TASK_COLUMNS);
-        // Tasks own columns, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
-        let task = |index: usize| {
-            let (head, part) = (index / tasks_per_head, index % tasks_per_head);
-            let is_key = part < key_tasks;
-            let (source, dim, start, column_step, slot_step) = if is_key {
-                (keys, shape.key_dim, head * layout.key_head, PAGE_TOKENS, 1)
-            } else {
-                let start = shape.kv_heads * layout.key_head + head * layout.value_head;
-                (values, shape.value_dim, start, 1, value_vectors(shape.value_dim) * LANES)
-            };
-            let first = (if is_key { part } else { part - key_tasks }) * TASK_COLUMNS;
-            let columns = first..dim.min(first + TASK_COLUMNS);
-            for (index, (row, offset)) in rows.iter().zip(&offsets).enumerate() {
-                let from = &source.row(index, (head + 1) * dim)[head * dim..][columns.clone()];
-                let mut stored = [E::Stored::default(); TASK_COLUMNS];
+        assert!(rows.iter().all(|row| (row.page as usize) < self.pages), "a page beyond the store");
+        let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
+        let parallel = rows.len() * kv_heads * (key_dim + value_dim) >= INLINE_ELEMENTS;
+        let run = |tasks: usize, task: &(dyn Fn(usize) + Sync)| {
+            if parallel {
+                return exec.pool.run(tasks, task, exec.cancel);
+            }
+            (0..tasks).for_each(task);
+            Ok(())
+        };
+        let size = size_of::<E::Stored>();
+        let stride = self.layout.page / size;
+        let k_start = layer * self.layout.layer / size;
+        let v_start = k_start + kv_heads * self.layout.key_head / size;
+        let v_end = v_start + kv_heads * self.layout.value_head / size;
+        let pages: &mut [E::Stored] = bytemuck::cast_slice_mut(self.memory.as_mut_slice());
+
+        // Tasks own columns of all pages, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
+        let columns = kv_heads * key_dim;
+        let tiles = Tiles::new(pages, stride, k_start..v_start, self.pages.max(1), TASK_COLUMNS * PAGE_TOKENS);
+        run(tiles.len(), &|index| {
+            let mut tile = tiles.take(index);
+            let columns = index * TASK_COLUMNS..columns.min((index + 1) * TASK_COLUMNS);
+            let mut stored = [E::Stored::default(); TASK_COLUMNS];
+            for (index, row) in rows.iter().enumerate() {
+                let from = &keys.row(index, columns.end)[columns.clone()];
                 exec.isa.run(Narrow::<E> { from, to: &mut stored });
-                for (column, value) in columns.clone().zip(&stored) {
-                    let index = column * column_step + row.slot * slot_step;
-                    // SAFETY: column and slot are in range, so the place lies in this head's part of this layer of a
-                    // page that `page_offset` found to exist, aligned because all sizes are whole elements. Other
-                    // tasks write other columns, and `&mut self` keeps everyone else out.
-                    unsafe { memory.write::<E::Stored>(offset + start, index, *value) };
+                let to = &mut tile.row(row.page as usize)[row.slot..];
+                for (to, value) in to.iter_mut().step_by(PAGE_TOKENS).zip(&stored) {
+                    *to = *value;
                 }
             }
-        };
-        let tasks = shape.kv_heads * tasks_per_head;
-        if rows.len() * shape.kv_heads * (shape.key_dim + shape.value_dim) < INLINE_ELEMENTS {
-            (0..tasks).for_each(task);
-            return Ok(());
-        }
-        exec.pool.run(tasks, &task, exec.cancel)
+        })?;
+
+        let width = value_vectors(value_dim) * LANES;
+        let tiles = Tiles::new(pages, stride, v_start..v_end, self.pages.max(1), (PAGE_TOKENS * width).max(1));
+        run(tiles.len(), &|head| {
+            let mut tile = tiles.take(head);
+            for (index, row) in rows.iter().enumerate() {
+                let from = &values.row(index, (head + 1) * value_dim)[head * value_dim..];
+                let to = &mut tile.row(row.page as usize)[row.slot * width..][..width];
+                exec.isa.run(Narrow::<E> { from, to });
+            }
+        })
     }
 
     fn page_offset(&self, page: PageId) -> usize {
@@ -311,3 +320,6 @@ impl<E: KvElement> Kernel for Narrow<'_, E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
