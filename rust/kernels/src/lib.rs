@@ -15,12 +15,12 @@ pub mod elementwise;
 #[cfg(test)]
 mod guard;
 pub mod kv;
+pub mod machine;
 mod math;
 mod matmul;
 mod matrix;
 pub mod memory;
 pub mod norm;
-mod pool;
 mod pool;
 pub mod quant;
 pub mod rope;

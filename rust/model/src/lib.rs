@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod layer;
 mod rope;
 mod spec;
 mod transformer;

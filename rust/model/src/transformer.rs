@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use ferrule_formats::Checkpoint;
-use ferrule_kernels::activation::gated;
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
-use ferrule_kernels::elementwise::{add, add_bias};
-use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_TOKENS, PageId};
-use ferrule_kernels::norm::{layer_norm, rms_norm, rms_norm_in_place};
-use ferrule_kernels::rope::{Rope, rope_in_place};
-use ferrule_kernels::{Cancel, Exec, Format, Pool, PoolError, Rows, RowsMut, machine, matmul};
+use ferrule_kernels::elementwise::add;
+use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
+use ferrule_kernels::{Cancel, Exec, Format, Pool, PoolError, machine, matmul};
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
+use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm, resized};
 use crate::rope::RopeRows;
-use crate::spec::{AttentionSpec, FfnSpec, HeadNormSpec, ModelSpec, NormSpec};
-use crate::weights::{Layer, Linear, LoadError, Loader, Norm, Progress, Weights};
+use crate::spec::{AttentionSpec, ModelSpec};
+use crate::weights::{LoadError, Loader, Progress, Weights};
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -40,22 +37,22 @@ pub struct Transformer {
     kv_format: KvFormat,
     isa: Isa,
     pool: Arc<Pool>,
-    scratch: Scratch,
+    buffers: Buffers,
 }
 
 /// Buffers of a forward pass, kept from step to step. Shapes: `[rows, width]`.
 #[derive(Default)]
-struct Scratch {
+struct Buffers {
+    /// The residual stream.
     hidden: Vec<f32>,
     normed: Vec<f32>,
-    qkv: Vec<f32>,
-    attended: Vec<f32>,
-    projected: Vec<f32>,
-    gate_up: Vec<f32>,
-    activated: Vec<f32>,
+    /// What a block adds to the residual stream.
+    update: Vec<f32>,
+    /// Queries, keys and values; gate and up.
+    inner: Vec<f32>,
+    /// What attention mixed; what the gate let through.
+    mixed: Vec<f32>,
     ropes: Vec<RopeRows>,
-    /// For each group the page and slot of every row.
-    places: Vec<Vec<KvRow>>,
 }
 
 impl Transformer {
@@ -98,7 +95,7 @@ impl Transformer {
         });
         let groups = groups.collect();
         let stores = Vec::new();
-        Ok(Self { spec, weights, places, shapes, groups, stores, kv_format, isa, pool, scratch: Scratch::default() })
+        Ok(Self { spec, weights, places, shapes, groups, stores, kv_format, isa, pool, buffers: Buffers::default() })
     }
 
     /// Gives each group a cache of `pages` pages, empty. Memory is taken as pages are first written.
@@ -149,121 +146,40 @@ impl Transformer {
     }
 
     fn run(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), PoolError> {
-        let Self { spec, weights, places, stores, scratch, .. } = self;
+        let Self { spec, weights, places, stores, buffers, .. } = self;
         let exec = Exec { isa: self.isa, pool: &self.pool, cancel };
-        let hidden_size = spec.hidden_size;
-        let rows = batch.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
+        let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
+        let width = spec.hidden_size;
 
-        let tokens = batch.sequences.iter().flat_map(|sequence| sequence.tokens);
-        let hidden = resized(&mut scratch.hidden, rows * hidden_size);
-        for (token, row) in tokens.zip(hidden.chunks_exact_mut(hidden_size)) {
-            weights.embedding.read_row(*token as usize, row);
+        let hidden = resized(&mut buffers.hidden, rows.count * width);
+        for (token, row) in batch.tokens().zip(hidden.chunks_exact_mut(width)) {
+            weights.embedding.read_row(token as usize, row);
         }
-        scratch.ropes.resize_with(spec.ropes.len(), RopeRows::default);
-        for (rope, tables) in spec.ropes.iter().zip(&mut scratch.ropes) {
-            tables.fill(
-                rope,
-                batch.sequences.iter().flat_map(|sequence| {
-                    let first = sequence.first_position;
-                    (first..first + sequence.tokens.len()).map(|position| (position, sequence.prompt_len))
-                }),
-            );
-        }
-        scratch.places.resize_with(stores.len(), Vec::new);
-        let mut sequences: Vec<Vec<AttentionSequence<'_>>> = Vec::with_capacity(stores.len());
-        for (group, kv_rows) in scratch.places.iter_mut().enumerate() {
-            kv_rows.clear();
-            let mut first_row = 0;
-            sequences.push(
-                batch
-                    .sequences
-                    .iter()
-                    .map(|sequence| {
-                        let pages: &[PageId] = &sequence.pages[group];
-                        let positions = sequence.first_position..sequence.first_position + sequence.tokens.len();
-                        kv_rows.extend(positions.map(|position| KvRow {
-                            page: pages[position / PAGE_TOKENS],
-                            slot: position % PAGE_TOKENS,
-                        }));
-                        let rows = sequence.tokens.len();
-                        first_row += rows;
-                        AttentionSequence {
-                            first_row: first_row - rows,
-                            rows,
-                            first_position: sequence.first_position,
-                            pages,
-                        }
-                    })
-                    .collect(),
-            );
-        }
-
-        for ((layer, layer_spec), (group, place)) in weights.layers.iter().zip(&spec.layers).zip(places.iter().copied())
-        {
-            let normed = resized(&mut scratch.normed, rows * hidden_size);
-            norm(&exec, &layer.attention_norm, &scratch.hidden, normed)?;
-            let attention_spec = &layer_spec.attention;
-            let rope = attention_spec.rope.map(|index| (&spec.ropes[index], &scratch.ropes[index]));
-            let AttentionSpec { heads, kv_heads, key_dim, value_dim, .. } = *attention_spec;
-            let width = layer.qkv.weight.rows();
-            let qkv = resized(&mut scratch.qkv, rows * width);
-            linear(&exec, &layer.qkv, normed, qkv)?;
-            let queries_and_keys = [(0, heads), (heads * key_dim, kv_heads)];
-            if let (Some(HeadNormSpec::Rms { eps, weight_offset }), Some(norms)) = (attention_spec.qk_norm, &layer.qk_norm) {
-                for ((first, heads), weight) in queries_and_keys.into_iter().zip(norms) {
-                    rms_norm_in_place(&exec, RowsMut::new(qkv, width, first), heads, weight, weight_offset, eps)?;
-                }
-            }
-            if let Some((rope, tables)) = rope {
-                for (first, heads) in queries_and_keys {
-                    let view = RowsMut { data: qkv, stride: width, first };
-                    rope_in_place(
-                        &exec,
-                        view,
-                        heads,
-                        key_dim,
-                        rope.rotary_dim,
-                        rope.interleaved,
-                        &tables.cos,
-                        &tables.sin,
-                    )?;
-                }
-            }
-            let view = |first| Rows::new(qkv, width, first);
-            let (keys, values) = (view(heads * key_dim), view((heads + kv_heads) * key_dim));
-            stores[group].write(&exec, place, &scratch.places[group], keys, values)?;
-            let attended = resized(&mut scratch.attended, rows * heads * value_dim);
-            let shape = AttentionShape {
-                heads,
-                kv_heads,
-                key_dim,
-                value_dim,
-                scale: attention_spec.scale,
-                window: attention_spec.window,
-                softcap: None,
-            };
-            attention(&exec, view(0), &stores[group], place, &shape, &sequences[group], attended)?;
-            let projected = resized(&mut scratch.projected, rows * hidden_size);
-            linear(&exec, &layer.output, attended, projected)?;
-            add(&exec, &mut scratch.hidden, projected)?;
-
-            norm(&exec, &layer.ffn_norm, &scratch.hidden, normed)?;
-            feed_forward(
-                &exec,
+        for ((layer, layer_spec), &(group, place)) in weights.layers.iter().zip(&spec.layers).zip(&*places) {
+            let hidden = &mut buffers.hidden;
+            let normed = resized(&mut buffers.normed, rows.count * width);
+            let update = resized(&mut buffers.update, rows.count * width);
+            norm(&exec, &layer.attention_norm, hidden, normed)?;
+            let pass = AttentionPass {
+                exec,
                 layer,
-                &layer_spec.ffn,
-                normed,
-                &mut scratch.gate_up,
-                &mut scratch.activated,
-                projected,
-            )?;
-            add(&exec, &mut scratch.hidden, projected)?;
+                spec: &layer_spec.attention,
+                ropes: &spec.ropes,
+                rows: &rows,
+                group,
+                place,
+            };
+            pass.run(&mut stores[group], normed, &mut buffers.inner, &mut buffers.mixed, update)?;
+            add(&exec, hidden, update)?;
+            norm(&exec, &layer.ffn_norm, hidden, normed)?;
+            feed_forward(&exec, layer, &layer_spec.ffn, normed, &mut buffers.inner, &mut buffers.mixed, update)?;
+            add(&exec, hidden, update)?;
         }
 
         // Only the rows whose logits are wanted go through the final norm and the head.
-        let wanted = gather_wanted(batch, &scratch.hidden, hidden_size, &mut scratch.projected);
-        let normed = resized(&mut scratch.normed, wanted * hidden_size);
-        norm(&exec, &weights.final_norm, &scratch.projected, normed)?;
+        let wanted = gather_wanted(batch, &buffers.hidden, width, &mut buffers.update);
+        let normed = resized(&mut buffers.normed, wanted * width);
+        norm(&exec, &weights.final_norm, &buffers.update, normed)?;
         let logits = resized(logits, wanted * spec.vocab_size);
         match &weights.head {
             Some(head) => linear(&exec, head, normed, logits),
@@ -290,43 +206,7 @@ impl LanguageModel for Transformer {
     }
 }
 
-/// `buffer`, made `length` long. What it held stays: every user writes all of it before reading.
-fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
-    buffer.resize(length, 0.0);
-    buffer
-}
-
-fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
-    matmul(exec, x, &linear.weight, out)?;
-    linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
-}
-
-fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
-    match norm.spec {
-        NormSpec::Rms { eps, weight_offset } => rms_norm(exec, x, &norm.weight, weight_offset, eps, out),
-        NormSpec::Layer { eps } => layer_norm(exec, x, &norm.weight, norm.bias.as_deref(), eps, out),
-    }
-}
-
-fn feed_forward(
-    exec: &Exec<'_>,
-    layer: &Layer,
-    spec: &FfnSpec,
-    x: &[f32],
-    gate_up: &mut Vec<f32>,
-    activated: &mut Vec<f32>,
-    out: &mut [f32],
-) -> Result<(), PoolError> {
-    let FfnSpec::Gated { intermediate_size, activation, .. } = *spec;
-    let rows = x.len() / layer.gate_up.weight.cols();
-    let gate_up = resized(gate_up, rows * 2 * intermediate_size);
-    linear(exec, &layer.gate_up, x, gate_up)?;
-    let activated = resized(activated, rows * intermediate_size);
-    gated(exec, gate_up, intermediate_size, activation.into(), activated)?;
-    linear(exec, &layer.down, activated, out)
-}
-
-/// Copies the hidden rows whose logits are wanted to the front of `out`; says how many.
+/// Copies the hidden rows whose logits are wanted to `out`; says how many.
 fn gather_wanted(batch: Batch<'_>, hidden: &[f32], width: usize, out: &mut Vec<f32>) -> usize {
     out.clear();
     let mut first = 0;

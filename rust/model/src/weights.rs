@@ -1,7 +1,7 @@
 //! A model's weights as the kernels read them, and how they come out of a checkpoint.
 
-use ferrule_formats::{Checkpoint, CheckpointError, Tensor};
-use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, RowSource, machine};
+use ferrule_formats::{Checkpoint, CheckpointError, FloatDtype, FloatTensor};
+use ferrule_kernels::{AllocError, Exec, Format, PackError, PackedMatrix, PoolError, RowSource, machine};
 
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec, NormSpec, SpecError};
 
@@ -44,11 +44,14 @@ pub enum LoadError {
     Panicked(String),
 }
 
-impl From<PoolError> for LoadError {
-    fn from(error: PoolError) -> Self {
+impl From<PackError> for LoadError {
+    fn from(error: PackError) -> Self {
         match error {
-            PoolError::Cancelled => Self::Cancelled,
-            PoolError::Panicked(message) => Self::Panicked(message),
+            PackError::Pool(PoolError::Cancelled) => Self::Cancelled,
+            PackError::Pool(PoolError::Panicked(message)) => Self::Panicked(message),
+            PackError::Memory(AllocError { bytes }) => {
+                Self::Memory { what: "a packed matrix", needs: bytes, available: machine::available_memory() }
+            }
         }
     }
 }
@@ -101,7 +104,7 @@ impl Weights {
 
 /// A matrix that is to be packed: stored tensors, their rows one after the other.
 struct MatrixPlan<'a> {
-    parts: Vec<Tensor<'a>>,
+    parts: Vec<FloatTensor<'a>>,
     rows: usize,
     columns: usize,
     format: Format,
@@ -190,9 +193,8 @@ impl<'a> Loader<'a> {
         let mut packed_layers = Vec::with_capacity(layers.len());
         for (i, (plan, layer)) in layers.into_iter().zip(&self.spec.layers).enumerate() {
             let norm = |role: &str, spec| self.norm(&format!("layers.{i}.{role}"), spec, self.spec.hidden_size);
-            let head_norm = |role: &str| {
-                self.vector(&format!("layers.{i}.attention.{role}.weight"), layer.attention.key_dim)
-            };
+            let head_norm =
+                |role: &str| self.vector(&format!("layers.{i}.attention.{role}.weight"), layer.attention.key_dim);
             let qk_norm = match layer.attention.qk_norm {
                 None => None,
                 Some(_) => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
@@ -250,7 +252,11 @@ impl<'a> Loader<'a> {
             let tensor = self.tensor(&format!("{role}.weight"), &[*rows, columns], "outputs, inputs")?;
             if self.format.is_none() {
                 // As stored; parts that are stored differently share the format that holds both exactly.
-                let stored = stored_format(&tensor);
+                let stored = match tensor.float_dtype() {
+                    FloatDtype::F32 => Format::F32,
+                    FloatDtype::F16 => Format::F16,
+                    FloatDtype::Bf16 => Format::Bf16,
+                };
                 format = Some(format.map_or(stored, |other| if other == stored { stored } else { Format::F32 }));
             }
             if bias {
@@ -283,9 +289,9 @@ impl<'a> Loader<'a> {
         Ok(vector)
     }
 
-    fn tensor(&self, role: &str, expected: &[usize], meaning: &'static str) -> Result<Tensor<'a>, LoadError> {
+    fn tensor(&self, role: &str, expected: &[usize], meaning: &'static str) -> Result<FloatTensor<'a>, LoadError> {
         let name = self.spec.tensor(role)?;
-        let tensor = self.checkpoint.tensor(name)?;
+        let tensor = self.checkpoint.float_tensor(name)?;
         if tensor.shape() != expected {
             return Err(LoadError::Shape {
                 tensor: name.to_owned(),
