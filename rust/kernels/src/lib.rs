@@ -10,6 +10,7 @@ pub mod arch;
 mod cancel;
 pub mod disjoint;
 pub mod kv;
+pub mod machine;
 mod matmul;
 mod matrix;
 pub mod memory;
