@@ -98,13 +98,13 @@ impl Transformer {
         Ok(Self { spec, weights, places, shapes, groups, stores, kv_format, isa, pool, buffers: Buffers::default() })
     }
 
-    /// Gives each group a cache of `pages` pages, empty. Memory is taken as pages are first written.
+    /// Gives each group of layers a cache of so many pages, empty. Memory is taken as pages are first written.
     ///
     /// # Errors
     /// [`LoadError::Memory`] if the address space is too small.
-    pub fn allocate_kv(&mut self, pages: usize) -> Result<(), LoadError> {
+    pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LoadError> {
         self.stores.clear();
-        for shape in &self.shapes {
+        for (shape, &pages) in self.shapes.iter().zip(pages) {
             let store = KvStore::new(self.kv_format, *shape, pages).map_err(|_| LoadError::Memory {
                 what: "the key-value cache",
                 needs: KvStore::page_bytes(self.kv_format, *shape).unwrap_or(u64::MAX).saturating_mul(pages as u64),

@@ -1,5 +1,6 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
+use ferrule_engine::RequestError;
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{LoadError, SpecError};
 use pyo3::PyErr;
@@ -32,4 +33,22 @@ pub(crate) fn spec_error(error: &SpecError) -> PyErr {
 /// The instruction set that `FERRULE_ISA` asks for, or the fastest.
 pub(crate) fn chosen_isa() -> Result<Isa, PyErr> {
     Isa::from_environment().map_err(|error| InvalidParameterError::new_err(error.to_string()))
+}
+
+pub(crate) fn request_error(error: &RequestError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        RequestError::Param(_) => InvalidParameterError::new_err(message),
+        RequestError::Dead { .. } => EngineError::new_err(message),
+        _ => PromptError::new_err(message),
+    }
+}
+
+pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
+    use ferrule_engine::EngineError as Error;
+    match error {
+        Error::Request(error) => request_error(error),
+        Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
+        Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
+    }
 }

@@ -3,6 +3,7 @@
 mod engine;
 mod errors;
 mod fork;
+mod interrupt;
 mod options;
 mod outputs;
 
