@@ -121,10 +121,16 @@ impl Transformer {
         &self.spec
     }
 
+    /// Weights of the matrices, a tied one counted once.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        self.weights.matrices().map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum()
+    }
+
     /// Bytes of the packed matrices.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
-        self.weights.bytes()
+        self.weights.matrices().map(|matrix| matrix.bytes() as u64).sum()
     }
 
     /// The format of the head's matrix; most other matrices share it.

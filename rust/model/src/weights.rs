@@ -94,11 +94,10 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Bytes of all packed matrices.
-    pub fn bytes(&self) -> u64 {
+    /// Every packed matrix.
+    pub fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let layers = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
-        let matrices = layers.chain(&self.head).map(|linear| &linear.weight);
-        matrices.chain([&self.embedding]).map(|matrix| matrix.bytes() as u64).sum()
+        layers.chain(&self.head).map(|linear| &linear.weight).chain([&self.embedding])
     }
 }
 

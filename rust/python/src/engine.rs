@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{self as engine, EngineConfig, EngineError, Request, RequestError, SamplingParams, pages};
 use ferrule_formats::Checkpoint;
+use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
 use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Transformer};
 use pyo3::prelude::*;
@@ -32,7 +33,11 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Runs `call` on the engine with Python's lock released and forks kept out.
-    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(MutexGuard<'_, engine::Engine<Transformer>>) -> T + Send) -> T {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(MutexGuard<'_, engine::Engine<Transformer>>) -> T + Send,
+    ) -> T {
         py.detach(|| {
             let _gate = fork::keep_out();
             call(self.engine.lock().unwrap_or_else(PoisonError::into_inner))
@@ -51,13 +56,7 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (spec, model_dir, options, progress=None))]
-    fn new(
-        py: Python<'_>,
-        spec: &str,
-        model_dir: &str,
-        options: &str,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, spec: &str, model_dir: &str, options: &str, progress: Option<Py<PyAny>>) -> PyResult<Self> {
         let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
@@ -93,9 +92,9 @@ impl Engine {
         let mut info = describe(&model, &options, &pages);
         let vocab_size = model.vocab_size();
         let config = EngineConfig { pages, max_model_len, max_num_seqs, max_num_batched_tokens };
-        let engine = engine::Engine::new(model, config)
-            .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
-        info["kv_cache_tokens"] = json!(engine.kv_capacity());
+        let engine =
+            engine::Engine::new(model, config).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        info["max_model_len"] = json!(engine.max_model_len());
         Ok(Self { engine: Mutex::new(engine), interrupt, vocab_size, info: info.to_string() })
     }
 
@@ -153,9 +152,9 @@ fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_js
         "kv_cache_dtype": options.kv_format.name(),
         "parameters": model.parameters(),
         "weight_bytes": model.weight_bytes(),
-        "kv_bytes_per_token": page_bytes / ferrule_kernels::kv::PAGE_TOKENS as u64,
+        "kv_bytes_per_token": page_bytes / PAGE_TOKENS as u64,
         "kv_cache_bytes": groups.iter().zip(pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>(),
-        "max_model_len": options.max_model_len,
+        "kv_cache_tokens": pages.iter().max().map(|pages| pages * PAGE_TOKENS),
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
     })

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Format, machine};
 use ferrule_model::ModelSpec;
-use pyo3::PyResult;
+use pyo3::{PyErr, PyResult};
 use serde::Deserialize;
 
 use crate::errors::InvalidParameterError;
@@ -49,13 +49,17 @@ impl Options {
         let raw: Raw = serde_json::from_str(json).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         let format = match raw.quantization.as_str() {
             "auto" => None,
-            name => Some(Format::named(name).ok_or_else(|| choice("quantization", name, Format::NAMES))?),
+            name => Some(
+                Format::named(name)
+                    .ok_or_else(|| choice("quantization", name, Format::ALL.iter().map(|format| format.name())))?,
+            ),
         };
         let kv_format = match raw.kv_cache_dtype.as_str() {
             // Exact where the weights are asked for exactly; half the bytes, and as much of the speed, elsewhere.
             "auto" if format == Some(Format::F32) => KvFormat::F32,
             "auto" => KvFormat::F16,
-            name => KvFormat::named(name).ok_or_else(|| choice("kv_cache_dtype", name, KvFormat::NAMES))?,
+            name => KvFormat::named(name)
+                .ok_or_else(|| choice("kv_cache_dtype", name, KvFormat::ALL.iter().map(|format| format.name())))?,
         };
         let context = i64::try_from(spec.max_position_embeddings).unwrap_or(i64::MAX);
         let threads = i64::try_from(machine::cpu_count().get()).unwrap_or(1);
@@ -65,7 +69,10 @@ impl Options {
             kv_format,
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
             max_model_len: within("max_model_len", raw.max_model_len.unwrap_or(context), context)?,
-            kv_cache_memory: raw.kv_cache_memory.map(|bytes| within("kv_cache_memory", bytes, i64::MAX)).transpose()?
+            kv_cache_memory: raw
+                .kv_cache_memory
+                .map(|bytes| within("kv_cache_memory", bytes, i64::MAX))
+                .transpose()?
                 .map(|bytes| bytes as u64),
             max_num_seqs: within("max_num_seqs", raw.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS), MAX_NUM_SEQS)?,
             max_num_batched_tokens: within(
@@ -84,6 +91,7 @@ fn within(field: &str, value: i64, limit: i64) -> PyResult<usize> {
     Err(InvalidParameterError::new_err(format!("{field} is {value}; it must be in 1..={limit}")))
 }
 
-fn choice(field: &str, value: &str, known: &[&str]) -> pyo3::PyErr {
-    InvalidParameterError::new_err(format!("{field} is {value:?}; it must be one of auto, {}", known.join(", ")))
+fn choice(field: &str, value: &str, known: impl Iterator<Item = &'static str>) -> PyErr {
+    let known: Vec<_> = ["auto"].into_iter().chain(known).collect();
+    InvalidParameterError::new_err(format!("{field} is {value:?}; it must be one of {}", known.join(", ")))
 }

@@ -49,7 +49,11 @@ impl StepOutput {
             stop_token: finish.and_then(engine::FinishReason::stop_token),
             error: finish.and_then(engine::FinishReason::error),
             token_ids: output.token_ids,
-            logprobs: output.logprobs.into_iter().map(|logprobs| token_logprobs(py, &logprobs)).collect::<PyResult<_>>()?,
+            logprobs: output
+                .logprobs
+                .into_iter()
+                .map(|logprobs| token_logprobs(py, &logprobs))
+                .collect::<PyResult<_>>()?,
             trace: output.trace.into_iter().map(|trace| sample_trace(py, trace)).collect::<PyResult<_>>()?,
         })
     }
@@ -57,10 +61,7 @@ impl StepOutput {
 
 fn token_logprobs(py: Python<'_>, logprobs: &engine::TokenLogprobs) -> PyResult<Py<TokenLogprobs>> {
     let triple = |logprob: &TokenLogprob| (logprob.id, logprob.logprob, logprob.rank);
-    Py::new(py, TokenLogprobs {
-        sampled: triple(&logprobs.sampled),
-        top: logprobs.top.iter().map(triple).collect(),
-    })
+    Py::new(py, TokenLogprobs { sampled: triple(&logprobs.sampled), top: logprobs.top.iter().map(triple).collect() })
 }
 
 fn sample_trace(py: Python<'_>, trace: engine::SampleTrace) -> PyResult<Py<SampleTrace>> {
