@@ -13,19 +13,25 @@ mod cancel;
 pub mod disjoint;
 pub mod elementwise;
 #[cfg(test)]
+#[path = "../tests/guard/mod.rs"]
 mod guard;
 pub mod kv;
 mod math;
+mod matmul;
+mod matrix;
+pub mod memory;
 pub mod norm;
 mod pool;
+pub mod quant;
 pub mod rope;
 mod rows;
+#[cfg(test)]
+mod rowwise_tests;
 
 pub use cancel::Cancel;
+pub use matmul::matmul;
+pub use matrix::{PackError, PackedMatrix, RowSource};
+pub use memory::AllocError;
 pub use pool::{Exec, Pool, PoolError};
+pub use quant::Format;
 pub use rows::{Rows, RowsMut};
-
-#[cfg(test)]
-mod tests {
-    mod rowwise;
-}
