@@ -13,9 +13,9 @@ mod cancel;
 pub mod disjoint;
 pub mod elementwise;
 #[cfg(test)]
+#[path = "../tests/guard/mod.rs"]
 mod guard;
 pub mod kv;
-pub mod machine;
 mod math;
 mod matmul;
 mod matrix;
@@ -25,6 +25,8 @@ mod pool;
 pub mod quant;
 pub mod rope;
 mod rows;
+#[cfg(test)]
+mod rowwise_tests;
 
 pub use cancel::Cancel;
 pub use matmul::matmul;
@@ -33,8 +35,3 @@ pub use memory::AllocError;
 pub use pool::{Exec, Pool, PoolError};
 pub use quant::Format;
 pub use rows::{Rows, RowsMut};
-
-#[cfg(test)]
-mod tests {
-    mod rowwise;
-}

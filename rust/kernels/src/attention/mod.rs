@@ -167,48 +167,55 @@ impl Kernel for WidestTile {
 
 impl Call<'_> {
     fn run<E: KvElement>(&self, out: &mut [f32]) -> Result<(), PoolError> {
-        let Self { exec, shape, .. } = self;
-        let plan = Plan::new(shape, self.sequences, exec.pool.threads());
+        let shape = self.shape;
+        let plan = Plan::new(shape, self.sequences, self.exec.pool.threads());
         let width = shape.heads * shape.value_dim;
         let cells = Tiles::new(out, width, 0..width, 1, shape.value_dim);
-        PARTIALS.with_borrow_mut(|partials| {
-            let mut rest = grown(partials, plan.partial_lines);
-            let mut spans = Vec::with_capacity(plan.spans);
-            for task in &plan.tasks {
-                if task.is_span {
-                    let (span, others) = rest.split_at_mut(task.partial_lines(shape));
-                    spans.push(Mutex::new(span));
-                    rest = others;
+        let mut partials = PARTIALS.take();
+        let result = self.run_tasks::<E>(&plan, grown(&mut partials, plan.partial_lines), &cells);
+        PARTIALS.set(partials);
+        result
+    }
+
+    fn run_tasks<E: KvElement>(
+        &self,
+        plan: &Plan,
+        mut partials: &mut [Line],
+        cells: &Tiles<'_, f32>,
+    ) -> Result<(), PoolError> {
+        let Self { exec, shape, .. } = self;
+        let mut spans = Vec::with_capacity(plan.spans);
+        for task in &plan.tasks[..plan.spans] {
+            let (span, rest) = partials.split_at_mut(task.partial_lines(shape));
+            partials = rest;
+            // One task writes it and one, in the next run, reads it: the lock is never contended.
+            spans.push(Mutex::new(span));
+        }
+        let attend = |index: usize| {
+            let task = &plan.tasks[index];
+            SCRATCH.with_borrow_mut(|scratch| match spans.get(index).map(|span| span.lock()) {
+                Some(Ok(mut span)) => self.attend::<E>(task, scratch, Some(&mut span)),
+                // A lock is poisoned by a panic in its task, which ends the run.
+                Some(Err(_)) => {}
+                None => {
+                    self.attend::<E>(task, scratch, None);
+                    self.finish(task, &scratch.state, cells);
                 }
-            }
-            let first_task = |index: usize| {
-                SCRATCH.with_borrow_mut(|scratch| {
-                    let task = &plan.tasks[index];
-                    if !task.is_span {
-                        self.attend::<E>(task, scratch, None);
-                        self.finish(task, &scratch.state, &cells);
-                    } else if let Ok(mut span) = spans[plan.span_number(index)].lock() {
-                        self.attend::<E>(task, scratch, Some(&mut span));
-                    }
-                })
-            };
-            exec.pool.run(plan.tasks.len(), &first_task, exec.cancel)?;
-            let second_task = |index: usize| {
-                SCRATCH.with_borrow_mut(|scratch| {
-                    let split = &plan.splits[index];
-                    self.merge(
-                        &plan.tasks[split.start],
-                        &spans[plan.span_number(split.start)..][..split.len()],
-                        scratch,
-                    );
-                    self.finish(&plan.tasks[split.start], &scratch.state, &cells);
-                })
-            };
-            if plan.splits.is_empty() {
-                return Ok(());
-            }
-            exec.pool.run(plan.splits.len(), &second_task, exec.cancel)
-        })
+            });
+        };
+        exec.pool.run(plan.tasks.len(), &attend, exec.cancel)?;
+        if plan.splits.is_empty() {
+            return Ok(());
+        }
+        let merge = |index: usize| {
+            let split = plan.splits[index].clone();
+            let task = &plan.tasks[split.start];
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.merge(task, &spans[split], scratch);
+                self.finish(task, &scratch.state, cells);
+            });
+        };
+        exec.pool.run(plan.splits.len(), &merge, exec.cancel)
     }
 
     /// Computes the blocks of `task`: merged into `scratch.state`, or each on its own into `span`.

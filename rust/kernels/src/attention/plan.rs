@@ -24,8 +24,6 @@ pub(super) struct Task {
     /// Rows of the sequence.
     pub(super) queries: Range<usize>,
     pub(super) blocks: Range<usize>,
-    /// Whether the blocks are only some of those that the rows see, so that their records must be merged later.
-    pub(super) is_span: bool,
 }
 
 impl Task {
@@ -43,13 +41,14 @@ impl Task {
 /// Tasks for the pool.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// Spans first, the spans of one task next to each other, then whole tasks, the longest first.
+    /// First `spans` spans of tasks that were cut, those of one task next to each other; their records are merged
+    /// later. Then whole tasks, the longest first.
     pub(super) tasks: Vec<Task>,
     /// For each task that was cut: its spans in `tasks`.
     pub(super) splits: Vec<Range<usize>>,
     /// Lines of all spans' records.
     pub(super) partial_lines: usize,
-    /// How many tasks are spans.
+    /// How many of `tasks` are spans.
     pub(super) spans: usize,
 }
 
@@ -75,7 +74,7 @@ impl Plan {
             let blocks = (share / (cost(&task) / task.blocks.len())).max(1);
             for start in task.blocks.clone().step_by(blocks) {
                 let blocks = start..task.blocks.end.min(start + blocks);
-                plan.tasks.push(Task { blocks, is_span: true, ..task.clone() });
+                plan.tasks.push(Task { blocks, ..task.clone() });
             }
             plan.splits.push(first..plan.tasks.len());
             plan.partial_lines += lines;
@@ -83,12 +82,6 @@ impl Plan {
         plan.spans = plan.tasks.len();
         plan.tasks.append(&mut rest);
         plan
-    }
-
-    /// Which of the spans task `index` is.
-    pub(super) fn span_number(&self, index: usize) -> usize {
-        debug_assert!(index < self.spans);
-        index
     }
 }
 
@@ -107,7 +100,6 @@ fn whole_tasks(shape: &AttentionShape, sequences: &[AttentionSequence<'_>]) -> V
                 kv_head,
                 queries: queries.clone(),
                 blocks: blocks.clone(),
-                is_span: false,
             }));
         }
     }

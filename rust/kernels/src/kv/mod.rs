@@ -6,16 +6,15 @@
 //! filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes the room of 32.
 
 mod element;
-mod memory;
 
 pub(crate) use element::{Bf16, F16, F32, KvElement};
-use memory::Memory;
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::math::load_padded;
+use crate::memory::PageSlice;
 use crate::rows::Rows;
-use crate::{Exec, PoolError};
+use crate::{AllocError, Exec, PoolError};
 
 /// Tokens of a page: one vector of lanes, so that a page's scores come out of one register per head.
 pub const PAGE_TOKENS: usize = LANES;
@@ -79,27 +78,6 @@ pub struct KvShape {
     pub value_dim: usize,
 }
 
-/// The memory for the pages could not be had.
-#[derive(Debug, thiserror::Error)]
-pub enum AllocError {
-    /// The size does not fit an address.
-    #[error("{pages} pages of keys and values of {shape:?} are more than a process can address")]
-    TooLarge {
-        /// Pages asked for.
-        pages: usize,
-        /// What each of them holds.
-        shape: KvShape,
-    },
-    /// The system refused.
-    #[error("no {bytes} bytes for keys and values: {source}")]
-    Refused {
-        /// Bytes asked for.
-        bytes: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
-
 /// Where a token's K and V go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvRow {
@@ -148,7 +126,7 @@ pub struct KvStore {
     shape: KvShape,
     pages: usize,
     layout: Layout,
-    memory: Memory,
+    memory: PageSlice<u8>,
 }
 
 impl KvStore {
@@ -163,11 +141,9 @@ impl KvStore {
     /// # Errors
     /// [`AllocError`] if the size cannot be addressed or the system refuses the memory.
     pub fn new(format: KvFormat, shape: KvShape, pages: usize) -> Result<Self, AllocError> {
-        let too_large = || AllocError::TooLarge { pages, shape };
-        let layout = Layout::new(format, shape).ok_or_else(too_large)?;
-        let bytes = layout.page.checked_mul(pages).filter(|bytes| *bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(too_large)?;
-        let memory = Memory::new(bytes).map_err(|source| AllocError::Refused { bytes, source })?;
+        let uncountable = AllocError { bytes: u64::MAX };
+        let layout = Layout::new(format, shape).ok_or(uncountable)?;
+        let memory = PageSlice::zeroed(layout.page.checked_mul(pages).ok_or(uncountable)?)?;
         Ok(Self { format, shape, pages, layout, memory })
     }
 
@@ -195,7 +171,7 @@ impl KvStore {
     /// If there is no such page.
     pub fn copy_page(&mut self, from: PageId, to: PageId) {
         let (from, to) = (self.page_offset(from), self.page_offset(to));
-        self.memory.as_mut_slice().copy_within(from..from + self.layout.page, to);
+        self.memory.copy_within(from..from + self.layout.page, to);
     }
 
     /// Stores K and V of one layer: row i of `keys` (`[rows, kv_heads * key_dim]`) and of `values`
@@ -232,6 +208,9 @@ impl KvStore {
         assert!(layer < self.shape.layers, "layer {layer} of {}", self.shape.layers);
         assert!(rows.iter().all(|row| row.slot < PAGE_TOKENS), "a slot beyond the page");
         assert!(rows.iter().all(|row| (row.page as usize) < self.pages), "a page beyond the store");
+        if rows.is_empty() {
+            return Ok(());
+        }
         let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
         let parallel = rows.len() * kv_heads * (key_dim + value_dim) >= INLINE_ELEMENTS;
         let run = |tasks: usize, task: &(dyn Fn(usize) + Sync)| {
@@ -246,7 +225,7 @@ impl KvStore {
         let k_start = layer * self.layout.layer / size;
         let v_start = k_start + kv_heads * self.layout.key_head / size;
         let v_end = v_start + kv_heads * self.layout.value_head / size;
-        let pages: &mut [E::Stored] = bytemuck::cast_slice_mut(self.memory.as_mut_slice());
+        let pages: &mut [E::Stored] = bytemuck::cast_slice_mut(&mut self.memory);
 
         // Tasks own columns of all pages, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
         let columns = kv_heads * key_dim;
@@ -286,7 +265,7 @@ impl KvStore {
     #[inline]
     pub(crate) fn keys<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
         let start = self.page_offset(page) + layer * self.layout.layer + head * self.layout.key_head;
-        bytemuck::cast_slice(&self.memory.as_slice()[start..][..self.layout.key_head])
+        bytemuck::cast_slice(&self.memory[start..][..self.layout.key_head])
     }
 
     /// V of one head in one page: `[token][value_vectors]`, vectors of [`LANES`] columns.
@@ -294,13 +273,13 @@ impl KvStore {
     pub(crate) fn values<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
         let values = self.shape.kv_heads * self.layout.key_head;
         let start = self.page_offset(page) + layer * self.layout.layer + values + head * self.layout.value_head;
-        bytemuck::cast_slice(&self.memory.as_slice()[start..][..self.layout.value_head])
+        bytemuck::cast_slice(&self.memory[start..][..self.layout.value_head])
     }
 
     /// Every bit of every page set: NaN in all formats, and a canary for reads of what was never written.
     #[cfg(test)]
     pub(crate) fn poison(&mut self) {
-        self.memory.as_mut_slice().fill(0xff);
+        self.memory.fill(0xff);
     }
 }
 
