@@ -13,6 +13,7 @@ import sys
 from functools import cache
 
 import pytest
+
 from ferrule import _native
 
 # What Debian's qemu calls them, and the instruction sets that ferrule must find there.

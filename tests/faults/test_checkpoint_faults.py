@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from faults.isolated import assert_refused, folder_bytes, run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits" / "llama"
