@@ -17,9 +17,10 @@ pub(super) struct Candidates {
     scratch: Vec<Candidate>,
 }
 
-/// Most likely first; among equal logits the lower id.
+/// Most likely first; among equal logits the lower id. A total order: a filter that sorts cannot be upset.
 pub(super) fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    // Adding zero makes -0 a +0, which the total order would tell apart.
+    (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
 
 /// Probability relative to that of the highest logit, which is 1. Stays right where both have overflowed.
@@ -31,8 +32,7 @@ impl Candidates {
     /// Starts over with every token of a row.
     pub fn fill(&mut self, logits: &[f32]) {
         self.entries.clear();
-        // Adding zero makes -0 a +0, so that the two are equal for every comparison.
-        self.entries.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit: logit + 0.0 }));
+        self.entries.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
     }
 
     pub fn entries(&self) -> &[Candidate] {
@@ -93,7 +93,7 @@ pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<u32> {
         return Vec::new();
     }
     for (id, &logit) in (0..).zip(logits) {
-        let candidate = Candidate { id, logit: logit + 0.0 };
+        let candidate = Candidate { id, logit };
         if top.len() == count {
             if by_likelihood(&candidate, &top[count - 1]) == Ordering::Greater {
                 continue;
