@@ -64,7 +64,7 @@ impl Candidates {
 
     /// The highest logit; negative infinity when nothing is left.
     pub fn highest_logit(&self) -> f32 {
-        self.entries.iter().fold(f32::NEG_INFINITY, |highest, entry| highest.max(entry.logit))
+        highest(self.entries.iter().map(|entry| entry.logit))
     }
 
     /// Drops what does not pass.
@@ -84,6 +84,17 @@ impl Candidates {
         self.scratch.clone_from(&self.entries);
         &mut self.scratch
     }
+}
+
+/// The highest of some logits, negative infinity if there are none. Several maxima side by side, since each waits for
+/// its last comparison; which one a logit goes to does not matter to the result.
+pub(super) fn highest(logits: impl Iterator<Item = f32>) -> f32 {
+    let mut highest = [f32::NEG_INFINITY; 8];
+    for (index, logit) in logits.enumerate() {
+        let lane = &mut highest[index % 8];
+        *lane = if logit > *lane { logit } else { *lane };
+    }
+    highest.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// The ids of the `count` most likely tokens of a row, most likely first.
