@@ -127,7 +127,7 @@ fn what_can_never_be_served_is_refused_at_once() {
     assert_eq!(unknown, RequestError::PromptToken { index: 1, id: 64, vocab_size: 64 });
     let error = refuse(prompt(0, 300), greedy(1));
     assert_eq!(error, RequestError::PromptTooLong { tokens: 300, max_model_len: 256 });
-    assert!(error.to_string().contains("300") && error.to_string().contains("255"));
+    assert!(error.to_string().contains("300") && error.to_string().contains("256"));
     let error = refuse(prompt(0, 64), greedy(1));
     assert_eq!(error, RequestError::PromptExceedsKv { tokens: 64, capacity: 64 });
     assert!(error.to_string().contains("kv_cache_memory"));
