@@ -36,8 +36,8 @@ pub enum RequestError {
     },
     /// Longer than the context.
     #[error(
-        "the prompt has {tokens} tokens, but with room for one new token the context holds {} (max_model_len is {max_model_len})",
-        max_model_len.saturating_sub(1)
+        "the prompt has {tokens} tokens, which is too long: prompt and continuation together can have {max_model_len} \
+         (max_model_len), one of them new"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -47,9 +47,8 @@ pub enum RequestError {
     },
     /// Longer than the KV pages could ever hold, even with no neighbours.
     #[error(
-        "the prompt has {tokens} tokens, but with room for one new token the KV cache holds {} of one sequence \
-         (its pages hold {capacity}); give it more memory (kv_cache_memory)",
-        capacity.saturating_sub(1)
+        "the prompt has {tokens} tokens, which is too long: the KV cache holds {capacity} tokens of one sequence, one of \
+         them new; give it more memory (kv_cache_memory)"
     )]
     PromptExceedsKv {
         /// Tokens of the prompt.
@@ -149,6 +148,6 @@ mod tests {
         assert_eq!(limits.check(63, 1), Ok(()));
         assert_eq!(limits.check(64, 1), Err(RequestError::PromptExceedsKv { tokens: 64, capacity: 64 }));
         assert_eq!(limits.check(100, 1), Err(RequestError::PromptTooLong { tokens: 100, max_model_len: 100 }));
-        assert!(limits.check(usize::MAX, 1).unwrap_err().to_string().contains("max_model_len is 100"));
+        assert!(limits.check(usize::MAX, 1).unwrap_err().to_string().contains("can have 100 (max_model_len)"));
     }
 }

@@ -238,7 +238,7 @@ fn check_order(engine: &Engine<FakeModel>, scenario: &Scenario) -> Result<(), Te
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: SCENARIOS, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: SCENARIOS, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_each_request_gets_what_it_would_alone(scenario in scenario()) {

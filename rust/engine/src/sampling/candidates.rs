@@ -17,9 +17,10 @@ pub(super) struct Candidates {
     scratch: Vec<Candidate>,
 }
 
-/// Most likely first; among equal logits the lower id.
+/// Most likely first; among equal logits the lower id. A total order: a filter that sorts cannot be upset.
 pub(super) fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    // Adding zero makes -0 a +0, which the total order would tell apart.
+    (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
 
 /// Probability relative to that of the highest logit, which is 1. Stays right where both have overflowed.
@@ -31,8 +32,7 @@ impl Candidates {
     /// Starts over with every token of a row.
     pub fn fill(&mut self, logits: &[f32]) {
         self.entries.clear();
-        // Adding zero makes -0 a +0, so that the two are equal for every comparison.
-        self.entries.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit: logit + 0.0 }));
+        self.entries.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
     }
 
     pub fn entries(&self) -> &[Candidate] {
@@ -64,7 +64,7 @@ impl Candidates {
 
     /// The highest logit; negative infinity when nothing is left.
     pub fn highest_logit(&self) -> f32 {
-        self.entries.iter().fold(f32::NEG_INFINITY, |highest, entry| highest.max(entry.logit))
+        highest(self.entries.iter().map(|entry| entry.logit))
     }
 
     /// Drops what does not pass.
@@ -86,6 +86,17 @@ impl Candidates {
     }
 }
 
+/// The highest of some logits, negative infinity if there are none. Several maxima side by side, since each waits for
+/// its last comparison; which one a logit goes to does not matter to the result.
+pub(super) fn highest(logits: impl Iterator<Item = f32>) -> f32 {
+    let mut highest = [f32::NEG_INFINITY; 8];
+    for (index, logit) in logits.enumerate() {
+        let lane = &mut highest[index % 8];
+        *lane = if logit > *lane { logit } else { *lane };
+    }
+    highest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}
+
 /// The ids of the `count` most likely tokens of a row, most likely first.
 pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<u32> {
     let mut top: Vec<Candidate> = Vec::with_capacity(count.min(logits.len()));
@@ -93,7 +104,7 @@ pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<u32> {
         return Vec::new();
     }
     for (id, &logit) in (0..).zip(logits) {
-        let candidate = Candidate { id, logit: logit + 0.0 };
+        let candidate = Candidate { id, logit };
         if top.len() == count {
             if by_likelihood(&candidate, &top[count - 1]) == Ordering::Greater {
                 continue;

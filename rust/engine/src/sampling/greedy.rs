@@ -1,6 +1,5 @@
 //! Temperature 0: the most likely token, the lowest id among equals. The filters after it have nothing left to do.
 
-use super::candidates::by_likelihood;
 use super::{Candidates, Context, Stage};
 
 pub(super) struct Greedy;
@@ -15,7 +14,9 @@ impl Stage for Greedy {
     }
 
     fn apply(&self, candidates: &mut Candidates, _context: Context<'_>) {
-        if let Some(best) = candidates.entries().iter().min_by(|a, b| by_likelihood(a, b)).map(|entry| entry.id) {
+        let highest = candidates.highest_logit();
+        // Ids ascend, so that the first of equals is the one that counts as the most likely.
+        if let Some(best) = candidates.entries().iter().find(|entry| entry.logit == highest).map(|entry| entry.id) {
             candidates.retain(|entry| entry.id == best);
         }
     }

@@ -6,20 +6,11 @@ use crate::SamplingParams;
 
 use super::penalties;
 
-/// How often a token occurred.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Occurrences {
-    /// Whether the prompt has it.
-    pub in_prompt: bool,
-    /// Times in the continuation.
-    pub in_output: u32,
-}
-
 /// Counts of the tokens before the one to sample, kept up as tokens are added.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
-    /// Empty where no penalty asks for it.
-    tokens: BTreeMap<u32, Occurrences>,
+    /// Every token of prompt and continuation, and how often the continuation has it. Empty where no penalty asks.
+    tokens: BTreeMap<u32, u32>,
     output_len: usize,
     counts: bool,
 }
@@ -30,7 +21,7 @@ impl History {
         let mut history = Self { counts: penalties::are_on(params), ..Self::default() };
         if history.counts {
             for &token in prompt {
-                history.tokens.entry(token).or_default().in_prompt = true;
+                history.tokens.entry(token).or_default();
             }
         }
         for &token in output {
@@ -43,7 +34,7 @@ impl History {
     pub fn push(&mut self, token: u32) {
         self.output_len += 1;
         if self.counts {
-            self.tokens.entry(token).or_default().in_output += 1;
+            *self.tokens.entry(token).or_default() += 1;
         }
     }
 
@@ -52,8 +43,8 @@ impl History {
         self.output_len
     }
 
-    /// Every token that occurred, ids ascending.
-    pub fn tokens(&self) -> impl Iterator<Item = (u32, Occurrences)> {
-        self.tokens.iter().map(|(&id, &occurrences)| (id, occurrences))
+    /// Every token of prompt and continuation, ids ascending, and how often the continuation has it.
+    pub fn tokens(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.tokens.iter().map(|(&id, &times)| (id, times))
     }
 }

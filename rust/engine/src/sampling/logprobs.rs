@@ -1,6 +1,6 @@
 //! Log-probabilities of the raw logits, before any stage: what the model says, not what the sampler made of it.
 
-use super::candidates::{most_likely, weight};
+use super::candidates::{highest, most_likely, weight};
 
 /// A token's log-probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,7 +32,7 @@ pub(super) struct Softmax {
 impl Softmax {
     /// Adds the row up in the order of its ids.
     pub fn of(logits: &[f32]) -> Self {
-        let highest = logits.iter().fold(f32::NEG_INFINITY, |highest, &logit| highest.max(logit));
+        let highest = highest(logits.iter().copied());
         Self { highest, sum: logits.iter().map(|&logit| weight(logit, highest)).sum() }
     }
 

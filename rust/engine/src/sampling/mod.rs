@@ -41,6 +41,8 @@ mod min_tokens;
 mod penalties;
 pub mod rng;
 mod temperature;
+#[cfg(test)]
+mod tests;
 mod top_k;
 mod top_p;
 mod trace;
@@ -139,6 +141,7 @@ pub struct Distribution {
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     candidates: Candidates,
+    weights: Vec<(u32, f64)>,
 }
 
 impl Sampler {
@@ -154,7 +157,7 @@ impl Sampler {
         let mut trace = params.trace.map(|count| trace::Recorder::new(logits, count));
         self.filter(logits, Context { params, history }, position, trace.as_mut())?;
         let uniform = uniform(params, position);
-        let token = draw::draw(&self.candidates, uniform.unwrap_or(0.0));
+        let token = draw::draw(&self.candidates, uniform.unwrap_or(0.0), &mut self.weights);
         Ok(Sample {
             token,
             logprobs: params.logprobs.map(|count| logprobs::logprobs(logits, token, count)),
@@ -211,7 +214,7 @@ pub fn distribution(
     Ok(Distribution {
         ids,
         probabilities: weights.iter().map(|weight| weight / total).collect(),
-        chosen: draw::draw(candidates, draw.unwrap_or(0.0)),
+        chosen: draw::draw(candidates, draw.unwrap_or(0.0), &mut sampler.weights),
         draw,
     })
 }
@@ -222,10 +225,11 @@ fn uniform(params: &SamplingParams, position: usize) -> Option<f64> {
 
 /// Refuses NaN and positive infinity. Negative infinity is a model's own way to forbid a token.
 fn check_finite(logits: &[f32], position: usize) -> Result<(), SampleError> {
-    let is_bad = |logit: &f32| logit.is_nan() || *logit == f32::INFINITY;
-    let count = logits.iter().filter(|logit| is_bad(logit)).count();
-    match logits.iter().position(is_bad) {
-        Some(first) => Err(SampleError::NotFinite { count, token: first as u32, vocab_size: logits.len(), position }),
-        None => Ok(()),
+    let is_bad = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
+    let count = logits.iter().map(|&logit| usize::from(is_bad(logit))).sum();
+    if count == 0 {
+        return Ok(());
     }
+    let first = logits.iter().position(|&logit| is_bad(logit)).unwrap_or(0);
+    Err(SampleError::NotFinite { count, token: first as u32, vocab_size: logits.len(), position })
 }

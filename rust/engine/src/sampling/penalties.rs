@@ -26,12 +26,12 @@ impl Stage for Penalties {
 
     fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *context.params;
-        for (id, occurrences) in context.history.tokens() {
+        for (id, times) in context.history.tokens() {
             let Some(logit) = candidates.logit_mut(id) else { continue };
             let raw = f64::from(*logit);
             let mut penalized = if raw > 0.0 { raw / repetition_penalty } else { raw * repetition_penalty };
-            if occurrences.in_output > 0 {
-                penalized -= frequency_penalty * f64::from(occurrences.in_output) + presence_penalty;
+            if times > 0 {
+                penalized -= frequency_penalty * f64::from(times) + presence_penalty;
             }
             *logit = penalized as f32;
         }
