@@ -15,6 +15,7 @@ mod matmul;
 mod matrix;
 pub mod memory;
 mod pool;
+pub mod probe;
 pub mod quant;
 
 pub use cancel::Cancel;
