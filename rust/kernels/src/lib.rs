@@ -23,6 +23,7 @@ mod matrix;
 pub mod memory;
 pub mod norm;
 mod pool;
+pub mod probe;
 pub mod quant;
 pub mod rope;
 mod rows;
