@@ -61,6 +61,18 @@ impl<T: Pod> PageSlice<T> {
     }
 }
 
+impl<T> PageSlice<T> {
+    /// Asks for pages of 2 MiB, which are then also taken from the system 2 MiB at a time. Where the system has none
+    /// to give, everything stays as it is.
+    pub fn prefer_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        if self.len > 0 {
+            // SAFETY: advice about the mapping of `zeroed`; what it holds does not change.
+            unsafe { libc::madvise(self.start.as_ptr().cast(), self.len * size_of::<T>(), libc::MADV_HUGEPAGE) };
+        }
+    }
+}
+
 impl<T> Deref for PageSlice<T> {
     type Target = [T];
 

@@ -144,6 +144,9 @@ impl KvStore {
         let uncountable = AllocError { bytes: u64::MAX };
         let layout = Layout::new(format, shape).ok_or(uncountable)?;
         let memory = PageSlice::zeroed(layout.page.checked_mul(pages).ok_or(uncountable)?)?;
+        // Each head of each page is read on its own: with small pages of the system every one would be a miss in the
+        // translation cache (an eighth of the time of a long decode).
+        memory.prefer_huge_pages();
         Ok(Self { format, shape, pages, layout, memory })
     }
 
