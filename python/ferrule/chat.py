@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jinja2
 import jinja2.ext
@@ -37,6 +37,8 @@ def render_chat(
 
     Raises ChatTemplateError, with the template's own words where it raises an exception.
     """
+    if not messages:
+        raise ChatTemplateError("the conversation is empty; it must have at least one message")
     for name in arguments or {}:
         if name in RESERVED:
             raise ChatTemplateError(f"{name} is an argument of its own; it cannot be given to the template otherwise")
@@ -80,8 +82,9 @@ def _compiled(template: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    functions = cast("dict[str, object]", environment.globals)
+    functions["raise_exception"] = _raise_exception
+    functions["strftime_now"] = _strftime_now
     return environment.from_string(template)
 
 

@@ -40,7 +40,9 @@ class Pieces(Protocol):
     strip_first_space: bool
     """Whether a text's first space is dropped: SentencePiece puts one there."""
 
-    def __call__(self, token: str) -> bytes: ...
+    def read(self, token: str) -> bytes:
+        """The bytes of a token as it is written in the vocabulary."""
+        ...
 
 
 class ByteLevelPieces:
@@ -54,7 +56,8 @@ class ByteLevelPieces:
         self._bytes = {chr(byte): byte for byte in printable}
         self._bytes |= {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
-    def __call__(self, token: str) -> bytes:
+    def read(self, token: str) -> bytes:
+        """The bytes of a token."""
         try:
             return bytes([self._bytes[character] for character in token])
         except KeyError:  # an added token, written as it is
@@ -68,7 +71,8 @@ class SentencePiecePieces:
         self._space = space
         self.strip_first_space = strip_first_space
 
-    def __call__(self, token: str) -> bytes:
+    def read(self, token: str) -> bytes:
+        """The bytes of a token."""
         byte = _BYTE.fullmatch(token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(self._space, " ").encode()
 

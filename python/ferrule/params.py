@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
@@ -102,7 +102,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             checked["max_tokens"] = check_whole("max_tokens", self.max_tokens, 1, MAX_COUNT)
             if self.min_tokens > self.max_tokens:
-                raise InvalidParameterError(f"min_tokens is {self.min_tokens}; the limit is max_tokens, {self.max_tokens}")
+                raise InvalidParameterError(
+                    f"min_tokens is {self.min_tokens}; the limit is max_tokens, {self.max_tokens}"
+                )
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
@@ -123,9 +125,8 @@ class SamplingParams:
 def _checked_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise InvalidParameterError(f"logit_bias is {shown(bias)}; it must map token ids to numbers")
-    items: Iterable[tuple[object, object]] = bias.items()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     checked: dict[int, float] = {}
-    for token, value in items:
+    for token, value in cast("Mapping[object, object]", bias).items():
         whole = check_whole("logit_bias token id", token, 0, MAX_TOKEN_ID)
         checked[whole] = check_number(f"logit_bias[{whole}]", value, -100, 100)
     return checked
@@ -136,7 +137,7 @@ def _checked_stop(stop: object) -> tuple[str, ...]:
         stop = (stop,)
     if not isinstance(stop, Sequence):
         raise InvalidParameterError(f"stop is {shown(stop)}; it must be a string or a list of strings")
-    strings: Sequence[object] = stop  # pyright: ignore[reportUnknownVariableType]
+    strings = cast("Sequence[object]", stop)
     if len(strings) > MAX_STOP:
         raise InvalidParameterError(f"stop has {len(strings)} strings; the limit is {MAX_STOP}")
     checked: list[str] = []
@@ -152,7 +153,7 @@ def _checked_stop(stop: object) -> tuple[str, ...]:
 def _checked_stop_token_ids(ids: object) -> tuple[int, ...]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         raise InvalidParameterError(f"stop_token_ids is {shown(ids)}; it must be a list of token ids")
-    tokens: Sequence[object] = ids  # pyright: ignore[reportUnknownVariableType]
+    tokens = cast("Sequence[object]", ids)
     if len(tokens) > MAX_STOP_TOKEN_IDS:
         raise InvalidParameterError(f"stop_token_ids has {len(tokens)} ids; the limit is {MAX_STOP_TOKEN_IDS}")
     return tuple(check_whole(f"stop_token_ids[{i}]", token, 0, MAX_TOKEN_ID) for i, token in enumerate(tokens))

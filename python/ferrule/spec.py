@@ -1,6 +1,7 @@
 """A model as data: everything that tells one architecture from another, and which stored tensor plays which role.
 
-`archs/` write it from config.json; the native module reads its JSON, refuses switches that it does not know, and runs it.
+`archs/` write it from config.json; the native module reads its JSON, refuses switches that it does not know, and
+runs it.
 """
 
 from __future__ import annotations

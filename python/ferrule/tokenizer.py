@@ -71,7 +71,7 @@ class Tokenizer:
         return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, special ones too; U+FFFD where it is part of a character, empty without a tokenizer."""
+        """The text of one token, special or not; U+FFFD where it is part of a character, empty without a tokenizer."""
         if self._backend is None:
             return ""
         if self._pieces is not None:
@@ -105,7 +105,7 @@ class Tokenizer:
         if known is None:
             assert self._backend is not None and self._pieces is not None  # noqa: S101, PT018  # callers made sure
             token = self._backend.id_to_token(token_id)
-            known = self._bytes[token_id] = b"" if token is None else self._pieces(token)
+            known = self._bytes[token_id] = b"" if token is None else self._pieces.read(token)
         return known
 
     def _require(self, consequence: str) -> tokenizers.Tokenizer:

@@ -70,7 +70,9 @@ class Config:
             raise self.error(field, f"a whole number from {low} to {high}")
         return value
 
-    def number(self, field: str, *, default: float | None = None, above: float = 0.0, low: float | None = None) -> float:
+    def number(
+        self, field: str, *, default: float | None = None, above: float = 0.0, low: float | None = None
+    ) -> float:
         """A finite number above `above`, or from `low`."""
         value = self.values.get(field)
         if value is None and default is not None:
@@ -178,7 +180,7 @@ class Config:
 def read_json_object(file: Path) -> Json:
     """Reads a small file of one JSON object.
 
-    Raises ModelNotFoundError where there is no file, ModelFileError where it cannot be read, ConfigError for its content.
+    Raises ModelNotFoundError where there is no file, ModelFileError where it cannot be read, else ConfigError.
     """
     try:
         size = file.stat().st_size

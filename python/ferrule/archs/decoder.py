@@ -1,4 +1,4 @@
-"""What Llama and its descendants have in common: pre-norm layers of rotated attention and a gated feed-forward network."""
+"""What Llama and its descendants have in common: pre-norm layers of rotated attention and a gated network."""
 
 from __future__ import annotations
 
@@ -95,5 +95,7 @@ def layer_windows(config: Config) -> list[int | None]:
     if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
         raise config.error("layer_types", f"a list of {layers}, each one of {', '.join(LAYER_TYPES)}")
     if window is None and "sliding_attention" in types:
-        raise config.error("sliding_window", "a whole number, with use_sliding_window, as layer_types names sliding layers")
+        raise config.error(
+            "sliding_window", "a whole number, with use_sliding_window, as layer_types names sliding layers"
+        )
     return [window if kind == "sliding_attention" else None for kind in types]

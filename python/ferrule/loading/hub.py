@@ -17,7 +17,11 @@ def fetch(repository: str, revision: str | None) -> Path:
 
     Raises ModelNotFoundError, ModelFileError.
     """
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import (
+        constants,
+        errors,
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
+    )
 
     wanted = repository if revision is None else f"{repository}@{revision}"
     tried = f"tried the directory {Path(repository).absolute()} and {constants.ENDPOINT}/{repository}"

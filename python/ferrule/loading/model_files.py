@@ -27,7 +27,7 @@ class ModelFiles:
 def read_model_files(directory: Path) -> ModelFiles:
     """Reads a model's configuration.
 
-    Raises ModelNotFoundError where the directory has no config.json, ConfigError, UnsupportedModelError, ModelFileError.
+    Raises ModelNotFoundError where there is no config.json, ConfigError, UnsupportedModelError, ModelFileError.
     """
     try:
         config = Config.read(directory / "config.json")

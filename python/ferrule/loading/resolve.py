@@ -25,13 +25,20 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
     path = Path(name).expanduser()
     if name == EMBEDDED:
         path = Path(__file__).parent.parent / "models" / EMBEDDED
-    if _REPOSITORY.fullmatch(name) and not path.exists():
+    if is_repository(name):
         from ferrule.loading.hub import fetch
 
         return fetch(name, revision)
     if revision is not None:
-        raise InvalidParameterError(f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}")
+        raise InvalidParameterError(
+            f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"
+        )
     return _local(path, name)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name means a repository on the hub: of the form org/repo, and no local path."""
+    return _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _local(path: Path, name: str) -> Path:
