@@ -11,6 +11,10 @@ macro_rules! dtypes {
             /// All of them.
             pub const ALL: &[Dtype] = &[$(Dtype::$variant),*];
 
+            /// The names of all of them, each after a space. A constant, since LLVM takes minutes to unroll a loop that
+            /// joins them.
+            pub const NAMES: &str = concat!($(" ", $name),*);
+
             /// The type that a file calls `name`.
             pub fn named(name: &str) -> Option<Self> {
                 match name { $($name => Some(Self::$variant),)* _ => None }

@@ -75,7 +75,7 @@ pub enum Fault {
     HeaderNotObject { found: char },
     #[error("header is malformed: {0}")]
     HeaderMalformed(serde_json::Error),
-    #[error("tensor {tensor:?} has the unknown dtype {dtype:?} (known: {})", known_dtypes())]
+    #[error("tensor {tensor:?} has the unknown dtype {dtype:?} (known:{})", Dtype::NAMES)]
     UnknownDtype { tensor: String, dtype: String },
     #[error("tensor {tensor:?} has data_offsets [{begin}, {end}], which end before they begin")]
     OffsetsReversed { tensor: String, begin: u64, end: u64 },
@@ -113,19 +113,10 @@ impl Fault {
     }
 }
 
-// These stay out of line: with them inside, LLVM takes minutes over the one function that writes all messages.
-
-#[inline(never)]
 fn listed(files: &[String]) -> String {
     if files.is_empty() { "none".to_owned() } else { files.join(", ") }
 }
 
-#[inline(never)]
 fn did_you_mean(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or_else(String::new, |name| format!("; the nearest name is {name:?}"))
-}
-
-#[inline(never)]
-fn known_dtypes() -> String {
-    Dtype::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
