@@ -23,6 +23,9 @@ const MAX_TILE_ROWS: usize = 12;
 /// Activations of a tile of rows that are laid out k by k on the stack: 12 KiB, a part of the smallest L1 caches.
 const PACKED_ACTIVATIONS: usize = 3072;
 
+/// Steps of k at a time: as many 16-bit lines as fill a cache line, which is what a prefetch brings.
+const UNROLL: usize = 2;
+
 /// How far ahead of its use a line of weights is asked for.
 const PREFETCH_BYTES: usize = 2048;
 
@@ -224,25 +227,64 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
             }
         }
         let panels = panels.map(|panel| &panel[..x.len()]);
-        for (k, x) in x.iter().enumerate() {
-            let weights: [S::F32; P] = std::array::from_fn(|p| F::widen(simd, &panels[p][k]));
-            for (sums, x) in sums.iter_mut().zip(x) {
-                let x = simd.splat(*x);
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = simd.mul_add(x, weights, *sum);
-                }
+        let (steps, rest) = x.as_chunks::<UNROLL>();
+        for (i, x) in steps.iter().enumerate() {
+            let k = i * UNROLL;
+            for (u, x) in x.iter().enumerate() {
+                step::<S, F, R, P>(simd, &mut sums, x, panels, k + u);
             }
             for panel in panels {
-                let ahead = const { PREFETCH_BYTES / size_of::<Line<F>>() };
-                if size_of::<Line<F>>() == 64 || k % 2 == 0 {
-                    simd.prefetch(panel.as_ptr().wrapping_add(k + ahead).cast());
+                let ahead = panel.as_ptr().cast::<u8>().wrapping_add(k * size_of::<Line<F>>() + PREFETCH_BYTES);
+                for line in (0..UNROLL * size_of::<Line<F>>()).step_by(64) {
+                    simd.prefetch(ahead.wrapping_add(line));
                 }
             }
+        }
+        for (i, x) in rest.iter().enumerate() {
+            step::<S, F, R, P>(simd, &mut sums, x, panels, steps.len() * UNROLL + i);
         }
         for (r, sums) in sums.iter().enumerate() {
             let out = &mut out.row(row + r)[column..];
             for (p, sum) in sums.iter().enumerate() {
                 store(simd, *sum, &mut out[p * LANES..]);
+            }
+        }
+    }
+}
+
+/// One k: every chain of the tile grows by one multiply-add.
+///
+/// Of the factors, the fewer ones stay in registers. Loops are plain ones over indices, which the optimizer unrolls
+/// completely, so that the sums live in registers; with iterators and `map` over arrays of eight it does not.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+fn step<S: Simd, F: FloatFormat, const R: usize, const P: usize>(
+    simd: S,
+    sums: &mut [[S::F32; P]; R],
+    x: &[f32; R],
+    panels: [&[Line<F>]; P],
+    k: usize,
+) {
+    if R < P {
+        let mut activations = [simd.splat(0.0); R];
+        for r in 0..R {
+            activations[r] = simd.splat(x[r]);
+        }
+        for p in 0..P {
+            let weights = F::widen(simd, &panels[p][k]);
+            for r in 0..R {
+                sums[r][p] = simd.mul_add(activations[r], weights, sums[r][p]);
+            }
+        }
+    } else {
+        let mut weights = [simd.splat(0.0); P];
+        for p in 0..P {
+            weights[p] = F::widen(simd, &panels[p][k]);
+        }
+        for r in 0..R {
+            let activation = simd.splat(x[r]);
+            for p in 0..P {
+                sums[r][p] = simd.mul_add(activation, weights[p], sums[r][p]);
             }
         }
     }
