@@ -67,8 +67,9 @@ impl FormatVisitor for Matmul<'_> {
         let Self { exec, x, w, out } = self;
         let (n, k) = (w.rows(), w.cols());
         let m = out.len() / n;
-        let most_rows = TASK_ROW_TILES * exec.isa.run(TileRows);
-        let task_rows = m.div_ceil(m.div_ceil(most_rows));
+        // Rows are split evenly: nine are five and four, not eight and one.
+        let tile_rows = m.div_ceil(m.div_ceil(exec.isa.run(TileRows)));
+        let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
         // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
         let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
         let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
@@ -77,7 +78,7 @@ impl FormatVisitor for Matmul<'_> {
         exec.run(tiles.len(), |task| {
             // Tasks that follow each other share their weights, which the first of them brings into the cache.
             let tile = tiles.take(task % down * across + task / down);
-            exec.isa.run(Task::<F> { x, k, weights: w.lines::<F>(), out: tile });
+            exec.isa.run(Task::<F> { x, k, weights: w.lines::<F>(), tile_rows, out: tile });
         })
     }
 }
@@ -101,6 +102,8 @@ struct Task<'a, F: FloatFormat> {
     k: usize,
     /// All weights, `[panels][k]`.
     weights: &'a [Line<F>],
+    /// Rows that are worked on side by side; what is left at the end of the task are fewer.
+    tile_rows: usize,
     out: Tile<'a, f32>,
 }
 
@@ -109,19 +112,13 @@ impl<F: FloatFormat> Kernel for Task<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let rows = self.out.rows().len();
-        // Rows are split evenly: nine are five and four, not eight and one.
-        let tiles = rows.div_ceil(S::TILE_ROWS);
-        let (least, larger) = (rows / tiles, rows % tiles);
-        let block = if rows == 1 { self.k } else { PACKED_ACTIVATIONS / rows.div_ceil(tiles) };
+        let block = if self.tile_rows == 1 { self.k } else { PACKED_ACTIVATIONS / self.tile_rows };
         let mut first_k = 0;
         loop {
             let last_k = (first_k + block).min(self.k);
-            let mut row = 0;
-            for tile in 0..tiles {
-                let tile_rows = least + usize::from(tile < larger);
-                self.row_tile(simd, row, tile_rows, first_k..last_k);
-                row += tile_rows;
+            let rows = self.out.rows().len();
+            for row in (0..rows).step_by(self.tile_rows) {
+                self.row_tile(simd, row, self.tile_rows.min(rows - row), first_k..last_k);
             }
             first_k = last_k;
             if first_k == self.k {
@@ -226,22 +223,22 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
                 }
             }
         }
-        let panels = panels.map(|panel| &panel[..x.len()]);
         let (steps, rest) = x.as_chunks::<UNROLL>();
+        let last_lines = panels.map(|panel| &panel[steps.len() * UNROLL..x.len()]);
+        let panels = panels.map(|panel| &panel.as_chunks::<UNROLL>().0[..steps.len()]);
         for (i, x) in steps.iter().enumerate() {
-            let k = i * UNROLL;
             for (u, x) in x.iter().enumerate() {
-                step::<S, F, R, P>(simd, &mut sums, x, panels, k + u);
+                step::<S, F, R, P>(simd, &mut sums, x, |p| &panels[p][i][u]);
             }
             for panel in panels {
-                let ahead = panel.as_ptr().cast::<u8>().wrapping_add(k * size_of::<Line<F>>() + PREFETCH_BYTES);
+                let ahead = panel[i].as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
                 for line in (0..UNROLL * size_of::<Line<F>>()).step_by(64) {
                     simd.prefetch(ahead.wrapping_add(line));
                 }
             }
         }
         for (i, x) in rest.iter().enumerate() {
-            step::<S, F, R, P>(simd, &mut sums, x, panels, steps.len() * UNROLL + i);
+            step::<S, F, R, P>(simd, &mut sums, x, |p| &last_lines[p][i]);
         }
         for (r, sums) in sums.iter().enumerate() {
             let out = &mut out.row(row + r)[column..];
@@ -258,12 +255,11 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
 /// completely, so that the sums live in registers; with iterators and `map` over arrays of eight it does not.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-fn step<S: Simd, F: FloatFormat, const R: usize, const P: usize>(
+fn step<'a, S: Simd, F: FloatFormat, const R: usize, const P: usize>(
     simd: S,
     sums: &mut [[S::F32; P]; R],
     x: &[f32; R],
-    panels: [&[Line<F>]; P],
-    k: usize,
+    line: impl Fn(usize) -> &'a Line<F>,
 ) {
     if R < P {
         let mut activations = [simd.splat(0.0); R];
@@ -271,7 +267,7 @@ fn step<S: Simd, F: FloatFormat, const R: usize, const P: usize>(
             activations[r] = simd.splat(x[r]);
         }
         for p in 0..P {
-            let weights = F::widen(simd, &panels[p][k]);
+            let weights = F::widen(simd, line(p));
             for r in 0..R {
                 sums[r][p] = simd.mul_add(activations[r], weights, sums[r][p]);
             }
@@ -279,7 +275,7 @@ fn step<S: Simd, F: FloatFormat, const R: usize, const P: usize>(
     } else {
         let mut weights = [simd.splat(0.0); P];
         for p in 0..P {
-            weights[p] = F::widen(simd, &panels[p][k]);
+            weights[p] = F::widen(simd, line(p));
         }
         for r in 0..R {
             let activation = simd.splat(x[r]);
