@@ -208,6 +208,18 @@ struct Micro<'a, 'o, F: FloatFormat, const R: usize, const P: usize> {
     out: &'a mut Tile<'o, f32>,
 }
 
+/// A loop over `0..N`, at most to twelve, that is written out N times. The sums of a tile are an array, which gets into
+/// registers only if every index is a constant early on; the optimizer's own unrolling may come too late for that.
+macro_rules! unroll {
+    ($i:ident in 0..$n:ident $body:block) => { unroll!($i $n $body 0 1 2 3 4 5 6 7 8 9 10 11) };
+    ($i:ident $n:ident $body:block $($number:literal)*) => {
+        $(if const { $number < $n } {
+            let $i = $number;
+            $body
+        })*
+    };
+}
+
 impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F, R, P> {
     type Output = ();
 
@@ -216,12 +228,10 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
         let Self { x, panels, fresh, row, column, out } = self;
         let mut sums = [[simd.splat(0.0); P]; R];
         if !fresh {
-            for (r, sums) in sums.iter_mut().enumerate() {
+            unroll!(r in 0..R {
                 let out = &out.row(row + r)[column..];
-                for (p, sum) in sums.iter_mut().enumerate() {
-                    *sum = load(simd, &out[p * LANES..]);
-                }
-            }
+                unroll!(p in 0..P { sums[r][p] = load(simd, &out[p * LANES..]) });
+            });
         }
         let (steps, rest) = x.as_chunks::<UNROLL>();
         let last_lines = panels.map(|panel| &panel[steps.len() * UNROLL..x.len()]);
@@ -240,49 +250,35 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
         for (i, x) in rest.iter().enumerate() {
             step::<S, F, R, P>(simd, &mut sums, x, |p| &last_lines[p][i]);
         }
-        for (r, sums) in sums.iter().enumerate() {
+        unroll!(r in 0..R {
             let out = &mut out.row(row + r)[column..];
-            for (p, sum) in sums.iter().enumerate() {
-                store(simd, *sum, &mut out[p * LANES..]);
-            }
-        }
+            unroll!(p in 0..P { store(simd, sums[r][p], &mut out[p * LANES..]) });
+        });
     }
 }
 
-/// One k: every chain of the tile grows by one multiply-add.
-///
-/// Of the factors, the fewer ones stay in registers. Loops are plain ones over indices, which the optimizer unrolls
-/// completely, so that the sums live in registers; with iterators and `map` over arrays of eight it does not.
+/// One k: every chain of the tile grows by one multiply-add. Of the factors, the fewer ones stay in registers.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)]
 fn step<'a, S: Simd, F: FloatFormat, const R: usize, const P: usize>(
     simd: S,
     sums: &mut [[S::F32; P]; R],
     x: &[f32; R],
     line: impl Fn(usize) -> &'a Line<F>,
 ) {
-    if R < P {
+    if const { R < P } {
         let mut activations = [simd.splat(0.0); R];
-        for r in 0..R {
-            activations[r] = simd.splat(x[r]);
-        }
-        for p in 0..P {
+        unroll!(r in 0..R { activations[r] = simd.splat(x[r]) });
+        unroll!(p in 0..P {
             let weights = F::widen(simd, line(p));
-            for r in 0..R {
-                sums[r][p] = simd.mul_add(activations[r], weights, sums[r][p]);
-            }
-        }
+            unroll!(r in 0..R { sums[r][p] = simd.mul_add(activations[r], weights, sums[r][p]) });
+        });
     } else {
         let mut weights = [simd.splat(0.0); P];
-        for p in 0..P {
-            weights[p] = F::widen(simd, line(p));
-        }
-        for r in 0..R {
+        unroll!(p in 0..P { weights[p] = F::widen(simd, line(p)) });
+        unroll!(r in 0..R {
             let activation = simd.splat(x[r]);
-            for p in 0..P {
-                sums[r][p] = simd.mul_add(activation, weights[p], sums[r][p]);
-            }
-        }
+            unroll!(p in 0..P { sums[r][p] = simd.mul_add(activation, weights[p], sums[r][p]) });
+        });
     }
 }
 
