@@ -1,4 +1,4 @@
-//! How near the matmul comes to the machine: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT...]`.
+//! How near the matmul comes to the machine: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
 //!
 //! Rows of one token and of few are compared with the read bandwidth, prompts with the f32 peak. Ceilings and kernels
 //! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
@@ -36,7 +36,12 @@ struct Figure {
 }
 
 fn main() {
-    let names: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let arguments = || std::env::args().skip(1).filter(|argument| !argument.starts_with('-'));
+    let names: Vec<_> = arguments().filter(|name| name.parse::<usize>().is_err()).collect();
+    let mut rows: Vec<usize> = arguments().filter_map(|rows| rows.parse().ok()).collect();
+    if rows.is_empty() {
+        rows = vec![1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64, 128, 512];
+    }
     let threads = std::env::var("THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or_else(machine::cpu_count);
     let (pool, cancel) = (Pool::new(threads), Cancel::new());
     let isa = Isa::from_environment().expect("FERRULE_ISA");
@@ -48,18 +53,17 @@ fn main() {
         let model: Vec<Vec<_>> = (0..LAYERS).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
         let mut figures =
             vec![figure("read", "GB/s", None), figure("f32 peak", "GFLOPS", None), figure("integer adds", "G/s", None)];
-        let rows = [1usize, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64, 128, 512];
-        for m in rows {
+        for m in &rows {
             let name = format!("{} M = {m}", format.name());
-            figures.push(if m < 24 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "GFLOPS", Some(1)) });
+            figures.push(if *m < 24 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "GFLOPS", Some(1)) });
         }
         for _ in 0..ROUNDS {
             figures[0].rounds.push(read.pass(&exec).unwrap() / 1e9);
             figures[1].rounds.push(probe::f32_pass(&exec).unwrap() / 1e9);
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
-            for (figure, m) in figures[3..].iter_mut().zip(rows) {
-                let layers = if m < 64 { LAYERS } else { 1 };
-                figure.rounds.push(forward(&exec, &model[..layers], m, figure.unit));
+            for (figure, m) in figures[3..].iter_mut().zip(&rows) {
+                let layers = if *m < 64 { LAYERS } else { 1 };
+                figure.rounds.push(forward(&exec, &model[..layers], *m, figure.unit));
             }
         }
         report(&figures);
