@@ -117,6 +117,9 @@ fn listed(opening: &str, files: &[String]) -> String {
     if files.is_empty() { String::new() } else { format!("{opening}{})", files.join(", ")) }
 }
 
+// Inlined into the message's formatting, the unrolled join of the constant names keeps LLVM 22 busy for minutes
+// (constraint-elimination is exponential in it).
+#[inline(never)]
 fn known_dtypes() -> String {
     Dtype::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
