@@ -31,14 +31,14 @@ pub enum Fault {
 
     // The folder.
     #[error(
-        "has neither model.safetensors nor model.safetensors.index.json{}",
-        listed(" (safetensors files there: ", others)
+        "has neither model.safetensors nor model.safetensors.index.json (safetensors files there: {})",
+        listed(others)
     )]
     NoWeights { others: Vec<String> },
     #[error(
         "has only pickle files ({}). Reading a pickle can run any code that its author put in, so ferrule does not: \
          convert the model to safetensors or look for a repository that has them",
-        files.join(", ")
+        listed(files)
     )]
     PickleOnly { files: Vec<String> },
     #[error("is a link to {}, which is outside of the model's folder: refused", target.display())]
@@ -100,7 +100,7 @@ pub enum Fault {
     TrailingBytes { extra: u64, end: u64 },
 
     // A tensor that a caller asked for.
-    #[error("has no tensor {tensor:?}{}", nearest.as_ref().map_or_else(String::new, |name| format!("; the nearest name is {name:?}")))]
+    #[error("has no tensor {tensor:?}{}", did_you_mean(nearest))]
     NoTensor { tensor: String, nearest: Option<String> },
     #[error("tensor {tensor:?} is stored as {dtype}; weights must be F32, F16 or BF16")]
     NotFloat { tensor: String, dtype: Dtype },
@@ -113,12 +113,18 @@ impl Fault {
     }
 }
 
-fn listed(opening: &str, files: &[String]) -> String {
-    if files.is_empty() { String::new() } else { format!("{opening}{})", files.join(", ")) }
+// These stay out of line: with them inside, LLVM takes minutes over the one function that writes all messages.
+
+#[inline(never)]
+fn listed(files: &[String]) -> String {
+    if files.is_empty() { "none".to_owned() } else { files.join(", ") }
 }
 
-// Inlined into the message's formatting, the unrolled join of the constant names keeps LLVM 22 busy for minutes
-// (constraint-elimination is exponential in it).
+#[inline(never)]
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or_else(String::new, |name| format!("; the nearest name is {name:?}"))
+}
+
 #[inline(never)]
 fn known_dtypes() -> String {
     Dtype::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")

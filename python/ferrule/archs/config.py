@@ -1,0 +1,202 @@
+"""config.json, read with types and limits: every error names the file, the field, its value and the limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from ferrule.checks import shown
+from ferrule.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ferrule.spec import Activation
+
+MAX_FILE_BYTES = 16 << 20
+"""No configuration is larger; one that is, is something else."""
+MAX_LAYERS = 4096
+MAX_SIZE = 1 << 28
+"""Widths, heads, vocabulary and context: keeps every product of two far from overflow."""
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+Json: TypeAlias = Mapping[str, Any]
+
+
+class Config:
+    """A JSON object of a model's configuration, which may lie within another."""
+
+    def __init__(self, values: Json, file: Path, path: str = "") -> None:
+        self.values = values
+        self.file = file
+        self.path = path
+
+    @classmethod
+    def read(cls, file: Path) -> Config:
+        """Reads a file of one JSON object.
+
+        Raises ModelFileError, ConfigError.
+        """
+        return cls(read_json_object(file), file)
+
+    def with_defaults(self, **defaults: int) -> Config:
+        """This configuration, with values for fields that are missing or null."""
+        filled = {field: value for field, value in defaults.items() if field not in self}
+        return Config({**self.values, **filled}, self.file, self.path)
+
+    def __contains__(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(field) is not None
+
+    def error(self, field: str, limit: str) -> ConfigError:
+        """What is wrong with a field."""
+        found = f"is {shown(self.values[field])}" if field in self.values else "is missing"
+        return ConfigError(f"{self.file}: {self.path}{field} {found}; it must be {limit}")
+
+    def whole(self, field: str, *, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
+        """A whole number from `low` to `high`."""
+        value = self.values.get(field)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(field, f"a whole number from {low} to {high}")
+        return value
+
+    def number(
+        self, field: str, *, default: float | None = None, above: float = 0.0, low: float | None = None
+    ) -> float:
+        """A finite number above `above`, or from `low`."""
+        value = self.values.get(field)
+        if value is None and default is not None:
+            return default
+        limit = f"a finite number above {above:g}" if low is None else f"a finite number from {low:g}"
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(field, limit)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or (number <= above if low is None else number < low):
+            raise self.error(field, limit)
+        return number
+
+    def flag(self, field: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(field, "true or false")
+        return value
+
+    def text(self, field: str, *, default: str | None = None) -> str:
+        """A string."""
+        value = self.values.get(field, default)
+        if not isinstance(value, str):
+            raise self.error(field, "a string")
+        return value
+
+    def texts(self, field: str) -> list[str]:
+        """A list of strings; empty where it is missing."""
+        value: object = self.values.get(field)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.error(field, "a list of strings")
+        items = cast("list[object]", value)
+        strings = [item for item in items if isinstance(item, str)]
+        if len(strings) != len(items):
+            raise self.error(field, "a list of strings")
+        return strings
+
+    def inner(self, field: str) -> Config:
+        """An object within this one; empty where it is missing."""
+        value: object = self.values.get(field)
+        if value is None:
+            return Config({}, self.file, f"{self.path}{field}.")
+        if not isinstance(value, dict):
+            raise self.error(field, "an object")
+        return Config(cast("Json", value), self.file, f"{self.path}{field}.")
+
+    def token_ids(self, field: str, vocab_size: int) -> list[int]:
+        """One token id or a list of them; empty where it is missing."""
+        value: object = self.values.get(field)
+        if value is None:
+            return []
+        tokens = cast("Sequence[object]", value if isinstance(value, list) else [value])
+        ids = [token for token in tokens if isinstance(token, int) and not isinstance(token, bool)]
+        if len(ids) != len(tokens) or any(not 0 <= token < vocab_size for token in ids):
+            raise self.error(field, f"a token id, or a list of them, from 0 to {vocab_size - 1}")
+        return ids
+
+    # What decoders have in common, whatever the spelling.
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.whole("num_hidden_layers", high=MAX_LAYERS)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+        return self.whole("num_attention_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of a layer: as many as query heads where the file does not say."""
+        heads = self.heads
+        kv_heads = self.whole("num_key_value_heads", default=heads)
+        if heads % kv_heads:
+            raise self.error("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+        return kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head: hidden_size / num_attention_heads where the file does not say."""
+        if "head_dim" in self:
+            return self.whole("head_dim")
+        hidden, heads = self.whole("hidden_size"), self.heads
+        if hidden % heads:
+            raise self.error("hidden_size", f"a multiple of num_attention_heads, {heads}, or head_dim must be given")
+        return hidden // heads
+
+    @property
+    def activation(self) -> Activation:
+        """The gate's activation."""
+        name = self.text("hidden_act", default="silu")
+        if name not in _ACTIVATIONS:
+            raise UnsupportedModelError(str(self.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")))
+        return _ACTIVATIONS[name]
+
+
+def read_json_object(file: Path) -> Json:
+    """Reads a small file of one JSON object.
+
+    Raises ModelNotFoundError where there is no file, ModelFileError where it cannot be read, else ConfigError.
+    """
+    try:
+        size = file.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ModelFileError(f"{file}: {size} bytes; the limit is {MAX_FILE_BYTES}")
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{file}: no such file") from None
+    except OSError as error:
+        raise ModelFileError(f"{file}: {error.strerror or error}") from error
+    if content.startswith(b"version https://git-lfs"):
+        raise ModelFileError(f"{file}: a Git LFS pointer, not the file itself; download it with `git lfs pull`")
+    try:
+        values: object = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: holds {shown(values)}; it must be an object")
+    return cast("Json", values)

@@ -1,0 +1,16 @@
+"""Llama (Touvron et al. 2023) and the many models published in its form."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.spec import ModelSpec
+
+
+def llama(config: Config) -> ModelSpec:
+    """Grouped queries; biases on all projections where the file asks for them."""
+    bias = config.flag("attention_bias", default=False)
+    return decoder(
+        config.with_defaults(max_position_embeddings=2048),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias", default=False),
+    )

@@ -1,0 +1,18 @@
+"""Qwen3 (Yang et al. 2025): a norm over each query and key head, and a head width of its own."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder, layer_windows
+from ferrule.spec import ModelSpec
+
+
+def qwen3(config: Config) -> ModelSpec:
+    """Biases on the attention's projections where the file asks for them."""
+    bias = config.flag("attention_bias", default=False)
+    config = config.with_defaults(head_dim=128, max_position_embeddings=32_768)
+    return decoder(
+        config,
+        windows=layer_windows(config),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+    )

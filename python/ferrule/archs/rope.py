@@ -1,0 +1,148 @@
+"""Rotary position embeddings in their old and new spellings; one function a scaling.
+
+Old files have `rope_theta` and `rope_scaling` beside the sizes; new ones have `rope_parameters`, which may hold one
+object for each type of layer. Defaults and priorities are those of transformers' modeling_rope_utils.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ferrule.archs.config import Config
+from ferrule.errors import UnsupportedModelError
+from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, Rope, Scaling, YarnScaling
+
+DEFAULT_THETA = 10_000.0
+
+
+def read_rope(config: Config, rotary_dim: int, layer_type: str | None = None, *, interleaved: bool = False) -> Rope:
+    """The rotation of layers of a type.
+
+    Raises ConfigError, UnsupportedModelError.
+    """
+    parameters = rope_parameters(config, layer_type)
+    theta = parameters if "rope_theta" in parameters else config
+    if rotary_dim % 2:
+        raise config.error("head_dim", f"such that an even number of elements is rotated, not {rotary_dim}")
+    return Rope(
+        theta=theta.number("rope_theta", default=DEFAULT_THETA, above=1.0),
+        rotary_dim=rotary_dim,
+        interleaved=interleaved,
+        scaling=_read_scaling(config, parameters),
+    )
+
+
+def rope_parameters(config: Config, layer_type: str | None = None) -> Config:
+    """The object that describes the rotation, whatever its name."""
+    parameters = config.inner("rope_scaling" if "rope_scaling" in config else "rope_parameters")
+    by_layer_type = any(isinstance(value, dict) for value in parameters.values.values())
+    if not by_layer_type or layer_type is None:
+        return parameters
+    if layer_type not in parameters:
+        raise parameters.error(layer_type, "an object, as the model has layers of this type")
+    return parameters.inner(layer_type)
+
+
+def context_length(config: Config, rope: Rope) -> int:
+    """Tokens that the model can take: max_position_embeddings, or what the scaling stretches it to.
+
+    max_position_embeddings is the stretched length for linear and llama3 scaling, the original one for dynamic scaling,
+    and either for YaRN.
+    """
+    positions = config.whole("max_position_embeddings")
+    match rope.scaling:
+        case DynamicScaling(factor=factor):
+            return max(positions, int(positions * factor))
+        case YarnScaling(factor=factor, original_max_position_embeddings=original):
+            return max(positions, int(original * factor))
+        case _:
+            return positions
+
+
+def _read_scaling(config: Config, parameters: Config) -> Scaling:
+    field = "rope_type" if "rope_type" in parameters else "type"
+    kind = parameters.text(field, default="default")
+    if kind not in _SCALINGS:
+        raise UnsupportedModelError(str(parameters.error(field, f"one of {', '.join(_SCALINGS)}")))
+    return _SCALINGS[kind](config, parameters)
+
+
+def _none(config: Config, parameters: Config) -> Scaling:
+    return NoScaling()
+
+
+def _linear(config: Config, parameters: Config) -> Scaling:
+    return LinearScaling(factor=parameters.number("factor"))
+
+
+def _dynamic(config: Config, parameters: Config) -> Scaling:
+    # Alone among the scalings it takes the original length from max_position_embeddings.
+    return DynamicScaling(
+        factor=parameters.number("factor", low=1.0),
+        original_max_position_embeddings=config.whole("max_position_embeddings"),
+    )
+
+
+def _yarn(config: Config, parameters: Config) -> Scaling:
+    original = _original_length(config, parameters)
+    # DeepSeek leaves the factor out: it is then the ratio of the lengths.
+    factor = parameters.number("factor", default=config.whole("max_position_embeddings") / original)
+    if "attention_factor" in parameters:
+        attention = parameters.number("attention_factor")
+    elif _given_number(parameters, "mscale") and _given_number(parameters, "mscale_all_dim"):
+        all_dim = _yarn_mscale(factor, parameters.number("mscale_all_dim", low=-math.inf))
+        attention = _yarn_mscale(factor, parameters.number("mscale", low=-math.inf)) / all_dim
+    else:
+        attention = _yarn_mscale(factor, 1.0)
+    # transformers reads 0 as "not given".
+    slow = parameters.number("beta_slow", default=1.0, low=0.0) or 1.0
+    fast = parameters.number("beta_fast", default=32.0, low=0.0) or 32.0
+    if fast < slow:
+        raise parameters.error("beta_fast", f"at least beta_slow, {slow:g}")
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=attention,
+        truncate=parameters.flag("truncate", default=True),
+    )
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _given_number(parameters: Config, field: str) -> bool:
+    """Whether a field is there and not 0, which transformers reads as "not given"."""
+    return field in parameters and parameters.number(field, low=-math.inf) != 0
+
+
+def _llama3(config: Config, parameters: Config) -> Scaling:
+    low = parameters.number("low_freq_factor")
+    high = parameters.number("high_freq_factor")
+    if high <= low:
+        raise parameters.error("high_freq_factor", f"above low_freq_factor, {low:g}")
+    return Llama3Scaling(
+        factor=parameters.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=_original_length(config, parameters),
+    )
+
+
+def _original_length(config: Config, parameters: Config) -> int:
+    field = "original_max_position_embeddings"
+    if field in config:  # Phi-3 and others keep it beside the sizes
+        return config.whole(field)
+    return parameters.whole(field, default=config.whole("max_position_embeddings"))
+
+
+_SCALINGS: dict[str, Callable[[Config, Config], Scaling]] = {
+    "default": _none,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}

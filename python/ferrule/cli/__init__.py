@@ -1,0 +1,43 @@
+"""The command `ferrule`: text on stdout, everything else on stderr, JSON where a program reads.
+
+Exit codes: 0 done, 1 an error while working, 2 a command line that cannot be, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    import click
+
+    from ferrule.cli.app import app
+    from ferrule.errors import FerruleError, InvalidParameterError
+
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal cannot show must not end the program.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    try:
+        # A click command returns what its function does, or the code of ctx.exit(): of --help, for one.
+        code = app(args=None if arguments is None else list(arguments), prog_name="ferrule", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:  # usage errors among them, whose code is 2
+        return _fail(error.format_message(), error.exit_code)
+    except FerruleError as error:
+        return _fail(str(error), 2 if isinstance(error, InvalidParameterError) else 1)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # `| head` has read enough. Python flushes stdout once more at exit: give it somewhere to go.
+        sys.stdout = open("/dev/null", "w")  # noqa: PTH123, SIM115  # stays open to the end
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,98 @@
+"""MODEL and the options that say how it is loaded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from ferrule.errors import ModelFileError, ModelNotFoundError
+from ferrule.llm import LLM
+from ferrule.loading.resolve import find_model, is_repository
+from ferrule.options import KV_CACHE_DTYPES, QUANTIZATIONS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+QUICK_SECONDS = 0.3
+"""A load that is done by then shows no progress bar."""
+
+
+def check_model(name: str) -> str:
+    """Passes a model's name on; a local one must be there and readable, before anything else is done.
+
+    Raises click.UsageError.
+    """
+    if not is_repository(name):
+        try:
+            find_model(name)
+        except (ModelNotFoundError, ModelFileError) as error:
+            raise click.UsageError(str(error)) from error
+    return name
+
+
+def _check_given(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    return None if name is None else check_model(name)
+
+
+def model_argument(command: Command) -> Command:
+    """Adds `[MODEL]`."""
+    return click.argument("model", required=False, callback=_check_given)(command)
+
+
+def model_options(command: Command) -> Command:
+    """Adds the options of loading; the command gets them as keywords and hands them to `load`."""
+    options = [
+        click.option("--quantization", type=click.Choice(QUANTIZATIONS), default="auto", help="Format of the weights."),
+        click.option(
+            "--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use."
+        ),
+        click.option("--max-model-len", type=click.IntRange(min=1), help="Tokens of prompt and output together."),
+        click.option(
+            "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", help="Format of the cache."
+        ),
+        click.option("--tokenizer", callback=_check_given, help="Take the tokenizer from another model."),
+        click.option("--revision", help="Branch, tag or commit of a model on the hub."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def load(model: str | None, options: Mapping[str, Any]) -> LLM:
+    """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
+    if not sys.stderr.isatty():
+        return LLM(model, **options)
+    with _ProgressBar() as bar:
+        return LLM(model, progress=bar.update, **options)
+
+
+class _ProgressBar:
+    """Bytes of weights, drawn once loading has taken long enough to be noticed."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def update(self, done: int, total: int) -> None:
+        """Called by the engine as it loads."""
+        if self._bar is None:
+            if time.monotonic() - self._start < QUICK_SECONDS or done >= total:
+                return
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total)
+        self._bar.update(self._task, completed=done)
+
+    def __enter__(self) -> _ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

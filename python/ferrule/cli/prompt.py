@@ -1,0 +1,29 @@
+"""`[MODEL] PROMPT` on a command line: one word is the prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ferrule.cli.model import check_model
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def prompt_arguments(command: Command) -> Command:
+    """Adds the arguments; the command gets them as `words` and hands them to `split_words`."""
+    return click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")(command)
+
+
+def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
+    """Model and prompt.
+
+    Raises click.UsageError.
+    """
+    if len(words) > 2:
+        raise click.UsageError(f"{len(words)} arguments; give MODEL and PROMPT, the prompt in quotes")
+    *model, prompt = list(words)
+    return check_model(model[0]) if model else None, sys.stdin.read() if prompt == "-" else prompt

@@ -1,0 +1,77 @@
+"""The options that say how tokens are chosen, and the line that says how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from ferrule.llm import LLM
+from ferrule.outputs import RequestOutput
+from ferrule.params import SamplingParams
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+NAMES = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos")
+
+
+def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
+    """Adds the options of sampling; the command gets them as keywords and hands them to `params`."""
+    until = "the rest of the context" if max_tokens is None else str(max_tokens)
+    options = [
+        click.option(
+            "-n", "--max-tokens", type=int, default=max_tokens, help=f"Most tokens to write. Default: {until}."
+        ),
+        click.option("--temperature", type=float, help="0 takes the likeliest token. Default: the model's, else 0."),
+        click.option("--top-p", type=float, help="Keep the likeliest tokens that together reach this probability."),
+        click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
+        click.option("--min-p", type=float, help="Drop tokens less likely than this fraction of the likeliest."),
+        click.option("--repetition-penalty", type=float, help="Above 1, repeats become less likely."),
+        click.option("--seed", type=int, help="The same seed gives the same tokens."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End where this text appears. May be repeated."),
+        click.option("--ignore-eos", is_flag=True, help="Go on where the model would end."),
+    ]
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A command's keywords, as those of sampling and those of loading."""
+    sampling = {name: options.pop(name) for name in NAMES}
+    return sampling, options
+
+
+def params(options: dict[str, Any]) -> SamplingParams:
+    """Checked before a model is loaded.
+
+    Raises InvalidParameterError.
+    """
+    return SamplingParams(**options)
+
+
+def greedy_by_default(params: SamplingParams, llm: LLM) -> SamplingParams:
+    """On the command line the likeliest token is taken, unless the user or the model says otherwise."""
+    if params.temperature is None and llm.get_default_sampling_params().temperature is None:
+        return replace(params, temperature=0.0)
+    return params
+
+
+def summary(output: RequestOutput) -> str:
+    """One line on what a request took."""
+    metrics, completion = output.metrics, output.outputs[0]
+    parts = [f"prompt {metrics.prompt_tokens} tokens"]
+    if metrics.time_to_first_token is not None:
+        parts.append(f"first token after {metrics.time_to_first_token:.3f} s")
+    parts.append(f"{metrics.output_tokens} tokens")
+    if metrics.tokens_per_second is not None:
+        parts.append(f"{metrics.tokens_per_second:.1f} tokens/s")
+    parts.append(f"seed {completion.seed}")
+    ended = completion.finish_reason or "interrupted"
+    parts.append(ended if completion.stop_reason is None else f"{ended} at {completion.stop_reason!r}")
+    return f"[{', '.join(parts)}]"

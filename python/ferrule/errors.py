@@ -1,0 +1,49 @@
+"""Everything that can go wrong, as classes.
+
+All derive from FerruleError, and from the built-in exception that a Python programmer would catch. Messages name the
+file, the field, its value and the limit.
+"""
+
+
+class FerruleError(Exception):
+    """The base of every error that ferrule raises on purpose."""
+
+
+class InvalidParameterError(FerruleError, ValueError):
+    """A parameter of a request or of a constructor is outside its limits."""
+
+
+class PromptError(FerruleError, ValueError):
+    """A prompt cannot be processed: empty, too long, or with ids outside the vocabulary."""
+
+
+class ConfigError(FerruleError, ValueError):
+    """A configuration file of a model holds something that cannot be."""
+
+
+class UnsupportedModelError(ConfigError):
+    """A model is well-formed, but of a kind that ferrule does not run."""
+
+
+class ModelNotFoundError(FerruleError, FileNotFoundError):
+    """No model under that name: neither a directory here nor a repository on the hub."""
+
+
+class ModelFileError(FerruleError, OSError):
+    """A file of a model is missing, unreadable or malformed."""
+
+
+class TokenizerError(FerruleError, ValueError):
+    """Text cannot be turned into tokens, or tokens into text."""
+
+
+class ChatTemplateError(FerruleError, ValueError):
+    """A chat template is missing, malformed, or refuses the conversation."""
+
+
+class InsufficientMemoryError(FerruleError, MemoryError):
+    """A model or its cache needs more memory than there is."""
+
+
+class EngineError(FerruleError, RuntimeError):
+    """The engine failed, or is closed."""

@@ -1,0 +1,61 @@
+"""What the small files of a model's directory say: config.json, generation_config.json, tokenizer_config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrule.archs import model_spec
+from ferrule.archs.config import Config
+from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
+from ferrule.params import STANDARD, SamplingParams
+from ferrule.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's directory, read but for its weights and its tokenizer."""
+
+    directory: Path
+    spec: ModelSpec
+    defaults: SamplingParams
+    """What the model's authors recommend; None in fields that they leave open."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end the model's output."""
+
+
+def read_model_files(directory: Path) -> ModelFiles:
+    """Reads a model's configuration.
+
+    Raises ModelNotFoundError where there is no config.json, ConfigError, UnsupportedModelError, ModelFileError.
+    """
+    try:
+        config = Config.read(directory / "config.json")
+    except ModelNotFoundError:
+        raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
+    spec = model_spec(config)
+    if "text_config" in config and "eos_token_id" not in config:
+        config = config.inner("text_config")
+    generation = _read_optional(directory / "generation_config.json")
+    eos = generation if "eos_token_id" in generation else config
+    return ModelFiles(
+        directory=directory,
+        spec=spec,
+        defaults=_sampling_defaults(generation),
+        eos_token_ids=tuple(eos.token_ids("eos_token_id", spec.vocab_size)),
+    )
+
+
+def _read_optional(file: Path) -> Config:
+    return Config.read(file) if file.exists() else Config({}, file)
+
+
+def _sampling_defaults(generation: Config) -> SamplingParams:
+    """The sampling fields that generation_config.json sets; `do_sample: false` means greedy, whatever they are."""
+    given = {name: generation.values[name] for name in STANDARD if name in generation}
+    if "do_sample" in generation and not generation.flag("do_sample", default=True):
+        given["temperature"] = 0.0
+    try:
+        return SamplingParams(**given)
+    except InvalidParameterError as error:
+        raise ConfigError(f"{generation.file}: {error}") from None

@@ -1,0 +1,57 @@
+"""Which directory a model's name means."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
+
+EMBEDDED = "tiny"
+"""The model that ships with ferrule, and the default."""
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def find_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+    """The directory of a model: the embedded one, a local one, or one fetched from the hub.
+
+    Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
+    """
+    name = EMBEDDED if model is None else os.fspath(model)
+    if "\0" in name or not name:
+        raise ModelNotFoundError(f"{name!r} is no name of a model")
+    path = Path(name).expanduser()
+    if name == EMBEDDED:
+        path = Path(__file__).parent.parent / "models" / EMBEDDED
+    if is_repository(name):
+        from ferrule.loading.hub import fetch
+
+        return fetch(name, revision)
+    if revision is not None:
+        raise InvalidParameterError(
+            f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"
+        )
+    return _local(path, name)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name means a repository on the hub: of the form org/repo, and no local path."""
+    return _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _local(path: Path, name: str) -> Path:
+    try:
+        if path.is_dir():
+            os.scandir(path).close()
+            return path
+        exists = path.exists()
+    except OSError as error:
+        raise ModelFileError(f"{path}: {error.strerror}") from error
+    if exists:
+        raise ModelFileError(f"{path}: a file; give the directory that holds config.json and the weights")
+    raise ModelNotFoundError(
+        f"{name!r}: no directory {path.absolute()}, and not of the form org/repo; "
+        f"leave the model out, or say {EMBEDDED!r}, for the one that ships with ferrule"
+    )

@@ -1,0 +1,114 @@
+"""What a request returns: vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely a token was, before any sampler stage."""
+
+    logprob: float
+    """Natural logarithm of the probability."""
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str
+    """The token's text; U+FFFD where it is part of a character."""
+
+
+TokenLogprobs: TypeAlias = dict[int, Logprob]
+"""By token id: the chosen token first, then the likeliest alternatives."""
+
+
+@dataclass
+class CompletionOutput:
+    """One continuation of a prompt."""
+
+    index: int
+    """Among the `n` of its prompt."""
+    text: str
+    token_ids: list[int]
+    """All tokens generated, the stop token among them."""
+    logprobs: list[TokenLogprobs] | None
+    """One for each token, where they were asked for."""
+    cumulative_logprob: float | None
+    """Sum over the chosen tokens, where log-probabilities were asked for."""
+    finish_reason: str | None
+    """`stop`, `length` (max_tokens or the end of the context), `abort`, or None while it goes on."""
+    stop_reason: int | str | None
+    """The stop string or stop token id that ended it; None for the model's own end-of-sequence token."""
+    seed: int
+    """Of its random numbers: the same seed gives the same tokens."""
+
+
+@dataclass
+class RequestMetrics:
+    """How long a request took. Times are seconds."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """Of all completions."""
+    time_to_first_token: float | None
+    """From arrival."""
+    inter_token_latency: float | None
+    """Mean time between tokens of a completion after the first."""
+    tokens_per_second: float | None
+    """Tokens generated after the first, over the time that they took, for each completion together."""
+    total_time: float
+    """From arrival to the last token."""
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its continuations."""
+
+    request_id: str
+    prompt: str | None
+    """None where the prompt was given as ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What a request got in a step of the engine."""
+
+    text: str
+    """Whole characters only; empty while a character or a possible stop string is incomplete."""
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    output: RequestOutput | None = None
+    """All of it, with the last delta."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token that might have been chosen at a step."""
+
+    token_id: int
+    text: str
+    logit: float
+    probability: float
+    """Softmax of the raw logits."""
+    final_probability: float
+    """After all sampler stages; 0 if dropped."""
+    dropped_by: str | None
+    """The sampler stage that dropped it."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How one token was chosen."""
+
+    position: int
+    """Of the token in prompt and output together, from 0."""
+    token_id: int
+    text: str
+    draw: float | None
+    """The uniform random number; None where the likeliest was taken."""
+    candidates: list[Candidate] = field(default_factory=list[Candidate])
+    """Likeliest first."""

@@ -1,0 +1,194 @@
+"""A request while it runs: tokens come in from the engine, text and outputs go out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
+from ferrule.params import SamplingParams
+from ferrule.prompt import ReadPrompt
+from ferrule.stop import StopStrings
+from ferrule.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ferrule import _native
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises InvalidParameterError where a token id of the parameters is outside the vocabulary."""
+    for field, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        for token in ids:
+            if token >= vocab_size:
+                limit = f"the vocabulary has ids from 0 to {vocab_size - 1}"
+                raise InvalidParameterError(f"{field} holds the token id {token}; {limit}")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What requests need to know of the model."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Completion:
+    """One continuation, as it grows. `params` has no field left to the model's defaults."""
+
+    def __init__(self, index: int, prompt: ReadPrompt, params: SamplingParams, seed: int, model: Model) -> None:
+        self.index = index
+        self.seed = (seed + index) % 2**64
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = None if params.logprobs is None else 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self._params = params
+        self._tokenizer = model.tokenizer
+        rest = model.max_model_len - len(prompt.token_ids)
+        self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
+        self._own_stop_ids = set(params.stop_token_ids)
+        self._all_stop_ids = self._own_stop_ids.union(() if params.ignore_eos else model.eos_token_ids)
+        self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._detokenizer = None
+        if model.tokenizer.available or params.stop:
+            self._detokenizer = model.tokenizer.detokenizer(
+                prompt.token_ids, skip_special_tokens=params.skip_special_tokens
+            )
+
+    def engine_params(self, trace: int | None) -> str:
+        """The parameters as the engine reads them; stop strings are not its business."""
+        params = self._params
+        return json.dumps(
+            {
+                "temperature": params.temperature,
+                "top_k": params.top_k,
+                "top_p": params.top_p,
+                "min_p": params.min_p,
+                "repetition_penalty": params.repetition_penalty,
+                "presence_penalty": params.presence_penalty,
+                "frequency_penalty": params.frequency_penalty,
+                "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
+                "seed": self.seed,
+                "max_tokens": self._max_tokens,
+                "min_tokens": min(params.min_tokens, self._max_tokens),
+                "stop_token_ids": sorted(self._all_stop_ids),
+                "logprobs": params.logprobs,
+                "trace": trace,
+            }
+        )
+
+    def add(self, step: _native.StepOutput) -> StreamDelta:
+        """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
+
+        Raises EngineError where the engine failed on this request.
+        """
+        if step.finish_reason == "error":
+            raise EngineError(step.error or "the engine failed on this request")
+        start, text = len(self.token_ids), ""
+        for position, token in enumerate(step.token_ids):
+            self._count(token, step.logprobs[position] if self.logprobs is not None else None)
+            last = position == len(step.token_ids) - 1
+            if not (last and step.stop_token is not None and not self._params.include_stop_str_in_output):
+                text += self._read(token)
+            if self._stop.matched is not None:
+                break
+        if self._stop.matched is None and step.finish_reason is not None:
+            self.finish_reason = step.finish_reason
+            self.stop_reason = step.stop_token if step.stop_token in self._own_stop_ids else None
+            text += self._flush()
+        if self._stop.matched is not None:
+            self.finish_reason, self.stop_reason = "stop", self._stop.matched
+        self.text += text
+        logprobs = None if self.logprobs is None else self.logprobs[start:]
+        return StreamDelta(text, self.token_ids[start:], logprobs)
+
+    def output(self) -> CompletionOutput:
+        """The state so far."""
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            cumulative_logprob=self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            seed=self.seed,
+        )
+
+    def _count(self, token: int, logprobs: _native.TokenLogprobs | None) -> None:
+        self.last_token_time = time.perf_counter()
+        self.first_token_time = self.first_token_time or self.last_token_time
+        self.token_ids.append(token)
+        if logprobs is not None and self.logprobs is not None and self.cumulative_logprob is not None:
+            entries = [logprobs.sampled, *logprobs.top]
+            texts = self._tokenizer.token_text
+            self.logprobs.append({t: Logprob(logprob, rank, texts(t)) for t, logprob, rank in entries})
+            self.cumulative_logprob += logprobs.sampled[1]
+
+    def _read(self, token: int) -> str:
+        if self._detokenizer is None:
+            return ""
+        text = self._detokenizer.feed(token)
+        return text if len(self.token_ids) <= self._params.min_tokens else self._stop.feed(text)
+
+    def _flush(self) -> str:
+        if self._detokenizer is None:
+            return ""
+        return self._stop.feed(self._detokenizer.flush()) + self._stop.flush()
+
+
+class Request:
+    """A prompt and its completions, as they grow."""
+
+    def __init__(self, request_id: str, prompt: ReadPrompt, params: SamplingParams, seed: int, model: Model) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.completions = [Completion(index, prompt, params, seed, model) for index in range(params.n)]
+        self.arrival = time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions are."""
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+    def output(self) -> RequestOutput:
+        """The state so far."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=list(self.prompt.token_ids),
+            outputs=[completion.output() for completion in self.completions],
+            finished=self.finished,
+            metrics=_metrics(self.arrival, len(self.prompt.token_ids), self.completions),
+        )
+
+
+def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completion]) -> RequestMetrics:
+    spans = [
+        (c.first_token_time, c.last_token_time, len(c.token_ids) - 1)
+        for c in completions
+        if c.first_token_time is not None and c.last_token_time is not None
+    ]
+    first = min((first for first, _, _ in spans), default=None)
+    last = max((last for _, last, _ in spans), default=None)
+    gaps = sum(count for _, _, count in spans)
+    waited = sum(last - first for first, last, _ in spans)
+    elapsed = None if first is None or last is None else last - first
+    return RequestMetrics(
+        prompt_tokens=prompt_tokens,
+        output_tokens=sum(len(c.token_ids) for c in completions),
+        time_to_first_token=None if first is None else first - arrival,
+        inter_token_latency=waited / gaps if gaps else None,
+        tokens_per_second=gaps / elapsed if elapsed else None,
+        total_time=(time.perf_counter() if last is None else last) - arrival,
+    )

@@ -1,0 +1,52 @@
+"""Runs requests on a driver to their end, and gives their pages back whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ferrule.driver import Driver, Inbox
+from ferrule.outputs import StreamDelta
+from ferrule.request import Completion, Request
+
+if TYPE_CHECKING:
+    from ferrule._native import StepOutput
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one completion got in a step."""
+
+    request: Request
+    completion: Completion
+    delta: StreamDelta
+    step: StepOutput
+
+
+def run(driver: Driver, requests: Iterable[Request], trace: int | None = None) -> Generator[Progress, None, None]:
+    """Adds requests and yields what they get until all are finished; closing the generator ends them.
+
+    `trace` asks the engine for so many candidates of each choice.
+
+    Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
+    """
+    pairs = [(request, completion) for request in requests for completion in request.completions]
+    work = [(request.prompt.token_ids, completion.engine_params(trace)) for request, completion in pairs]
+    inbox = Inbox()
+    try:
+        driver.submit(inbox, work)
+        running = dict(zip(inbox.request_ids, pairs, strict=True))
+        while running:
+            for step in driver.receive(inbox):
+                if step.request_id not in running:  # ended by a stop string in an earlier step
+                    continue
+                request, completion = running[step.request_id]
+                delta = completion.add(step)
+                if completion.finish_reason is not None:
+                    del running[step.request_id]
+                    if step.finish_reason is None:
+                        driver.abort(step.request_id)
+                yield Progress(request, completion, delta, step)
+    finally:
+        driver.release(inbox)

@@ -1,0 +1,166 @@
+"""A model's tokenizer: text to ids and back, special tokens, and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule.archs.config import Config, read_json_object
+from ferrule.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, pieces_for
+from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, TokenizerError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """tokenizer.json and what tokenizer_config.json and chat_template.jinja add to it.
+
+    A directory without tokenizer.json makes one too: it raises TokenizerError when text is asked of it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "tokenizer.json"
+        config = _read_optional(directory / "tokenizer_config.json")
+        legacy = _read_optional(directory / "special_tokens_map.json")
+        self.special_tokens: dict[str, str] = {}
+        """By role: `bos_token` and so on."""
+        for role in SPECIAL_TOKENS:
+            token = _token_text(config, role) or _token_text(legacy, role)
+            if token is not None:
+                self.special_tokens[role] = token
+        self.chat_templates = _read_chat_templates(directory, config)
+        """By name; the usual one is `default`."""
+        self._backend = _load(self._file)
+        self._special_ids: frozenset[int] = frozenset()
+        self._pieces = None
+        self._bytes: dict[int, bytes] = {}
+        if self._backend is not None:
+            added = self._backend.get_added_tokens_decoder()
+            self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+            decoder = self._backend.decoder
+            self._pieces = pieces_for(None if decoder is None else decoder.__getstate__().decode())
+
+    @property
+    def available(self) -> bool:
+        """Whether the model has a tokenizer at all."""
+        return self._backend is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text, with the special tokens that the tokenizer's post-processor adds.
+
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
+        """
+        backend = self._require("text cannot be tokenized; give token ids")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
+            raise PromptError(f"the text holds {found}; it must be valid Unicode") from None
+        try:
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:
+            raise TokenizerError(f"{self._file}: {error}") from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids, exactly as a stream of them would give it; ids without a token are empty text."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special or not; U+FFFD where it is part of a character, empty without a tokenizer."""
+        if self._backend is None:
+            return ""
+        if self._pieces is not None:
+            return self._token_bytes(token_id).decode(errors="replace")
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given as it is written in the vocabulary."""
+        return None if self._backend is None else self._backend.token_to_id(token)
+
+    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A stream of tokens to text, where `prompt` comes before it.
+
+        Raises TokenizerError without a tokenizer.
+        """
+        backend = self._require("tokens have no text")
+        if self._pieces is None:
+
+            def decode(ids: list[int]) -> str:
+                return backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+            return WindowDetokenizer(decode, prompt)
+
+        def lookup(token_id: int) -> bytes:
+            return b"" if skip_special_tokens and token_id in self._special_ids else self._token_bytes(token_id)
+
+        return ByteDetokenizer(lookup, prompt, strip_first_space=self._pieces.strip_first_space)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        known = self._bytes.get(token_id)
+        if known is None:
+            assert self._backend is not None and self._pieces is not None  # noqa: S101, PT018  # callers made sure
+            token = self._backend.id_to_token(token_id)
+            known = self._bytes[token_id] = b"" if token is None else self._pieces.read(token)
+        return known
+
+    def _require(self, consequence: str) -> tokenizers.Tokenizer:
+        if self._backend is None:
+            raise TokenizerError(f"{self._file}: no such file, so {consequence}")
+        return self._backend
+
+
+def _load(file: Path) -> tokenizers.Tokenizer | None:
+    import tokenizers
+
+    if not file.exists():
+        return None
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise TokenizerError(f"{file}: {error}") from error
+    # Some files carry the limits of their training, which would cut prompts silently.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_optional(file: Path) -> Config:
+    return Config.read(file) if file.exists() else Config({}, file)
+
+
+def _token_text(config: Config, role: str) -> str | None:
+    """A special token, written as a string or as an object with `content`."""
+    value: object = config.values.get(role)
+    if isinstance(value, dict):
+        return config.inner(role).text("content")
+    return None if value is None else config.text(role)
+
+
+def _read_chat_templates(directory: Path, config: Config) -> dict[str, str]:
+    """chat_template.jinja, else the older chat_template.json, else tokenizer_config.json."""
+    file = directory / "chat_template.jinja"
+    try:
+        return {"default": file.read_text(encoding="utf-8")}
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    try:
+        holder = Config(read_json_object(directory / "chat_template.json"), directory / "chat_template.json")
+    except ModelNotFoundError:
+        holder = config
+    template: object = holder.values.get("chat_template")
+    if template is None:
+        return {}
+    if isinstance(template, list):
+        named = cast("list[Mapping[str, Any]]", template)
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in named}
+        except (TypeError, KeyError):
+            raise holder.error("chat_template", "a string, or a list of objects with name and template") from None
+    return {"default": holder.text("chat_template")}
