@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # maturin installs into the venv that these name, whatever environment make was called in.
-MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) CONDA_PREFIX= $(BIN)/maturin
+MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 
 # rustup installs here, and tells new shells only.
 export PATH := $(PATH):$(HOME)/.cargo/bin

@@ -28,10 +28,13 @@ SAFE_CRATES = ("model", "engine")
 
 # The parts of python/ferrule, the lowest floor first. A part imports from lower floors, or from itself.
 FLOORS: list[set[str]] = [
-    {"errors"},
-    {"checks", "spec", "_native"},
-    {"archs", "outputs", "params"},
-    {"loading"},
+    {"errors", "spec", "_native"},
+    {"checks", "stop", "detokenizer", "chat"},
+    {"params", "outputs", "archs"},
+    {"options", "loading", "tokenizer", "driver"},
+    {"prompt"},
+    {"request"},
+    {"run"},
     {"llm"},
     {"cli"},
     {"__main__"},
@@ -95,6 +98,8 @@ def test_python_imports_point_down() -> None:
         part = part_of(module)
         assert part in floor, f"{module} is on no floor: enter {part!r} in the table"
         for imported in imported_modules(path, module):
+            if imported == "ferrule.__version__":
+                continue
             if not imported.startswith("ferrule."):
                 assert imported != "ferrule", f"{module} imports the whole package; name the part"
                 continue
