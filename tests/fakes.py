@@ -145,8 +145,13 @@ class Engine:
             raise EngineError("called by two threads at once")
 
     def _logits(self, token: int, position: int) -> list[float]:
+        scores = self._scores(token, position)
+        return [scores.get(token_id, -10.0) for token_id in range(self.vocab_size)]
+
+    def _scores(self, token: int, position: int) -> dict[int, float]:
+        """Logits of a few tokens; the others are far below. None is a special token of the embedded model."""
         generator = random.Random(token * 1_000_003 + position)
-        return [generator.gauss(0, 3) for _ in range(self.vocab_size)]
+        return {generator.randrange(7, self.vocab_size): generator.gauss(0, 3) for _ in range(40)}
 
     def _advance(self, request_id: int, sequence: _Sequence) -> StepOutput:
         if self.error_at == self.steps:
@@ -161,7 +166,7 @@ class Engine:
             scores = {token: 1.0, 0: -1.0}
         else:
             last, position = [*sequence.prompt, *sequence.output][-1], len(sequence.prompt) + said - 1
-            scores = dict(enumerate(self._logits(last, position)))
+            scores = self._scores(last, position)
             draw = random.Random(f"{params['seed']} {said}").random() if params["temperature"] else None
             token = self._pick(scores, params["temperature"], draw)
         if params["logprobs"] is not None:
@@ -202,12 +207,15 @@ class Engine:
         return SampleTrace(candidates, 0.5 if params["temperature"] else None, token)
 
 
-def install() -> types.ModuleType:
-    """Puts the fake where `from ferrule import _native` finds it."""
+def module(engine: type[Engine] = Engine) -> types.ModuleType:
+    """A module in the shape of `ferrule._native`."""
+    native = types.ModuleType("ferrule._native")
+    native.__dict__.update(Engine=engine, version="0.0.0", isa=lambda: "fake", cpu_count=lambda: 2)
+    return native
+
+
+def install() -> None:
+    """Puts the fake where `from ferrule import _native` finds it: for programs that tests start."""
     import ferrule
 
-    module = types.ModuleType("ferrule._native")
-    module.__dict__.update(Engine=Engine, version="0.0.0", isa=lambda: "fake", cpu_count=lambda: 2)
-    sys.modules["ferrule._native"] = module
-    ferrule.__dict__["_native"] = module
-    return module
+    sys.modules["ferrule._native"] = ferrule.__dict__["_native"] = module()

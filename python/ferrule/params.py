@@ -19,7 +19,7 @@ MAX_STOP = 256
 """Stop strings of a request."""
 MAX_STOP_LENGTH = 4096
 """Characters of a stop string."""
-MAX_STOP_TOKEN_IDS = 4096
+MAX_STOP_TOKEN_IDS = 1024
 """Stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 

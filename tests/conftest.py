@@ -1,0 +1,65 @@
+"""What several test files need."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakes
+import ferrule
+from ferrule import LLM
+
+TINY = Path(ferrule.__file__).parent / "models" / "tiny"
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> type[fakes.Engine]:
+    """A fake engine in place of the native one; its class attributes say how it behaves."""
+
+    class Engine(fakes.Engine):
+        pass
+
+    module = fakes.module(Engine)
+    monkeypatch.setitem(sys.modules, "ferrule._native", module)
+    monkeypatch.setattr(ferrule, "_native", module, raising=False)
+    return Engine
+
+
+@pytest.fixture
+def llm(fake_engine: type[fakes.Engine]) -> Iterator[LLM]:
+    """The embedded model's tokenizer and configuration on a fake engine."""
+    with LLM(seed=0) as llm:
+        yield llm
+
+
+@pytest.fixture
+def engine_of(fake_engine: type[fakes.Engine]) -> Callable[[LLM], fakes.Engine]:
+    """The fake behind an LLM."""
+
+    def engine_of(llm: LLM) -> fakes.Engine:
+        engine: Any = llm._driver._engine  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(engine, fakes.Engine)
+        return engine
+
+    return engine_of
+
+
+@pytest.fixture
+def model_with(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a model directory without weights: the embedded model's config.json with other values."""
+
+    def make(changes: dict[str, object] | None = None, *, without: tuple[str, ...] = (), **files: str) -> Path:
+        config = json.loads((TINY / "config.json").read_text()) | (changes or {})
+        for field in without:
+            del config[field]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(content)
+        return tmp_path
+
+    return make

@@ -1,0 +1,320 @@
+"""config.json in its spellings, and FAULTS rows 31 to 35."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faults
+from ferrule import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ferrule.archs import REGISTRY, model_spec
+from ferrule.archs.config import Config
+from ferrule.loading import read_model_files
+from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, ModelSpec, NoScaling, Scaling, YarnScaling
+
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "vocab_size": 320,
+}
+
+
+def spec_of(**changes: Any) -> ModelSpec:
+    """The spec of a small Llama with other values; None leaves a field out."""
+    values = {key: value for key, value in (LLAMA | changes).items() if value is not None}
+    return model_spec(Config(values, Path("model/config.json")))
+
+
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("31 heads 0", {"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number from 1"),
+    (
+        "31 kv heads",
+        {"num_key_value_heads": 3},
+        "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4",
+    ),
+    ("31 more kv heads", {"num_key_value_heads": 8}, "num_key_value_heads is 8; it must be a divisor"),
+    ("31 negative width", {"hidden_size": -64}, "hidden_size is -64; it must be a whole number from 1"),
+    ("31 negative layers", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+    (
+        "31 1e9 layers",
+        {"num_hidden_layers": 10**9},
+        "num_hidden_layers is 1000000000; it must be a whole number from 1 to 4096",
+    ),
+    (
+        "31 huge vocabulary",
+        {"vocab_size": 2**63},
+        "vocab_size is 9223372036854775808; it must be a whole number from 1 to 268435456",
+    ),
+    (
+        "31 heads that do not divide",
+        {"hidden_size": 65},
+        "hidden_size is 65; it must be a multiple of num_attention_heads, 4",
+    ),
+    ("31 odd head", {"head_dim": 15}, "such that an even number of elements is rotated, not 15"),
+    ("31 text for a number", {"hidden_size": "64"}, "hidden_size is '64'"),
+    ("31 boolean for a number", {"num_hidden_layers": True}, "num_hidden_layers is True"),
+    ("31 missing", {"intermediate_size": None}, "intermediate_size is missing; it must be a whole number from 1"),
+    ("31 eps", {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),
+    ("31 activation", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu,"),
+    ("31 tie", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
+    ("33 unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
+    ("33 not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
+    ("33 nothing", {"architectures": None, "model_type": None}, "model_type is missing; it must be a string"),
+    ("33 quantized", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method is 'gptq'"),
+    (
+        "35 factor 0",
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        "rope_scaling.factor is 0; it must be a finite number above 0",
+    ),
+    ("35 factor NaN", {"rope_scaling": {"type": "linear", "factor": math.nan}}, "rope_scaling.factor is nan"),
+    ("35 factor missing", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.factor is missing"),
+    (
+        "35 factor below 1",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}},
+        "rope_scaling.factor is 0.5; it must be a finite number from 1",
+    ),
+    ("35 infinite", {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "rope_parameters.factor is inf"),
+    ("35 theta", {"rope_theta": -1}, "rope_theta is -1"),
+    (
+        "35 type",
+        {"rope_scaling": {"type": "su", "factor": 2}},
+        "rope_scaling.type is 'su'; it must be one of default, linear, dynamic, yarn, llama3",
+    ),
+    ("35 no object", {"rope_scaling": 3}, "rope_scaling is 3; it must be an object"),
+    (
+        "35 llama3 factors",
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+        "rope_scaling.high_freq_factor is 1; it must be above low_freq_factor, 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "changes", "message"), FAULTS, ids=[row for row, _, _ in FAULTS])
+def test_a_value_that_cannot_be_is_named(row: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_of(**changes)
+    assert "model/config.json: " in str(caught.value)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not JSON"),
+        ("[1]", "it must be an object"),
+        ("[" * 100_000, "not JSON"),
+        ('{"a": ' * 100_000, "not JSON"),
+        ("{}", "model_type is missing"),
+        (json.dumps(LLAMA | {"num_hidden_layers": 10**9}), "num_hidden_layers is 1000000000"),
+        (json.dumps(LLAMA | {"architectures": ["NoSuchModel"]}), "ferrule runs"),
+        (json.dumps(LLAMA | {"rope_scaling": {"type": "linear", "factor": math.nan}}), "factor is nan"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
+    ],
+    ids=["empty", "list", "deep list", "deep object", "nothing", "layers", "unknown", "nan", "lfs"],
+)
+def test_hostile_files_are_refused_in_a_process_of_their_own(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    refusal = faults.refusal("LLM(sys.argv[1])", str(tmp_path))
+    assert str(tmp_path / "config.json") in refusal
+    assert message in refusal
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 32)
+    with pytest.raises(ModelFileError, match="4294967296 bytes; the limit is 16777216"):
+        read_model_files(tmp_path)
+
+
+def test_a_directory_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
+        read_model_files(tmp_path)
+
+
+def test_the_nearest_architecture_comes_first() -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        spec_of(architectures=["Qwen3ForCausalML"])
+    names = str(caught.value).split("ferrule runs ")[1]
+    assert names.startswith("Qwen3ForCausalLM, ")
+    assert all(architecture.class_name in names for architecture in REGISTRY)
+
+
+def test_code_of_a_checkpoint_is_never_run(model_with: Callable[..., Path], tmp_path: Path) -> None:
+    """FAULTS row 34: auto_map is ignored, whether or not the class is known."""
+    model_with({"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}})
+    (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    process = faults.run("import sys; from ferrule import LLM; LLM(sys.argv[1])", str(tmp_path))
+    assert process.returncode == 0, process.stderr
+    model_with({"architectures": ["Evil"], "auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}})
+    assert "Evil" in faults.refusal("LLM(sys.argv[1])", str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_class_is_known_by_model_type_where_it_is_not_given() -> None:
+    assert spec_of(architectures=None).architecture == "llama"
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in GOLDEN.iterdir()))
+def test_old_spellings_say_the_same(case: str) -> None:
+    """Each golden config once more as transformers 4 wrote it."""
+    file = GOLDEN / case / "config.json"
+    new: dict[str, Any] = json.loads(file.read_text())
+    old = dict(new)
+    parameters: dict[str, Any] = dict(old.pop("rope_parameters"))
+    old["rope_theta"] = parameters.pop("rope_theta")
+    kind = parameters.pop("rope_type")
+    for spelling in ("type", "rope_type"):
+        old["rope_scaling"] = None if kind == "default" else {spelling: kind, **parameters}
+        if new.get("head_dim") == new["hidden_size"] // new["num_attention_heads"]:
+            old.pop("head_dim", None)
+        old.pop("layer_types", None)
+        old["torch_dtype"] = old.pop("dtype", "bfloat16")
+        assert model_spec(Config(old, file)) == model_spec(Config(new, file))
+
+
+def test_key_value_heads_default_to_heads() -> None:
+    assert spec_of(num_key_value_heads=None).layers[0].attention.kv_heads == 4
+
+
+SCALINGS: list[tuple[dict[str, Any], Scaling, int]] = [
+    ({}, NoScaling(), 256),
+    ({"rope_type": "default"}, NoScaling(), 256),
+    ({"type": "linear", "factor": 4}, LinearScaling(4.0), 256),
+    ({"type": "dynamic", "factor": 2.0}, DynamicScaling(2.0, 256), 512),
+    (
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+        YarnScaling(4.0, 256, 32.0, 1.0, 0.1 * math.log(4) + 1, truncate=True),
+        1024,
+    ),
+    (
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "attention_factor": 1.5,
+            "beta_fast": 16,
+            "truncate": False,
+        },
+        YarnScaling(4.0, 64, 16.0, 1.0, 1.5, truncate=False),
+        256,
+    ),
+    (  # DeepSeek's: equal mscales cancel out; the factor is the ratio of lengths
+        {"type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7, "original_max_position_embeddings": 64},
+        YarnScaling(4.0, 64, 32.0, 1.0, 1.0, truncate=True),
+        256,
+    ),
+    (
+        {"type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
+        YarnScaling(4.0, 64, 32.0, 1.0, (0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1), truncate=True),
+        256,
+    ),
+    (
+        {
+            "rope_type": "llama3",
+            "factor": 8,
+            "low_freq_factor": 1,
+            "high_freq_factor": 4,
+            "original_max_position_embeddings": 64,
+        },
+        Llama3Scaling(8.0, 1.0, 4.0, 64),
+        256,
+    ),
+    (
+        {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4},
+        Llama3Scaling(8.0, 1.0, 4.0, 256),
+        256,
+    ),
+]
+
+
+@pytest.mark.parametrize(("scaling", "expected", "context"), SCALINGS)
+def test_every_scaling(scaling: dict[str, Any], expected: Scaling, context: int) -> None:
+    spec = spec_of(rope_scaling=scaling)
+    assert spec.ropes[0].scaling == expected
+    assert spec.ropes[0].theta == 500000.0
+    assert spec.max_position_embeddings == context
+
+
+def test_original_length_beside_the_sizes_wins() -> None:
+    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    spec = spec_of(rope_scaling=scaling, original_max_position_embeddings=32)
+    assert isinstance(spec.ropes[0].scaling, YarnScaling)
+    assert spec.ropes[0].scaling.original_max_position_embeddings == 32
+
+
+def qwen(**changes: Any) -> ModelSpec:
+    return spec_of(architectures=["Qwen2ForCausalLM"], model_type="qwen2", **changes)
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.attention.window for layer in spec.layers]
+
+
+def test_windows_of_qwen() -> None:
+    assert windows(qwen(sliding_window=16)) == [None] * 3
+    assert windows(qwen(sliding_window=16, use_sliding_window=True, max_window_layers=1)) == [None, 16, 16]
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    assert windows(qwen(sliding_window=16, use_sliding_window=True, layer_types=types)) == [16, None, None]
+    with pytest.raises(ConfigError, match=r"layer_types is .*; it must be a list of 3"):
+        qwen(layer_types=["full_attention"])
+    with pytest.raises(ConfigError, match="sliding_window"):
+        qwen(layer_types=types)
+
+
+def test_windows_of_mistral() -> None:
+    def mistral(**changes: Any) -> ModelSpec:
+        config = Config(LLAMA | {"architectures": ["MistralForCausalLM"]} | changes, Path("config.json"))
+        return model_spec(config)
+
+    assert windows(mistral()) == [4096] * 3
+    assert windows(mistral(sliding_window=16)) == [16] * 3
+    assert windows(mistral(sliding_window=None)) == [None] * 3
+
+
+def test_a_rotation_for_each_type_of_layer() -> None:
+    both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    spec = qwen(sliding_window=16, use_sliding_window=True, layer_types=types, rope_parameters=both)
+    thetas = [spec.ropes[layer.attention.rope or 0].theta for layer in spec.layers]
+    assert thetas == [1e4, 1e6, 1e4]
+    del both["sliding_attention"]
+    with pytest.raises(ConfigError, match=r"rope_parameters\.sliding_attention is missing"):
+        qwen(sliding_window=16, use_sliding_window=True, layer_types=types, rope_parameters=both)
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in GOLDEN.iterdir()))
+def test_roles_name_exactly_the_tensors_of_the_checkpoint(case: str) -> None:
+    import safetensors
+
+    spec = read_model_files(GOLDEN / case).spec
+    with safetensors.safe_open(GOLDEN / case / "model.safetensors", "numpy") as file:
+        assert sorted(tensor.name for tensor in spec.tensors.values()) == sorted(file.keys())
+
+
+def test_the_spec_is_json_without_nan() -> None:
+    spec = json.loads(spec_of(rope_scaling={"type": "linear", "factor": 2}).to_json())
+    assert spec["ropes"] == [
+        {"theta": 500000.0, "rotary_dim": 16, "interleaved": False, "scaling": {"factor": 2.0, "type": "linear"}}
+    ]
+    assert spec["layers"][0]["ffn"] == {"intermediate_size": 160, "activation": "silu", "bias": False, "type": "gated"}
+    assert spec["tensors"]["layers.2.attention.output.weight"] == {"name": "model.layers.2.self_attn.o_proj.weight"}
+
+
+def test_text_half_of_a_vision_language_model() -> None:
+    nested = {"architectures": ["LlamaForCausalLM"], "text_config": LLAMA}
+    assert model_spec(Config(nested, Path("config.json"))) == spec_of()

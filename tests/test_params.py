@@ -1,0 +1,243 @@
+"""SamplingParams: FAULTS rows 46 to 50 and 52, and where values come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fakes
+from ferrule import LLM, ConfigError, InvalidParameterError, SamplingParams
+
+BAD: list[tuple[str, object, str]] = [
+    ("temperature", -1, "0 to 100"),
+    ("temperature", math.nan, "0 to 100"),
+    ("temperature", math.inf, "0 to 100"),
+    ("temperature", 1e308, "0 to 100"),
+    ("temperature", 10**400, "0 to 100"),
+    ("temperature", "1", "0 to 100"),
+    ("temperature", True, "0 to 100"),
+    ("top_p", -1, "up to 1"),
+    ("top_p", 0, "above 0"),
+    ("top_p", 2, "up to 1"),
+    ("min_p", 2, "0 to 1"),
+    ("min_p", -0.1, "0 to 1"),
+    ("repetition_penalty", 0, "above 0"),
+    ("presence_penalty", 2.5, "-2 to 2"),
+    ("frequency_penalty", -3, "-2 to 2"),
+    ("top_k", -5, "-1 to 2147483647"),
+    ("top_k", 2**63, "-1 to 2147483647"),
+    ("top_k", 1.5, "whole number"),
+    ("n", 10**9, "1 to 128"),
+    ("n", 0, "1 to 128"),
+    ("logprobs", 10**6, "0 to 20"),
+    ("logprobs", -1, "0 to 20"),
+    ("max_tokens", -1, "1 to 2147483647"),
+    ("max_tokens", 0, "1 to 2147483647"),
+    ("max_tokens", 2**63, "1 to 2147483647"),
+    ("max_tokens", 2**5000, "1 to 2147483647"),
+    ("min_tokens", -1, "0 to 2147483647"),
+    ("seed", -1, "0 to 18446744073709551615"),
+    ("seed", 2**64, "0 to 18446744073709551615"),
+    ("logit_bias", {-1: 1.0}, "0 to 4294967295"),
+    ("logit_bias", {3: math.nan}, "-100 to 100"),
+    ("logit_bias", {3: 101}, "-100 to 100"),
+    ("logit_bias", [3], "must map token ids"),
+    ("stop_token_ids", [-1], "0 to 4294967295"),
+    ("stop_token_ids", [2**32], "0 to 4294967295"),
+    ("stop_token_ids", "2", "list of token ids"),
+    ("stop_token_ids", [2] * 100_000, "limit is 1024"),
+    ("stop", "", "not empty"),
+    ("stop", ["a", ""], "not empty"),
+    ("stop", [3], "must be a string"),
+    ("stop", 3, "string or a list"),
+    ("stop", ["a"] * 100_000, "limit is 256"),
+    ("stop", "a" * 5000, "limit is 4096"),
+    ("ignore_eos", 1, "True or False"),
+    ("skip_special_tokens", None, "True or False"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "limit"), BAD)
+def test_a_bad_value_is_named_with_its_limit(field: str, value: Any, limit: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        SamplingParams(**{field: value})
+    message = str(caught.value)
+    assert message.startswith(field)
+    assert limit in message
+    assert len(message) < 300
+    assert isinstance(caught.value, ValueError)
+
+
+def test_min_tokens_above_max_tokens() -> None:
+    with pytest.raises(InvalidParameterError, match="min_tokens is 9; the limit is max_tokens, 5"):
+        SamplingParams(min_tokens=9, max_tokens=5)
+
+
+@given(
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(-1, 2**31 - 1),
+    min_p=st.floats(0, 1),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_values_within_limits_are_kept(temperature: float, top_p: float, top_k: int, min_p: float, seed: int) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    assert (params.temperature, params.top_p, params.min_p, params.seed) == (temperature, top_p, min_p, seed)
+    assert params.top_k == max(top_k, 0)
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    import numpy as np
+
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(4))  # type: ignore[arg-type]
+    assert params == SamplingParams(temperature=0.5, top_k=4)
+
+
+def test_params_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SamplingParams().seed = 1  # type: ignore[misc]
+
+
+def test_what_the_caller_leaves_open_comes_from_the_model_then_from_neutral_values() -> None:
+    model = SamplingParams(temperature=0.6, top_p=0.9, top_k=50)
+    params = SamplingParams(temperature=0.0, min_p=0.1).completed(model)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.9, 50, 0.1)
+    assert params.repetition_penalty == 1.0
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}),
+        ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"repetition_penalty": 1.1, "temperature": None}, {"repetition_penalty": 1.1, "temperature": 1.0}),
+    ],
+)
+def test_generation_config_fills_what_the_caller_leaves_open(
+    generation: dict[str, object],
+    expected: dict[str, object],
+    model_with: Callable[..., Path],
+    fake_engine: type[fakes.Engine],
+    engine_of: Callable[[LLM], fakes.Engine],
+) -> None:
+    llm = LLM(model_with(generation_config=json.dumps(generation)))
+    stream = llm.stream({"prompt_token_ids": [1]})
+    next(stream)
+    told = next(iter(engine_of(llm).running.values())).params
+    assert expected.items() <= told.items()
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("generation", "field"),
+    [
+        ({"temperature": -1}, "temperature is -1"),
+        ({"top_p": "high"}, "top_p is 'high'"),
+        ({"eos_token_id": 4096}, "eos_token_id is 4096"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id is \\[2, -1\\]"),
+        ({"eos_token_id": "2"}, "eos_token_id is '2'"),
+        ({"do_sample": "no"}, "do_sample is 'no'"),
+    ],
+)
+def test_a_bad_generation_config_is_named(
+    generation: dict[str, object], field: str, model_with: Callable[..., Path], fake_engine: type[fakes.Engine]
+) -> None:
+    with pytest.raises(ConfigError, match=f"generation_config.json: {field}"):
+        LLM(model_with(generation_config=json.dumps(generation)))
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 2}, {"eos_token_id": [2, 6]}, [2, 6]),
+        ({"eos_token_id": 3}, {}, [3]),
+        ({"eos_token_id": None}, {}, []),
+    ],
+)
+def test_where_end_of_sequence_comes_from(
+    config: dict[str, object],
+    generation: dict[str, object],
+    expected: list[int],
+    model_with: Callable[..., Path],
+    fake_engine: type[fakes.Engine],
+) -> None:
+    llm = LLM(model_with(config, generation_config=json.dumps(generation)))
+    assert llm.info()["eos_token_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "stop_ids"),
+    [
+        (SamplingParams(), [2, 6]),
+        (SamplingParams(stop_token_ids=[9, 2]), [2, 6, 9]),
+        (SamplingParams(ignore_eos=True), []),
+        (SamplingParams(ignore_eos=True, stop_token_ids=[9]), [9]),
+    ],
+)
+def test_stop_ids_given_to_the_engine(
+    params: SamplingParams, stop_ids: list[int], llm: LLM, engine_of: Callable[[LLM], fakes.Engine]
+) -> None:
+    stream = llm.stream({"prompt_token_ids": [1]}, params)
+    next(stream)
+    assert next(iter(engine_of(llm).running.values())).params["stop_token_ids"] == stop_ids
+    stream.close()
+
+
+def test_max_tokens_is_the_rest_of_the_context_at_most(llm: LLM, engine_of: Callable[[LLM], fakes.Engine]) -> None:
+    for wanted, told in ((None, 2038), (5, 5), (10_000, 2038)):
+        stream = llm.stream({"prompt_token_ids": [1] * 10}, SamplingParams(max_tokens=wanted))
+        next(stream)
+        assert next(iter(engine_of(llm).running.values())).params["max_tokens"] == told
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(stop_token_ids=[4096]), SamplingParams(logit_bias={4096: 1.0, 5: 1.0})]
+)
+def test_token_ids_outside_the_vocabulary(params: SamplingParams, llm: LLM) -> None:
+    with pytest.raises(InvalidParameterError, match="holds the token id 4096; the vocabulary has ids from 0 to 4095"):
+        llm.generate("x", params)
+
+
+def test_a_seed_is_drawn_and_reported(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, temperature=1.0)
+    first, second = (llm.generate("x", params)[0].outputs[0] for _ in range(2))
+    assert first.seed != second.seed
+    again = llm.generate("x", SamplingParams(max_tokens=5, temperature=1.0, seed=first.seed))[0].outputs[0]
+    assert again.token_ids == first.token_ids
+    assert again.seed == first.seed
+
+
+def test_the_seed_of_an_llm_makes_drawn_seeds_repeat(fake_engine: type[fakes.Engine]) -> None:
+    seeds = [LLM(seed=7).generate("x", SamplingParams(max_tokens=1))[0].outputs[0].seed for _ in range(2)]
+    assert seeds[0] == seeds[1]
+    assert LLM().generate("x", SamplingParams(max_tokens=1))[0].outputs[0].seed != seeds[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("quantization", "int3"),
+        ("kv_cache_dtype", "int8"),
+        ("threads", 0),
+        ("threads", 1.5),
+        ("max_model_len", -1),
+        ("kv_cache_memory", 2**63),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", "512"),
+        ("seed", -1),
+    ],
+)
+def test_a_bad_option_is_named(option: str, value: Any, fake_engine: type[fakes.Engine]) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{option} is "):
+        LLM(**{option: value})
