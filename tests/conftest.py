@@ -42,7 +42,7 @@ def engine_of(fake_engine: type[fakes.Engine]) -> Callable[[LLM], fakes.Engine]:
     """The fake behind an LLM."""
 
     def engine_of(llm: LLM) -> fakes.Engine:
-        engine: Any = llm._driver._engine  # pyright: ignore[reportPrivateUsage]
+        engine: Any = llm._driver._engine
         assert isinstance(engine, fakes.Engine)
         return engine
 

@@ -102,8 +102,10 @@ class Engine:
             raise KeyboardInterrupt
         if self.step_seconds:
             self.stepping = True
-            time.sleep(self.step_seconds)
-            self.stepping = False
+            try:
+                time.sleep(self.step_seconds)
+            finally:
+                self.stepping = False
         outputs = [self._advance(request_id, sequence) for request_id, sequence in list(self.running.items())]
         for output in outputs:
             if output.finish_reason is not None:

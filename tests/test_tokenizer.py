@@ -128,7 +128,7 @@ class TestSentencePiece:
 
     @given(token_ids=st.lists(st.sampled_from([1, 2, 259, 260, 261, 262, 263, 0x41 + 3]), max_size=20))
     def test_as_tokenizers_decodes(self, pieces: Tokenizer, token_ids: list[int]) -> None:
-        backend = pieces._backend  # pyright: ignore[reportPrivateUsage]
+        backend = pieces._backend
         assert backend is not None
         assert pieces.decode(token_ids) == backend.decode(token_ids)
 
@@ -149,7 +149,7 @@ class TestOtherDecoders:
 
     @given(token_ids=st.lists(st.integers(259, 263), max_size=60))
     def test_deltas_are_the_text_of_all(self, metaspace: Tokenizer, token_ids: list[int]) -> None:
-        backend = metaspace._backend  # pyright: ignore[reportPrivateUsage]
+        backend = metaspace._backend
         assert backend is not None
         assert "".join(stream(metaspace, token_ids)) == backend.decode(token_ids)
 

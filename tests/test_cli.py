@@ -1,0 +1,268 @@
+"""The command line on a fake engine: FAULTS rows 63 and 66, exit codes, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fakes
+from ferrule.cli import main
+
+TESTS = Path(__file__).parent
+PROGRAM = """
+import sys, fakes
+fakes.install()
+fakes.Engine.step_seconds = 0.005
+from ferrule.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def engine(fake_engine: type[fakes.Engine]) -> type[fakes.Engine]:
+    return fake_engine
+
+
+def command(*arguments: str) -> list[str]:
+    """`ferrule` in a process of its own, slow enough to be interrupted."""
+    return [sys.executable, "-c", PROGRAM, *arguments]
+
+
+def test_run_writes_text_to_stdout_and_statistics_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "The capital", "-n", "4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n")
+    assert "4 tokens" in captured.err
+    assert main(["run", "tiny", "The capital", "-n", "4", "--quiet"]) == 0
+    assert capsys.readouterr() == (captured.out, "")
+
+
+def test_run_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "The capital", "-n", "4", "--seed", "9", "--temperature", "0.8", "--json"]) == 0
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    assert (record["model"], record["seed"], len(record["token_ids"])) == ("tiny", 9, 4)
+    assert record["metrics"]["output_tokens"] == 4
+    assert captured.err == ""
+
+
+def test_run_is_greedy_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    texts: set[str] = set()
+    for _ in range(2):
+        main(["run", "x", "-n", "8", "-q"])
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+
+
+def test_run_stops_at_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "x", "-n", "8", "-q"])
+    text = capsys.readouterr().out
+    main(["run", "x", "-n", "8", "-q", "--stop", text[5:7]])
+    assert capsys.readouterr().out == text[: text.index(text[5:7])] + "\n"
+
+
+def test_prompt_from_stdin() -> None:
+    process = subprocess.run(
+        command("run", "-", "-n", "2", "--json"), input="Grüße\n", cwd=TESTS, capture_output=True, text=True, check=True
+    )
+    assert json.loads(process.stdout)["metrics"]["prompt_tokens"] > 1
+
+
+USAGE: list[tuple[list[str], str]] = [
+    (["run"], "Missing argument"),
+    (["run", "a", "b", "c"], "3 arguments; give MODEL and PROMPT"),
+    (["run", "--threads", "0", "x"], "0 is not in the range x>=1"),
+    (["run", "/no/such/model", "x"], "no directory /no/such/model"),
+    (["info", str(TESTS / "test_cli.py")], "a file; give the directory"),
+    (["chat", "/no/such/model"], "no directory /no/such/model"),
+    (["run", "x", "--tokenizer", "/no/such/model"], "no directory /no/such/model"),
+    (["run", "x", "--quantization", "int1"], "'int1' is not one of"),
+    (["run", "x", "--temperature", "hot"], "'hot' is not a valid float"),
+    (["run", "x", "--temperature", "-1"], "temperature is -1.0; it must be a number from 0 to 100"),
+    (["run", "x", "--top-p", "nan"], "top_p is nan"),
+    (["run", "x", "-n", "0"], "max_tokens is 0"),
+    (["run", "tiny", "x", "--revision", "main"], "only models of the hub"),
+    (["bench", "--prompt", "5000"], "the limit is max_model_len, 2048"),
+    (["bench", "--gen", "1"], "1 is not in the range"),
+    (["nonsense"], "No such command 'nonsense'"),
+    (["run", "x", "--nonsense"], "No such option"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE)
+def test_a_bad_command_line_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_an_unreadable_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read anything, so permissions cannot be tested by themselves
+    assert main(["info", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [("{", "config.json: not JSON"), (None, "has no config.json"), ("{}", "model_type is missing")],
+)
+def test_an_error_while_working_is_one_line_and_exit_code_1(
+    config: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert main(["info", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "explain" in capsys.readouterr().out
+    for name in ("run", "chat", "explain", "info", "bench"):
+        assert main([name, "--help"]) == 0
+        assert f"ferrule {name}" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+
+
+def test_head_ends_it_quietly() -> None:
+    process = subprocess.Popen(
+        command("run", "x", "-n", "2000", "--ignore-eos"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(10) == 1
+
+
+def test_ctrl_c_ends_run_with_130() -> None:
+    process = subprocess.Popen(
+        command("run", "x", "-n", "2000", "--ignore-eos"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_python_dash_m() -> None:
+    process = subprocess.run([sys.executable, "-m", "ferrule", "--version"], capture_output=True, text=True, check=True)
+    assert process.stdout.startswith("ferrule")
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    assert "architecture" in capsys.readouterr().out
+    assert main(["info", "tiny", "--threads", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["threads"] == 3
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "The capital of", "-n", "2", "--top", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "459" in text
+    assert "<- chosen" in text
+    assert "dropped by top_k" in text
+    assert "Greedy" in text
+    assert main(["explain", "The capital of", "-n", "2", "--temperature", "1", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [token["text"] for token in record["tokens"]] == ["The", " capital", " of"]
+    assert len(record["steps"]) == 2
+    assert record["steps"][0]["draw"] == 0.5
+
+
+def test_explain_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "[red]x[/red]", "-n", "1"]) == 0
+    assert "[red]x[/red]" in capsys.readouterr().out
+
+
+def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--prompt", "16", "--gen", "4", "--repeat", "2", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["prefill_tokens"] == 16
+    assert record["decode_tokens_per_second"] > 0
+    assert {"model", "format", "isa", "threads", "weight_bytes", "prefill_tokens_per_second"} <= set(record)
+    assert main(["bench", "--prompt", "16", "--gen", "4"]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_chat_from_a_pipe() -> None:
+    process = subprocess.run(
+        command("chat", "-n", "3", "--system", "Be kind."),
+        input="Hi\n\n/help\n/clear\nBye\n/exit\nnever\n",
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout.count("\n") == 2
+    assert "Ctrl-D" in process.stderr
+
+
+def test_chat_without_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text((TESTS / "golden" / "logits" / "llama" / "config.json").read_text())
+    assert main(["chat", str(tmp_path)]) == 1
+    assert "no chat template" in capsys.readouterr().err
+
+
+def test_chat_on_a_terminal_survives_ctrl_c() -> None:
+    """Ctrl-C stops the answer, then leaves the empty line alone; Ctrl-D ends the program."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        command("chat", "--ignore-eos"),
+        cwd=TESTS,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    unread = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal unread
+        while text not in unread:
+            assert select.select([controller], [], [], 10)[0], unread
+            unread += os.read(controller, 1000)
+            assert b"Traceback" not in unread
+        unread = unread.partition(text)[2]
+
+    read_until(b"> ")
+    os.write(controller, b"Tell me\n")
+    read_until(b"Tell me\r\n")
+    read_until(b" ")  # of the answer
+    process.send_signal(signal.SIGINT)
+    read_until(b"\n> ")
+    time.sleep(0.3)  # readline shows its prompt a moment before it looks for signals
+    process.send_signal(signal.SIGINT)
+    read_until(b"Ctrl-D ends it")
+    read_until(b"> ")
+    os.write(controller, b"\x04")
+    assert process.wait(10) == 0
+    os.close(controller)

@@ -1,0 +1,303 @@
+"""The API on a fake engine: order, text, stop strings, streams, log-probabilities, errors; FAULTS rows 51 to 53."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fakes
+from ferrule import LLM, EngineError, InvalidParameterError, PromptError, RequestOutput, SamplingParams
+
+EngineOf = Callable[[LLM], fakes.Engine]
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+
+
+def says(engine: type[fakes.Engine], llm: LLM, *texts: str) -> None:
+    """Makes the engine continue prompt [n] with the n-th text, every other prompt with the first."""
+
+    def script(prompt: list[int]) -> list[int]:
+        return llm.tokenize(texts[prompt[0] if prompt[0] < len(texts) else 0])
+
+    engine.script = staticmethod(script)
+
+
+def test_outputs_have_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["The capital", {"prompt_token_ids": [7, 8, 9]}, {"prompt": "once"}, "x" * 100]
+    lengths = [5, 2, 9, 1]
+    params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
+    outputs = llm.generate(prompts, params)  # type: ignore[arg-type]
+    assert [output.prompt for output in outputs] == ["The capital", None, "once", "x" * 100]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    assert outputs[1].prompt_token_ids == [7, 8, 9]
+    assert [output.request_id for output in outputs] == ["0", "1", "2", "3"]
+    alone = [llm.generate(prompt, each)[0] for prompt, each in zip(prompts, params, strict=True)]  # type: ignore[arg-type]
+    assert [o.outputs[0].text for o in alone] == [o.outputs[0].text for o in outputs]
+
+
+def test_no_prompts_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+def test_one_params_for_each_prompt(llm: LLM) -> None:
+    with pytest.raises(InvalidParameterError, match="sampling_params has 1 entries; it must have one for each of 2"):
+        llm.generate(["a", "b"], [GREEDY])
+
+
+def test_what_an_output_tells(llm: LLM) -> None:
+    output = llm.generate("The capital", SamplingParams(max_tokens=4, seed=3, temperature=1.0))[0]
+    completion = output.outputs[0]
+    assert (output.finished, completion.finish_reason, completion.stop_reason) == (True, "length", None)
+    assert completion.seed == 3
+    assert completion.text == llm.detokenize(completion.token_ids)
+    metrics = output.metrics
+    assert (metrics.prompt_tokens, metrics.output_tokens) == (2, 4)
+    assert metrics.time_to_first_token is not None
+    assert 0 < metrics.time_to_first_token <= metrics.total_time
+    assert metrics.inter_token_latency is not None
+    assert metrics.tokens_per_second == pytest.approx(1 / metrics.inter_token_latency)
+
+
+def test_n_completions(llm: LLM) -> None:
+    output = llm.generate("x", SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=8))[0]
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    assert [completion.seed for completion in output.outputs] == [5, 6, 7]
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
+    alone = llm.generate("x", SamplingParams(seed=6, temperature=1.0, max_tokens=8))[0]
+    assert alone.outputs[0].token_ids == output.outputs[1].token_ids
+    with pytest.raises(InvalidParameterError, match="n is 2; a stream has one completion"):
+        llm.stream("x", SamplingParams(n=2))
+
+
+@pytest.mark.parametrize(
+    ("params", "text", "reason"),
+    [
+        (SamplingParams(), "Paris is big.", None),
+        (SamplingParams(stop="is"), "Par", "is"),
+        (SamplingParams(stop=["big", "s b"]), "Paris i", "s b"),
+        (SamplingParams(stop="is", include_stop_str_in_output=True), "Paris", "is"),
+        (SamplingParams(stop="small"), "Paris is big.", None),
+        (SamplingParams(stop="big.!"), "Paris is big.", None),
+        (SamplingParams(stop="is", min_tokens=2), "Paris ", "is"),
+    ],
+)
+def test_stop_strings(
+    params: SamplingParams,
+    text: str,
+    reason: str | None,
+    llm: LLM,
+    fake_engine: type[fakes.Engine],
+    engine_of: EngineOf,
+) -> None:
+    says(fake_engine, llm, "Paris is big.")
+    assert len(llm.tokenize("Paris")) <= 2
+    completion = llm.generate("x", params)[0].outputs[0]
+    assert (completion.text, completion.stop_reason) == (text, reason)
+    assert completion.finish_reason == "stop"
+    assert not engine_of(llm).running
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.text("ab🙂", min_size=1, max_size=12),
+    stops=st.lists(st.text("ab🙂", min_size=1, max_size=3), max_size=3),
+)
+def test_deltas_are_the_whole_text(
+    llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, text: str, stops: list[str]
+) -> None:
+    says(fake_engine, llm, text)
+    deltas = list(llm.stream("x", SamplingParams(stop=stops)))
+    output = deltas[-1].output
+    assert isinstance(output, RequestOutput)
+    assert all(delta.output is None for delta in deltas[:-1])
+    completion = output.outputs[0]
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not ends:
+        assert completion.text == text
+    assert "".join(delta.text for delta in deltas) == completion.text
+    assert [token for delta in deltas for token in delta.token_ids] == completion.token_ids
+    assert not any(stop in completion.text for stop in stops)
+    assert not engine_of(llm).running
+
+
+def test_stop_tokens(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+    says(fake_engine, llm, "Paris is big.")
+    token = llm.tokenize(" is")[0]
+    completion = llm.generate("x", SamplingParams(stop_token_ids=[token]))[0].outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("Paris", "stop", token)
+    assert completion.token_ids[-1] == token
+    kept = llm.generate("x", SamplingParams(stop_token_ids=[token], include_stop_str_in_output=True))[0].outputs[0]
+    assert kept.text == "Paris is"
+    ended = llm.generate("x")[0].outputs[0]
+    assert (ended.token_ids[-1], ended.text, ended.stop_reason) == (2, "Paris is big.", None)
+    special = SamplingParams(skip_special_tokens=False, include_stop_str_in_output=True)
+    assert llm.generate("x", special)[0].outputs[0].text == "Paris is big.<|eos|>"
+    long = llm.generate("x", SamplingParams(ignore_eos=True, max_tokens=20))[0].outputs[0]
+    assert (long.finish_reason, len(long.token_ids)) == ("length", 20)
+
+
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
+    completion = llm.generate("x", params)[0].outputs[0]
+    assert completion.logprobs is not None
+    for token, entries in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert next(iter(entries)) == token
+        assert [entry.rank for entry in entries.values()] == [1, 2]
+        assert entries[token].decoded_token == llm.token_text(token)
+    total = sum(
+        entries[token].logprob for token, entries in zip(completion.token_ids, completion.logprobs, strict=True)
+    )
+    assert completion.cumulative_logprob == pytest.approx(total)
+    only = llm.generate("x", SamplingParams(temperature=0, max_tokens=3, logprobs=0))[0].outputs[0]
+    assert [len(entries) for entries in only.logprobs or []] == [1, 1, 1]
+    streamed = [entry for delta in llm.stream("x", params) for entry in delta.logprobs or []]
+    assert streamed == completion.logprobs
+    assert llm.generate("x", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_logprobs_end_where_a_stop_string_ends_the_text(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+    says(fake_engine, llm, "Paris is big.")
+    completion = llm.generate("x", SamplingParams(stop="is", logprobs=0))[0].outputs[0]
+    assert len(completion.logprobs or []) == len(completion.token_ids)
+
+
+def test_logits(llm: LLM) -> None:
+    logits = llm.logits([5, 6, 7])
+    assert logits.shape == (3, 4096)
+    assert logits.dtype == np.float32
+    assert (logits[:2] == llm.logits([5, 6])).all()
+
+
+def test_next_token_probs(llm: LLM) -> None:
+    ids = llm.tokenize("The capital")
+    row = llm.logits(ids)[-1].astype(np.float64)
+    probabilities = np.exp(row) / np.exp(row).sum()
+    found = llm.next_token_probs("The capital", top=3)
+    assert [text for text, _ in found] == [llm.token_text(token) for token in np.argsort(-probabilities)[:3].tolist()]
+    assert [p for _, p in found] == pytest.approx(sorted(probabilities, reverse=True)[:3], rel=0.05)
+    assert all(math.isfinite(p) for _, p in found)
+    with pytest.raises(InvalidParameterError, match="top is 21; it must be a whole number from 1 to 20"):
+        llm.next_token_probs("x", top=21)
+
+
+def test_explain(llm: LLM) -> None:
+    steps = list(llm.explain("The capital", GREEDY, candidates=4))
+    assert [step.token_id for step in steps] == llm.generate("The capital", GREEDY)[0].outputs[0].token_ids
+    assert [step.position for step in steps] == list(range(2, 8))
+    assert all(len(step.candidates) == 4 and step.draw is None for step in steps)
+    assert steps[0].candidates[3].dropped_by == "top_k"
+    with pytest.raises(InvalidParameterError, match="candidates is 0"):
+        llm.explain("x", candidates=0)
+
+
+PROMPTS: list[tuple[Any, str]] = [
+    ("", "the prompt is empty"),
+    ({"prompt_token_ids": []}, "the prompt is empty"),
+    ({"prompt_token_ids": [1, -1]}, r"prompt_token_ids\[1\] is -1; the vocabulary has ids from 0 to 4095"),
+    ({"prompt_token_ids": [4096]}, r"prompt_token_ids\[0\] is 4096"),
+    ({"prompt_token_ids": [2**70]}, r"prompt_token_ids\[0\] is 1180591620717411303424"),
+    ({"prompt_token_ids": [1.5]}, "must be a list of whole numbers"),
+    ({"prompt_token_ids": 5}, "prompt_token_ids is 5"),
+    ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; with max_model_len 2048 the limit is 2047"),
+    ({"tokens": [1]}, "a prompt is {'tokens'"),
+    (None, "a prompt is None"),
+    ([5], "a prompt is 5"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), PROMPTS)
+def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, message: str, llm: LLM, engine_of: EngineOf) -> None:
+    several: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+    with pytest.raises(PromptError, match=message):
+        llm.generate(prompt)
+    with pytest.raises(PromptError, match=message):
+        llm.generate(["fine", *several])
+    for call in (llm.stream, llm.explain):
+        with pytest.raises(PromptError, match=message):
+            call(several[0])
+    assert engine_of(llm).steps == 0
+    assert not engine_of(llm).running
+
+
+def test_the_longest_prompt_leaves_one_token(llm: LLM) -> None:
+    output = llm.generate({"prompt_token_ids": [1] * 2047}, SamplingParams(max_tokens=50))[0]
+    assert len(output.outputs[0].token_ids) == 1
+
+
+def test_an_error_of_the_engine_ends_the_call(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+    fake_engine.error_at = 2
+    with pytest.raises(EngineError, match="logits are not finite"):
+        llm.generate(["a", "b"], GREEDY)
+    assert not engine_of(llm).running
+    assert llm.generate("a", GREEDY)[0].finished
+
+
+def test_a_refusal_by_the_engine_leaves_nothing_running(
+    llm: LLM, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(llm)
+    add = engine.add_request
+
+    def add_or_refuse(prompt: list[int], params: str) -> int:
+        if prompt == [9]:
+            raise PromptError("no room")
+        return add(prompt, params)
+
+    monkeypatch.setattr(engine, "add_request", add_or_refuse)
+    with pytest.raises(PromptError, match="no room"):
+        llm.generate([{"prompt_token_ids": [8]}, {"prompt_token_ids": [9]}], GREEDY)
+    assert not engine.running
+
+
+def test_closing_a_stream_ends_its_request(llm: LLM, engine_of: EngineOf) -> None:
+    stream = llm.stream("x")
+    next(stream)
+    assert engine_of(llm).running
+    stream.close()
+    assert not engine_of(llm).running
+    assert engine_of(llm).aborted
+
+
+def test_a_stream_that_is_not_read_runs_nothing(llm: LLM, engine_of: EngineOf) -> None:
+    llm.stream("x")
+    assert not engine_of(llm).running
+
+
+def test_a_closed_llm_says_so(fake_engine: type[fakes.Engine]) -> None:
+    with LLM() as llm:
+        stream = llm.stream("x")
+        next(stream)
+    for call in (lambda: llm.generate("x"), lambda: next(stream), lambda: llm.logits([1])):
+        with pytest.raises(EngineError, match="the engine is closed"):
+            call()
+    llm.close()
+    assert llm.tokenize("x")
+
+
+def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+    seen: list[tuple[int, int]] = []
+    llm = LLM(
+        "tiny",
+        quantization="bf16",
+        threads=3,
+        max_model_len=100,
+        kv_cache_memory=1 << 20,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(0, 100), (50, 100), (100, 100)]
+    assert engine_of(llm).options == {
+        "quantization": "bf16",
+        "threads": 3,
+        "max_model_len": 100,
+        "kv_cache_dtype": "auto",
+        "kv_cache_memory": 1 << 20,
+        "max_num_seqs": None,
+        "max_num_batched_tokens": None,
+    }
+    info = llm.info()
+    assert (info["model"], info["architecture"], info["threads"], info["max_model_len"]) == ("tiny", "llama", 3, 100)

@@ -1,0 +1,221 @@
+"""One engine, many threads: FAULTS rows 73, 74, 79 and 81, as far as Python has a part in them."""
+
+from __future__ import annotations
+
+import dis
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fakes
+import ferrule
+from ferrule import LLM, EngineError, SamplingParams
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(ferrule.__file__).parent
+EngineOf = Callable[[LLM], fakes.Engine]
+
+
+def params(length: int, seed: int = 1) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed, max_tokens=length, ignore_eos=True)
+
+
+def test_eight_threads_at_once(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+    """Each gets what it would get alone, and they share steps."""
+    fake_engine.step_seconds = 0.001
+    jobs = [(f"prompt {number}", params(20 + number, seed=number)) for number in range(8)]
+    alone = [llm.generate(*job)[0].outputs[0].token_ids for job in jobs]
+    before = engine_of(llm).steps
+    start = threading.Barrier(8)
+
+    def work(number: int) -> list[int]:
+        start.wait()
+        if number % 2:
+            return [token for delta in llm.stream(*jobs[number]) for token in delta.token_ids]
+        return llm.generate(*jobs[number])[0].outputs[0].token_ids
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == alone
+    steps = engine_of(llm).steps - before
+    assert steps < sum(len(tokens) for tokens in alone) / 2, "the threads took turns instead of sharing steps"
+    assert not engine_of(llm).running
+
+
+def test_no_thread_waits_for_another_to_finish(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+    fake_engine.step_seconds = 0.002
+    long_done = threading.Event()
+
+    def long() -> None:
+        llm.generate("long", params(600))
+        long_done.set()
+
+    thread = threading.Thread(target=long)
+    thread.start()
+    for _ in range(5):
+        llm.generate("short", params(3))
+    assert not long_done.is_set(), "a short request waited for a long one"
+    thread.join()
+
+
+def test_an_interrupted_thread_loses_nothing_of_another(
+    llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf
+) -> None:
+    """KeyboardInterrupt, from whichever thread happens to step."""
+    fake_engine.step_seconds = 0.001
+    expected = llm.generate("other", params(100))[0].outputs[0].token_ids
+    for interrupt_after in range(5, 45, 8):
+        fake_engine.interrupt_at = engine_of(llm).steps + interrupt_after
+        results: list[list[int] | type[BaseException]] = []
+
+        def work(results: list[list[int] | type[BaseException]] = results) -> None:
+            try:
+                results.append(llm.generate("other", params(100))[0].outputs[0].token_ids)
+            except KeyboardInterrupt:
+                results.append(KeyboardInterrupt)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, results)) == sorted(map(str, [expected, KeyboardInterrupt]))
+        assert not engine_of(llm).running
+
+
+def handler(code: types.CodeType, offset: int) -> int | None:
+    """Where an exception raised by an instruction goes."""
+    table: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return next((entry.target for entry in table if entry.start <= offset < entry.end), None)
+
+
+def interrupting(number: int) -> tuple[Callable[..., Any], list[int]]:
+    """A trace function that raises KeyboardInterrupt at the number-th place where Ctrl-C can strike in our code.
+
+    CPython looks for signals at the end of a call. A trace function can only raise before the instruction that follows,
+    so places where that one belongs to another handler are left out. The list counts the places passed.
+    """
+    passed = [0]
+    last: dict[Any, int] = {}
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            code, before = frame.f_code, last.get(frame, 0)
+            called = dis.opname[code.co_code[before]].startswith("CALL")
+            called = called and handler(code, before) == handler(code, frame.f_lasti)
+            last[frame] = frame.f_lasti
+            passed[0] += called
+            if called and passed[0] == number:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace, passed
+
+
+def test_ctrl_c_anywhere_in_our_code_loses_nothing_of_others(llm: LLM, engine_of: EngineOf) -> None:
+    """Each place in turn, while another request runs beside; afterwards the engine is free and that request whole."""
+    expected = llm.generate("beside", params(12))[0].outputs[0].token_ids
+    stop = SamplingParams(temperature=0, max_tokens=4, stop=["zz"])
+    number = 0
+    while True:
+        number += 1
+        beside = llm.stream("beside", params(12))
+        tokens = next(beside).token_ids
+        trace, passed = interrupting(number)
+        sys.settrace(trace)
+        try:
+            llm.generate(["mine", "mine too"], stop)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        tokens += [token for delta in beside for token in delta.token_ids]
+        assert tokens == expected, f"place {number}"
+        assert not engine_of(llm).running, f"place {number}"
+        if passed[0] < number:
+            break
+    assert number > 100
+
+
+def test_closing_while_a_thread_generates(fake_engine: type[fakes.Engine]) -> None:
+    fake_engine.step_seconds = 0.001
+    llm = LLM()
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            llm.generate("x", params(2000))
+        except EngineError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.05)
+    llm.close()
+    thread.join(5)
+    assert [str(error) for error in caught] == ["the engine is closed"]
+
+
+EXIT = """
+import fakes, threading, time
+fakes.install()
+fakes.Engine.step_seconds = 0.01
+from ferrule import LLM, SamplingParams
+llm = LLM()
+def work():
+    while True:
+        llm.generate("x", SamplingParams(ignore_eos=True))
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+print("leaving")
+"""
+
+
+def test_exit_during_generation_is_clean() -> None:
+    start = time.monotonic()
+    process = subprocess.run(
+        [sys.executable, "-c", EXIT], cwd=TESTS, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (process.returncode, process.stdout) == (0, "leaving\n")
+    assert "Fatal" not in process.stderr
+    assert time.monotonic() - start < 5 + 1
+
+
+FORK = """
+import fakes, os, threading, time
+fakes.install()
+fakes.Engine.step_seconds = 0.05
+from ferrule import LLM, SamplingParams, EngineError
+params = SamplingParams(max_tokens=3)
+llm = LLM()
+llm.generate("x", params)
+def in_child(expected):
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate("x", params)
+            os._exit(3)
+        except EngineError as error:
+            os._exit(4 if "forked" in str(error) else 5)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == expected, status
+in_child(3)
+threading.Thread(target=lambda: llm.generate("x", SamplingParams(max_tokens=40, ignore_eos=True))).start()
+time.sleep(0.3)
+in_child(4)
+"""
+
+
+def test_a_forked_child_works_or_says_why_not() -> None:
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], cwd=TESTS, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert process.returncode == 0, process.stderr
