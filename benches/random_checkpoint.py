@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import serialize_file
+from safetensors import TensorSpec, serialize_file
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,19 @@ def write(shape: Shape, directory: Path) -> None:
     """Write config.json and model.safetensors into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
-    tensors: dict[str, dict[str, object]] = {}
+    tensors: dict[str, np.ndarray] = {}
     for name, rows, columns in matrices(shape):
         scale = np.float32(1 / np.sqrt(columns))
-        values = to_bf16(rng.standard_normal((rows, columns), dtype=np.float32) * scale)
-        tensors[name] = {"dtype": "bfloat16", "shape": [rows, columns], "data": values.tobytes()}
-    norms = [f"model.layers.{i}.{kind}_layernorm.weight" for i in range(shape.layers) for kind in ("input", "post_attention")]
-    ones = to_bf16(np.ones(shape.hidden, dtype=np.float32)).tobytes()
+        tensors[name] = to_bf16(rng.standard_normal((rows, columns), dtype=np.float32) * scale)
+    kinds = ("input", "post_attention")
+    norms = [f"model.layers.{layer}.{kind}_layernorm.weight" for layer in range(shape.layers) for kind in kinds]
     for name in [*norms, "model.norm.weight"]:
-        tensors[name] = {"dtype": "bfloat16", "shape": [shape.hidden], "data": ones}
-    serialize_file(tensors, str(directory / "model.safetensors"), None)
+        tensors[name] = to_bf16(np.ones(shape.hidden, dtype=np.float32))
+    specs = {
+        name: TensorSpec(dtype="bfloat16", shape=values.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)
+        for name, values in tensors.items()
+    }
+    serialize_file(specs, str(directory / "model.safetensors"), None)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -107,6 +107,15 @@ class Candidate:
     def dropped_by(self) -> str | None:
         """The sampler stage that dropped it."""
 
+class Ceilings:
+    """Probes of what the machine can give, on as many threads as a model uses."""
+
+    def __init__(self, threads: int) -> None:
+        """Takes half a gigabyte to read. Raises InvalidParameterError, InsufficientMemoryError."""
+
+    def measure(self) -> tuple[float, float, float]:
+        """One pass: bytes read, f32 operations, integer additions per second. Takes a fraction of a second."""
+
 def sample_distribution(
     logits: list[float], params: str, prompt: list[int], output: list[int]
 ) -> tuple[list[int], list[float], int]:

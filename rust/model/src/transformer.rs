@@ -127,10 +127,25 @@ impl Transformer {
         self.weights.matrices().map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum()
     }
 
+    /// Weights of the layers' matrices, without embedding and head.
+    #[must_use]
+    pub fn layer_parameters(&self) -> u64 {
+        let weights = &self.weights;
+        let ends = weights.head.iter().map(|head| &head.weight).chain([&weights.embedding]);
+        self.parameters() - ends.map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum::<u64>()
+    }
+
     /// Bytes of the packed matrices.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
         self.weights.matrices().map(|matrix| matrix.bytes() as u64).sum()
+    }
+
+    /// Bytes of the matrices that each decode step reads whole: all but an embedding that is not the head too.
+    #[must_use]
+    pub fn weight_bytes_per_token(&self) -> u64 {
+        let embedding = if self.weights.head.is_some() { self.weights.embedding.bytes() } else { 0 };
+        self.weight_bytes() - embedding as u64
     }
 
     /// The format of the head's matrix; most other matrices share it.

@@ -1,5 +1,6 @@
 //! The extension module `ferrule._native`: convert, detach, call, map the error; nothing else.
 
+mod ceilings;
 mod engine;
 mod errors;
 mod fork;
@@ -40,6 +41,7 @@ fn available_memory() -> u64 {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fork::register(module.py())?;
     module.add("version", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<ceilings::Ceilings>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<outputs::StepOutput>()?;
     module.add_class::<outputs::TokenLogprobs>()?;
