@@ -1,1 +1,28 @@
-//! Placeholder.
+//! Requests in, token ids out: the loop that serves many sequences from one model and one pool of pages.
+//!
+//! Read it as the life of a request: [`Request`] with its [`SamplingParams`] is checked once and becomes a sequence;
+//! the scheduler picks what every step computes and hands out pages; the model computes one ragged batch; the
+//! [`sampling`] chain turns logits into a token; the step's [`StepOutput`]s go up. Token ids only: text lives above.
+//!
+//! The promise kept here: **what a request gets depends on the request alone**. Not on its neighbours, on how its
+//! prompt was cut into chunks, or on whether it had to give its pages up and was computed again.
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod evaluate;
+mod output;
+pub mod pages;
+mod params;
+mod request;
+pub mod sampling;
+mod scheduler;
+mod sequence;
+
+pub use engine::{Engine, EngineConfig, EngineStatistics};
+pub use error::{ConfigError, EngineError};
+pub use output::{FinishReason, RequestTiming, StepOutput};
+pub use pages::{PAGE_NONE, PageStatistics};
+pub use params::{ParamError, SamplingParams, limits};
+pub use request::{Request, RequestError, RequestId};
+pub use sampling::{Distribution, SampleError, SampleTrace, TokenLogprob, TokenLogprobs, TraceCandidate};

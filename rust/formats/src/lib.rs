@@ -1,1 +1,23 @@
-//! Placeholder.
+//! Model files: bytes in, typed tensors out.
+//!
+//! Files are hostile. Whatever a header claims is checked against the bytes that are there before any memory is
+//! reserved for it or any offset is followed, and a violation is a [`CheckpointError`] that names the file and states
+//! the fact with its numbers. Tensors are views of the mapped file; nothing is copied until a caller asks for floats.
+//!
+//! One fault survives no check: another program that truncates a file while it is mapped. Touching the missing pages
+//! then ends the process (SIGBUS); it holds for every program that maps files.
+
+mod checkpoint;
+mod dtype;
+mod error;
+mod folder;
+mod index;
+mod nearest;
+mod safetensors;
+mod tensor;
+mod unique;
+
+pub use checkpoint::Checkpoint;
+pub use dtype::{Dtype, FloatDtype};
+pub use error::{CheckpointError, Fault};
+pub use tensor::{FloatTensor, Tensor};

@@ -6,10 +6,34 @@
 //! the weight format, the instruction set and K alone** — not on how many rows are computed together, on tiling, on
 //! the number of threads or on who shares the batch.
 
+pub mod activation;
 pub mod arch;
+pub mod attention;
 mod cancel;
+pub mod disjoint;
+pub mod elementwise;
+#[cfg(test)]
+#[path = "../tests/guard/mod.rs"]
+mod guard;
 pub mod kv;
+pub mod machine;
+mod math;
+mod matmul;
+mod matrix;
+pub mod memory;
+pub mod norm;
 mod pool;
+pub mod probe;
+pub mod quant;
+pub mod rope;
+mod rows;
+#[cfg(test)]
+mod rowwise_tests;
 
 pub use cancel::Cancel;
+pub use matmul::matmul;
+pub use matrix::{PackError, PackedMatrix, RowSource};
+pub use memory::AllocError;
 pub use pool::{Exec, Pool, PoolError};
+pub use quant::Format;
+pub use rows::{Rows, RowsMut};

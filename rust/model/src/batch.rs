@@ -1,5 +1,7 @@
 //! What the engine asks of a model: the seam that fakes stand in for.
 
+use std::ops::Range;
+
 use ferrule_kernels::{Cancel, PoolError, kv::PageId};
 
 /// The layers that share a page table, and what a page of theirs holds.
@@ -40,11 +42,26 @@ pub struct SequenceChunk<'a> {
     pub logits: LogitRows,
 }
 
+impl SequenceChunk<'_> {
+    /// The positions of the chunk's tokens.
+    #[must_use]
+    pub fn positions(&self) -> Range<usize> {
+        self.first_position..self.first_position + self.tokens.len()
+    }
+}
+
 /// Chunks of several sequences, computed together.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// Chunks of different sequences, in any mix of prefill and decode.
     pub sequences: &'a [SequenceChunk<'a>],
+}
+
+impl<'a> Batch<'a> {
+    /// The tokens of all chunks: the rows of the batch.
+    pub fn tokens(self) -> impl Iterator<Item = u32> + 'a {
+        self.sequences.iter().flat_map(|sequence| sequence.tokens).copied()
+    }
 }
 
 /// Why a forward pass did not finish. The pages of its new positions hold nothing of use; all others are untouched.

@@ -2,5 +2,16 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod layer;
+mod rope;
+mod spec;
+mod transformer;
+mod weights;
 
 pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use rope::{Dynamic, Linear, Llama3, RopeScaling, RopeSpec, Yarn};
+pub use spec::{
+    ActivationSpec, AttentionSpec, FfnSpec, HeadSpec, LayerSpec, ModelSpec, NormSpec, SpecError, TensorSpec,
+};
+pub use transformer::{LoadOptions, Transformer};
+pub use weights::{LoadError, Progress};

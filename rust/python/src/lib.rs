@@ -1,1 +1,56 @@
-//! Placeholder.
+//! The extension module `ferrule._native`: convert, detach, call, map the error; nothing else.
+
+mod ceilings;
+mod engine;
+mod errors;
+mod fork;
+mod interrupt;
+mod options;
+mod outputs;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::machine;
+use pyo3::prelude::*;
+
+#[pyfunction]
+fn isa() -> PyResult<&'static str> {
+    Ok(errors::chosen_isa()?.name())
+}
+
+#[pyfunction]
+fn isa_names() -> Vec<&'static str> {
+    Isa::NAMES.to_vec()
+}
+
+#[pyfunction]
+fn available_isas() -> Vec<&'static str> {
+    Isa::available().into_iter().map(Isa::name).collect()
+}
+
+#[pyfunction]
+fn cpu_count() -> usize {
+    machine::cpu_count().get()
+}
+
+#[pyfunction]
+fn available_memory() -> u64 {
+    machine::available_memory()
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fork::register(module.py())?;
+    module.add("version", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<ceilings::Ceilings>()?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<outputs::StepOutput>()?;
+    module.add_class::<outputs::TokenLogprobs>()?;
+    module.add_class::<outputs::SampleTrace>()?;
+    module.add_class::<outputs::Candidate>()?;
+    module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
+    module.add_function(wrap_pyfunction!(isa, module)?)?;
+    module.add_function(wrap_pyfunction!(isa_names, module)?)?;
+    module.add_function(wrap_pyfunction!(available_isas, module)?)?;
+    module.add_function(wrap_pyfunction!(cpu_count, module)?)?;
+    module.add_function(wrap_pyfunction!(available_memory, module)?)
+}

@@ -80,6 +80,32 @@ impl Simd for Avx2 {
         });
     }
 
+    /// Adding just under half of the last place that stays, and that place's lowest bit, rounds ties to even.
+    #[inline(always)]
+    fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {
+        simd!({
+            let narrow = |half| {
+                let bits = _mm256_castps_si256(half);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let quiet_nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+                let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(half, half));
+                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet_nan, is_nan))
+            };
+            let interleaved = _mm256_packus_epi32(narrow(value.0), narrow(value.1));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(interleaved));
+        });
+    }
+
+    #[inline(always)]
+    fn store_f16(self, value: F32x16, to: &mut [u16; LANES]) {
+        let to: *mut __m128i = to.as_mut_ptr().cast();
+        simd!({
+            _mm_storeu_si128(to, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value.0));
+            _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value.1));
+        });
+    }
+
     #[inline(always)]
     fn add(self, a: F32x16, b: F32x16) -> F32x16 {
         simd!(F32x16(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)))

@@ -74,6 +74,26 @@ impl Simd for Avx512 {
         simd!(_mm512_storeu_ps(to.as_mut_ptr(), value));
     }
 
+    /// Adding just under half of the last place that stays, and that place's lowest bit, rounds ties to even.
+    #[inline(always)]
+    fn store_bf16(self, value: __m512, to: &mut [u16; LANES]) {
+        simd!({
+            let bits = _mm512_castps_si512(value);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+            let rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+            let narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), narrow);
+        });
+    }
+
+    #[inline(always)]
+    fn store_f16(self, value: __m512, to: &mut [u16; LANES]) {
+        let narrow = simd!(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value));
+        simd!(_mm256_storeu_si256(to.as_mut_ptr().cast(), narrow));
+    }
+
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         simd!(_mm512_add_ps(a, b))

@@ -64,6 +64,16 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {
+        *to = value.0.map(|x| half::bf16::from_f32(x).to_bits());
+    }
+
+    #[inline(always)]
+    fn store_f16(self, value: F32x16, to: &mut [u16; LANES]) {
+        *to = value.0.map(|x| half::f16::from_f32(x).to_bits());
+    }
+
+    #[inline(always)]
     fn add(self, a: F32x16, b: F32x16) -> F32x16 {
         a.zip(b, |a, b| a + b)
     }

@@ -40,6 +40,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_f16(self, from: &[u16; LANES]) -> Self::F32;
     /// Writes sixteen f32.
     fn store(self, value: Self::F32, to: &mut [f32; LANES]);
+    /// Writes sixteen bf16, rounded to nearest, ties to even; NaN stays NaN.
+    fn store_bf16(self, value: Self::F32, to: &mut [u16; LANES]);
+    /// Writes sixteen IEEE half floats, rounded to nearest, ties to even; NaN stays NaN.
+    fn store_f16(self, value: Self::F32, to: &mut [u16; LANES]);
 
     /// `a + b`
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
@@ -57,7 +61,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// The nearest integer, ties to even. Defined for |value| < 2^22.
     fn round(self, value: Self::F32) -> Self::F32;
-    /// 2^n for an integral n in [-126, 127].
+    /// 2^n for an integral n in [-126, 127]; 0 for n = -127.
     fn exp2_integer(self, n: Self::F32) -> Self::F32;
     /// Lane i of `a` for `from <= i < to`, of `b` elsewhere.
     fn select_range(self, from: usize, to: usize, a: Self::F32, b: Self::F32) -> Self::F32;

@@ -1,0 +1,73 @@
+# For everyone: `make demo` and `make test`. For work on ferrule itself: the rest; `make check` is what CI runs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# maturin installs into the venv that these name, whatever environment make was called in.
+MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
+
+# rustup installs here, and tells new shells only.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check lint rust-test python-test develop release wheel sdist bench tools clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: release ## build, install into .venv, and let the embedded model speak
+	$(BIN)/ferrule run "The capital of France is"
+
+test: ## all tests: Rust and Python
+	@scripts/require-tools $(PYTHON) test
+	$(MAKE) --keep-going rust-test python-test
+
+check: lint test ## what CI runs: formatting, lints, types, tests
+
+rust-test: tools ## the tests of the crates
+	cargo test --workspace --exclude ferrule-python
+
+python-test: develop ## the tests of the package, on a developer build
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/ready ## formatting, lints and types; changes nothing
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+develop: $(VENV)/ready ## install a developer build (optimized, incremental, no LTO)
+	$(MATURIN) develop --quiet
+
+release: $(VENV)/ready ## install the release build
+	$(MATURIN) develop --quiet --release
+
+wheel: $(VENV)/ready ## dist/*.whl, tested in a fresh venv without a Rust toolchain
+	rm -f dist/*.whl
+	$(MATURIN) build --release --out dist
+	scripts/try-wheel $(PYTHON) dist/*.whl
+
+sdist: $(VENV)/ready ## dist/*.tar.gz, and a wheel built from it and tested
+	rm -f dist/*.tar.gz
+	$(MATURIN) sdist --out dist
+	rm -rf target/from-sdist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir target/from-sdist dist/*.tar.gz
+	scripts/try-wheel $(PYTHON) target/from-sdist/*.whl
+
+bench: release ## the embedded model's prefill and decode speed on this machine
+	$(BIN)/ferrule bench --prompt 512 --gen 128
+
+clean: ## remove what was built
+	cargo clean
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+
+tools:
+	@scripts/require-tools $(PYTHON)
+
+# Made again when pyproject.toml changes: it lists what developers need.
+$(VENV)/ready: pyproject.toml scripts/install-dev | tools
+	$(PYTHON) -m venv $(VENV)
+	scripts/install-dev $(BIN)/python
+	@touch $@

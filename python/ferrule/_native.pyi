@@ -1,0 +1,137 @@
+"""The extension module: the engine in Rust. Speaks token ids and JSON; text lives above, in Python."""
+
+from collections.abc import Callable
+
+version: str
+"""The version of the crates."""
+
+class Engine:
+    """A model with its weights, its key-value cache, its threads and its scheduler."""
+
+    def __init__(
+        self, spec: str, model_dir: str, options: str, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Packs the weights of a checkpoint directory.
+
+        `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, threads, max_model_len,
+        kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens). `progress` is called with the
+        bytes packed so far and the bytes in all.
+
+        Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, KeyboardInterrupt.
+        """
+
+    def add_request(self, prompt_token_ids: list[int], params: str) -> int:
+        """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
+
+        Raises PromptError, InvalidParameterError, EngineError.
+        """
+
+    def step(self) -> list[StepOutput]:
+        """One batched forward pass and a sample for each sequence that is due; Python's lock is released.
+
+        Raises EngineError where the engine is dead, KeyboardInterrupt within 200 ms of Ctrl-C. After an interrupt the
+        engine is as before the step.
+        """
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request at once and frees its pages; says whether it was still running."""
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would do anything."""
+
+    def logits(self, token_ids: list[int]) -> bytearray:
+        """The logits after each token: float32 `[len(token_ids), vocab_size]`.
+
+        Raises PromptError, EngineError, KeyboardInterrupt.
+        """
+
+    def info(self) -> str:
+        """What is loaded and how, as JSON."""
+
+class StepOutput:
+    """What one request got in a step."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def finish_reason(self) -> str | None:
+        """`stop`, `length`, `abort`, `error`, or None while the request goes on."""
+    @property
+    def stop_token(self) -> int | None:
+        """The token that ended the request, where one did."""
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """One for each token, where they were asked for."""
+    @property
+    def trace(self) -> list[SampleTrace]:
+        """One for each token, where they were asked for."""
+
+class TokenLogprobs:
+    """Log-probabilities, before any sampler stage, of a sampled token and of the likeliest ones."""
+
+    @property
+    def sampled(self) -> tuple[int, float, int]:
+        """Token, log-probability, rank from 1."""
+    @property
+    def top(self) -> list[tuple[int, float, int]]: ...
+
+class SampleTrace:
+    """How one token was chosen."""
+
+    @property
+    def candidates(self) -> list[Candidate]: ...
+    @property
+    def draw(self) -> float | None:
+        """The uniform random number, or None where the choice was greedy."""
+    @property
+    def chosen(self) -> int: ...
+
+class Candidate:
+    """A token that might have been chosen."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def logit(self) -> float: ...
+    @property
+    def probability(self) -> float:
+        """Of the raw logits."""
+    @property
+    def final_probability(self) -> float:
+        """After all sampler stages."""
+    @property
+    def dropped_by(self) -> str | None:
+        """The sampler stage that dropped it."""
+
+class Ceilings:
+    """Probes of what the machine can give, on as many threads as a model uses."""
+
+    def __init__(self, threads: int) -> None:
+        """Takes half a gigabyte to read. Raises InvalidParameterError, InsufficientMemoryError."""
+
+    def measure(self) -> tuple[float, float, float]:
+        """One pass: bytes read, f32 operations, integer additions per second. Takes a fraction of a second."""
+
+def sample_distribution(
+    logits: list[float], params: str, prompt: list[int], output: list[int]
+) -> tuple[list[int], list[float], int]:
+    """What the sampler makes of a row of logits: the tokens kept, their probabilities, and the one chosen."""
+
+def isa() -> str:
+    """The instruction set in use: the fastest that this machine has, or what FERRULE_ISA names."""
+
+def isa_names() -> list[str]:
+    """Every instruction set that this build knows, slowest first."""
+
+def available_isas() -> list[str]:
+    """Those that this machine has, slowest first."""
+
+def cpu_count() -> int:
+    """Processors that this process may use, by affinity and by the container's quota."""
+
+def available_memory() -> int:
+    """Bytes that this process may still allocate, by the machine and by the container's limit."""

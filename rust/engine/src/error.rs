@@ -1,0 +1,61 @@
+//! What can go wrong with the engine as a whole; what is wrong with one request is a [`crate::RequestError`].
+
+/// Why an engine could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A limit of zero: nothing could ever be computed.
+    #[error("{field} must be at least 1, got 0")]
+    Zero {
+        /// The option's name.
+        field: &'static str,
+    },
+    /// The model has other groups of layers than pages were given for.
+    #[error("the model has {expected} groups of layers with KV pages, but sizes for {given} pools were given")]
+    PoolCount {
+        /// Groups of the model.
+        expected: usize,
+        /// Pools in the configuration.
+        given: usize,
+    },
+    /// A page's number is 32 bits wide and the last one stands for "no page".
+    #[error("a KV pool of {pages} pages is larger than the limit of {limit}")]
+    PoolTooLarge {
+        /// Pages asked for.
+        pages: usize,
+        /// The most there can be.
+        limit: usize,
+    },
+    /// The memory for KV pages does not hold one sequence of any use.
+    #[error("kv_cache_memory of {budget} bytes is too small: one sequence needs at least {needed} bytes")]
+    KvBudget {
+        /// Bytes that were granted.
+        budget: u64,
+        /// Bytes of the smallest useful pools.
+        needed: u64,
+    },
+}
+
+/// Why a call of the engine gave nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The cancel flag was up. Nothing is lost: the next step computes the same again.
+    #[error("cancelled")]
+    Cancelled,
+    /// A defect of ferrule ended the engine in an earlier call; every request of it was told.
+    #[error("the engine is dead: {reason}")]
+    Dead {
+        /// What happened.
+        reason: String,
+    },
+    /// A sequence given for evaluation is at fault.
+    #[error(transparent)]
+    Request(#[from] crate::RequestError),
+    /// The logits of all tokens do not fit into memory.
+    #[error("the logits of {tokens} tokens need {bytes} bytes, which could not be allocated")]
+    OutOfMemory {
+        /// Tokens of the sequence.
+        tokens: usize,
+        /// Bytes of the result.
+        bytes: u64,
+    },
+}

@@ -1,0 +1,85 @@
+//! What a step gives back.
+
+use std::time::Duration;
+
+use crate::{RequestId, SampleError, SampleTrace, TokenLogprobs};
+
+/// Why a request ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FinishReason {
+    /// It sampled one of its stop ids, which is also the last of its tokens.
+    Stop {
+        /// The stop id.
+        token: u32,
+    },
+    /// It has `max_tokens` tokens, or the context or the KV pool holds no more of it.
+    Length,
+    /// Its logits cannot be sampled from. Its neighbours go on.
+    Sampling(SampleError),
+    /// The engine died.
+    Dead {
+        /// What happened.
+        reason: String,
+    },
+}
+
+impl FinishReason {
+    /// The field's word for it: `stop`, `length` or `error`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stop { .. } => "stop",
+            Self::Length => "length",
+            Self::Sampling(_) | Self::Dead { .. } => "error",
+        }
+    }
+
+    /// The stop id that ended the request.
+    #[must_use]
+    pub fn stop_token(&self) -> Option<u32> {
+        match self {
+            Self::Stop { token } => Some(*token),
+            _ => None,
+        }
+    }
+
+    /// What went wrong, where something did.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        match self {
+            Self::Sampling(error) => Some(error.to_string()),
+            Self::Dead { reason } => Some(format!("the engine died: {reason}")),
+            Self::Stop { .. } | Self::Length => None,
+        }
+    }
+}
+
+/// When things happened to a request, counted from its arrival.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestTiming {
+    /// Until it was first part of a batch.
+    pub first_scheduled: Option<Duration>,
+    /// Until its first token was sampled: the time to first token.
+    pub first_token: Option<Duration>,
+    /// Until its latest token was sampled.
+    pub last_token: Option<Duration>,
+    /// How often it gave its pages up and was computed again.
+    pub preemptions: u32,
+}
+
+/// What one request got in one step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepOutput {
+    /// The request.
+    pub request: RequestId,
+    /// Its new tokens, a stop id included.
+    pub token_ids: Vec<u32>,
+    /// Why it ended, if it did; nothing more comes for this request then.
+    pub finish: Option<FinishReason>,
+    /// Parallel to `token_ids` where log-probabilities were asked for, else empty.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Parallel to `token_ids` where a trace was asked for, else empty.
+    pub trace: Vec<SampleTrace>,
+    /// When things happened so far.
+    pub timing: RequestTiming,
+}

@@ -1,0 +1,77 @@
+//! How many pages a budget of memory buys, when groups of layers have pages and windows of their own.
+
+use ferrule_model::KvGroup;
+
+use super::{most_held, pages_touched};
+use crate::ConfigError;
+
+/// Divides `budget` bytes among the pools of the groups, so that they run out together when every sequence is
+/// `max_model_len` tokens long, and no pool is larger than `max_num_seqs` such sequences need. `chunk` is the most that
+/// one step computes of a sequence (`max_num_batched_tokens`).
+///
+/// # Errors
+/// [`ConfigError::KvBudget`] if not even one page of context fits.
+pub fn divide(
+    groups: &[KvGroup],
+    budget: u64,
+    max_model_len: usize,
+    max_num_seqs: usize,
+    chunk: usize,
+) -> Result<Vec<usize>, ConfigError> {
+    let need: Vec<usize> = groups.iter().map(|group| most_held(group.window, max_model_len, chunk).max(1)).collect();
+    let bytes_of = |pages: &[usize]| -> u128 {
+        groups.iter().zip(pages).map(|(group, &pages)| u128::from(group.page_bytes) * pages as u128).sum()
+    };
+    // What one sequence takes with windows held only as far as rows see, and one page of everything else.
+    let least: Vec<usize> = groups
+        .iter()
+        .zip(&need)
+        .map(|(group, &need)| group.window.map_or(1, |window| need.min(pages_touched(window.max(1)))))
+        .collect();
+    let needed = bytes_of(&least);
+    if needed > u128::from(budget) {
+        return Err(ConfigError::KvBudget { budget, needed: u64::try_from(needed).unwrap_or(u64::MAX) });
+    }
+    let for_one = bytes_of(&need).max(1);
+    let left = u128::from(budget) - needed;
+    let most = |need: usize| (need as u128).saturating_mul(max_num_seqs as u128).min(u128::from(u32::MAX - 1));
+    let shares = need.iter().zip(&least).map(|(&need, &least)| {
+        // Beyond the least, in proportion to what a long sequence holds of each group.
+        let share = least as u128 + left.saturating_mul(need as u128) / for_one;
+        share.min(most(need)) as usize
+    });
+    Ok(shares.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(window: Option<usize>, page_bytes: u64) -> KvGroup {
+        KvGroup { layers: 1, window, page_bytes }
+    }
+
+    #[test]
+    fn one_group_gets_what_the_budget_buys_and_no_more_than_it_can_use() {
+        assert_eq!(divide(&[group(None, 100)], 1099, 1600, 4, 512), Ok(vec![10]));
+        assert_eq!(divide(&[group(None, 100)], u64::MAX, 1600, 4, 512), Ok(vec![400]));
+        assert_eq!(
+            divide(&[group(None, 100)], 99, 1600, 4, 512),
+            Err(ConfigError::KvBudget { budget: 99, needed: 100 })
+        );
+        assert_eq!(divide(&[group(None, 0)], 0, 1600, 1, 512), Ok(vec![1]));
+    }
+
+    #[test]
+    fn groups_share_by_what_a_long_sequence_holds_and_stay_within_the_budget() {
+        let groups = [group(None, 1000), group(Some(128), 5000)];
+        for budget in [60_000_u64, 200_000, 1_000_000, 10_000_000] {
+            let pages = divide(&groups, budget, 4096, 64, 64).unwrap();
+            let bytes = pages[0] as u64 * 1000 + pages[1] as u64 * 5000;
+            assert!(bytes <= budget, "{budget}: {pages:?}");
+            assert!(bytes * 100 >= budget * 85, "{budget}: {pages:?}");
+            assert!(pages[1] >= 9, "the window fits: {pages:?}");
+        }
+        assert!(divide(&groups, 40_000, 4096, 64, 64).is_err());
+    }
+}

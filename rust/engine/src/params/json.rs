@@ -1,0 +1,298 @@
+//! Sampling parameters from JSON.
+//!
+//! Numbers come in as wide as JSON has them, so that a value that does not fit is refused under its field's name
+//! rather than by a parser that knows only a line and a column.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::limits::{self, IntegerRange};
+use super::{ParamError, SamplingParams, check_count};
+
+/// The object as written: any value under each known name.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[derive(Default)]
+struct Fields {
+    temperature: Value,
+    top_k: Value,
+    top_p: Value,
+    min_p: Value,
+    repetition_penalty: Value,
+    presence_penalty: Value,
+    frequency_penalty: Value,
+    logit_bias: Value,
+    seed: Value,
+    max_tokens: Value,
+    min_tokens: Value,
+    stop_token_ids: Value,
+    logprobs: Value,
+    trace: Value,
+}
+
+/// Reads the object. Ranges of reals are left to [`SamplingParams::validate`].
+pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, ParamError> {
+    if !text.trim_start().starts_with('{') {
+        // serde would also take a list for a struct's fields in their order.
+        return Err(ParamError::Malformed { message: "expected a JSON object".into() });
+    }
+    let fields: Fields =
+        serde_json::from_str(text).map_err(|error| ParamError::Malformed { message: error.to_string() })?;
+    let default = SamplingParams::default();
+    Ok(SamplingParams {
+        temperature: real("temperature", &fields.temperature)?.unwrap_or(default.temperature),
+        top_k: integer(&limits::TOP_K, &fields.top_k)?.unwrap_or(default.top_k),
+        top_p: real("top_p", &fields.top_p)?.unwrap_or(default.top_p),
+        min_p: real("min_p", &fields.min_p)?.unwrap_or(default.min_p),
+        repetition_penalty: real("repetition_penalty", &fields.repetition_penalty)?
+            .unwrap_or(default.repetition_penalty),
+        presence_penalty: real("presence_penalty", &fields.presence_penalty)?.unwrap_or(default.presence_penalty),
+        frequency_penalty: real("frequency_penalty", &fields.frequency_penalty)?.unwrap_or(default.frequency_penalty),
+        logit_bias: bias(&fields.logit_bias, vocab_size)?,
+        seed: seed(&fields.seed)?,
+        max_tokens: integer(&limits::MAX_TOKENS, &fields.max_tokens)?
+            .ok_or(ParamError::Missing { field: "max_tokens" })?,
+        min_tokens: integer(&limits::MIN_TOKENS, &fields.min_tokens)?.unwrap_or(default.min_tokens),
+        stop_token_ids: tokens("stop_token_ids", &fields.stop_token_ids, vocab_size, limits::MAX_STOP_TOKEN_IDS)?,
+        logprobs: integer(&limits::LOGPROBS, &fields.logprobs)?,
+        trace: integer(&limits::TRACE, &fields.trace)?,
+    })
+}
+
+/// A value as an error shows it.
+fn shown(value: &Value) -> String {
+    const LENGTH: usize = 64;
+    let text = value.to_string();
+    match text.char_indices().nth(LENGTH) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn real(field: &'static str, value: &Value) -> Result<Option<f64>, ParamError> {
+    let number = match value {
+        Value::Null => return Ok(None),
+        Value::Number(number) => number.as_f64(),
+        Value::String(word) => word.parse::<f64>().ok().filter(|number| !number.is_finite()),
+        _ => None,
+    };
+    number.map(Some).ok_or_else(|| ParamError::WrongType { field, value: shown(value), expected: "a number" })
+}
+
+/// A whole number, or `Err(true)` for one too large for the type and `Err(false)` for anything else.
+fn whole(value: &Value) -> Result<i128, bool> {
+    let Value::Number(number) = value else { return Err(false) };
+    if let Some(number) = number.as_i64() {
+        return Ok(number.into());
+    }
+    if let Some(number) = number.as_u64() {
+        return Ok(number.into());
+    }
+    // Beyond 64 bits the parser has rounded it to a float; a smaller float was written with a point or an exponent.
+    Err(number.as_f64().is_some_and(|number| number.abs() >= i64::MAX as f64))
+}
+
+fn integer(range: &IntegerRange, value: &Value) -> Result<Option<usize>, ParamError> {
+    let out_of_range = || ParamError::OutOfRange { field: range.field, value: shown(value), limit: range.to_string() };
+    match whole(value) {
+        _ if value.is_null() => Ok(None),
+        Ok(-1) if range.minus_one_is_zero => Ok(Some(0)),
+        Ok(number) => match usize::try_from(number) {
+            Ok(number) if (range.low..=range.high).contains(&number) => Ok(Some(number)),
+            _ => Err(out_of_range()),
+        },
+        Err(true) => Err(out_of_range()),
+        Err(false) => {
+            Err(ParamError::WrongType { field: range.field, value: shown(value), expected: "a whole number" })
+        }
+    }
+}
+
+fn seed(value: &Value) -> Result<u64, ParamError> {
+    const FIELD: &str = "seed";
+    let out_of_range =
+        || ParamError::OutOfRange { field: FIELD, value: shown(value), limit: format!("0 to {}", u64::MAX) };
+    match whole(value) {
+        _ if value.is_null() => Err(ParamError::Missing { field: FIELD }),
+        Ok(number) => u64::try_from(number).map_err(|_| out_of_range()),
+        Err(true) => Err(out_of_range()),
+        Err(false) => Err(ParamError::WrongType { field: FIELD, value: shown(value), expected: "a whole number" }),
+    }
+}
+
+fn token(field: &'static str, id: Result<i128, bool>, written: String, vocab: usize) -> Result<u32, ParamError> {
+    match id {
+        Ok(id) if (0..vocab as i128).contains(&id) => {
+            u32::try_from(id).map_err(|_| ParamError::TokenId { field, id: written, vocab_size: vocab })
+        }
+        Ok(_) | Err(true) => Err(ParamError::TokenId { field, id: written, vocab_size: vocab }),
+        Err(false) => Err(ParamError::WrongType { field, value: written, expected: "token ids (whole numbers)" }),
+    }
+}
+
+fn tokens(field: &'static str, value: &Value, vocab: usize, limit: usize) -> Result<Vec<u32>, ParamError> {
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(items) => {
+            check_count(field, items.len(), limit)?;
+            items.iter().map(|item| token(field, whole(item), shown(item), vocab)).collect()
+        }
+        _ => Err(ParamError::WrongType { field, value: shown(value), expected: "a list of token ids" }),
+    }
+}
+
+fn bias(value: &Value, vocab: usize) -> Result<Vec<(u32, f64)>, ParamError> {
+    const FIELD: &str = "logit_bias";
+    let read = |(key, value): (&String, &Value)| {
+        let id = token(FIELD, key.parse::<i128>().map_err(|_| false), shown(&Value::String(key.clone())), vocab)?;
+        let expected = "a map from token ids to numbers";
+        let bias = real(FIELD, value)?.ok_or(ParamError::WrongType { field: FIELD, value: shown(value), expected })?;
+        Ok((id, bias))
+    };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Object(map) => {
+            let mut entries = Map::iter(map).map(read).collect::<Result<Vec<_>, ParamError>>()?;
+            // "7" and "07" are one id: refusing beats guessing which of them is meant.
+            entries.sort_by_key(|&(id, _)| id);
+            match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+                Some(pair) => {
+                    let value = pair[0].0.to_string();
+                    Err(ParamError::WrongType { field: FIELD, value, expected: "a map that names each token id once" })
+                }
+                None => Ok(entries),
+            }
+        }
+        _ => Err(ParamError::WrongType {
+            field: FIELD,
+            value: shown(value),
+            expected: "a map from token ids to numbers",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCAB: usize = 100;
+
+    fn refused(extra: &str) -> ParamError {
+        let text = format!(r#"{{"seed": 1, "max_tokens": 4{}{extra}}}"#, if extra.is_empty() { "" } else { ", " });
+        SamplingParams::from_json(&text, VOCAB).expect_err(&text)
+    }
+
+    /// FAULTS rows 46 to 52: each refused, and the message names field, value and limit.
+    #[test]
+    fn every_bad_number_is_named() {
+        for (field, value, limit) in [
+            ("temperature", "-1", "at most 100"),
+            ("temperature", "\"nan\"", "at most 100"),
+            ("temperature", "\"inf\"", "at most 100"),
+            ("temperature", "1e308", "at most 100"),
+            ("top_p", "-1", "at most 1"),
+            ("top_p", "0", "above 0"),
+            ("top_p", "2", "at most 1"),
+            ("min_p", "2", "at most 1"),
+            ("min_p", "-0.5", "at least 0"),
+            ("repetition_penalty", "0", "above 0"),
+            ("repetition_penalty", "101", "at most 100"),
+            ("presence_penalty", "2.5", "at most 2"),
+            ("frequency_penalty", "-3", "at least -2"),
+            ("top_k", "-5", "0 or -1: off"),
+            ("top_k", "9223372036854775808", "2147483647"),
+            ("top_k", "170141183460469231731687303715884105728", "2147483647"),
+            ("logprobs", "1000000", "0 to 20"),
+            ("logprobs", "-1", "0 to 20"),
+            ("trace", "1001", "0 to 1000"),
+            ("min_tokens", "-1", "0 to"),
+            ("min_tokens", "5", "max_tokens (4)"),
+        ] {
+            let ParamError::OutOfRange { field: named, value: given, limit: stated } =
+                refused(&format!("\"{field}\": {value}"))
+            else {
+                panic!("{field} {value}")
+            };
+            assert_eq!(named, field);
+            assert!(stated.contains(limit), "{field}: {stated}");
+            assert!(!given.is_empty());
+        }
+        for value in ["-1", "0", "9223372036854775808", "1e300"] {
+            let error = SamplingParams::from_json(&format!(r#"{{"seed": 1, "max_tokens": {value}}}"#), VOCAB);
+            assert!(matches!(error, Err(ParamError::OutOfRange { field: "max_tokens", .. })), "{error:?}");
+        }
+        for value in ["-1", "18446744073709551616"] {
+            let error = SamplingParams::from_json(&format!(r#"{{"seed": {value}, "max_tokens": 1}}"#), VOCAB);
+            assert!(matches!(error, Err(ParamError::OutOfRange { field: "seed", .. })), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn ids_outside_the_vocabulary_are_named() {
+        for (text, field, id) in [
+            (r#""logit_bias": {"100": 1}"#, "logit_bias", "\"100\""),
+            (r#""logit_bias": {"-1": 1}"#, "logit_bias", "\"-1\""),
+            (r#""stop_token_ids": [5, 100]"#, "stop_token_ids", "100"),
+            (r#""stop_token_ids": [-1]"#, "stop_token_ids", "-1"),
+            (r#""stop_token_ids": [99999999999999999999999]"#, "stop_token_ids", "1e+23"),
+        ] {
+            assert_eq!(refused(text), ParamError::TokenId { field, id: id.into(), vocab_size: VOCAB });
+        }
+    }
+
+    #[test]
+    fn other_shapes_are_named() {
+        for (text, field) in [
+            (r#""temperature": "hot""#, "temperature"),
+            (r#""temperature": "0.5""#, "temperature"),
+            (r#""top_k": 1.5"#, "top_k"),
+            (r#""top_k": true"#, "top_k"),
+            (r#""stop_token_ids": "stop""#, "stop_token_ids"),
+            (r#""stop_token_ids": [1.5]"#, "stop_token_ids"),
+            (r#""logit_bias": [1]"#, "logit_bias"),
+            (r#""logit_bias": {"one": 1}"#, "logit_bias"),
+            (r#""logit_bias": {"1": null}"#, "logit_bias"),
+            (r#""logit_bias": {"7": 1, "07": 2}"#, "logit_bias"),
+        ] {
+            assert!(matches!(refused(text), ParamError::WrongType { field: named, .. } if named == field), "{text}");
+        }
+        assert!(matches!(refused(r#""logit_bias": {"1": "inf"}"#), ParamError::OutOfRange { field: "logit_bias", .. }));
+        assert!(matches!(refused(r#""logit_bias": {"1": 101}"#), ParamError::OutOfRange { field: "logit_bias", .. }));
+        let many = format!("\"stop_token_ids\": {:?}", vec![1; 100_000]);
+        assert_eq!(refused(&many), ParamError::TooMany { field: "stop_token_ids", count: 100_000, limit: 1024 });
+        assert!(refused(r#""best_of": 2"#).to_string().contains("best_of"));
+        for text in ["", "{:", "[]", "null", &"[".repeat(100_000)] {
+            assert!(matches!(SamplingParams::from_json(text, VOCAB), Err(ParamError::Malformed { .. })));
+        }
+        assert_eq!(SamplingParams::from_json(r#"{"seed": 1}"#, 9), Err(ParamError::Missing { field: "max_tokens" }));
+        assert_eq!(SamplingParams::from_json(r#"{"max_tokens": 1}"#, 9), Err(ParamError::Missing { field: "seed" }));
+    }
+
+    #[test]
+    fn everything_is_read() {
+        let text = r#"{"temperature": 0.5, "top_k": -1, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
+            "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5},
+            "seed": 18446744073709551615, "max_tokens": 7, "min_tokens": 7, "stop_token_ids": [9, 2, 9],
+            "logprobs": 20, "trace": 3}"#;
+        let expected = SamplingParams {
+            temperature: 0.5,
+            top_k: 0,
+            top_p: 0.9,
+            min_p: 0.1,
+            repetition_penalty: 1.1,
+            presence_penalty: -1.0,
+            frequency_penalty: 2.0,
+            logit_bias: vec![(3, 1.5), (7, -100.0)],
+            seed: u64::MAX,
+            max_tokens: 7,
+            min_tokens: 7,
+            stop_token_ids: vec![2, 9],
+            logprobs: Some(20),
+            trace: Some(3),
+        };
+        assert_eq!(SamplingParams::from_json(text, VOCAB), Ok(expected));
+        let nulls = r#"{"seed": 0, "max_tokens": 16, "temperature": null, "top_k": null, "logprobs": null,
+            "stop_token_ids": null, "logit_bias": null}"#;
+        assert_eq!(SamplingParams::from_json(nulls, VOCAB), Ok(SamplingParams::default()));
+    }
+}

@@ -1,0 +1,95 @@
+//! The range of every sampling parameter, written once. They are vLLM's where vLLM has one.
+
+use std::fmt;
+
+/// The range of a parameter that is a real number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RealRange {
+    /// The parameter's name.
+    pub field: &'static str,
+    /// The smallest value.
+    pub low: f64,
+    /// Whether `low` itself is outside.
+    pub low_is_open: bool,
+    /// The largest value, inside.
+    pub high: f64,
+}
+
+impl RealRange {
+    const fn closed(field: &'static str, low: f64, high: f64) -> Self {
+        Self { field, low, low_is_open: false, high }
+    }
+
+    const fn open_below(field: &'static str, low: f64, high: f64) -> Self {
+        Self { field, low, low_is_open: true, high }
+    }
+
+    /// Whether a value is inside; what is not a number never is.
+    #[must_use]
+    pub fn contains(&self, value: f64) -> bool {
+        value <= self.high && if self.low_is_open { value > self.low } else { value >= self.low }
+    }
+}
+
+impl fmt::Display for RealRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bound = if self.low_is_open { "above" } else { "at least" };
+        write!(f, "{bound} {} and at most {}", self.low, self.high)
+    }
+}
+
+/// The range of a parameter that is a whole number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IntegerRange {
+    /// The parameter's name.
+    pub field: &'static str,
+    /// The smallest value.
+    pub low: usize,
+    /// The largest value.
+    pub high: usize,
+    /// Whether -1 is another way to write 0.
+    pub minus_one_is_zero: bool,
+}
+
+impl IntegerRange {
+    const fn new(field: &'static str, low: usize, high: usize) -> Self {
+        Self { field, low, high, minus_one_is_zero: false }
+    }
+}
+
+impl fmt::Display for IntegerRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.low, self.high)?;
+        if self.minus_one_is_zero { write!(f, " (0 or -1: off)") } else { Ok(()) }
+    }
+}
+
+/// A token count that nobody means; it also fits every integer type on the way.
+const MANY: usize = i32::MAX as usize;
+
+/// `temperature`.
+pub const TEMPERATURE: RealRange = RealRange::closed("temperature", 0.0, 100.0);
+/// `top_k`. More than the vocabulary is allowed and keeps everything.
+pub const TOP_K: IntegerRange = IntegerRange { minus_one_is_zero: true, ..IntegerRange::new("top_k", 0, MANY) };
+/// `top_p`.
+pub const TOP_P: RealRange = RealRange::open_below("top_p", 0.0, 1.0);
+/// `min_p`.
+pub const MIN_P: RealRange = RealRange::closed("min_p", 0.0, 1.0);
+/// `repetition_penalty`.
+pub const REPETITION_PENALTY: RealRange = RealRange::open_below("repetition_penalty", 0.0, 100.0);
+/// `presence_penalty`.
+pub const PRESENCE_PENALTY: RealRange = RealRange::closed("presence_penalty", -2.0, 2.0);
+/// `frequency_penalty`.
+pub const FREQUENCY_PENALTY: RealRange = RealRange::closed("frequency_penalty", -2.0, 2.0);
+/// Each value of `logit_bias`.
+pub const LOGIT_BIAS: RealRange = RealRange::closed("logit_bias", -100.0, 100.0);
+/// `max_tokens`. More than the context holds is allowed: the continuation ends where the context does.
+pub const MAX_TOKENS: IntegerRange = IntegerRange::new("max_tokens", 1, MANY);
+/// `min_tokens`; also at most `max_tokens`.
+pub const MIN_TOKENS: IntegerRange = IntegerRange::new("min_tokens", 0, MANY);
+/// `logprobs`.
+pub const LOGPROBS: IntegerRange = IntegerRange::new("logprobs", 0, 20);
+/// `trace`.
+pub const TRACE: IntegerRange = IntegerRange::new("trace", 0, 1000);
+/// Items of `stop_token_ids`: each is looked for after every token.
+pub const MAX_STOP_TOKEN_IDS: usize = 1024;

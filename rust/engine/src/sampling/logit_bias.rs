@@ -1,0 +1,23 @@
+//! What the caller adds to the logits of tokens it names (OpenAI's `logit_bias`).
+
+use super::{Candidates, Context, Stage};
+
+pub(super) struct LogitBias;
+
+impl Stage for LogitBias {
+    fn name(&self) -> &'static str {
+        "logit_bias"
+    }
+
+    fn is_active(&self, context: Context<'_>) -> bool {
+        !context.params.logit_bias.is_empty()
+    }
+
+    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+        for &(id, bias) in &context.params.logit_bias {
+            if let Some(logit) = candidates.logit_mut(id) {
+                *logit += bias as f32;
+            }
+        }
+    }
+}

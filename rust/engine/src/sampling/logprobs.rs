@@ -1,0 +1,61 @@
+//! Log-probabilities of the raw logits, before any stage: what the model says, not what the sampler made of it.
+
+use super::candidates::{highest, most_likely, weight};
+
+/// A token's log-probability.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub id: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f64,
+    /// Its place among all tokens, the most likely being 1; among equals the lower id comes first.
+    pub rank: usize,
+}
+
+/// What was asked to be told about a sampled token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token that was sampled.
+    pub sampled: TokenLogprob,
+    /// The most likely ones, most likely first, as many as asked for; the sampled one may be among them.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// The softmax of a row of raw logits, one token at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Softmax {
+    highest: f32,
+    sum: f64,
+}
+
+impl Softmax {
+    /// Adds the row up in the order of its ids.
+    pub fn of(logits: &[f32]) -> Self {
+        let highest = highest(logits.iter().copied());
+        Self { highest, sum: logits.iter().map(|&logit| weight(logit, highest)).sum() }
+    }
+
+    pub fn probability(self, logit: f32) -> f64 {
+        weight(logit, self.highest) / self.sum
+    }
+
+    pub fn logprob(self, logit: f32) -> f64 {
+        f64::from(logit) - f64::from(self.highest) - self.sum.ln()
+    }
+}
+
+/// The place of a token among all of a row, from 1.
+pub(super) fn rank(logits: &[f32], id: u32) -> usize {
+    let logit = logits[id as usize];
+    let ahead = |(other, &value): (u32, &f32)| value > logit || (value == logit && other < id);
+    1 + (0..).zip(logits).filter(|&entry| ahead(entry)).count()
+}
+
+/// Log-probabilities of a sampled token and of the `count` most likely ones.
+pub(super) fn logprobs(logits: &[f32], sampled: u32, count: usize) -> TokenLogprobs {
+    let softmax = Softmax::of(logits);
+    let of = |id: u32, rank: usize| TokenLogprob { id, logprob: softmax.logprob(logits[id as usize]), rank };
+    let top = most_likely(logits, count).into_iter().zip(1..).map(|(id, rank)| of(id, rank)).collect();
+    TokenLogprobs { sampled: of(sampled, rank(logits, sampled)), top }
+}

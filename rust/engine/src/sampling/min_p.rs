@@ -1,0 +1,21 @@
+//! Drops what is less than `min_p` times as likely as the most likely token (<https://arxiv.org/abs/2407.01082>).
+
+use super::candidates::weight;
+use super::{Candidates, Context, Stage};
+
+pub(super) struct MinP;
+
+impl Stage for MinP {
+    fn name(&self) -> &'static str {
+        "min_p"
+    }
+
+    fn is_active(&self, context: Context<'_>) -> bool {
+        context.params.min_p > 0.0
+    }
+
+    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+        let highest = candidates.highest_logit();
+        candidates.retain(|entry| weight(entry.logit, highest) >= context.params.min_p);
+    }
+}

@@ -1,0 +1,23 @@
+//! No stop id before the continuation has its minimum length.
+
+use super::{Candidates, Context, Stage};
+
+pub(super) struct MinTokens;
+
+impl Stage for MinTokens {
+    fn name(&self) -> &'static str {
+        "min_tokens"
+    }
+
+    fn is_active(&self, context: Context<'_>) -> bool {
+        context.history.output_len() < context.params.min_tokens && !context.params.stop_token_ids.is_empty()
+    }
+
+    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+        for &id in &context.params.stop_token_ids {
+            if let Some(logit) = candidates.logit_mut(id) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}

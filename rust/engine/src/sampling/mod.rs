@@ -1,0 +1,235 @@
+//! From a row of logits to a token.
+//!
+//! # Order
+//! vLLM's. Log-probabilities are taken from the raw logits, before any stage. Then `STAGES`, from top to bottom:
+//!
+//! | stage | what it does |
+//! |---|---|
+//! | `logit_bias` | adds to the logits of named tokens |
+//! | `min_tokens` | drops stop ids while the continuation is too short |
+//! | `penalties` | repetition, then frequency, then presence |
+//! | `greedy` | at temperature 0 drops all but the most likely token |
+//! | `temperature` | divides |
+//! | `min_p` | drops what is unlikely beside the most likely token |
+//! | `top_k` | keeps so many of the most likely |
+//! | `top_p` | keeps the smallest most likely set of that mass |
+//!
+//! and one of what is left is drawn. (Hugging Face's order is the same but for min-p, which it applies after top-p. The
+//! two differ only where both are on: min-p compares with the most likely token, which top-k and top-p never drop, but
+//! what it drops makes top-p's mass smaller.) Each filter sees probabilities over what the stages before it kept.
+//!
+//! # Ties and exactness
+//! Among equal logits the lower id is the more likely one, everywhere; only top-k keeps all that equal the last one
+//! kept, as vLLM's and Hugging Face's do. Logits are f32; probabilities and their sums are f64, added up in an order
+//! that depends on the logits alone.
+//!
+//! # Random numbers
+//! The uniform number behind a token depends on the request's seed and the token's position alone (see [`rng`]). That
+//! is what makes a seeded request the same alone, in a batch, after preemption, and under speculation.
+//!
+//! # A new stage
+//! One file with a `Stage`, one line in `STAGES` and in the table above, its parameters in `SamplingParams`.
+
+mod candidates;
+mod draw;
+mod greedy;
+mod history;
+mod logit_bias;
+mod logprobs;
+mod min_p;
+mod min_tokens;
+mod penalties;
+pub mod rng;
+mod temperature;
+#[cfg(test)]
+mod tests;
+mod top_k;
+mod top_p;
+mod trace;
+
+pub(crate) use history::History;
+pub use logprobs::{TokenLogprob, TokenLogprobs};
+pub use trace::{SampleTrace, TraceCandidate};
+
+use crate::SamplingParams;
+use candidates::Candidates;
+
+/// Every stage, in the order in which they act.
+const STAGES: &[&dyn Stage] = &[
+    &logit_bias::LogitBias,
+    &min_tokens::MinTokens,
+    &penalties::Penalties,
+    &greedy::Greedy,
+    &temperature::Temperature,
+    &min_p::MinP,
+    &top_k::TopK,
+    &top_p::TopP,
+];
+
+/// What is named where a logit is negative infinity before any stage.
+const MODEL: &str = "model";
+
+/// What a stage may know besides the logits.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    params: &'a SamplingParams,
+    history: &'a History,
+}
+
+/// One step on the way from logits to a choice.
+trait Stage: Sync {
+    /// The parameter's name, as a trace shows it.
+    fn name(&self) -> &'static str;
+
+    /// Whether it would change anything.
+    fn is_active(&self, context: Context<'_>) -> bool;
+
+    /// Changes logits, or drops candidates (by a logit of negative infinity, or altogether). There is always one
+    /// candidate with a finite logit before; a filter leaves one.
+    fn apply(&self, candidates: &mut Candidates, context: Context<'_>);
+}
+
+/// Why a row of logits gives no token. Only the request it belongs to is concerned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// The model computed something that is not a logit.
+    #[error(
+        "{count} of {vocab_size} logits of position {position} are NaN or infinite, the first that of token {token}"
+    )]
+    NotFinite {
+        /// Logits that are NaN or positive infinity.
+        count: usize,
+        /// The lowest id of them.
+        token: u32,
+        /// Logits in the row.
+        vocab_size: usize,
+        /// Position of the token that was to be sampled.
+        position: usize,
+    },
+    /// Every token is forbidden.
+    #[error("no token is left to sample at position {position}: every one is forbidden (last by {stage})")]
+    NothingLeft {
+        /// Position of the token that was to be sampled.
+        position: usize,
+        /// The stage after which nothing was left.
+        stage: &'static str,
+    },
+}
+
+/// A sampled token, and what was asked to be told about it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sample {
+    pub token: u32,
+    pub logprobs: Option<TokenLogprobs>,
+    pub trace: Option<SampleTrace>,
+}
+
+/// What is left of a row of logits after all stages.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distribution {
+    /// The ids kept, ascending.
+    pub ids: Vec<u32>,
+    /// The probability of each, in the order of `ids`; their sum is 1.
+    pub probabilities: Vec<f64>,
+    /// The token drawn.
+    pub chosen: u32,
+    /// The uniform number in [0, 1) that drew it; none when greedy.
+    pub draw: Option<f64>,
+}
+
+/// Samples tokens; keeps its memory from one to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    candidates: Candidates,
+    weights: Vec<(u32, f64)>,
+}
+
+impl Sampler {
+    /// Samples the token at `position` from `logits [vocab]`.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        history: &History,
+        position: usize,
+    ) -> Result<Sample, SampleError> {
+        check_finite(logits, position)?;
+        let mut trace = params.trace.map(|count| trace::Recorder::new(logits, count));
+        self.filter(logits, Context { params, history }, position, trace.as_mut())?;
+        let uniform = uniform(params, position);
+        let token = draw::draw(&self.candidates, uniform.unwrap_or(0.0), &mut self.weights);
+        Ok(Sample {
+            token,
+            logprobs: params.logprobs.map(|count| logprobs::logprobs(logits, token, count)),
+            trace: trace.map(|recorder| recorder.finish(logits, &self.candidates, token, uniform)),
+        })
+    }
+
+    /// Runs the active stages.
+    fn filter(
+        &mut self,
+        logits: &[f32],
+        context: Context<'_>,
+        position: usize,
+        mut trace: Option<&mut trace::Recorder>,
+    ) -> Result<(), SampleError> {
+        self.candidates.fill(logits);
+        if self.candidates.highest_logit() == f32::NEG_INFINITY {
+            return Err(SampleError::NothingLeft { position, stage: MODEL });
+        }
+        for stage in STAGES.iter().filter(|stage| stage.is_active(context)) {
+            stage.apply(&mut self.candidates, context);
+            if let Some(trace) = trace.as_deref_mut() {
+                trace.note(stage.name(), &self.candidates);
+            }
+            if self.candidates.highest_logit() == f32::NEG_INFINITY {
+                return Err(SampleError::NothingLeft { position, stage: stage.name() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the sampler makes of one row of logits: a pure function, which tests compare with other implementations.
+///
+/// `prompt` and `output` are the tokens before the one to sample; its position is their length together.
+///
+/// # Errors
+/// [`SampleError`] where a request would end with it.
+pub fn distribution(
+    logits: &[f32],
+    params: &SamplingParams,
+    prompt: &[u32],
+    output: &[u32],
+) -> Result<Distribution, SampleError> {
+    let position = prompt.len() + output.len();
+    let history = History::new(params, prompt, output);
+    check_finite(logits, position)?;
+    let mut sampler = Sampler::default();
+    sampler.filter(logits, Context { params, history: &history }, position, None)?;
+    let candidates = &sampler.candidates;
+    let draw = uniform(params, position);
+    let (ids, weights): (Vec<u32>, Vec<f64>) = candidates.weights().unzip();
+    let total: f64 = weights.iter().sum();
+    Ok(Distribution {
+        ids,
+        probabilities: weights.iter().map(|weight| weight / total).collect(),
+        chosen: draw::draw(candidates, draw.unwrap_or(0.0), &mut sampler.weights),
+        draw,
+    })
+}
+
+fn uniform(params: &SamplingParams, position: usize) -> Option<f64> {
+    (!params.is_greedy()).then(|| rng::uniform(params.seed, position as u64))
+}
+
+/// Refuses NaN and positive infinity. Negative infinity is a model's own way to forbid a token.
+fn check_finite(logits: &[f32], position: usize) -> Result<(), SampleError> {
+    let is_bad = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
+    let count = logits.iter().map(|&logit| usize::from(is_bad(logit))).sum();
+    if count == 0 {
+        return Ok(());
+    }
+    let first = logits.iter().position(|&logit| is_bad(logit)).unwrap_or(0);
+    Err(SampleError::NotFinite { count, token: first as u32, vocab_size: logits.len(), position })
+}

@@ -1,0 +1,39 @@
+//! Less of what was said before.
+//!
+//! Repetition (CTRL, <https://arxiv.org/abs/1909.05858>; Hugging Face's and vLLM's reading: prompt and continuation)
+//! divides positive logits and multiplies negative ones. Frequency and presence (OpenAI: continuation only) are
+//! subtracted, the former once for each occurrence.
+
+use crate::SamplingParams;
+
+use super::{Candidates, Context, Stage};
+
+pub(super) struct Penalties;
+
+/// Whether any of the three would change something.
+pub(super) fn are_on(params: &SamplingParams) -> bool {
+    params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
+}
+
+impl Stage for Penalties {
+    fn name(&self) -> &'static str {
+        "penalties"
+    }
+
+    fn is_active(&self, context: Context<'_>) -> bool {
+        are_on(context.params)
+    }
+
+    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+        let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *context.params;
+        for (id, times) in context.history.tokens() {
+            let Some(logit) = candidates.logit_mut(id) else { continue };
+            let raw = f64::from(*logit);
+            let mut penalized = if raw > 0.0 { raw / repetition_penalty } else { raw * repetition_penalty };
+            if times > 0 {
+                penalized -= frequency_penalty * f64::from(times) + presence_penalty;
+            }
+            *logit = penalized as f32;
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What a sample tells about itself, against the obvious way to find it out.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn sample(logits: &[f32], params: &SamplingParams) -> Sample {
+    Sampler::default().sample(logits, params, &History::new(params, &[0], &[]), 1).unwrap()
+}
+
+/// Ids by likelihood with their log-probabilities.
+fn ranked(logits: &[f32]) -> Vec<(u32, f64)> {
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let mut all: Vec<(u32, f64)> =
+        (0..).zip(logits).map(|(id, &logit)| (id, (f64::from(logit).exp() / sum).ln())).collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all
+}
+
+proptest! {
+    #[test]
+    fn logprobs_are_those_of_the_raw_logits(
+        logits in prop::collection::vec((-40..40).prop_map(|number| number as f32 / 8.0), 1..50),
+        count in 0..20_usize,
+        seed: u64,
+    ) {
+        // Every stage that could change them is on.
+        let params = SamplingParams {
+            seed, temperature: 0.5, top_k: 3, repetition_penalty: 2.0, logit_bias: vec![(0, 5.0)], logprobs: Some(count),
+            ..SamplingParams::default()
+        };
+        let sample = sample(&logits, &params);
+        let got = sample.logprobs.unwrap();
+        let ranked = ranked(&logits);
+        prop_assert_eq!(got.top.len(), count.min(logits.len()));
+        let sampled_rank = 1 + ranked.iter().position(|(id, _)| *id == sample.token).unwrap();
+        prop_assert_eq!((got.sampled.id, got.sampled.rank), (sample.token, sampled_rank));
+        for (place, token) in got.top.iter().enumerate() {
+            prop_assert_eq!((token.id, token.rank), (ranked[place].0, place + 1));
+        }
+        for token in got.top.iter().chain([&got.sampled]) {
+            prop_assert!((token.logprob - ranked[token.rank - 1].1).abs() < 1e-12);
+        }
+    }
+}
+
+#[test]
+fn a_trace_names_the_stage_that_dropped_each_candidate() {
+    let logits = [4.0, 3.5, 3.0, 2.5, 2.0, -9.0, f32::NEG_INFINITY];
+    let params = SamplingParams {
+        stop_token_ids: vec![1],
+        min_tokens: 1,
+        min_p: 0.01,
+        top_k: 3,
+        top_p: 0.8,
+        trace: Some(7),
+        seed: 1,
+        ..SamplingParams::default()
+    };
+    let sample = sample(&logits, &params);
+    let trace = sample.trace.unwrap();
+    let dropped: Vec<_> = trace.candidates.iter().map(|candidate| (candidate.id, candidate.dropped_by)).collect();
+    // Left after top-k are 4, 3 and 2.5, of which the first two hold 0.86 of the mass.
+    let expected = [
+        (0, None),
+        (1, Some("min_tokens")),
+        (2, None),
+        (3, Some("top_p")),
+        (4, Some("top_k")),
+        (5, Some("min_p")),
+        (6, Some("model")),
+    ];
+    assert_eq!(dropped, expected);
+    let distribution = distribution(&logits, &params, &[0], &[]).unwrap();
+    assert_eq!((trace.chosen, trace.draw), (distribution.chosen, distribution.draw));
+    for candidate in &trace.candidates {
+        assert_eq!(candidate.logit, logits[candidate.id as usize]);
+        let place = distribution.ids.iter().position(|id| *id == candidate.id);
+        assert_eq!(candidate.final_probability, place.map_or(0.0, |place| distribution.probabilities[place]));
+    }
+    let raw: f64 = trace.candidates.iter().map(|candidate| candidate.probability).sum();
+    assert!((raw - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn a_trace_ends_with_what_was_picked_if_it_is_not_among_the_likeliest() {
+    let greedy = SamplingParams { temperature: 0.0, logit_bias: vec![(2, 9.0)], trace: Some(1), ..Default::default() };
+    let trace = sample(&[3.0, 2.0, 1.0], &greedy).trace.unwrap();
+    let shown: Vec<_> = trace.candidates.iter().map(|candidate| (candidate.id, candidate.dropped_by)).collect();
+    assert_eq!((shown, trace.chosen, trace.draw), (vec![(0, Some("greedy")), (2, None)], 2, None));
+    assert_eq!(trace.candidates[1].final_probability, 1.0);
+}
+
+#[test]
+fn a_history_grows_as_if_made_anew() {
+    let params = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
+    let mut grown = History::new(&params, &[1, 2, 2], &[]);
+    [2, 3, 3].into_iter().for_each(|token| grown.push(token));
+    let made = History::new(&params, &[1, 2, 2], &[2, 3, 3]);
+    assert_eq!(grown.tokens().collect::<Vec<_>>(), made.tokens().collect::<Vec<_>>());
+    assert_eq!((grown.output_len(), made.tokens().count()), (3, 3));
+    // Nobody asks for counts here, so none are kept.
+    assert_eq!(History::new(&SamplingParams::default(), &[1], &[2]).tokens().count(), 0);
+}

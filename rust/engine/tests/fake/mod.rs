@@ -1,0 +1,213 @@
+//! A language model that computes nothing and checks everything.
+//!
+//! Each slot of a page keeps the token written there, its position, and a hash of all tokens up to it. A forward pass
+//! reads the hash of the position before its chunk from the page (and checks that everything a row may see is what
+//! belongs there), so that logits, made from the hash, are right only if every page is. It also refuses batches that
+//! break the limits, and fails when told to.
+
+// Every test binary compiles this file and uses a part of it.
+#![allow(dead_code)]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
+use ferrule_kernels::Cancel;
+use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
+use ferrule_model::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+
+/// Token ids of the fake.
+pub const VOCAB: usize = 64;
+
+/// What goes wrong in a forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Cancelled after half of the chunks' positions were written, with nonsense.
+    CancelledMidway,
+    /// A worker panicked, and the pool caught it.
+    Panicked,
+    /// A panic that nobody caught.
+    Unwinds,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Slot {
+    position: usize,
+    token: u32,
+    /// Hash of the tokens up to this one.
+    state: u64,
+}
+
+/// A chunk as it was computed: first position, tokens, wanted logits.
+pub type Chunk = (usize, Vec<u32>, LogitRows);
+
+/// See the module.
+#[derive(Debug)]
+pub struct FakeModel {
+    groups: Vec<KvGroup>,
+    /// For each group the slots of all pages.
+    slots: Vec<Vec<Option<Slot>>>,
+    limits: (usize, usize),
+    /// What goes wrong, by the number of the forward pass.
+    pub faults: BTreeMap<usize, Fault>,
+    /// After this token, logits are NaN.
+    pub poison: Option<u32>,
+    /// Every batch so far, those that failed included.
+    pub batches: RefCell<Vec<Vec<Chunk>>>,
+}
+
+/// One step of a hash (SplitMix64).
+pub fn mix(state: u64, value: u64) -> u64 {
+    let mut bits = state.wrapping_add(value).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+/// The logits that follow tokens whose hash is `state`; coarse, so that ties happen.
+pub fn logits_after(state: u64) -> impl Iterator<Item = f32> {
+    (0..VOCAB as u64).map(move |id| (mix(state, id) >> 56) as f32 / 32.0 - 4.0)
+}
+
+/// The hash of a sequence with nothing computed.
+pub fn first_state(prompt_len: usize) -> u64 {
+    mix(7, prompt_len as u64)
+}
+
+impl FakeModel {
+    pub fn new(config: &EngineConfig, windows: &[Option<usize>]) -> Self {
+        Self {
+            groups: windows.iter().map(|&window| KvGroup { layers: 1, window, page_bytes: 64 }).collect(),
+            slots: config.pages.iter().map(|&pages| vec![None; pages * PAGE_TOKENS]).collect(),
+            limits: (config.max_num_batched_tokens, config.max_num_seqs),
+            faults: BTreeMap::new(),
+            poison: None,
+            batches: RefCell::default(),
+        }
+    }
+
+    fn check_limits(&self, batch: Batch<'_>) {
+        let (max_tokens, max_seqs) = self.limits;
+        let tokens: usize = batch.sequences.iter().map(|chunk| chunk.tokens.len()).sum();
+        assert!(!batch.sequences.is_empty() && tokens <= max_tokens, "{tokens} tokens in a step");
+        assert!(batch.sequences.len() <= max_seqs, "{} sequences in a step", batch.sequences.len());
+        for group in 0..self.groups.len() {
+            let mut seen = BTreeSet::new();
+            for chunk in batch.sequences {
+                for &page in chunk.pages[group].iter().filter(|&&page| page != PAGE_NONE) {
+                    assert!(seen.insert(page), "page {page} belongs to two sequences, or to one twice");
+                }
+            }
+        }
+    }
+
+    fn slot(pages: &[PageId], position: usize) -> usize {
+        let page = pages[position / PAGE_TOKENS];
+        assert_ne!(page, PAGE_NONE, "position {position} has lost its page");
+        page as usize * PAGE_TOKENS + position % PAGE_TOKENS
+    }
+
+    /// The hash before a chunk, after checking all that its first row sees.
+    fn state_before(&self, chunk: &SequenceChunk<'_>, group: usize) -> u64 {
+        let window = self.groups[group].window.unwrap_or(usize::MAX);
+        let first_seen = (chunk.first_position + 1).saturating_sub(window);
+        let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len));
+        for position in first_seen..chunk.first_position {
+            let slot = self.slots[group][Self::slot(&chunk.pages[group], position)].expect("a page was never written");
+            assert_eq!(slot.position, position, "a page holds other positions than it should");
+            if let Some(before) = state {
+                assert_eq!(slot.state, mix(before, slot.token.into()), "position {position} is another sequence's");
+            }
+            state = Some(slot.state);
+        }
+        state.expect("windows of the fake are at least two, so that a row sees the one before it")
+    }
+
+    /// Writes a chunk to its pages, and gives the hash after each token.
+    fn write(&mut self, chunk: &SequenceChunk<'_>, group: usize) -> Vec<u64> {
+        let mut state = self.state_before(chunk, group);
+        let mut states = Vec::new();
+        for (position, &token) in (chunk.first_position..).zip(chunk.tokens) {
+            state = mix(state, token.into());
+            self.slots[group][Self::slot(&chunk.pages[group], position)] = Some(Slot { position, token, state });
+            states.push(state);
+        }
+        states
+    }
+
+    fn write_nonsense(&mut self, batch: Batch<'_>) {
+        for chunk in batch.sequences {
+            for group in 0..self.groups.len() {
+                for position in chunk.first_position..chunk.first_position + chunk.tokens.len().div_ceil(2) {
+                    let nonsense = Slot { position: usize::MAX, token: u32::MAX, state: 0 };
+                    self.slots[group][Self::slot(&chunk.pages[group], position)] = Some(nonsense);
+                }
+            }
+        }
+    }
+}
+
+impl LanguageModel for FakeModel {
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn kv_groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
+        let first = |page: PageId| page as usize * PAGE_TOKENS;
+        self.slots[group].copy_within(first(from)..first(from) + PAGE_TOKENS, first(to));
+    }
+
+    fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
+        self.check_limits(batch);
+        let chunks = batch.sequences.iter().map(|chunk| (chunk.first_position, chunk.tokens.to_vec(), chunk.logits));
+        let number = self.batches.get_mut().len();
+        self.batches.get_mut().push(chunks.collect());
+        logits.clear();
+        match self.faults.get(&number) {
+            _ if cancel.is_cancelled() => return Err(ForwardError::Cancelled),
+            None => {}
+            Some(Fault::CancelledMidway) => {
+                self.write_nonsense(batch);
+                return Err(ForwardError::Cancelled);
+            }
+            Some(Fault::Panicked) => return Err(ForwardError::Panicked("index out of bounds".into())),
+            Some(Fault::Unwinds) => panic!("a slice was too short"),
+        }
+        for chunk in batch.sequences {
+            let states: Vec<Vec<u64>> = (0..self.groups.len()).map(|group| self.write(chunk, group)).collect();
+            assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "groups hold different tokens");
+            let states = &states[0];
+            let wanted = match chunk.logits {
+                LogitRows::None => &[],
+                LogitRows::Last => &states[states.len() - 1..],
+                LogitRows::All => &states[..],
+            };
+            let is_poisoned = self.poison.is_some() && chunk.tokens.last() == self.poison.as_ref();
+            for &state in wanted {
+                logits.extend(logits_after(state).map(|logit| if is_poisoned { f32::NAN } else { logit }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An engine over a fake with the given groups: pages and window of each.
+pub fn engine(config: &EngineConfig, windows: &[Option<usize>]) -> Engine<FakeModel> {
+    Engine::new(FakeModel::new(config, windows), config.clone()).expect("the configuration is valid")
+}
+
+/// Steps until nothing is left to do; all outputs in order.
+pub fn run(engine: &mut Engine<FakeModel>) -> Vec<StepOutput> {
+    let mut outputs = Vec::new();
+    for _ in 0..100_000 {
+        if !engine.has_unfinished_requests() {
+            return outputs;
+        }
+        outputs.extend(engine.step(&Cancel::new()).expect("nothing was told to fail"));
+    }
+    panic!("the requests do not end");
+}

@@ -1,0 +1,186 @@
+//! Every tensor of a Hugging Face directory, memory-mapped.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::dtype::FloatDtype;
+use crate::error::{CheckpointError, Fault};
+use crate::folder::{Folder, open_file};
+use crate::index::{INDEX_NAME, read_index};
+use crate::nearest::nearest;
+use crate::safetensors::{Entry, read_header};
+use crate::tensor::{FloatTensor, Tensor};
+
+const SINGLE_NAME: &str = "model.safetensors";
+
+/// What PyTorch's pickles are called.
+const PICKLE_EXTENSIONS: [&str; 5] = ["bin", "pt", "pth", "ckpt", "pkl"];
+
+/// The tensors of one model, in one safetensors file or in several with an index.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// What lists the tensors: the one file, or the index.
+    listing: PathBuf,
+    shards: Vec<Mmap>,
+    tensors: BTreeMap<String, Place>,
+}
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Place {
+    shard: usize,
+    entry: Entry,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors`, or else `model.safetensors.index.json` and its shards, in `dir`.
+    ///
+    /// Reads and checks the headers alone; takes memory for a table of the tensors.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] for whatever is missing, malformed, or outside of the folder.
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        let folder = Folder::open(dir)?;
+        if let Some(path) = folder.locate(SINGLE_NAME)? {
+            let named = folder.path().join(SINGLE_NAME);
+            let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
+            let tensors = entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry })).collect();
+            return Ok(Self { listing: named, shards: vec![map], tensors });
+        }
+        match folder.locate(INDEX_NAME)? {
+            Some(index) => Self::open_sharded(&folder, &index),
+            None => Err(no_weights(&folder)?.of(folder.path())),
+        }
+    }
+
+    fn open_sharded(folder: &Folder, index: &Path) -> Result<Self, CheckpointError> {
+        let listing = folder.path().join(INDEX_NAME);
+        // All shards are located, and with that checked, before the first one is opened.
+        let mut located = Vec::new();
+        for (shard, tensors) in read_index(index)? {
+            match folder.locate(&shard)? {
+                Some(path) => located.push((path, folder.path().join(&shard), tensors)),
+                None => {
+                    let tensor = tensors.into_iter().next().unwrap_or_default();
+                    return Err(Fault::ShardMissing { tensor, shard }.of(&listing));
+                }
+            }
+        }
+        let mut shards = Vec::with_capacity(located.len());
+        let mut all = BTreeMap::new();
+        for (shard, (path, named, tensors)) in located.into_iter().enumerate() {
+            let (map, mut entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
+            for tensor in tensors {
+                match entries.remove(&tensor) {
+                    Some(entry) => all.insert(tensor, Place { shard, entry }),
+                    None => return Err(Fault::ShardLacks { tensor, index: INDEX_NAME.to_owned() }.of(&named)),
+                };
+            }
+            shards.push(map);
+        }
+        Ok(Self { listing, shards, tensors: all })
+    }
+
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    /// [`Fault::NoTensor`] names it, the file that should list it, and the nearest name there.
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, CheckpointError> {
+        let Some((name, Place { shard, entry })) = self.tensors.get_key_value(name) else {
+            let nearest = nearest(name, self.names()).map(str::to_owned);
+            return Err(Fault::NoTensor { tensor: name.to_owned(), nearest }.of(&self.listing));
+        };
+        Ok(Tensor {
+            name,
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            bytes: &self.shards[*shard][entry.bytes.clone()],
+            shard: *shard,
+            offset: entry.bytes.start,
+        })
+    }
+
+    /// The tensor of that name, which must be of F32, F16 or BF16.
+    ///
+    /// # Errors
+    /// As [`tensor`](Self::tensor), and [`Fault::NotFloat`].
+    pub fn float_tensor(&self, name: &str) -> Result<FloatTensor<'_>, CheckpointError> {
+        let tensor = self.tensor(name)?;
+        match FloatDtype::of(tensor.dtype) {
+            Some(float) => Ok(FloatTensor { tensor, float }),
+            None => Err(Fault::NotFloat { tensor: name.to_owned(), dtype: tensor.dtype }.of(&self.listing)),
+        }
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Bytes of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|place| place.entry.bytes.len() as u64).sum()
+    }
+
+    /// Gives the memory behind a tensor back; its pages are read from the file again when they are next touched.
+    ///
+    /// Whole pages inside the tensor only: its neighbours may be in use.
+    pub fn release(&self, tensor: &Tensor<'_>) {
+        #[cfg(unix)]
+        {
+            let page = page_bytes();
+            let begin = tensor.offset.next_multiple_of(page);
+            let end = (tensor.offset + tensor.bytes.len()) / page * page;
+            if begin < end {
+                // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so that a page
+                // dropped here holds the same bytes when it is touched again.
+                let advised = unsafe {
+                    self.shards[tensor.shard].unchecked_advise_range(
+                        memmap2::UncheckedAdvice::DontNeed,
+                        begin,
+                        end - begin,
+                    )
+                };
+                // Advice: where the system does not take it, more memory stays resident and nothing else happens.
+                drop(advised);
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = tensor;
+    }
+}
+
+/// Maps one safetensors file and reads its header.
+fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
+    let (mut file, bytes) = open_file(path)?;
+    let entries = read_header(&mut file, bytes)?;
+    // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What remains is a
+    // program that truncates the file meanwhile: see the crate's documentation.
+    let map = unsafe { Mmap::map(&file) }?;
+    // The header was checked against `bytes`; a file that has shrunk since then is not what was checked.
+    if (map.len() as u64) < bytes {
+        return Err(Fault::TooShort { bytes: map.len() as u64 });
+    }
+    Ok((map, entries))
+}
+
+/// Why a folder without safetensors files of the usual names cannot be loaded.
+fn no_weights(folder: &Folder) -> Result<Fault, CheckpointError> {
+    let names = folder.file_names()?;
+    let with = |extensions: &[&str]| -> Vec<String> {
+        let has = |name: &&String| Path::new(name).extension().is_some_and(|e| extensions.iter().any(|x| e == *x));
+        names.iter().filter(has).cloned().collect()
+    };
+    let others = with(&["safetensors"]);
+    let files = with(&PICKLE_EXTENSIONS);
+    Ok(if others.is_empty() && !files.is_empty() { Fault::PickleOnly { files } } else { Fault::NoWeights { others } })
+}
+
+#[cfg(unix)]
+fn page_bytes() -> usize {
+    // SAFETY: asks for a constant of the system; touches no memory of ours.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page).ok().filter(|page| page.is_power_of_two()).unwrap_or(1 << 16)
+}

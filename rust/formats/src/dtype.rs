@@ -1,0 +1,118 @@
+//! The element types of safetensors files.
+
+/// Declares the types once: variant, name in the file, bits of an element.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal;)*) => {
+        /// The type of a stored element, named as in the file.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Dtype { $($(#[$doc])* $variant,)* }
+
+        impl Dtype {
+            /// All of them.
+            pub const ALL: &[Dtype] = &[$(Dtype::$variant),*];
+
+            /// The names of all of them, each after a space. A constant, since LLVM takes minutes to unroll a loop that
+            /// joins them.
+            pub const NAMES: &str = concat!($(" ", $name),*);
+
+            /// The type that a file calls `name`.
+            pub fn named(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$variant),)* _ => None }
+            }
+
+            /// Its name in a file.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Bits that one element takes.
+            pub fn bits(self) -> u64 {
+                match self { $(Self::$variant => $bits,)* }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// IEEE 754 single precision.
+    F32 = "F32", 32;
+    /// IEEE 754 half precision.
+    F16 = "F16", 16;
+    /// The upper half of an `F32`.
+    Bf16 = "BF16", 16;
+    /// IEEE 754 double precision.
+    F64 = "F64", 64;
+    /// Two `F32`: real and imaginary part.
+    C64 = "C64", 64;
+    /// 8-bit float, 4 bits of exponent (<https://arxiv.org/abs/2209.05433>).
+    F8E4M3 = "F8_E4M3", 8;
+    /// 8-bit float, 5 bits of exponent.
+    F8E5M2 = "F8_E5M2", 8;
+    /// As `F8_E4M3`, without infinities and negative zero (<https://arxiv.org/abs/2206.02915>).
+    F8E4M3Fnuz = "F8_E4M3FNUZ", 8;
+    /// As `F8_E5M2`, without infinities and negative zero.
+    F8E5M2Fnuz = "F8_E5M2FNUZ", 8;
+    /// A power of two: the scale of a microscaling block (OCP MX 1.0).
+    F8E8M0 = "F8_E8M0", 8;
+    /// 6-bit float of OCP MX 1.0.
+    F6E2M3 = "F6_E2M3", 6;
+    /// 6-bit float of OCP MX 1.0.
+    F6E3M2 = "F6_E3M2", 6;
+    /// 4-bit float of OCP MX 1.0.
+    F4 = "F4", 4;
+    /// A byte that is 0 or 1.
+    Bool = "BOOL", 8;
+    /// Signed byte.
+    I8 = "I8", 8;
+    /// Unsigned byte.
+    U8 = "U8", 8;
+    /// Signed 16 bits.
+    I16 = "I16", 16;
+    /// Unsigned 16 bits.
+    U16 = "U16", 16;
+    /// Signed 32 bits.
+    I32 = "I32", 32;
+    /// Unsigned 32 bits.
+    U32 = "U32", 32;
+    /// Signed 64 bits.
+    I64 = "I64", 64;
+    /// Unsigned 64 bits.
+    U64 = "U64", 64;
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The types that widen to f32 exactly: those that weights may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatDtype {
+    /// As it is.
+    F32,
+    /// Half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+impl FloatDtype {
+    /// `dtype` as one of these, if it is.
+    pub fn of(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::F32 => Some(Self::F32),
+            Dtype::F16 => Some(Self::F16),
+            Dtype::Bf16 => Some(Self::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Bytes that one element takes.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What can be wrong with a checkpoint: the file, and the fact that it violates.
+
+use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
+
+/// A file of a checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", file.display())]
+pub struct CheckpointError {
+    /// The file (or folder) at fault.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub fault: Box<Fault>,
+}
+
+/// The violated fact. Byte ranges of tensors count from the start of the data, just after the header.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Fault {
+    #[error("cannot be read: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("is not a regular file")]
+    NotAFile,
+    #[error("is empty (0 bytes): the download was interrupted or never started")]
+    Empty,
+    #[error(
+        "is a Git LFS pointer of {bytes} bytes, not the weights. Download the weights: run `git lfs pull` in its folder"
+    )]
+    LfsPointer { bytes: u64 },
+
+    // The folder.
+    #[error(
+        "has neither model.safetensors nor model.safetensors.index.json (safetensors files there: {})",
+        listed(others)
+    )]
+    NoWeights { others: Vec<String> },
+    #[error(
+        "has only pickle files ({}). Reading a pickle can run any code that its author put in, so ferrule does not: \
+         convert the model to safetensors or look for a repository that has them",
+        listed(files)
+    )]
+    PickleOnly { files: Vec<String> },
+    #[error("is a link to {}, which is outside of the model's folder: refused", target.display())]
+    LeavesFolder { target: PathBuf },
+
+    // model.safetensors.index.json
+    #[error("is {bytes} bytes long; the limit for an index is {limit}")]
+    IndexTooLong { bytes: u64, limit: u64 },
+    #[error("is not a valid index: {0}")]
+    IndexMalformed(serde_json::Error),
+    #[error("weight_map names no tensor")]
+    IndexEmpty,
+    #[error(
+        "weight_map puts tensor {tensor:?} into {shard:?}, which is not a plain file name inside the folder: refused"
+    )]
+    ShardName { tensor: String, shard: String },
+    #[error("weight_map puts tensor {tensor:?} into {shard:?}, which does not exist: download the missing file")]
+    ShardMissing { tensor: String, shard: String },
+    #[error("lacks tensor {tensor:?}, which {index} says is in it")]
+    ShardLacks { tensor: String, index: String },
+
+    // The header of a safetensors file.
+    #[error("is {bytes} bytes long; a safetensors file starts with 8 bytes that hold the header's length")]
+    TooShort { bytes: u64 },
+    #[error("says that its header has {bytes} bytes; the limit is {limit}")]
+    HeaderTooLong { bytes: u64, limit: u64 },
+    #[error(
+        "says that its header has {header} bytes, but only {rest} bytes follow: the file is truncated or not safetensors"
+    )]
+    HeaderPastEnd { header: u64, rest: u64 },
+    #[error("header is not UTF-8: the bytes from {offset} on are no character")]
+    HeaderNotUtf8 { offset: usize },
+    #[error("header starts with {found:?}, not with '{{'")]
+    HeaderNotObject { found: char },
+    #[error("header is malformed: {0}")]
+    HeaderMalformed(serde_json::Error),
+    #[error("tensor {tensor:?} has the unknown dtype {dtype:?} (known:{})", Dtype::NAMES)]
+    UnknownDtype { tensor: String, dtype: String },
+    #[error("tensor {tensor:?} has data_offsets [{begin}, {end}], which end before they begin")]
+    OffsetsReversed { tensor: String, begin: u64, end: u64 },
+    #[error(
+        "tensor {tensor:?} ends at byte {end} of the data, of which the file has {data}: {} bytes are missing (truncated?)",
+        end - data
+    )]
+    PastEnd { tensor: String, end: u64, data: u64 },
+    #[error("tensor {tensor:?} has the shape {shape:?}, whose size in bytes as {dtype} exceeds 64 bits")]
+    SizeOverflow { tensor: String, shape: Vec<usize>, dtype: Dtype },
+    #[error("tensor {tensor:?} has the shape {shape:?} of {dtype}, which do not fill whole bytes")]
+    PartialByte { tensor: String, shape: Vec<usize>, dtype: Dtype },
+    #[error(
+        "tensor {tensor:?} of shape {shape:?} and dtype {dtype} takes {needs} bytes, but its data_offsets span {span}"
+    )]
+    SizeMismatch { tensor: String, shape: Vec<usize>, dtype: Dtype, needs: u64, span: u64 },
+    #[error("tensor {tensor:?} begins at byte {begin} of the data, inside another tensor that ends at {previous_end}")]
+    Overlap { tensor: String, begin: u64, previous_end: u64 },
+    #[error("bytes {begin} to {end} of the data, before tensor {tensor:?}, belong to no tensor")]
+    Hole { tensor: String, begin: u64, end: u64 },
+    #[error("has {extra} bytes after the last tensor, which ends at byte {end} of the data")]
+    TrailingBytes { extra: u64, end: u64 },
+
+    // A tensor that a caller asked for.
+    #[error("has no tensor {tensor:?}{}", did_you_mean(nearest))]
+    NoTensor { tensor: String, nearest: Option<String> },
+    #[error("tensor {tensor:?} is stored as {dtype}; weights must be F32, F16 or BF16")]
+    NotFloat { tensor: String, dtype: Dtype },
+}
+
+impl Fault {
+    /// This fault in that file.
+    pub(crate) fn of(self, file: &Path) -> CheckpointError {
+        CheckpointError { file: file.to_owned(), fault: Box::new(self) }
+    }
+}
+
+fn listed(files: &[String]) -> String {
+    if files.is_empty() { "none".to_owned() } else { files.join(", ") }
+}
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or_else(String::new, |name| format!("; the nearest name is {name:?}"))
+}

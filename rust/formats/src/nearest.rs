@@ -1,0 +1,52 @@
+//! The name that a caller probably meant.
+
+/// The candidate with the smallest edit distance to `name`, if it shares at least half of it.
+pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut best = None;
+    let mut limit = name.len() / 2 + 1;
+    for candidate in candidates {
+        // The difference in length bounds the distance from below, and spares most of the work.
+        if candidate.len().abs_diff(name.len()) < limit {
+            let distance = edit_distance(name.as_bytes(), candidate.as_bytes());
+            if distance < limit {
+                (best, limit) = (Some(candidate), distance);
+            }
+        }
+    }
+    best
+}
+
+/// Insertions, deletions and replacements of bytes between two names (Levenshtein).
+fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_levenshteins() {
+        for (a, b, distance) in [("", "", 0), ("", "ab", 2), ("kitten", "sitting", 3), ("flaw", "lawn", 2)] {
+            assert_eq!(edit_distance(a.as_bytes(), b.as_bytes()), distance);
+            assert_eq!(edit_distance(b.as_bytes(), a.as_bytes()), distance);
+        }
+    }
+
+    #[test]
+    fn the_nearest_of_several_is_found_and_a_stranger_is_not() {
+        let names = ["model.layers.0.q.weight", "layers.0.q.weight", "lm_head.weight"];
+        assert_eq!(nearest("model.layers.0.k.weight", names.into_iter()), Some("model.layers.0.q.weight"));
+        assert_eq!(nearest("x", names.into_iter()), None);
+    }
+}

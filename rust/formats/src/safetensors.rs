@@ -1,0 +1,210 @@
+//! The header of a safetensors file, read and checked.
+//!
+//! Layout (<https://huggingface.co/docs/safetensors/index#format>): a little-endian u64 N; N bytes of JSON, one object
+//! `{name: {"dtype", "shape", "data_offsets": [begin, end]}, ..., "__metadata__": {string: string}}`; the data, which
+//! the tensors cover without hole or overlap.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::dtype::Dtype;
+use crate::error::Fault;
+use crate::unique::{UniqueMap, check_new};
+
+/// The limit that the format itself sets.
+const MAX_HEADER: u64 = 100_000_000;
+/// Bytes before the header.
+const LENGTH_BYTES: u64 = 8;
+/// No model has more; unbounded, a shape of `1,1,1,...` would cost four times its text.
+const MAX_DIMENSIONS: usize = 8;
+/// The start of a Git LFS pointer (<https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>).
+pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
+/// The largest pointer that Git LFS itself takes for one.
+const MAX_LFS_POINTER: u64 = 1024;
+
+/// One tensor: its type, and its bytes as a range of the file.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub dtype: Dtype,
+    pub shape: Box<[usize]>,
+    pub bytes: Range<usize>,
+}
+
+/// Reads the header of `file`, which has `file_bytes` bytes, and checks every claim that it makes against them.
+///
+/// Takes memory for the header's text and the table, and reads nothing else.
+pub(crate) fn read_header(file: &mut File, file_bytes: u64) -> Result<BTreeMap<String, Entry>, Fault> {
+    if file_bytes == 0 {
+        return Err(Fault::Empty);
+    }
+    let text = read_text(file, file_bytes)?;
+    let text = str::from_utf8(&text).map_err(|error| Fault::HeaderNotUtf8 { offset: error.valid_up_to() })?;
+    if let Some(found) = text.chars().next().filter(|&first| first != '{') {
+        return Err(Fault::HeaderNotObject { found });
+    }
+    let RawHeader(raw) = serde_json::from_str(text).map_err(Fault::HeaderMalformed)?;
+    let data_start = LENGTH_BYTES + text.len() as u64;
+    let data_bytes = file_bytes - data_start;
+
+    let mut entries = BTreeMap::new();
+    for (name, tensor) in raw {
+        let entry = checked_entry(&name, tensor, data_start, data_bytes)?;
+        entries.insert(name, entry);
+    }
+    check_cover(&entries, data_start, data_bytes)?;
+    Ok(entries)
+}
+
+/// The header's text: the length is believed only after it has been held against the file's.
+fn read_text(file: &mut File, file_bytes: u64) -> Result<Vec<u8>, Fault> {
+    let mut start = Vec::new();
+    file.by_ref().take(LENGTH_BYTES).read_to_end(&mut start)?;
+    if file_bytes <= MAX_LFS_POINTER && LFS_POINTER.starts_with(&start) {
+        file.take(LFS_POINTER.len() as u64 - start.len() as u64).read_to_end(&mut start)?;
+        if start == LFS_POINTER {
+            return Err(Fault::LfsPointer { bytes: file_bytes });
+        }
+    }
+    let Ok(length) = start[..].try_into().map(u64::from_le_bytes) else {
+        return Err(Fault::TooShort { bytes: file_bytes });
+    };
+    if length > MAX_HEADER {
+        return Err(Fault::HeaderTooLong { bytes: length, limit: MAX_HEADER });
+    }
+    let rest = file_bytes.saturating_sub(LENGTH_BYTES);
+    if length > rest {
+        return Err(Fault::HeaderPastEnd { header: length, rest });
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact(&mut text)?;
+    Ok(text)
+}
+
+/// Holds one tensor's shape and type against its span.
+fn checked_entry(name: &str, raw: RawTensor, data_start: u64, data_bytes: u64) -> Result<Entry, Fault> {
+    let tensor = || name.to_owned();
+    let Some(dtype) = Dtype::named(&raw.dtype) else {
+        return Err(Fault::UnknownDtype { tensor: tensor(), dtype: raw.dtype });
+    };
+    let (begin, end) = raw.data_offsets;
+    if end < begin {
+        return Err(Fault::OffsetsReversed { tensor: tensor(), begin, end });
+    }
+    let shape = raw.shape.0;
+    let bits = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
+    let Some(bits) = bits.and_then(|elements| elements.checked_mul(dtype.bits())) else {
+        return Err(Fault::SizeOverflow { tensor: tensor(), shape, dtype });
+    };
+    if bits % 8 != 0 {
+        return Err(Fault::PartialByte { tensor: tensor(), shape, dtype });
+    }
+    let (needs, span) = (bits / 8, end - begin);
+    if needs != span {
+        return Err(Fault::SizeMismatch { tensor: tensor(), shape, dtype, needs, span });
+    }
+    if end > data_bytes {
+        return Err(Fault::PastEnd { tensor: tensor(), end, data: data_bytes });
+    }
+    // Both ends are at most the file's length here, which fits the address space once it has been mapped.
+    let bytes = (data_start + begin) as usize..(data_start + end) as usize;
+    Ok(Entry { dtype, shape: shape.into(), bytes })
+}
+
+/// Holds the spans of all tensors together against the data: each byte belongs to exactly one.
+fn check_cover(entries: &BTreeMap<String, Entry>, data_start: u64, data_bytes: u64) -> Result<(), Fault> {
+    let mut spans: Vec<_> = entries.iter().map(|(name, entry)| (entry.bytes.start, entry.bytes.end, name)).collect();
+    spans.sort_unstable();
+    let mut covered = 0;
+    for (begin, end, name) in spans {
+        let (begin, end) = (begin as u64 - data_start, end as u64 - data_start);
+        if begin < covered {
+            return Err(Fault::Overlap { tensor: name.clone(), begin, previous_end: covered });
+        }
+        if begin > covered {
+            return Err(Fault::Hole { tensor: name.clone(), begin: covered, end: begin });
+        }
+        covered = end;
+    }
+    if covered < data_bytes {
+        return Err(Fault::TrailingBytes { extra: data_bytes - covered, end: covered });
+    }
+    Ok(())
+}
+
+/// The tensors as the text claims them.
+struct RawHeader(BTreeMap<String, RawTensor>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTensor {
+    dtype: String,
+    shape: Shape,
+    data_offsets: (u64, u64),
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tensors;
+        impl<'de> Visitor<'de> for Tensors {
+            type Value = RawHeader;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<RawHeader, A::Error> {
+                let mut tensors = BTreeMap::new();
+                let mut metadata_seen = false;
+                while let Some(key) = access.next_key::<String>()? {
+                    if key == "__metadata__" {
+                        if metadata_seen {
+                            return Err(A::Error::custom("the key \"__metadata__\" comes twice"));
+                        }
+                        metadata_seen = true;
+                        // Checked for its form; nothing in it is needed to read the tensors.
+                        access.next_value::<Option<UniqueMap<String>>>()?;
+                        continue;
+                    }
+                    check_new(&tensors, &key)?;
+                    let tensor = access.next_value()?;
+                    tensors.insert(key, tensor);
+                }
+                Ok(RawHeader(tensors))
+            }
+        }
+        deserializer.deserialize_map(Tensors)
+    }
+}
+
+struct Shape(Vec<usize>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Sizes;
+        impl<'de> Visitor<'de> for Sizes {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a shape of at most {MAX_DIMENSIONS} dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Shape, A::Error> {
+                let mut sizes = Vec::new();
+                while let Some(size) = access.next_element::<usize>()? {
+                    if sizes.len() == MAX_DIMENSIONS {
+                        return Err(A::Error::invalid_length(MAX_DIMENSIONS + 1, &self));
+                    }
+                    sizes.push(size);
+                }
+                Ok(Shape(sizes))
+            }
+        }
+        deserializer.deserialize_seq(Sizes)
+    }
+}

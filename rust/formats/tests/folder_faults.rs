@@ -1,0 +1,172 @@
+//! Folders that are wrong: rows 25, 26, 28 and 29 of the list of faults, and the links of the Hugging Face cache.
+
+#![cfg(unix)]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use ferrule_formats::{Checkpoint, Fault};
+use support::{folder, refused, valid, write};
+
+const INDEX: &str = "model.safetensors.index.json";
+
+fn index(entries: &[(&str, &str)]) -> Vec<u8> {
+    let entries: Vec<_> = entries.iter().map(|(tensor, shard)| format!("{tensor:?}:{shard:?}")).collect();
+    format!(r#"{{"metadata":{{"total_size":8}},"weight_map":{{{}}}}}"#, entries.join(",")).into_bytes()
+}
+
+#[test]
+fn shards_are_one_checkpoint() {
+    let index = index(&[("a", "1.safetensors"), ("b", "2.safetensors")]);
+    let dir = folder(&[(INDEX, &index), ("1.safetensors", &valid(&["a"])), ("2.safetensors", &valid(&["x", "b"]))]);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"], "the index decides what is there");
+    assert_eq!(checkpoint.total_bytes(), 8);
+    let mut value = [9.0];
+    checkpoint.float_tensor("b").unwrap().read_f32(0, &mut value);
+    assert_eq!(value, [1.0]);
+}
+
+#[test]
+fn row_25_a_weight_map_that_leaves_the_folder() {
+    let outside = folder(&[("w.safetensors", &valid(&["a"]))]);
+    let absolute = outside.path().join("w.safetensors");
+    let dir = folder(&[("model/sub/w.safetensors", &valid(&["a"])), ("w.safetensors", &valid(&["a"]))]);
+    let model = dir.path().join("model");
+    for shard in ["../w.safetensors", "sub/w.safetensors", "..", ".", "", "./w", absolute.to_str().unwrap(), "a\\b"] {
+        write(&model, INDEX, &index(&[("a", shard)]));
+        refused(Checkpoint::open(&model), &[INDEX, "\"a\"", &format!("{shard:?}"), "refused"]);
+    }
+}
+
+#[test]
+fn row_25_a_link_that_leaves_the_folder_is_refused_before_anything_is_opened() {
+    let outside = folder(&[("w.safetensors", &valid(&["a"]))]);
+    // The first shard is broken: were it opened, its own error would come first.
+    let dir =
+        folder(&[(INDEX, &index(&[("a", "1.safetensors"), ("b", "2.safetensors")])), ("1.safetensors", b"broken")]);
+    symlink(outside.path().join("w.safetensors"), dir.path().join("2.safetensors")).unwrap();
+    refused(Checkpoint::open(dir.path()), &["2.safetensors", "outside of the model's folder", "refused"]);
+
+    for name in ["model.safetensors", INDEX] {
+        let dir = folder(&[]);
+        symlink(outside.path().join("w.safetensors"), dir.path().join(name)).unwrap();
+        refused(Checkpoint::open(dir.path()), &[name, "outside", "refused"]);
+    }
+}
+
+#[test]
+fn a_link_inside_the_folder_and_a_linked_folder_are_followed() {
+    let dir = folder(&[("model/weights", &valid(&["a"]))]);
+    symlink("weights", dir.path().join("model/model.safetensors")).unwrap();
+    symlink("model", dir.path().join("alias")).unwrap();
+    for name in ["model", "alias"] {
+        assert_eq!(Checkpoint::open(&dir.path().join(name)).unwrap().names().count(), 1);
+    }
+}
+
+/// A repository as huggingface_hub caches it; returns the snapshot's folder.
+fn cached(root: &Path, repository: &str, target: &str) -> std::path::PathBuf {
+    write(root, &format!("{repository}/blobs/0123abcd"), &valid(&["a"]));
+    let snapshot = root.join(repository).join("snapshots/main0");
+    fs::create_dir_all(&snapshot).unwrap();
+    symlink(target, snapshot.join("model.safetensors")).unwrap();
+    snapshot
+}
+
+#[test]
+fn the_links_of_the_hugging_face_cache_are_followed() {
+    let root = folder(&[]);
+    let snapshot = cached(root.path(), "models--org--name", "../../blobs/0123abcd");
+    assert_eq!(Checkpoint::open(&snapshot).unwrap().names().collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn the_links_of_the_cache_may_not_reach_another_repository() {
+    let root = folder(&[]);
+    cached(root.path(), "models--org--other", "../../blobs/0123abcd");
+    let snapshot = cached(root.path(), "models--org--name", "../../../models--org--other/blobs/0123abcd");
+    refused(Checkpoint::open(&snapshot), &["models--org--other", "refused"]);
+    let snapshot = cached(root.path(), "not-a-cache", "../../blobs/0123abcd");
+    refused(Checkpoint::open(&snapshot), &["not-a-cache", "refused"]);
+}
+
+#[test]
+fn row_26_a_missing_shard_and_a_missing_key_name_both() {
+    let index = index(&[("a", "1.safetensors"), ("b", "2.safetensors")]);
+    let dir = folder(&[(INDEX, &index), ("1.safetensors", &valid(&["a"]))]);
+    refused(Checkpoint::open(dir.path()), &[INDEX, "\"b\"", "2.safetensors", "does not exist"]);
+    write(dir.path(), "2.safetensors", &valid(&["c"]));
+    refused(Checkpoint::open(dir.path()), &["2.safetensors", "lacks tensor \"b\"", INDEX]);
+}
+
+#[test]
+fn row_27_a_shard_one_byte_short_is_named() {
+    let shard = valid(&["a"]);
+    let dir = folder(&[(INDEX, &index(&[("a", "1.safetensors")])), ("1.safetensors", &shard[..shard.len() - 1])]);
+    refused(Checkpoint::open(dir.path()), &["1.safetensors", "1 bytes are missing"]);
+}
+
+#[test]
+fn row_28_only_pickle_files() {
+    let dir = folder(&[("pytorch_model.bin", b"\x80\x02"), ("config.json", b"{}")]);
+    refused(Checkpoint::open(dir.path()), &["pytorch_model.bin", "pickle", "any code", "safetensors"]);
+}
+
+#[test]
+fn row_29_pointers_in_place_of_the_index_or_a_shard() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n";
+    let dir = folder(&[(INDEX, pointer)]);
+    refused(Checkpoint::open(dir.path()), &[INDEX, "git lfs pull"]);
+    let dir = folder(&[(INDEX, &index(&[("a", "1.safetensors")])), ("1.safetensors", pointer)]);
+    refused(Checkpoint::open(dir.path()), &["1.safetensors", "git lfs pull"]);
+}
+
+#[test]
+fn an_index_that_is_no_index() {
+    for (text, fragment) in [
+        (&b""[..], "empty"),
+        (b"[]", "not a valid index"),
+        (b"{}", "weight_map"),
+        (br#"{"weight_map":{}}"#, "no tensor"),
+        (br#"{"weight_map":{"a":1}}"#, "not a valid index"),
+        (br#"{"weight_map":{"a":"x","a":"y"}}"#, "\"a\" comes twice"),
+        (br#"{"weight_map":{},"weight_map":{}}"#, "duplicate"),
+        (b"{\"weight_map\":{\"\xff\":\"x\"}}", "not a valid index"),
+    ] {
+        refused(Checkpoint::open(folder(&[(INDEX, text)]).path()), &[INDEX, fragment]);
+    }
+    let deep = format!(r#"{{"metadata":{},"weight_map":"#, "[".repeat(100_000));
+    refused(Checkpoint::open(folder(&[(INDEX, deep.as_bytes())]).path()), &["not a valid index"]);
+}
+
+#[test]
+fn no_folder_no_file_and_not_a_file() {
+    let dir = folder(&[("other.safetensors", &valid(&["a"]))]);
+    refused(Checkpoint::open(&dir.path().join("nowhere")), &["nowhere", "cannot be read"]);
+    refused(Checkpoint::open(dir.path()), &["neither model.safetensors nor", "other.safetensors"]);
+    refused(Checkpoint::open(folder(&[]).path()), &["neither model.safetensors nor"]);
+    fs::create_dir(dir.path().join("model.safetensors")).unwrap();
+    refused(Checkpoint::open(dir.path()), &["model.safetensors", "not a regular file"]);
+}
+
+#[test]
+fn a_pipe_is_refused_at_once() {
+    let dir = folder(&[]);
+    let made = std::process::Command::new("mkfifo").arg(dir.path().join("model.safetensors")).status().unwrap();
+    assert!(made.success());
+    refused(Checkpoint::open(dir.path()), &["not a regular file"]);
+}
+
+#[test]
+fn a_tensor_that_is_not_there_names_the_nearest() {
+    let dir = folder(&[("model.safetensors", &valid(&["model.norm.weight", "lm_head.weight"]))]);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let error = checkpoint.tensor("model.nrm.weight").unwrap_err();
+    assert!(matches!(*error.fault, Fault::NoTensor { .. }));
+    let message = error.to_string();
+    assert!(message.contains("model.safetensors") && message.contains("\"model.norm.weight\""), "{message}");
+}

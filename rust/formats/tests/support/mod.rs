@@ -1,0 +1,54 @@
+//! Model folders for the tests, written byte by byte where the point is that they are wrong.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::fs;
+use std::path::Path;
+
+use ferrule_formats::{Checkpoint, CheckpointError};
+use tempfile::TempDir;
+
+/// A safetensors file of any header text and any data.
+pub fn file(header: impl AsRef<[u8]>, data: &[u8]) -> Vec<u8> {
+    let header = header.as_ref();
+    [&(header.len() as u64).to_le_bytes()[..], header, data].concat()
+}
+
+/// A valid file with the f32 tensors of these names, each holding its place as its value.
+pub fn valid(names: &[&str]) -> Vec<u8> {
+    let entry = |(i, name): (usize, &&str)| {
+        format!(r#""{name}":{{"dtype":"F32","shape":[1],"data_offsets":[{},{}]}}"#, 4 * i, 4 * i + 4)
+    };
+    let entries: Vec<_> = names.iter().enumerate().map(entry).collect();
+    let data: Vec<u8> = (0..names.len()).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    file(format!("{{{}}}", entries.join(",")), &data)
+}
+
+pub fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = TempDir::new().expect("a temporary folder");
+    for (name, bytes) in files {
+        write(folder.path(), name, bytes);
+    }
+    folder
+}
+
+pub fn write(folder: &Path, name: &str, bytes: &[u8]) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+    fs::write(path, bytes).expect("a written file");
+}
+
+/// Opens a folder of one file `model.safetensors`.
+pub fn open(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
+    Checkpoint::open(folder(&[("model.safetensors", bytes)]).path())
+}
+
+/// The message of the error that opening must give, and that names the file and all of `fragments`.
+#[track_caller]
+pub fn refused(result: Result<Checkpoint, CheckpointError>, fragments: &[&str]) -> String {
+    let message = result.expect_err("this must be refused").to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "{fragment:?} is not in {message:?}");
+    }
+    message
+}

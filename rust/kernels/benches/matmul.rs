@@ -1,0 +1,109 @@
+//! How near the matmul comes to the machine: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
+//!
+//! Rows of one token and of few are compared with the read bandwidth, prompts with the f32 peak. Ceilings and kernels
+//! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
+
+use std::time::Instant;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource, machine, matmul, probe};
+
+/// Rows of a fixed pattern.
+struct Pattern;
+
+impl RowSource for Pattern {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        for (column, value) in out.iter_mut().enumerate() {
+            *value = ((row * 31 + column * 17) % 255) as f32 / 128.0 - 1.0;
+        }
+    }
+}
+
+/// Outputs and inputs of the matrices of a layer of a 1B Llama: QKV, output, gate and up, down.
+const LAYER: [(usize, usize); 4] = [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)];
+
+/// Enough layers that nothing is left in a cache when its turn comes again.
+const LAYERS: usize = 4;
+
+const ROUNDS: usize = 9;
+
+struct Figure {
+    name: String,
+    unit: &'static str,
+    /// The position of the ceiling to compare with.
+    ceiling: Option<usize>,
+    rounds: Vec<f64>,
+}
+
+fn main() {
+    let arguments = || std::env::args().skip(1).filter(|argument| !argument.starts_with('-'));
+    let names: Vec<_> = arguments().filter(|name| name.parse::<usize>().is_err()).collect();
+    let mut rows: Vec<usize> = arguments().filter_map(|rows| rows.parse().ok()).collect();
+    if rows.is_empty() {
+        rows = vec![1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64, 128, 512];
+    }
+    let threads = std::env::var("THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or_else(machine::cpu_count);
+    let (pool, cancel) = (Pool::new(threads), Cancel::new());
+    let isa = Isa::from_environment().expect("FERRULE_ISA");
+    let exec = Exec { isa, pool: &pool, cancel: &cancel };
+    println!("{} threads, {}", threads, isa.name());
+    let read = probe::ReadProbe::new(256 << 20).expect("memory");
+    let formats = Format::ALL.iter().filter(|format| names.is_empty() || names.iter().any(|n| n == format.name()));
+    for format in formats {
+        let model: Vec<Vec<_>> = (0..LAYERS).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
+        let mut figures =
+            vec![figure("read", "GB/s", None), figure("f32 peak", "GFLOPS", None), figure("integer adds", "G/s", None)];
+        for m in &rows {
+            let name = format!("{} M = {m}", format.name());
+            figures.push(if *m < 24 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "GFLOPS", Some(1)) });
+        }
+        for _ in 0..ROUNDS {
+            figures[0].rounds.push(read.pass(&exec).unwrap() / 1e9);
+            figures[1].rounds.push(probe::f32_pass(&exec).unwrap() / 1e9);
+            figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
+            for (figure, m) in figures[3..].iter_mut().zip(&rows) {
+                let layers = if *m < 64 { LAYERS } else { 1 };
+                figure.rounds.push(forward(&exec, &model[..layers], *m, figure.unit));
+            }
+        }
+        report(&figures);
+    }
+}
+
+fn pack(exec: &Exec<'_>, format: Format, n: usize, k: usize) -> PackedMatrix {
+    PackedMatrix::pack(exec, format, n, k, &Pattern).expect("memory")
+}
+
+/// All matrices once with `m` rows; weights per second or operations per second.
+fn forward(exec: &Exec<'_>, model: &[Vec<PackedMatrix>], m: usize, unit: &str) -> f64 {
+    let x = vec![0.01; m * 8192];
+    let mut out = vec![0.0; m * 16384];
+    let mut work = 0;
+    let start = Instant::now();
+    for w in model.iter().flatten() {
+        matmul(exec, &x[..m * w.cols()], w, &mut out[..m * w.rows()]).unwrap();
+        work += if unit == "GB/s" { w.bytes() } else { 2 * m * w.rows() * w.cols() };
+    }
+    work as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+fn figure(name: &str, unit: &'static str, ceiling: Option<usize>) -> Figure {
+    Figure { name: name.to_owned(), unit, ceiling, rounds: Vec::new() }
+}
+
+fn report(figures: &[Figure]) {
+    let summary = |figure: &Figure| {
+        let mut rounds = figure.rounds.clone();
+        rounds.sort_by(f64::total_cmp);
+        (rounds[rounds.len() - 1], rounds[rounds.len() / 2])
+    };
+    println!("{:<16} {:>8} {:>8}         of the ceiling, best and median", "", "best", "median");
+    for figure in figures {
+        let (best, median) = summary(figure);
+        let share = figure.ceiling.map_or(String::new(), |ceiling| {
+            let ceiling = summary(&figures[ceiling]);
+            format!("{:>5.0} % {:>5.0} %", 100.0 * best / ceiling.0, 100.0 * median / ceiling.1)
+        });
+        println!("{:<16} {best:>8.1} {median:>8.1} {:<7} {share}", figure.name, figure.unit);
+    }
+}

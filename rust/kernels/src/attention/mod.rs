@@ -1,0 +1,378 @@
+//! Attention over the pages of the key-value cache: one recurrence for prefill, decode and verification.
+//!
+//! A row attends in blocks of [`ATTENTION_BLOCK`] tokens at absolute positions. Each block starts from a fresh
+//! (maximum, sum, accumulator) and the blocks that the row sees are merged from left to right ([`record`]). Inside a
+//! block ([`block`]) a score is one chain of multiply-adds over the columns of K, a page's scores are the lanes of a
+//! vector, and an output column is one chain over the tokens. So the operations behind a row's output depend on its
+//! position, the window and the data alone: how rows are cut into tiles and tasks ([`plan`]) changes none of them.
+
+mod block;
+mod plan;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use block::{BLOCK_PAGES, BlockPages, TileBlock};
+use plan::{Plan, Task};
+use record::{Finish, Line, Merge};
+
+use crate::arch::{Kernel, Simd};
+use crate::disjoint::Tiles;
+use crate::kv::{Bf16, F16, F32, KvElement, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
+use crate::rows::Rows;
+use crate::{Exec, PoolError};
+
+/// Tokens of a block, counted from position 0: part of what a row's output is, not a matter of speed.
+pub const ATTENTION_BLOCK: usize = 256;
+
+const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a page lies in one block");
+
+/// Consecutive rows of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionSequence<'a> {
+    /// The sequence's first row in Q and in the output.
+    pub first_row: usize,
+    /// How many rows it has there.
+    pub rows: usize,
+    /// Position of the first of them. K and V of all rows are in the pages already.
+    pub first_position: usize,
+    /// The page of every [`PAGE_TOKENS`] positions. Pages wholly outside the window are not looked at and may be
+    /// [`crate::kv::PAGE_NONE`].
+    pub pages: &'a [PageId],
+}
+
+/// What one layer's attention computes.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionShape {
+    /// Heads of Q; head h reads K and V of head `h / (heads / kv_heads)`.
+    pub heads: usize,
+    /// Heads of K and V.
+    pub kv_heads: usize,
+    /// Columns of a head of Q and K.
+    pub key_dim: usize,
+    /// Columns of a head of V and of the output.
+    pub value_dim: usize,
+    /// Factor of the scores; it is multiplied into Q.
+    pub scale: f32,
+    /// The row at position p sees positions `p - window + 1 ..= p`, or all up to p.
+    pub window: Option<usize>,
+    /// Scores s become `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
+}
+
+/// Attention of `q: [m, heads * key_dim]` over one layer of `store`, into `out: [m, heads * value_dim]`. Rows of `out`
+/// that belong to no sequence are left as they are.
+///
+/// # Errors
+/// [`PoolError`] if the run was cancelled or a task panicked.
+///
+/// # Panics
+/// If shapes do not fit each other or the store, the sequences' rows overlap or are not in ascending order, or a page
+/// that must be read does not exist.
+pub fn attention(
+    exec: &Exec<'_>,
+    q: Rows<'_>,
+    store: &KvStore,
+    layer: usize,
+    shape: &AttentionShape,
+    sequences: &[AttentionSequence<'_>],
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let KvShape { layers, kv_heads, key_dim, value_dim } = store.shape();
+    assert!(layer < layers, "layer {layer} of {layers}");
+    assert_eq!((shape.kv_heads, shape.key_dim, shape.value_dim), (kv_heads, key_dim, value_dim), "the store's shape");
+    assert!(shape.heads.is_multiple_of(kv_heads), "{} heads share {kv_heads} of K and V", shape.heads);
+    assert!(shape.window != Some(0), "a row sees itself");
+    let mut next_row = 0;
+    for sequence in sequences {
+        assert!(sequence.first_row >= next_row, "sequences in ascending order of rows");
+        next_row = sequence.first_row + sequence.rows;
+        let tokens = sequence.first_position + sequence.rows;
+        assert!(sequence.pages.len() * PAGE_TOKENS >= tokens, "a page for each of {tokens} tokens");
+    }
+    assert!(next_row <= q.rows() && next_row * shape.heads * value_dim <= out.len(), "rows of the sequences");
+
+    let call = Call { exec, q, store, layer, shape, sequences };
+    match store.format() {
+        KvFormat::F32 => call.run::<F32>(out),
+        KvFormat::F16 => call.run::<F16>(out),
+        KvFormat::Bf16 => call.run::<Bf16>(out),
+    }
+}
+
+/// Buffers of a thread, kept from call to call.
+#[derive(Default)]
+struct Scratch {
+    /// `[tile][key_dim][tile's rows]`: scaled Q.
+    q: Vec<f32>,
+    /// `[tile's row][page of the block]`: scores and then probabilities.
+    scores: Vec<Line>,
+    /// `[tile's row]`: records of the block at hand.
+    block: Vec<Line>,
+    /// `[row]`: records of all blocks so far.
+    state: Vec<Line>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// Records of tasks that were cut into spans of blocks; at most [`plan::PARTIAL_BYTES`].
+    static PARTIALS: RefCell<Vec<Line>> = RefCell::default();
+}
+
+/// The first `len` elements of a buffer that only grows. What they hold is left over from earlier calls.
+fn grown<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
+}
+
+/// Arguments of [`attention`].
+struct Call<'a> {
+    exec: &'a Exec<'a>,
+    q: Rows<'a>,
+    store: &'a KvStore,
+    layer: usize,
+    shape: &'a AttentionShape,
+    sequences: &'a [AttentionSequence<'a>],
+}
+
+/// Rows of a task that are computed together: they share every load of K and V.
+struct Tile {
+    /// Rows of the task; those past the end of the last tile repeat its last row.
+    rows: Range<usize>,
+    /// Rows that the kernel computes: 1, 2, 4 or 8.
+    width: usize,
+}
+
+/// The most rows of a tile: as many as leave registers for K and V.
+struct WidestTile;
+
+impl Kernel for WidestTile {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        match block::registers::<S>() {
+            16.. => 8,
+            4.. => 4,
+            _ => 2,
+        }
+    }
+}
+
+impl Call<'_> {
+    fn run<E: KvElement>(&self, out: &mut [f32]) -> Result<(), PoolError> {
+        let shape = self.shape;
+        let plan = Plan::new(shape, self.sequences, self.exec.pool.threads());
+        let width = shape.heads * shape.value_dim;
+        let cells = Tiles::new(out, width, 0..width, 1, shape.value_dim);
+        let mut partials = PARTIALS.take();
+        let result = self.run_tasks::<E>(&plan, grown(&mut partials, plan.partial_lines), &cells);
+        PARTIALS.set(partials);
+        result
+    }
+
+    fn run_tasks<E: KvElement>(
+        &self,
+        plan: &Plan,
+        mut partials: &mut [Line],
+        cells: &Tiles<'_, f32>,
+    ) -> Result<(), PoolError> {
+        let Self { exec, shape, .. } = self;
+        let mut spans = Vec::with_capacity(plan.spans);
+        for task in &plan.tasks[..plan.spans] {
+            let (span, rest) = partials.split_at_mut(task.partial_lines(shape));
+            partials = rest;
+            // One task writes it and one, in the next run, reads it: the lock is never contended.
+            spans.push(Mutex::new(span));
+        }
+        let attend = |index: usize| {
+            let task = &plan.tasks[index];
+            SCRATCH.with_borrow_mut(|scratch| match spans.get(index).map(|span| span.lock()) {
+                Some(Ok(mut span)) => self.attend::<E>(task, scratch, Some(&mut span)),
+                // A lock is poisoned by a panic in its task, which ends the run.
+                Some(Err(_)) => {}
+                None => {
+                    self.attend::<E>(task, scratch, None);
+                    self.finish(task, &scratch.state, cells);
+                }
+            });
+        };
+        exec.pool.run(plan.tasks.len(), &attend, exec.cancel)?;
+        if plan.splits.is_empty() {
+            return Ok(());
+        }
+        let merge = |index: usize| {
+            let split = plan.splits[index].clone();
+            let task = &plan.tasks[split.start];
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.merge(task, &spans[split], scratch);
+                self.finish(task, &scratch.state, cells);
+            });
+        };
+        exec.pool.run(plan.splits.len(), &merge, exec.cancel)
+    }
+
+    /// Computes the blocks of `task`: merged into `scratch.state`, or each on its own into `span`.
+    fn attend<E: KvElement>(&self, task: &Task, scratch: &mut Scratch, mut span: Option<&mut [Line]>) {
+        let record_lines = record::lines(self.shape.value_dim);
+        let rows = task.rows(self.shape);
+        let tiles = self.tiles(rows);
+        let q = self.pack_q(task, &tiles, &mut scratch.q);
+        let scores = grown(&mut scratch.scores, 8 * BLOCK_PAGES);
+        let records = grown(&mut scratch.block, 8 * record_lines);
+        let state = grown(&mut scratch.state, rows * record_lines);
+        record::clear(state, record_lines);
+        for (index, block) in task.blocks.clone().enumerate() {
+            let pages = self.block_pages::<E>(task, block);
+            let mut q = q;
+            for (number, tile) in tiles.iter().enumerate() {
+                let (tile_q, others) = q.split_at(self.shape.key_dim * tile.width);
+                q = others;
+                let records = &mut records[..tile.width * record_lines];
+                let tile_block = TileArguments { pages: &pages, q: tile_q, scores, records, prefetch: number == 0 };
+                match tile.width {
+                    1 => self.tile_block::<E, 1>(task, tile, block, tile_block),
+                    2 => self.tile_block::<E, 2>(task, tile, block, tile_block),
+                    4 => self.tile_block::<E, 4>(task, tile, block, tile_block),
+                    _ => self.tile_block::<E, 8>(task, tile, block, tile_block),
+                }
+                let records = &records[..tile.rows.len() * record_lines];
+                let place = tile.rows.start * record_lines..tile.rows.end * record_lines;
+                match &mut span {
+                    Some(span) => span[index * rows * record_lines..][place].copy_from_slice(records),
+                    None => self.exec.isa.run(Merge { state: &mut state[place], block: records, record_lines }),
+                }
+            }
+        }
+    }
+
+    /// Merges the blocks of a task that was cut into `spans`, in the order of the blocks, into `scratch.state`.
+    fn merge(&self, task: &Task, spans: &[Mutex<&mut [Line]>], scratch: &mut Scratch) {
+        let record_lines = record::lines(self.shape.value_dim);
+        let state = grown(&mut scratch.state, task.rows(self.shape) * record_lines);
+        record::clear(state, record_lines);
+        for span in spans {
+            if let Ok(span) = span.lock() {
+                for block in span.chunks_exact(state.len()) {
+                    self.exec.isa.run(Merge { state, block, record_lines });
+                }
+            }
+        }
+    }
+
+    /// Writes a task's output from its rows' records.
+    fn finish(&self, task: &Task, state: &[Line], cells: &Tiles<'_, f32>) {
+        let records = state.chunks_exact(record::lines(self.shape.value_dim));
+        for (row, record) in (0..task.rows(self.shape)).zip(records) {
+            let (query, head) = self.query_and_head(task, row);
+            let cell = (self.sequences[task.sequence].first_row + query) * self.shape.heads + head;
+            let mut cell = cells.take(cell);
+            self.exec.isa.run(Finish { record, out: cell.contiguous() });
+        }
+    }
+
+    /// Row `row` of a task: which query of the sequence and which head it is. The heads of a query lie side by side.
+    fn query_and_head(&self, task: &Task, row: usize) -> (usize, usize) {
+        let group = self.shape.heads / self.shape.kv_heads;
+        (task.queries.start + row / group, task.kv_head * group + row % group)
+    }
+
+    fn tiles(&self, rows: usize) -> Vec<Tile> {
+        let widest = self.exec.isa.run(WidestTile);
+        let tile = |start: usize| {
+            let rows = start..rows.min(start + widest);
+            Tile { width: rows.len().next_power_of_two(), rows }
+        };
+        (0..rows).step_by(widest).map(tile).collect()
+    }
+
+    /// Q of each tile, scaled, with the rows of a tile side by side in every column.
+    fn pack_q<'q>(&self, task: &Task, tiles: &[Tile], q: &'q mut Vec<f32>) -> &'q [f32] {
+        let key_dim = self.shape.key_dim;
+        let q = grown(q, tiles.iter().map(|tile| tile.width * key_dim).sum());
+        let mut rest = &mut *q;
+        for tile in tiles {
+            let (packed, others) = rest.split_at_mut(tile.width * key_dim);
+            rest = others;
+            for lane in 0..tile.width {
+                let (query, head) = self.query_and_head(task, (tile.rows.start + lane).min(tile.rows.end - 1));
+                let row = self.sequences[task.sequence].first_row + query;
+                let columns = &self.q.row(row, (head + 1) * key_dim)[head * key_dim..];
+                for (column, value) in columns.iter().enumerate() {
+                    packed[column * tile.width + lane] = value * self.shape.scale;
+                }
+            }
+        }
+        q
+    }
+
+    /// First and last-but-one position that the query sees.
+    fn visible(&self, task: &Task, query: usize) -> Range<usize> {
+        let end = self.sequences[task.sequence].first_position + query + 1;
+        self.shape.window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+
+    /// K and V of the pages of a block that any row of the task sees, and K of the next block's.
+    fn block_pages<E: KvElement>(&self, task: &Task, block: usize) -> BlockPages<'_, E> {
+        let seen = self.visible(task, task.queries.start).start..self.visible(task, task.queries.end - 1).end;
+        let seen = seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS);
+        let table = self.sequences[task.sequence].pages;
+        let mut pages = BlockPages { keys: [&[]; BLOCK_PAGES], values: [&[]; BLOCK_PAGES], next: [&[]; BLOCK_PAGES] };
+        for index in 0..BLOCK_PAGES {
+            let page = block * BLOCK_PAGES + index;
+            if seen.contains(&page) {
+                pages.keys[index] = self.store.keys::<E>(self.layer, table[page], task.kv_head);
+                pages.values[index] = self.store.values::<E>(self.layer, table[page], task.kv_head);
+            }
+            let page = page + BLOCK_PAGES;
+            if seen.contains(&page) && block + 1 < task.blocks.end {
+                pages.next[index] = self.store.keys::<E>(self.layer, table[page], task.kv_head);
+            }
+        }
+        pages
+    }
+
+    fn tile_block<E: KvElement, const R: usize>(
+        &self,
+        task: &Task,
+        tile: &Tile,
+        block: usize,
+        arguments: TileArguments<'_, E>,
+    ) {
+        let start = block * ATTENTION_BLOCK;
+        let visible = std::array::from_fn(|lane| {
+            let (query, _) = self.query_and_head(task, (tile.rows.start + lane).min(tile.rows.end - 1));
+            let Range { start: from, end: to } = self.visible(task, query);
+            // Empty ranges, of rows that see nothing of this block, are 0..0.
+            let to = to.saturating_sub(start).min(ATTENTION_BLOCK);
+            let from = from.saturating_sub(start);
+            if from < to { from..to } else { 0..0 }
+        });
+        let TileArguments { pages, q, scores, records, prefetch } = arguments;
+        self.exec.isa.run(TileBlock::<E, R> {
+            pages,
+            q: q.as_chunks().0,
+            visible,
+            softcap: self.shape.softcap,
+            value_vectors: value_vectors(self.shape.value_dim),
+            scores: scores.as_chunks_mut().0,
+            records,
+            prefetch,
+        });
+    }
+}
+
+/// What [`Call::tile_block`] hands through.
+struct TileArguments<'a, E: KvElement> {
+    pages: &'a BlockPages<'a, E>,
+    q: &'a [f32],
+    scores: &'a mut [Line],
+    records: &'a mut [Line],
+    prefetch: bool,
+}

@@ -1,0 +1,107 @@
+//! How the work is cut into tasks. Nothing here changes a bit of the result.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use super::record::{self, Line};
+use super::{ATTENTION_BLOCK, AttentionSequence, AttentionShape};
+
+/// Rows (queries times heads that share K and V) of a task: enough to use each block of K and V several times while
+/// it is in the cache, few enough to keep Q and the accumulators there too and to notice a cancellation soon.
+const TASK_ROWS: usize = 64;
+
+/// Tasks for each thread that work is cut into where it would otherwise leave threads idle.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Bytes of records that tasks cut into spans may leave for merging; tasks beyond that stay whole.
+pub(super) const PARTIAL_BYTES: usize = 16 << 20;
+
+/// Rows of a sequence, of the heads that share one head of K and V, over some blocks.
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    /// Rows of the sequence.
+    pub(super) queries: Range<usize>,
+    pub(super) blocks: Range<usize>,
+}
+
+impl Task {
+    /// Rows: queries times heads.
+    pub(super) fn rows(&self, shape: &AttentionShape) -> usize {
+        self.queries.len() * (shape.heads / shape.kv_heads)
+    }
+
+    /// Lines of the records of all blocks and rows.
+    pub(super) fn partial_lines(&self, shape: &AttentionShape) -> usize {
+        self.blocks.len() * self.rows(shape) * record::lines(shape.value_dim)
+    }
+}
+
+/// Tasks for the pool.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// First `spans` spans of tasks that were cut, those of one task next to each other; their records are merged
+    /// later. Then whole tasks, the longest first.
+    pub(super) tasks: Vec<Task>,
+    /// For each task that was cut: its spans in `tasks`.
+    pub(super) splits: Vec<Range<usize>>,
+    /// Lines of all spans' records.
+    pub(super) partial_lines: usize,
+    /// How many of `tasks` are spans.
+    pub(super) spans: usize,
+}
+
+impl Plan {
+    pub(super) fn new(shape: &AttentionShape, sequences: &[AttentionSequence<'_>], threads: usize) -> Self {
+        let mut whole = whole_tasks(shape, sequences);
+        let cost = |task: &Task| task.blocks.len() * task.rows(shape).div_ceil(8);
+        // Long tasks first: short ones fill the gaps at the end.
+        whole.sort_by_key(|task| Reverse(cost(task)));
+        let total: usize = whole.iter().map(cost).sum();
+        let share = total.div_ceil(threads * TASKS_PER_THREAD).max(1);
+
+        let mut plan = Self { tasks: Vec::new(), splits: Vec::new(), partial_lines: 0, spans: 0 };
+        let mut rest = Vec::new();
+        for task in whole {
+            let lines = task.partial_lines(shape);
+            let too_many = (plan.partial_lines + lines) * size_of::<Line>() > PARTIAL_BYTES;
+            if threads == 1 || task.blocks.len() == 1 || cost(&task) <= share || too_many {
+                rest.push(task);
+                continue;
+            }
+            let first = plan.tasks.len();
+            let blocks = (share / (cost(&task) / task.blocks.len())).max(1);
+            for start in task.blocks.clone().step_by(blocks) {
+                let blocks = start..task.blocks.end.min(start + blocks);
+                plan.tasks.push(Task { blocks, ..task.clone() });
+            }
+            plan.splits.push(first..plan.tasks.len());
+            plan.partial_lines += lines;
+        }
+        plan.spans = plan.tasks.len();
+        plan.tasks.append(&mut rest);
+        plan
+    }
+}
+
+fn whole_tasks(shape: &AttentionShape, sequences: &[AttentionSequence<'_>]) -> Vec<Task> {
+    let queries_per_task = (TASK_ROWS / (shape.heads / shape.kv_heads)).max(1);
+    let mut tasks = Vec::new();
+    for (sequence, rows) in sequences.iter().enumerate() {
+        for first in (0..rows.rows).step_by(queries_per_task) {
+            let queries = first..rows.rows.min(first + queries_per_task);
+            let start = rows.first_position + queries.start + 1;
+            let start = shape.window.map_or(0, |window| start.saturating_sub(window));
+            let end = rows.first_position + queries.end;
+            let blocks = start / ATTENTION_BLOCK..end.div_ceil(ATTENTION_BLOCK);
+            tasks.extend((0..shape.kv_heads).map(|kv_head| Task {
+                sequence,
+                kv_head,
+                queries: queries.clone(),
+                blocks: blocks.clone(),
+            }));
+        }
+    }
+    tasks
+}

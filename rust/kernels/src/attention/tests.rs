@@ -1,0 +1,339 @@
+//! Against a naive f64 oracle, and bit by bit against itself under every way of cutting the work.
+
+use std::num::NonZeroUsize;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::arch::Isa;
+use crate::guard::Guarded;
+use crate::kv::{KvRow, PAGE_NONE};
+use crate::{Cancel, Pool};
+
+/// What a test computes: one sequence of `tokens` tokens, given K and V.
+#[derive(Debug, Clone)]
+struct Case {
+    shape: AttentionShape,
+    format: KvFormat,
+    tokens: usize,
+    seed: u32,
+}
+
+impl Case {
+    fn new(group: usize, dim: usize, window: Option<usize>, format: KvFormat, tokens: usize) -> Self {
+        let shape = AttentionShape {
+            heads: 2 * group,
+            kv_heads: 2,
+            key_dim: dim,
+            value_dim: dim,
+            scale: (dim as f32).sqrt().recip(),
+            window,
+            softcap: None,
+        };
+        Self { shape, format, tokens, seed: 1 }
+    }
+
+    fn widths(&self) -> [usize; 3] {
+        let AttentionShape { heads, kv_heads, key_dim, value_dim, .. } = self.shape;
+        [heads * key_dim, kv_heads * key_dim, kv_heads * value_dim]
+    }
+
+    /// Q, K and V side by side, as one fused projection gives them: `[tokens, sum of widths]`.
+    fn qkv(&self) -> Vec<f32> {
+        let width: usize = self.widths().iter().sum();
+        numbers(self.seed, self.tokens * width)
+    }
+
+    fn store(&self, pages: usize) -> KvStore {
+        let AttentionShape { kv_heads, key_dim, value_dim, .. } = self.shape;
+        let mut store =
+            KvStore::new(self.format, KvShape { layers: 2, kv_heads, key_dim, value_dim }, pages).expect("memory");
+        store.poison();
+        store
+    }
+}
+
+/// Numbers in [-2, 2) that look random.
+fn numbers(seed: u32, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 22) as f32 - 2.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A sequence in a store, with its page table.
+struct Cached<'a> {
+    case: &'a Case,
+    qkv: Vec<f32>,
+    table: Vec<PageId>,
+}
+
+impl<'a> Cached<'a> {
+    /// Pages `first ..` of a store, in an order of no system.
+    fn new(case: &'a Case, first: PageId) -> Self {
+        let count = case.tokens.div_ceil(PAGE_TOKENS) as u32;
+        let step = (1..).map(|n| 5 * n + 2).find(|step| gcd(*step, count) == 1).expect("some number is coprime");
+        Self { case, qkv: case.qkv(), table: (0..count).map(|i| first + (i * step) % count).collect() }
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+const LAYER: usize = 1;
+
+/// One call: writes K and V of the chunks' tokens and attends. Returns each chunk's output.
+fn step(exec: &Exec<'_>, store: &mut KvStore, chunks: &[(&Cached<'_>, Range<usize>)]) -> Vec<Vec<f32>> {
+    let shape = chunks[0].0.case.shape;
+    let [q_width, k_width, v_width] = chunks[0].0.case.widths();
+    let stride = q_width + k_width + v_width;
+    let (mut data, mut rows, mut tables) = (Vec::new(), Vec::new(), Vec::new());
+    for (cached, tokens) in chunks {
+        data.extend_from_slice(&cached.qkv[tokens.start * stride..tokens.end * stride]);
+        rows.extend(
+            tokens.clone().map(|token| KvRow { page: cached.table[token / PAGE_TOKENS], slot: token % PAGE_TOKENS }),
+        );
+        let mut table = cached.table.clone();
+        let seen = shape.window.map_or(0, |window| (tokens.start + 1).saturating_sub(window));
+        table[..seen / PAGE_TOKENS].fill(PAGE_NONE);
+        tables.push(table);
+    }
+    let data = Guarded::new(&data);
+    let keys = Rows::new(&data, stride, q_width);
+    let values = Rows::new(&data, stride, q_width + k_width);
+    store.write(exec, LAYER, &rows, keys, values).expect("write");
+
+    let mut first_row = 0;
+    let mut sequences = Vec::new();
+    for ((_, tokens), pages) in chunks.iter().zip(&tables) {
+        sequences.push(AttentionSequence { first_row, rows: tokens.len(), first_position: tokens.start, pages });
+        first_row += tokens.len();
+    }
+    let width = shape.heads * shape.value_dim;
+    let mut out = Guarded::new(&vec![f32::NAN; rows.len() * width]);
+    attention(exec, Rows::new(&data, stride, 0), store, LAYER, &shape, &sequences, &mut out).expect("attention");
+    let output = |s: &AttentionSequence<'_>| out[s.first_row * width..(s.first_row + s.rows) * width].to_vec();
+    sequences.iter().map(output).collect()
+}
+
+fn run_chunks(isa: Isa, threads: usize, case: &Case, chunk: usize) -> Vec<f32> {
+    let pool = Pool::new(NonZeroUsize::new(threads).expect("some"));
+    let cancel = Cancel::new();
+    let exec = Exec { isa, pool: &pool, cancel: &cancel };
+    let cached = Cached::new(case, 3);
+    let mut store = case.store(cached.table.len() + 3);
+    let mut out = Vec::new();
+    for start in (0..case.tokens).step_by(chunk) {
+        out.extend(step(&exec, &mut store, &[(&cached, start..case.tokens.min(start + chunk))]).remove(0));
+    }
+    out
+}
+
+/// The same sequence between two others of other lengths, in chunks of different sizes.
+fn run_in_company(isa: Isa, threads: usize, case: &Case, chunk: usize) -> Vec<f32> {
+    let pool = Pool::new(NonZeroUsize::new(threads).expect("some"));
+    let cancel = Cancel::new();
+    let exec = Exec { isa, pool: &pool, cancel: &cancel };
+    let before = Case { tokens: case.tokens / 3 + 1, seed: 77, ..case.clone() };
+    let after = Case { tokens: case.tokens + 41, seed: 99, ..case.clone() };
+    let (mut cached, mut first) = (Vec::new(), 0);
+    for case in [&before, case, &after] {
+        cached.push(Cached::new(case, first));
+        first += cached[cached.len() - 1].table.len() as u32;
+    }
+    let mut store = case.store(first as usize);
+    let chunks = [chunk + 9, chunk, 2 * chunk + 1];
+    let mut done = [0; 3];
+    let mut out = Vec::new();
+    while done[1] < case.tokens {
+        let mut batch = Vec::new();
+        for (index, cached) in cached.iter().enumerate() {
+            let end = (done[index] + chunks[index]).min(cached.case.tokens);
+            batch.push((cached, done[index]..end));
+            done[index] = end;
+        }
+        out.extend(step(&exec, &mut store, &batch).swap_remove(1));
+    }
+    out
+}
+
+/// Attention of every row in f64, from K and V as the format keeps them.
+fn oracle(case: &Case) -> Vec<f64> {
+    let AttentionShape { heads, kv_heads, key_dim, value_dim, scale, window, softcap } = case.shape;
+    let [q_width, k_width, v_width] = case.widths();
+    let stride = q_width + k_width + v_width;
+    let qkv = case.qkv();
+    let stored = |value: f32| match case.format {
+        KvFormat::F32 => f64::from(value),
+        KvFormat::F16 => half::f16::from_f32(value).to_f64(),
+        KvFormat::Bf16 => half::bf16::from_f32(value).to_f64(),
+    };
+    let mut out = Vec::new();
+    for (position, row) in qkv.chunks_exact(stride).enumerate() {
+        for head in 0..heads {
+            let kv_head = head / (heads / kv_heads);
+            let q = &row[head * key_dim..][..key_dim];
+            let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let score = |token: usize| {
+                let k = &qkv[token * stride + q_width + kv_head * key_dim..][..key_dim];
+                let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * stored(*k)).sum();
+                let score = dot * f64::from(scale);
+                softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+            };
+            let scores: Vec<f64> = (start..=position).map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for column in 0..value_dim {
+                let v = |token: usize| stored(qkv[token * stride + q_width + k_width + kv_head * value_dim + column]);
+                let total: f64 = weights.iter().enumerate().map(|(i, weight)| weight * v(start + i)).sum();
+                out.push(total / sum);
+            }
+        }
+    }
+    out
+}
+
+fn assert_close(got: &[f32], wanted: &[f64], what: &str) {
+    assert_eq!(got.len(), wanted.len());
+    for (index, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        assert!((f64::from(*got) - wanted).abs() <= 2e-5, "{what}, element {index}: {got} for {wanted}");
+    }
+}
+
+fn assert_same_bits(got: &[f32], wanted: &[f32], what: &str) {
+    assert_eq!(got.len(), wanted.len());
+    if let Some(index) = (0..got.len()).find(|i| got[*i].to_bits() != wanted[*i].to_bits()) {
+        panic!("{what}: element {index} is {} instead of {}", got[index], wanted[index]);
+    }
+}
+
+/// Chunks, threads and company change no bit; and the oracle agrees, so that what is the same is also right.
+fn check_invariance(case: &Case) {
+    let wanted = oracle(case);
+    for isa in Isa::available() {
+        let whole = run_chunks(isa, 1, case, case.tokens);
+        assert_close(&whole, &wanted, &format!("{} {case:?}", isa.name()));
+        for (threads, chunk) in [(1, 1), (2, 7), (3, 16), (2, 64), (3, case.tokens)] {
+            let what = format!("{} {case:?} in chunks of {chunk} on {threads} threads", isa.name());
+            assert_same_bits(&run_chunks(isa, threads, case, chunk), &whole, &what);
+        }
+        for (threads, chunk) in [(1, 64), (3, 19)] {
+            let what = format!("{} {case:?} in company in chunks of {chunk} on {threads} threads", isa.name());
+            assert_same_bits(&run_in_company(isa, threads, case, chunk), &whole, &what);
+        }
+    }
+}
+
+#[test]
+fn cutting_the_work_changes_no_bit_without_a_window() {
+    check_invariance(&Case::new(1, 16, None, KvFormat::F32, 1190));
+    check_invariance(&Case::new(2, 20, None, KvFormat::F16, 700));
+    check_invariance(&Case::new(4, 64, None, KvFormat::Bf16, 530));
+    check_invariance(&Case::new(7, 16, None, KvFormat::F16, 600));
+    check_invariance(&Case::new(1, 128, None, KvFormat::F16, 300));
+}
+
+#[test]
+fn cutting_the_work_changes_no_bit_in_a_window() {
+    check_invariance(&Case::new(2, 16, Some(1), KvFormat::F16, 600));
+    check_invariance(&Case::new(7, 20, Some(16), KvFormat::F32, 540));
+    check_invariance(&Case::new(4, 64, Some(300), KvFormat::F16, 620));
+    check_invariance(&Case::new(1, 128, Some(300), KvFormat::Bf16, 580));
+    check_invariance(&Case::new(2, 16, Some(300), KvFormat::F32, 1200));
+}
+
+/// Dims of other models, keys and values of different widths, softcap.
+#[test]
+fn odd_shapes_agree_with_f64() {
+    for (key_dim, value_dim) in [(32, 80), (80, 32), (1, 1), (17, 33), (256, 256), (192, 128)] {
+        let mut case = Case::new(3, key_dim, None, KvFormat::F16, 290);
+        case.shape.value_dim = value_dim;
+        case.shape.softcap = Some(1.5);
+        let wanted = oracle(&case);
+        for isa in Isa::available() {
+            assert_close(&run_chunks(isa, 2, &case, 100), &wanted, &format!("{} {case:?}", isa.name()));
+        }
+    }
+}
+
+/// A row is not touched by what later rows of the same tile and page hold, though it may be infinite or NaN.
+#[test]
+fn later_tokens_do_not_leak() {
+    let case = Case::new(2, 20, None, KvFormat::F32, 40);
+    let [q_width, k_width, v_width] = case.widths();
+    let stride = q_width + k_width + v_width;
+    for isa in Isa::available() {
+        let pool = Pool::new(NonZeroUsize::MIN);
+        let cancel = Cancel::new();
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let clean = run_chunks(isa, 1, &case, case.tokens);
+        for (bad, token) in [(f32::NAN, 21), (f32::INFINITY, 22), (f32::NAN, 39)] {
+            let mut cached = Cached::new(&case, 0);
+            cached.qkv[token * stride + q_width..(token + 1) * stride].fill(bad);
+            let mut store = case.store(3);
+            let out = step(&exec, &mut store, &[(&cached, 0..case.tokens)]).remove(0);
+            let width = case.shape.heads * case.shape.value_dim;
+            assert_same_bits(&out[..token * width], &clean[..token * width], isa.name());
+            assert!(out[token * width..].iter().all(|x| x.is_nan()), "what sees a bad token is bad");
+        }
+    }
+}
+
+#[test]
+fn a_raised_flag_ends_the_run() {
+    let case = Case::new(2, 16, None, KvFormat::F32, 40);
+    let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+    cancel.cancel();
+    let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+    let data = case.qkv();
+    let q = Rows::new(&data, case.widths().iter().sum(), 0);
+    let sequence = AttentionSequence { first_row: 0, rows: 40, first_position: 0, pages: &[0, 1, 2] };
+    let mut out = vec![0.0; 40 * 4 * 16];
+    let result = attention(&exec, q, &case.store(3), LAYER, &case.shape, &[sequence], &mut out);
+    assert_eq!(result, Err(PoolError::Cancelled));
+}
+
+#[test]
+fn rows_without_a_sequence_are_left_alone() {
+    let case = Case::new(1, 16, None, KvFormat::F32, 8);
+    let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+    let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+    let data = case.qkv();
+    let q = Rows::new(&data, case.widths().iter().sum(), 0);
+    let pages = [0];
+    let sequence = |first_row, rows| AttentionSequence { first_row, rows, first_position: 0, pages: &pages };
+    let mut out = vec![7.0; 8 * 32];
+    let store = case.store(1);
+    attention(&exec, q, &store, LAYER, &case.shape, &[sequence(1, 2), sequence(4, 0)], &mut out).expect("runs");
+    assert!(out[..32].iter().chain(&out[3 * 32..]).all(|x| *x == 7.0));
+    attention(&exec, q, &store, LAYER, &case.shape, &[], &mut out).expect("runs");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_shape_agrees_with_f64(
+        group in 1usize..9,
+        key_dim in 1usize..70,
+        value_dim in 1usize..70,
+        window in prop_oneof![Just(None), (1usize..400).prop_map(Some)],
+        format in prop::sample::select(KvFormat::ALL.to_vec()),
+        tokens in 1usize..330,
+        chunk in 1usize..330,
+        threads in 1usize..4,
+    ) {
+        let mut case = Case::new(group, key_dim, window, format, tokens);
+        case.shape.value_dim = value_dim;
+        let wanted = oracle(&case);
+        for isa in Isa::available() {
+            assert_close(&run_chunks(isa, threads, &case, chunk), &wanted, isa.name());
+        }
+    }
+}

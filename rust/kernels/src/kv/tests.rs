@@ -1,0 +1,149 @@
+//! What is written is read back, rounded as the `half` crate rounds, and nothing else changes.
+
+use std::num::NonZeroUsize;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::arch::Isa;
+use crate::guard::Guarded;
+use crate::{Cancel, Pool};
+
+/// Bits of `value` as the format keeps it, widened.
+fn stored(format: KvFormat, value: f32) -> f32 {
+    match format {
+        KvFormat::F32 => value,
+        KvFormat::F16 => half::f16::from_f32(value).to_f32(),
+        KvFormat::Bf16 => half::bf16::from_f32(value).to_f32(),
+    }
+}
+
+struct Widen<'a, E: KvElement>(&'a [E::Stored; LANES]);
+
+impl<E: KvElement> Kernel for Widen<'_, E> {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
+        simd.to_array(E::widen(simd, self.0))
+    }
+}
+
+/// K and V of a token, `[kv_head][dim]` each.
+fn read<E: KvElement>(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
+    let KvShape { kv_heads, value_dim, .. } = store.shape();
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    for head in 0..kv_heads {
+        for line in store.keys::<E>(layer, row.page, head) {
+            keys.push(isa.run(Widen::<E>(line))[row.slot]);
+        }
+        let vectors = value_vectors(value_dim);
+        let lines = &store.values::<E>(layer, row.page, head)[row.slot * vectors..][..vectors];
+        let columns: Vec<f32> = lines.iter().flat_map(|line| isa.run(Widen::<E>(line))).collect();
+        values.extend_from_slice(&columns[..value_dim]);
+        assert!(columns[value_dim..].iter().all(|pad| pad.to_bits() == 0), "V is filled up with zeros");
+    }
+    (keys, values)
+}
+
+fn read_any(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
+    match store.format() {
+        KvFormat::F32 => read::<F32>(store, isa, layer, row),
+        KvFormat::F16 => read::<F16>(store, isa, layer, row),
+        KvFormat::Bf16 => read::<Bf16>(store, isa, layer, row),
+    }
+}
+
+fn with_exec<T>(isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
+    let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).expect("two")), Cancel::new());
+    run(&Exec { isa, pool: &pool, cancel: &cancel })
+}
+
+fn same_bits(got: &[f32], wanted: &[f32]) -> bool {
+    got.len() == wanted.len()
+        && got.iter().zip(wanted).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_written_is_read_back(
+        kv_heads in 1usize..4,
+        key_dim in 1usize..70,
+        value_dim in 1usize..70,
+        format in prop::sample::select(KvFormat::ALL.to_vec()),
+        count in 1usize..40,
+        numbers in prop::collection::vec(any::<f32>(), 40 * 6 * 70),
+    ) {
+        let shape = KvShape { layers: 2, kv_heads, key_dim, value_dim };
+        let stride = kv_heads * (key_dim + value_dim) + 3;
+        let data = Guarded::new(&numbers[..count * stride]);
+        // Every place of five pages in turn, pages backwards.
+        let rows: Vec<KvRow> =
+            (0..count).map(|i| KvRow { page: 4 - (i / PAGE_TOKENS) as u32, slot: (i * 5) % PAGE_TOKENS }).collect();
+        for isa in Isa::available() {
+            let mut store = KvStore::new(format, shape, 5).expect("memory");
+            with_exec(isa, |exec| {
+                let (keys, values) = (Rows::new(&data, stride, 3), Rows::new(&data, stride, 3 + kv_heads * key_dim));
+                store.write(exec, 1, &rows, keys, values)
+            }).expect("runs");
+            for (row, at) in data.chunks_exact(stride).zip(&rows) {
+                let row: Vec<f32> = row[3..].iter().map(|x| stored(format, *x)).collect();
+                let (keys, values) = read_any(&store, isa, 1, *at);
+                let (wanted_keys, wanted_values) = row.split_at(kv_heads * key_dim);
+                prop_assert!(same_bits(&keys, wanted_keys) && same_bits(&values, wanted_values), "{}", isa.name());
+                let (keys, values) = read_any(&store, isa, 0, *at);
+                prop_assert!(keys.iter().chain(&values).all(|x| *x == 0.0), "the other layer is untouched");
+            }
+        }
+    }
+}
+
+/// Enough rows for the pool to be used, and pages that are not neighbours.
+#[test]
+fn long_writes_and_copies() {
+    let shape = KvShape { layers: 3, kv_heads: 2, key_dim: 80, value_dim: 72 };
+    let stride = 2 * (80 + 72);
+    let data: Vec<f32> = (0..100 * stride).map(|i| (i % 1009) as f32 - 500.0).collect();
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
+        let mut store = KvStore::new(format, shape, 9).expect("memory");
+        let rows: Vec<KvRow> = (0..100).map(|i| KvRow { page: [7, 2, 5, 0, 8, 1, 3][i / 16], slot: i % 16 }).collect();
+        let (keys, values) = (Rows::new(&data, stride, 0), Rows::new(&data, stride, 160));
+        with_exec(isa, |exec| store.write(exec, 2, &rows, keys, values)).expect("runs");
+        store.copy_page(5, 6);
+        for (index, at) in rows.iter().enumerate() {
+            let row: Vec<f32> = data[index * stride..][..stride].iter().map(|x| stored(format, *x)).collect();
+            assert_eq!(read_any(&store, isa, 2, *at), (row[..160].to_vec(), row[160..].to_vec()));
+            if at.page == 5 {
+                let copy = KvRow { page: 6, ..*at };
+                assert_eq!(read_any(&store, isa, 2, copy), read_any(&store, isa, 2, *at));
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_are_counted_and_limits_kept() {
+    let shape = KvShape { layers: 2, kv_heads: 4, key_dim: 20, value_dim: 20 };
+    let numbers = 2 * 4 * 16 * (20 + 32);
+    assert_eq!(KvStore::page_bytes(KvFormat::F32, shape), Some(numbers * 4));
+    assert_eq!(KvStore::page_bytes(KvFormat::F16, shape), Some(numbers * 2));
+    assert_eq!(KvStore::page_bytes(KvFormat::F16, KvShape { key_dim: usize::MAX / 8, ..shape }), None);
+    assert!(matches!(KvStore::new(KvFormat::F16, shape, usize::MAX / 64), Err(AllocError { bytes: u64::MAX })));
+    assert!(matches!(KvStore::new(KvFormat::F16, shape, 1 << 40), Err(AllocError { bytes }) if bytes < u64::MAX));
+    assert_eq!(KvStore::new(KvFormat::F16, shape, 0).expect("nothing").pages(), 0);
+    for format in KvFormat::ALL {
+        assert_eq!(KvFormat::named(format.name()), Some(*format));
+    }
+    assert_eq!(KvFormat::named("f8"), None);
+}
+
+#[test]
+#[should_panic(expected = "a page beyond the store")]
+fn a_page_that_does_not_exist_is_refused() {
+    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 4, value_dim: 4 };
+    let mut store = KvStore::new(KvFormat::F32, shape, 2).expect("memory");
+    let view = Rows::new(&[0.0; 8], 8, 0);
+    let _ = with_exec(Isa::best(), |exec| store.write(exec, 0, &[KvRow { page: 2, slot: 0 }], view, view));
+}

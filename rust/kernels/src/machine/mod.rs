@@ -1,0 +1,233 @@
+//! What this process may use of the machine: processors and memory, as containers limit them.
+
+mod cgroup;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use cgroup::{Cgroup, Controller};
+
+/// The processors that this process may use: those in its affinity mask, or as many as its cgroup's quota pays for where
+/// that is less. A quota of one and a half processors counts as one, as in [`std::thread::available_parallelism`]: a
+/// second thread would be stopped for half of every period, and the first would wait for it.
+#[must_use]
+pub fn cpu_count() -> NonZeroUsize {
+    cpu_count_in(Path::new("/"), affinity())
+}
+
+/// Bytes of memory that this process can still get: the least of what the system says is available, what every cgroup
+/// that it is in leaves below its limit, and what `RLIMIT_AS` leaves. `u64::MAX` where nothing says anything.
+#[must_use]
+pub fn available_memory() -> u64 {
+    available_memory_in(Path::new("/"), address_space_limit())
+}
+
+fn cpu_count_in(root: &Path, affinity: NonZeroUsize) -> NonZeroUsize {
+    let quota = |group: &Cgroup| {
+        let (quota, period) = if group.unified {
+            let text = group.read("cpu.max")?;
+            let (quota, period) = text.split_once(' ')?;
+            (quota.parse::<usize>().ok()?, period.trim().parse().ok()?)
+        } else {
+            (group.read_number("cpu.cfs_quota_us")?, group.read_number("cpu.cfs_period_us")?)
+        };
+        Some(NonZeroUsize::new(quota.checked_div(period)?).unwrap_or(NonZeroUsize::MIN))
+    };
+    cgroup::ancestry(root, Controller::Cpu).iter().filter_map(quota).fold(affinity, NonZeroUsize::min)
+}
+
+fn available_memory_in(root: &Path, address_space_limit: u64) -> u64 {
+    let free = |group: &Cgroup| {
+        let (limits, usage, reclaimable) = if group.unified {
+            (["memory.max", "memory.high"].as_slice(), "memory.current", "inactive_file ")
+        } else {
+            (["memory.limit_in_bytes"].as_slice(), "memory.usage_in_bytes", "total_inactive_file ")
+        };
+        let limit = limits.iter().filter_map(|name| group.read_number(name)).min()?;
+        let usage = group.read_number(usage)? as u64;
+        // Cached files count as usage, but give way.
+        let reclaimable = group.read("memory.stat").and_then(|text| field(&text, reclaimable)).unwrap_or(0);
+        Some((limit as u64).saturating_sub(usage.saturating_sub(reclaimable)))
+    };
+    let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok();
+    let system =
+        meminfo.and_then(|text| field(&text, "MemAvailable:")).map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    let in_groups = cgroup::ancestry(root, Controller::Memory).iter().filter_map(free).min().unwrap_or(u64::MAX);
+    system.min(in_groups).min(address_space_limit.saturating_sub(address_space(root)))
+}
+
+/// The number after `name` at the beginning of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// Bytes of address space that this process has mapped.
+fn address_space(root: &Path) -> u64 {
+    // SAFETY: asks for a constant of the system.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let statm = fs::read_to_string(root.join("proc/self/statm")).ok();
+    let pages = statm.and_then(|text| text.split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
+    pages.saturating_mul(page)
+}
+
+fn address_space_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills the structure that it is given.
+    let found = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
+    if found && limit.rlim_cur != libc::RLIM_INFINITY { limit.rlim_cur } else { u64::MAX }
+}
+
+fn affinity() -> NonZeroUsize {
+    // SAFETY: an array of bits, for which zero is a value; the call is given its size and fills it.
+    let in_mask = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let found = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
+        if found { libc::CPU_COUNT(&set) } else { 0 }
+    };
+    // Machines with more than 1024 processors do not fit the mask.
+    // SAFETY: asks for a number of the system.
+    let online = || unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    let count = if in_mask > 0 { i64::from(in_mask) } else { online() };
+    usize::try_from(count).ok().and_then(NonZeroUsize::new).unwrap_or(NonZeroUsize::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A directory with the files of a pretended machine.
+    struct Fake(PathBuf);
+
+    impl Fake {
+        fn new(files: &[(&str, &str)]) -> Self {
+            static COUNT: AtomicUsize = AtomicUsize::new(0);
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let root = std::env::temp_dir().join(format!("ferrule-machine-{}-{number}", std::process::id()));
+            for (path, text) in files {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            Self(root)
+        }
+
+        fn cpus(&self, affinity: usize) -> usize {
+            cpu_count_in(&self.0, NonZeroUsize::new(affinity).unwrap()).get()
+        }
+
+        fn memory(&self) -> u64 {
+            available_memory_in(&self.0, u64::MAX)
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const V2_MOUNT: (&str, &str) =
+        ("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
+    const V1_MOUNTS: (&str, &str) = (
+        "proc/self/mountinfo",
+        "30 24 0:26 /docker/a\\040b /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n\
+         31 24 0:27 /docker/a\\040b /sys/fs/cgroup/memory ro master:9 - cgroup cgroup rw,memory\n",
+    );
+    const V1_GROUPS: (&str, &str) =
+        ("proc/self/cgroup", "4:cpu,cpuacct:/docker/a b/inner\n3:memory:/docker/a b\n0::/docker/a b\n");
+    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable:    500 kB\n");
+
+    #[test]
+    fn this_machine_has_processors_and_memory() {
+        assert!(cpu_count() <= affinity());
+        assert!(available_memory() > 1 << 20);
+    }
+
+    /// Row 77 of the faults: a quota of 2 processors on a machine of 16.
+    #[test]
+    fn a_quota_of_two_of_sixteen_processors_is_two() {
+        let machine =
+            Fake::new(&[V2_MOUNT, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", "200000 100000\n")]);
+        assert_eq!(machine.cpus(16), 2);
+        assert_eq!(machine.cpus(1), 1);
+    }
+
+    #[test]
+    fn quotas_round_down_but_not_to_nothing() {
+        for (quota, cpus) in [("150000 100000", 1), ("399999 100000", 3), ("10000 100000", 1), ("max 100000", 16)] {
+            let machine = Fake::new(&[V2_MOUNT, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", quota)]);
+            assert_eq!(machine.cpus(16), cpus, "{quota}");
+        }
+    }
+
+    #[test]
+    fn the_tightest_group_on_the_way_up_counts() {
+        let machine = Fake::new(&[
+            V2_MOUNT,
+            MEMINFO,
+            ("proc/self/cgroup", "0::/pods/one/box\n"),
+            ("sys/fs/cgroup/pods/cpu.max", "800000 100000"),
+            ("sys/fs/cgroup/pods/one/cpu.max", "300000 100000"),
+            ("sys/fs/cgroup/pods/one/box/cpu.max", "max 100000"),
+            ("sys/fs/cgroup/pods/one/memory.max", "max"),
+            ("sys/fs/cgroup/pods/one/memory.high", "100000"),
+            ("sys/fs/cgroup/pods/one/memory.current", "70000"),
+            ("sys/fs/cgroup/pods/one/memory.stat", "active_file 5\ninactive_file 20000\n"),
+            ("sys/fs/cgroup/pods/one/box/memory.max", "90000"),
+            ("sys/fs/cgroup/pods/one/box/memory.current", "30000"),
+        ]);
+        assert_eq!(machine.cpus(16), 3);
+        assert_eq!(machine.memory(), 50_000);
+    }
+
+    #[test]
+    fn version_one_groups_are_found_through_their_mounts() {
+        let machine = Fake::new(&[
+            V1_MOUNTS,
+            V1_GROUPS,
+            MEMINFO,
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "600000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/inner/cpu.cfs_quota_us", "-1\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/inner/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "300000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "200000\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 50000\n"),
+        ]);
+        assert_eq!(machine.cpus(16), 6);
+        assert_eq!(machine.memory(), 150_000);
+    }
+
+    #[test]
+    fn a_group_outside_what_is_mounted_is_the_mount_itself() {
+        let machine = Fake::new(&[
+            ("proc/self/mountinfo", "30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n"),
+            ("proc/self/cgroup", "0::/../elsewhere\n"),
+            ("sys/fs/cgroup/cpu.max", "500000 100000\n"),
+        ]);
+        assert_eq!(machine.cpus(16), 5);
+    }
+
+    #[test]
+    fn nothing_known_limits_nothing() {
+        let machine = Fake::new(&[]);
+        assert_eq!(machine.cpus(16), 16);
+        assert_eq!(machine.memory(), u64::MAX);
+        let machine =
+            Fake::new(&[MEMINFO, V2_MOUNT, ("proc/self/cgroup", "nonsense"), ("sys/fs/cgroup/cpu.max", "1 0")]);
+        assert_eq!(machine.cpus(16), 16);
+        assert_eq!(machine.memory(), 500 << 10);
+    }
+
+    #[test]
+    fn the_address_space_is_a_limit() {
+        let machine = Fake::new(&[MEMINFO, ("proc/self/statm", "10 5 3 1 0 2 0\n")]);
+        assert_eq!(available_memory_in(&machine.0, 100 << 10), (100 << 10) - address_space(&machine.0));
+        assert_eq!(available_memory_in(&machine.0, 1), 0);
+    }
+}

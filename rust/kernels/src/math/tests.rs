@@ -1,0 +1,146 @@
+//! Every function against f64, on every instruction set of this machine.
+
+use super::*;
+use crate::arch::{Isa, Kernel};
+
+/// A function of this module by name, over a slice.
+struct Apply<'a> {
+    function: Function,
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+#[derive(Clone, Copy)]
+enum Function {
+    Exp,
+    Tanh,
+    Erf,
+    Silu,
+    Gelu,
+    GeluTanh,
+}
+
+impl Kernel for Apply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (x, out) in self.x.chunks(LANES).zip(self.out.chunks_mut(LANES)) {
+            let x = load_padded(simd, x);
+            let value = match self.function {
+                Function::Exp => exp(simd, x),
+                Function::Tanh => tanh(simd, x),
+                Function::Erf => erf(simd, x),
+                Function::Silu => silu(simd, x),
+                Function::Gelu => gelu(simd, x),
+                Function::GeluTanh => gelu_tanh(simd, x),
+            };
+            store_partial(simd, value, out);
+        }
+    }
+}
+
+fn apply(isa: Isa, function: Function, x: &[f32]) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    isa.run(Apply { function, x, out: &mut out });
+    out
+}
+
+/// Numbers from `from` to `to`, not a multiple of sixteen of them.
+fn sweep(from: f32, to: f32) -> Vec<f32> {
+    const STEPS: u32 = 100_003;
+    (0..STEPS).map(|i| from + (to - from) * (i as f32 / (STEPS - 1) as f32)).collect()
+}
+
+/// erf by its series, good to 1e-9 for |x| <= 4.
+fn erf64(x: f64) -> f64 {
+    if x.abs() > 4.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+/// The largest |got - wanted| / max(|wanted|, floor), in units of f32's rounding.
+fn worst(got: &[f32], x: &[f32], wanted: impl Fn(f64) -> f64, floor: f64) -> f64 {
+    let error = |(got, x): (&f32, &f32)| {
+        let wanted = wanted(f64::from(*x));
+        (f64::from(*got) - wanted).abs() / wanted.abs().max(floor) / f64::from(f32::EPSILON)
+    };
+    got.iter().zip(x).map(error).fold(0.0, f64::max)
+}
+
+fn on_every_isa(check: impl Fn(Isa)) {
+    for isa in Isa::available() {
+        eprintln!("isa {}", isa.name());
+        check(isa);
+    }
+}
+
+#[test]
+fn exp_is_within_two_ulp() {
+    on_every_isa(|isa| {
+        for (from, to) in [(-86.9, 88.7), (-1.0, 1.0), (-1e-3, 1e-3)] {
+            let x = sweep(from, to);
+            let error = worst(&apply(isa, Function::Exp, &x), &x, f64::exp, 0.0);
+            assert!(error <= 2.0, "{}: {error} on {from}..{to}", isa.name());
+        }
+    });
+}
+
+#[test]
+fn exp_is_exact_at_its_ends() {
+    on_every_isa(|isa| {
+        let x = [0.0, -0.0, -88.0, -104.0, -1e30, f32::NEG_INFINITY, 88.8, 1e30, f32::INFINITY];
+        let wanted = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, f32::INFINITY, f32::INFINITY, f32::INFINITY];
+        assert_eq!(apply(isa, Function::Exp, &x), wanted, "{}", isa.name());
+        assert!(apply(isa, Function::Exp, &sweep(-200.0, 0.0)).iter().all(|y| y.is_normal() || y.to_bits() == 0));
+    });
+}
+
+#[test]
+fn tanh_and_erf_are_within_a_few_ulp() {
+    on_every_isa(|isa| {
+        for (from, to) in [(-20.0, 20.0), (-1.0, 1.0), (-1e-3, 1e-3)] {
+            let x = sweep(from, to);
+            let tanh = worst(&apply(isa, Function::Tanh, &x), &x, f64::tanh, 0.0);
+            let erf = worst(&apply(isa, Function::Erf, &x), &x, erf64, 0.0);
+            assert!(tanh <= 6.0 && erf <= 6.0, "{}: {tanh} {erf} on {from}..{to}", isa.name());
+        }
+    });
+}
+
+/// Gates are held to absolute error below 1, where the layer's other summands set the scale.
+#[test]
+fn gates_agree_with_f64() {
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let gelu = |x: f64| 0.5 * x * (1.0 + erf64(x / 2f64.sqrt()));
+    let gelu_tanh =
+        |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+    on_every_isa(|isa| {
+        for (from, to) in [(-300.0, 300.0), (-10.0, 10.0), (-1e-2, 1e-2)] {
+            let x = sweep(from, to);
+            let errors = [
+                worst(&apply(isa, Function::Silu, &x), &x, silu, 1e-30),
+                worst(&apply(isa, Function::Gelu, &x), &x, gelu, 1.0),
+                worst(&apply(isa, Function::GeluTanh, &x), &x, gelu_tanh, 1.0),
+            ];
+            assert!(errors.iter().all(|error| *error <= 8.0), "{}: {errors:?} on {from}..{to}", isa.name());
+        }
+    });
+}
+
+#[test]
+fn nan_stays_nan() {
+    use Function::{Erf, Exp, Gelu, GeluTanh, Silu, Tanh};
+    on_every_isa(|isa| {
+        for function in [Exp, Tanh, Erf, Silu, Gelu, GeluTanh] {
+            let out = apply(isa, function, &[1.0, f32::NAN, -f32::NAN]);
+            assert!(out[0].is_finite() && out[1].is_nan() && out[2].is_nan(), "{}", isa.name());
+        }
+    });
+}

@@ -1,0 +1,340 @@
+//! Activations times weights: `out[m, n] = sum over k of x[m, k] * w[n, k]`.
+//!
+//! One algorithm for one row and for a thousand. Behind every output stands one chain of multiply-adds over k, from the
+//! first to the last, beginning at zero. Tiles, blocks of k and threads only decide which chains run side by side: a
+//! chain that pauses at the end of a block keeps its sum in `out` and goes on from there. So the result depends on the
+//! format, the instruction set and K alone.
+//!
+//! The register tile is R rows of activations by P panels of sixteen outputs. Weights are the larger side when R is
+//! small, and stream from memory: P is then the number of streams, each with its software prefetch. When there are many
+//! rows, a block of weights comes from memory with the first tile of rows and from the cache with the others.
+
+use std::ops::Range;
+
+use crate::arch::{Kernel, LANES, Simd};
+use crate::disjoint::{Tile, Tiles};
+use crate::matrix::PackedMatrix;
+use crate::quant::{FloatFormat, FormatVisitor, Line};
+use crate::{Exec, PoolError};
+
+/// The most rows that any instruction set has in its register tile.
+const MAX_TILE_ROWS: usize = 12;
+
+/// Activations of a tile of rows that are laid out k by k on the stack: 12 KiB, a part of the smallest L1 caches.
+const PACKED_ACTIVATIONS: usize = 3072;
+
+/// Steps of k at a time: as many 16-bit lines as fill a cache line, which is what a prefetch brings.
+const UNROLL: usize = 2;
+
+/// How far ahead of its use a line of weights is asked for.
+const PREFETCH_BYTES: usize = 2048;
+
+/// The most panels of a task. With R rows and this many panels, packing activations is work of about 1 in 30.
+const MAX_TASK_PANELS: usize = 32;
+
+/// Tiles of rows in a task: bounds its time, so that cancelling stays quick, and what its outputs take in the cache.
+const TASK_ROW_TILES: usize = 8;
+
+/// `out[m, n] = x[m, k] * w[n, k]`, all dense and row by row; m is any number.
+///
+/// # Errors
+/// [`PoolError`] if `exec` was cancelled or a task panicked; `out` then holds anything.
+///
+/// # Panics
+/// If `x` and `out` have not the same number of whole rows.
+pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> Result<(), PoolError> {
+    let (n, k) = (w.rows(), w.cols());
+    let m = out.len().checked_div(n).unwrap_or(0);
+    assert_eq!(out.len(), m * n, "outputs of {n} columns");
+    assert!(n == 0 || x.len() == m * k, "{} activations for {m} rows of {k}", x.len());
+    if out.is_empty() {
+        return Ok(());
+    }
+    w.format().visit(Matmul { exec, x, w, out })
+}
+
+struct Matmul<'a> {
+    exec: &'a Exec<'a>,
+    x: &'a [f32],
+    w: &'a PackedMatrix,
+    out: &'a mut [f32],
+}
+
+impl FormatVisitor for Matmul<'_> {
+    type Output = Result<(), PoolError>;
+
+    fn visit<F: FloatFormat>(self) -> Self::Output {
+        let Self { exec, x, w, out } = self;
+        let (n, k) = (w.rows(), w.cols());
+        let m = out.len() / n;
+        // Rows are split evenly: nine are five and four, not eight and one.
+        let tile_rows = m.div_ceil(m.div_ceil(exec.isa.run(TileRows)));
+        let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
+        // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
+        let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
+        let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
+        let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
+        let (down, across) = (m.div_ceil(task_rows), tiles.across());
+        exec.run(tiles.len(), |task| {
+            // Tasks that follow each other share their weights, which the first of them brings into the cache.
+            let tile = tiles.take(task % down * across + task / down);
+            exec.isa.run(Task::<F> { x, k, weights: w.lines::<F>(), tile_rows, out: tile });
+        })
+    }
+}
+
+/// Asks an instruction set for the rows of its register tile.
+struct TileRows;
+
+impl Kernel for TileRows {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::TILE_ROWS
+    }
+}
+
+/// A loop over `0..N`, at most to twelve, that is written out N times. The sums of a tile are an array, which gets into
+/// registers only if every index is a constant early on; the optimizer's own unrolling may come too late for that.
+macro_rules! unroll {
+    ($i:ident in 0..$n:ident $body:block) => { unroll!($i $n $body 0 1 2 3 4 5 6 7 8 9 10 11) };
+    ($i:ident $n:ident $body:block $($number:literal)*) => {
+        $(if const { $number < $n } {
+            let $i = $number;
+            $body
+        })*
+    };
+}
+
+/// One task: all of k for some rows and some panels.
+struct Task<'a, F: FloatFormat> {
+    /// All activations, `[m, k]`.
+    x: &'a [f32],
+    k: usize,
+    /// All weights, `[panels][k]`.
+    weights: &'a [Line<F>],
+    /// Rows that are worked on side by side; what is left at the end of the task are fewer.
+    tile_rows: usize,
+    out: Tile<'a, f32>,
+}
+
+impl<F: FloatFormat> Kernel for Task<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let block = if self.tile_rows == 1 { self.k } else { PACKED_ACTIVATIONS / self.tile_rows };
+        let mut packed = [0.0; PACKED_ACTIVATIONS];
+        let mut first_k = 0;
+        loop {
+            let last_k = (first_k + block).min(self.k);
+            let rows = self.out.rows().len();
+            for row in (0..rows).step_by(self.tile_rows) {
+                self.row_tile(simd, row, self.tile_rows.min(rows - row), first_k..last_k, &mut packed);
+            }
+            first_k = last_k;
+            if first_k == self.k {
+                break;
+            }
+        }
+    }
+}
+
+/// The most panels that are worked on side by side.
+const MAX_STREAMS: usize = 8;
+
+/// How many panels are worked on side by side for a number of rows: what fits the registers.
+const fn streams<S: Simd>(rows: usize) -> usize {
+    let mut streams = MAX_STREAMS;
+    while streams > 1 && streams * rows > S::TILE_ROWS * S::TILE_PANELS {
+        streams /= 2;
+    }
+    streams
+}
+
+impl<F: FloatFormat> Task<'_, F> {
+    /// `rows` rows from `row` on, over a block of k and all panels of the task.
+    #[inline(always)]
+    fn row_tile<S: Simd>(
+        &mut self,
+        simd: S,
+        row: usize,
+        rows: usize,
+        block: Range<usize>,
+        packed: &mut [f32; PACKED_ACTIVATIONS],
+    ) {
+        const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
+        macro_rules! dispatch {
+            ($($n:literal)*) => {
+                match rows {
+                    $($n => if const { $n <= S::TILE_ROWS } { self.panels::<S, $n>(simd, row, block, packed) })*
+                    _ => unreachable!("a tile of {rows} rows"),
+                }
+            };
+        }
+        dispatch!(1 2 3 4 5 6 7 8 9 10 11 12);
+    }
+
+    #[inline(always)]
+    fn panels<S: Simd, const R: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        block: Range<usize>,
+        packed: &mut [f32; PACKED_ACTIVATIONS],
+    ) {
+        let rows: [&[f32]; R] =
+            std::array::from_fn(|r| &self.x[(self.out.rows().start + row + r) * self.k..][block.clone()]);
+        let x = if const { R == 1 } { rows[0].as_chunks().0 } else { interleave(&rows, packed) };
+        let fresh = block.start == 0;
+        let (first_column, columns) = (self.out.columns().start, self.out.columns().len());
+        let mut column = 0;
+        macro_rules! micro {
+            ($p:literal) => {{
+                let first_panel = (first_column + column) / LANES;
+                let panels: [&[Line<F>]; $p] =
+                    std::array::from_fn(|p| &self.weights[(first_panel + p) * self.k..][block.clone()]);
+                simd.vectorize(Micro::<F, R, $p> { x, panels, fresh, row, column, out: &mut self.out });
+                column += $p * LANES;
+            }};
+        }
+        while column + const { streams::<S>(R) } * LANES <= columns {
+            match const { streams::<S>(R) } {
+                8 => micro!(8),
+                4 => micro!(4),
+                2 => micro!(2),
+                _ => micro!(1),
+            }
+        }
+        while column < columns {
+            micro!(1);
+        }
+    }
+}
+
+/// R rows as one, k by k.
+#[inline(always)]
+fn interleave<'a, const R: usize>(rows: &[&[f32]; R], packed: &'a mut [f32; PACKED_ACTIVATIONS]) -> &'a [[f32; R]] {
+    let packed = &mut packed.as_chunks_mut().0[..rows[0].len()];
+    let (quads, rest) = packed.as_chunks_mut::<4>();
+    let row_quads = rows.map(|row| &row.as_chunks::<4>().0[..quads.len()]);
+    for (i, quad) in quads.iter_mut().enumerate() {
+        unroll!(r in 0..R {
+            let [a, b, c, d] = row_quads[r][i];
+            quad[0][r] = a;
+            quad[1][r] = b;
+            quad[2][r] = c;
+            quad[3][r] = d;
+        });
+    }
+    let done = quads.len() * 4;
+    for (k, packed) in rest.iter_mut().enumerate() {
+        *packed = rows.map(|row| row[done + k]);
+    }
+    packed
+}
+
+/// The register tile: R rows by P panels over a block of k. Only where P is one may the panel reach past the outputs.
+struct Micro<'a, 'o, F: FloatFormat, const R: usize, const P: usize> {
+    x: &'a [[f32; R]],
+    panels: [&'a [Line<F>]; P],
+    /// Whether the chains begin here, or go on from what `out` holds.
+    fresh: bool,
+    row: usize,
+    column: usize,
+    out: &'a mut Tile<'o, f32>,
+}
+
+impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F, R, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, panels, fresh, row, column, out } = self;
+        let mut sums = [[simd.splat(0.0); P]; R];
+        if !fresh {
+            unroll!(r in 0..R {
+                let out = &out.row(row + r)[column..];
+                if const { P == 1 } {
+                    sums[r][0] = load_edge(simd, out);
+                } else {
+                    let lines = &out.as_chunks().0[..P];
+                    unroll!(p in 0..P { sums[r][p] = simd.load(&lines[p]) });
+                }
+            });
+        }
+        let (steps, rest) = x.as_chunks::<UNROLL>();
+        let last_lines = panels.map(|panel| &panel[steps.len() * UNROLL..x.len()]);
+        let panels = panels.map(|panel| &panel.as_chunks::<UNROLL>().0[..steps.len()]);
+        for (i, x) in steps.iter().enumerate() {
+            for (u, x) in x.iter().enumerate() {
+                step::<S, F, R, P>(simd, &mut sums, x, |p| &panels[p][i][u]);
+            }
+            for panel in panels {
+                let ahead = panel[i].as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                for line in (0..UNROLL * size_of::<Line<F>>()).step_by(64) {
+                    simd.prefetch(ahead.wrapping_add(line));
+                }
+            }
+        }
+        for (i, x) in rest.iter().enumerate() {
+            step::<S, F, R, P>(simd, &mut sums, x, |p| &last_lines[p][i]);
+        }
+        unroll!(r in 0..R {
+            let out = &mut out.row(row + r)[column..];
+            if const { P == 1 } {
+                store_edge(simd, sums[r][0], out);
+            } else {
+                let lines = &mut out.as_chunks_mut().0[..P];
+                unroll!(p in 0..P { simd.store(sums[r][p], &mut lines[p]) });
+            }
+        });
+    }
+}
+
+/// One k: every chain of the tile grows by one multiply-add. Of the factors, the fewer ones stay in registers.
+#[inline(always)]
+fn step<'a, S: Simd, F: FloatFormat, const R: usize, const P: usize>(
+    simd: S,
+    sums: &mut [[S::F32; P]; R],
+    x: &[f32; R],
+    line: impl Fn(usize) -> &'a Line<F>,
+) {
+    if const { R < P } {
+        let mut activations = [simd.splat(0.0); R];
+        unroll!(r in 0..R { activations[r] = simd.splat(x[r]) });
+        unroll!(p in 0..P {
+            let weights = F::widen(simd, line(p));
+            unroll!(r in 0..R { sums[r][p] = simd.mul_add(activations[r], weights, sums[r][p]) });
+        });
+    } else {
+        let mut weights = [simd.splat(0.0); P];
+        unroll!(p in 0..P { weights[p] = F::widen(simd, line(p)) });
+        unroll!(r in 0..R {
+            let activation = simd.splat(x[r]);
+            unroll!(p in 0..P { sums[r][p] = simd.mul_add(activation, weights[p], sums[r][p]) });
+        });
+    }
+}
+
+/// The first sixteen of `from`, or all there are.
+#[inline(always)]
+fn load_edge<S: Simd>(simd: S, from: &[f32]) -> S::F32 {
+    if let Some(whole) = from.first_chunk() {
+        return simd.load(whole);
+    }
+    let mut lanes = [0.0; LANES];
+    lanes[..from.len()].copy_from_slice(from);
+    simd.load(&lanes)
+}
+
+/// To the first sixteen of `to`, or all there are.
+#[inline(always)]
+fn store_edge<S: Simd>(simd: S, value: S::F32, to: &mut [f32]) {
+    if let Some(whole) = to.first_chunk_mut() {
+        simd.store(value, whole);
+    } else {
+        to.copy_from_slice(&simd.to_array(value)[..to.len()]);
+    }
+}

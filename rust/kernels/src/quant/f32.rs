@@ -1,0 +1,26 @@
+//! Single precision, as it is.
+
+use super::{FloatFormat, Line};
+use crate::arch::{LANES, Simd};
+
+/// IEEE single precision.
+pub struct F32;
+
+impl FloatFormat for F32 {
+    type Element = f32;
+
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, line: &Line<Self>) -> S::F32 {
+        simd.load(line)
+    }
+
+    #[inline(always)]
+    fn widen_one(element: f32) -> f32 {
+        element
+    }
+
+    #[inline(always)]
+    fn narrow(values: &[f32; LANES]) -> Line<Self> {
+        *values
+    }
+}

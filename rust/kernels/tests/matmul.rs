@@ -1,0 +1,97 @@
+//! The matmul against an f64 oracle, and the promise that a result depends on format, instruction set and K alone.
+
+mod guard;
+
+use std::num::NonZeroUsize;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource, matmul};
+use guard::Guarded;
+use proptest::prelude::*;
+
+/// A dense matrix in f32.
+struct Dense {
+    cols: usize,
+    values: Vec<f32>,
+}
+
+impl RowSource for Dense {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        out.copy_from_slice(&self.values[row * self.cols..][..self.cols]);
+    }
+}
+
+/// Numbers in [-1, 1) from a linear congruential generator: quick, and the same in every run.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn pool(threads: usize) -> Pool {
+    Pool::new(NonZeroUsize::new(threads).unwrap())
+}
+
+fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T) -> T {
+    work(&Exec { isa, pool: &pool(threads), cancel: &Cancel::new() })
+}
+
+fn packed(exec: &Exec<'_>, format: Format, n: usize, k: usize, seed: u64) -> PackedMatrix {
+    let source = Dense { cols: k, values: noise(n * k, seed) };
+    PackedMatrix::pack(exec, format, n, k, &source).unwrap()
+}
+
+fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<f32> {
+    let m = x.len().checked_div(w.cols()).unwrap();
+    let x = Guarded::new(x);
+    let mut out = Guarded::new(&vec![f32::NAN; m * w.rows()]);
+    matmul(exec, &x, w, &mut out).unwrap();
+    out.to_vec()
+}
+
+/// Checks each output against f64, with the error that a chain of k roundings can have.
+fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: usize) {
+    let w = packed(exec, format, n, k, 1);
+    let x = noise(m * k, 2);
+    let out = product(exec, &x, &w);
+    let mut row = vec![0.0; k];
+    for column in 0..n {
+        w.read_row(column, &mut row);
+        for (x, out) in x.chunks(k).zip(out.chunks(n)) {
+            let terms = || x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w));
+            let (exact, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+            // Two roundings a step where multiply and add round each: (1 + eps / 2)^(2k) - 1 < 2 k eps.
+            let bound = 2.0 * k as f64 * f64::from(f32::EPSILON) * magnitude;
+            let error = (f64::from(out[column]) - exact).abs();
+            assert!(error <= bound, "{m}x{n}x{k} {format:?} {:?}: {error} > {bound}", exec.isa);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn agrees_with_the_oracle(m in 1usize..=40, n in 1usize..=150, k in 1usize..=300, threads in 1usize..=3) {
+        for isa in Isa::available() {
+            for format in Format::ALL {
+                with_exec(isa, threads, |exec| check_against_oracle(exec, *format, m, n, k));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_in_gives_nothing_out() {
+    with_exec(Isa::best(), 2, |exec| {
+        let w = packed(exec, Format::F32, 17, 5, 1);
+        matmul(exec, &[], &w, &mut []).unwrap();
+        let w = packed(exec, Format::F32, 17, 0, 1);
+        let mut out = [f32::NAN; 34];
+        matmul(exec, &[], &w, &mut out).unwrap();
+        assert_eq!(out, [0.0; 34]);
+    });
+}

@@ -1,0 +1,359 @@
+//! The thread pool: what it promises about work, cancelling, panics, forks and idleness.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferrule_kernels::{Cancel, Pool, PoolError};
+
+fn pool(threads: usize) -> Pool {
+    Pool::new(NonZeroUsize::new(threads).unwrap())
+}
+
+/// Whether a run of `tasks` calls each number once.
+fn runs_each_task_once(pool: &Pool, tasks: usize) -> bool {
+    let calls: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+    let done = pool.run(tasks, &|task| _ = calls[task].fetch_add(1, Ordering::Relaxed), &Cancel::new());
+    done.is_ok() && calls.into_iter().all(|count| count.into_inner() == 1)
+}
+
+fn sleep(milliseconds: u64) {
+    thread::sleep(Duration::from_millis(milliseconds));
+}
+
+#[test]
+fn each_task_runs_once() {
+    for threads in 1..=5 {
+        let pool = pool(threads);
+        for tasks in [0, 1, 2, 3, 7, 64, 1000] {
+            assert!(runs_each_task_once(&pool, tasks), "{tasks} tasks on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn all_threads_take_part_and_have_names() {
+    let names = std::sync::Mutex::new(std::collections::BTreeSet::new());
+    // Each task waits until the other two have begun, so three threads must be there.
+    let begun = AtomicUsize::new(0);
+    let job = |_| {
+        names.lock().unwrap().insert(thread::current().name().map(str::to_owned));
+        begun.fetch_add(1, Ordering::SeqCst);
+        while begun.load(Ordering::SeqCst) < 3 {
+            thread::yield_now();
+        }
+    };
+    pool(3).run(3, &job, &Cancel::new()).unwrap();
+    let names = names.into_inner().unwrap();
+    assert_eq!(names.len(), 3);
+    assert!(names.contains(&Some("ferrule-1".to_owned())) && names.contains(&Some("ferrule-2".to_owned())));
+}
+
+#[test]
+fn one_task_or_one_thread_stays_with_the_caller() {
+    let caller = thread::current().id();
+    let job = |_| assert_eq!(thread::current().id(), caller);
+    pool(4).run(1, &job, &Cancel::new()).unwrap();
+    pool(1).run(100, &job, &Cancel::new()).unwrap();
+}
+
+#[test]
+fn a_hundred_thousand_tiny_runs() {
+    let (pool, cancel) = (pool(2), Cancel::new());
+    let count = AtomicUsize::new(0);
+    for _ in 0..100_000 {
+        pool.run(2, &|_| _ = count.fetch_add(1, Ordering::Relaxed), &cancel).unwrap();
+    }
+    assert_eq!(count.into_inner(), 200_000);
+}
+
+#[test]
+fn sleeping_threads_wake_up() {
+    let pool = pool(3);
+    for pause in [0, 1, 5, 20] {
+        sleep(pause);
+        assert!(runs_each_task_once(&pool, 50));
+    }
+}
+
+#[test]
+fn a_raised_flag_stops_before_the_first_task() {
+    for threads in [1, 2] {
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let job = |_| panic!("no task may begin");
+        assert_eq!(pool(threads).run(8, &job, &cancel), Err(PoolError::Cancelled));
+        cancel.reset();
+        assert_eq!(pool(threads).run(8, &|_| (), &cancel), Ok(()));
+    }
+}
+
+#[test]
+fn a_flag_raised_after_the_last_task_began_is_not_seen() {
+    let cancel = Cancel::new();
+    assert_eq!(pool(2).run(1, &|_| cancel.cancel(), &cancel), Ok(()));
+}
+
+#[test]
+fn cancelling_takes_effect_within_a_task() {
+    let (pool, cancel) = (pool(2), Arc::new(Cancel::new()));
+    let raiser = {
+        let cancel = Arc::clone(&cancel);
+        thread::spawn(move || {
+            sleep(30);
+            cancel.cancel();
+            Instant::now()
+        })
+    };
+    assert_eq!(pool.run(100_000, &|_| sleep(1), &cancel), Err(PoolError::Cancelled));
+    let latency = raiser.join().unwrap().elapsed();
+    assert!(latency < Duration::from_millis(500), "{latency:?}");
+}
+
+#[test]
+fn the_caller_polls_while_it_waits_for_others() {
+    let (pool, asked) = (pool(2), Arc::new(AtomicBool::new(false)));
+    let caller = thread::current().id();
+    let hook = {
+        let asked = Arc::clone(&asked);
+        move || {
+            assert_eq!(thread::current().id(), caller);
+            asked.store(true, Ordering::SeqCst);
+            true
+        }
+    };
+    let cancel = Cancel::with_poll(hook);
+    // The helper's task ends only when the hook was asked; the caller is through with its own at once.
+    let job = |_| {
+        while thread::current().id() != caller && !asked.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        sleep(1);
+    };
+    assert_eq!(pool.run(2, &job, &cancel), Ok(()));
+    while !asked.load(Ordering::SeqCst) {
+        // The caller did both tasks. Try again.
+        let _ = pool.run(2, &job, &cancel);
+    }
+    assert!(cancel.is_cancelled());
+}
+
+#[test]
+fn a_panic_is_an_error_and_the_pool_lives_on() {
+    for threads in [1, 3] {
+        let pool = pool(threads);
+        for _ in 0..20 {
+            let job = |task| assert_ne!(task, 5, "task five");
+            match pool.run(10, &job, &Cancel::new()) {
+                Err(PoolError::Panicked(message)) => assert!(message.contains("task five"), "{message}"),
+                other => panic!("{other:?}"),
+            }
+            let not_text = |_| std::panic::panic_any(7);
+            let expected = PoolError::Panicked("a value that is not text".to_owned());
+            assert_eq!(pool.run(4, &not_text, &Cancel::new()), Err(expected));
+            assert!(runs_each_task_once(&pool, 100));
+        }
+    }
+}
+
+#[test]
+fn a_panicking_hook_is_an_error() {
+    let cancel = Cancel::with_poll(|| panic!("the hook"));
+    let outcome = pool(2).run(1000, &|_| sleep(1), &cancel);
+    assert_eq!(outcome, Err(PoolError::Panicked("the hook".to_owned())));
+}
+
+#[test]
+fn runs_from_many_threads_take_turns() {
+    let pool = pool(2);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..200).for_each(|_| assert!(runs_each_task_once(&pool, 17))));
+        }
+    });
+}
+
+#[test]
+fn waiting_for_a_turn_can_be_cancelled() {
+    let (pool, begun, release) = (pool(2), AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let job = |_| {
+                begun.store(true, Ordering::SeqCst);
+                while !release.load(Ordering::SeqCst) {
+                    sleep(1);
+                }
+            };
+            pool.run(2, &job, &Cancel::new()).unwrap();
+        });
+        while !begun.load(Ordering::SeqCst) {
+            sleep(1);
+        }
+        let outcome = pool.run(2, &|_| (), &Cancel::with_poll(|| true));
+        release.store(true, Ordering::SeqCst);
+        assert_eq!(outcome, Err(PoolError::Cancelled));
+    });
+}
+
+#[test]
+fn a_run_inside_a_task_works() {
+    let pool = pool(3);
+    let count = AtomicUsize::new(0);
+    let inner = |_| _ = count.fetch_add(1, Ordering::Relaxed);
+    let outer = |_| pool.run(5, &inner, &Cancel::new()).unwrap();
+    pool.run(7, &outer, &Cancel::new()).unwrap();
+    assert_eq!(count.into_inner(), 35);
+}
+
+#[test]
+fn dropping_ends_the_threads() {
+    let alive = Arc::new(());
+    for _ in 0..50 {
+        let (pool, alive) = (pool(3), Arc::clone(&alive));
+        pool.run(9, &|_| _ = Arc::strong_count(&alive), &Cancel::new()).unwrap();
+    }
+    drop(pool(3));
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// Runs `work` in a forked child. It must say true, within ten seconds, and not panic: a child of a process with many
+/// threads should not print.
+#[track_caller]
+fn assert_in_child(work: impl FnOnce() -> bool) {
+    // SAFETY: the child does nothing that another thread's lock could block but allocate, for which glibc provides, and
+    // leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork failed");
+    if child == 0 {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        // SAFETY: ends the child without running what the parent registered for its own exit.
+        unsafe { libc::_exit(i32::from(!outcome.unwrap_or(false))) };
+    }
+    assert_eq!(status_of(child), 0, "the child's status (256: it said false; 9: it hung)");
+}
+
+/// Waits for a child; kills it after ten seconds.
+fn status_of(child: libc::pid_t) -> i32 {
+    let start = Instant::now();
+    let mut status = 0;
+    // SAFETY: waits for a child of this process.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        if start.elapsed() > Duration::from_secs(10) {
+            // SAFETY: the child is ours and was not waited for yet.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        sleep(2);
+    }
+    status
+}
+
+#[test]
+fn a_forked_child_gets_fresh_threads() {
+    let pool = pool(3);
+    assert!(runs_each_task_once(&pool, 100));
+    assert_in_child(|| {
+        let works = (0..10).all(|_| runs_each_task_once(&pool, 100));
+        assert_in_child(|| runs_each_task_once(&pool, 100));
+        works
+    });
+    assert!(runs_each_task_once(&pool, 100));
+}
+
+#[test]
+fn a_child_forked_in_the_middle_of_a_run_works() {
+    let (pool, begun, release) = (pool(3), AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let job = |_| {
+                begun.store(true, Ordering::SeqCst);
+                while !release.load(Ordering::SeqCst) {
+                    sleep(1);
+                }
+            };
+            pool.run(3, &job, &Cancel::new()).unwrap();
+        });
+        while !begun.load(Ordering::SeqCst) {
+            sleep(1);
+        }
+        assert_in_child(|| runs_each_task_once(&pool, 100));
+        release.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn a_child_can_drop_the_pool_of_its_parent() {
+    let pool = pool(3);
+    assert!(runs_each_task_once(&pool, 100));
+    let mut pool = Some(pool);
+    assert_in_child(|| {
+        drop(pool.take());
+        true
+    });
+}
+
+#[test]
+fn a_hook_that_forks_does_not_hang_the_child() {
+    let pool = pool(2);
+    let caller = thread::current().id();
+    assert_in_child(|| {
+        let child = Arc::new(AtomicI32::new(-1));
+        let hook = {
+            let child = Arc::clone(&child);
+            move || {
+                if child.load(Ordering::SeqCst) == -1 {
+                    // SAFETY: as in `assert_in_child`.
+                    child.store(unsafe { libc::fork() }, Ordering::SeqCst);
+                }
+                false
+            }
+        };
+        let cancel = Cancel::with_poll(hook);
+        loop {
+            let done = AtomicUsize::new(0);
+            // The helper's task outlasts the caller's, so that the hook is asked while the caller waits.
+            let job = |_| {
+                sleep(if thread::current().id() == caller { 1 } else { 100 });
+                done.fetch_add(1, Ordering::SeqCst);
+            };
+            let outcome = pool.run(2, &job, &cancel);
+            let complete = outcome.is_ok() && done.into_inner() == 2;
+            match child.load(Ordering::SeqCst) {
+                // The caller was quick and did both tasks.
+                -1 => {}
+                // The grandchild: what helpers had begun is lost, but it can start others.
+                0 => {
+                    let lost = matches!(outcome, Err(PoolError::Panicked(_)));
+                    return (lost || complete) && runs_each_task_once(&pool, 100);
+                }
+                child => return complete && status_of(child) == 0,
+            }
+        }
+    });
+}
+
+#[test]
+fn idle_threads_use_no_processor_time() {
+    fn processor_time() -> Duration {
+        // SAFETY: `getrusage` fills the structure, for which zero bytes are a value.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+            usage
+        };
+        [usage.ru_utime, usage.ru_stime]
+            .into_iter()
+            .map(|time| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000))
+            .sum()
+    }
+    // In a child, where no other test runs.
+    assert_in_child(|| {
+        let pool = pool(4);
+        let works = runs_each_task_once(&pool, 100);
+        sleep(5);
+        let before = processor_time();
+        sleep(300);
+        works && processor_time() - before < Duration::from_millis(10)
+    });
+}

@@ -1,0 +1,151 @@
+//! The blocks of a layer: attention and the feed-forward network.
+
+use ferrule_kernels::activation::gated;
+use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
+use ferrule_kernels::elementwise::add_bias;
+use ferrule_kernels::kv::{KvRow, KvStore, PAGE_TOKENS};
+use ferrule_kernels::norm::{layer_norm, rms_norm, rms_norm_in_place};
+use ferrule_kernels::rope::{Rope, rope_in_place};
+use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, matmul};
+
+use crate::batch::Batch;
+use crate::rope::{RopeRows, RopeSpec};
+use crate::spec::{AttentionSpec, FfnSpec, HeadNormSpec, NormSpec};
+use crate::weights::{Layer, Linear, Norm};
+
+/// The rows of a batch as layers need them; the same for all layers.
+pub(crate) struct RaggedRows<'a> {
+    /// Rows of all sequences together.
+    pub count: usize,
+    /// Angles of the rows, for each rotation of the spec.
+    ropes: &'a [RopeRows],
+    /// For each group of layers, where each row's key and value go.
+    places: Vec<Vec<KvRow>>,
+    /// For each group of layers, the sequences with their pages.
+    sequences: Vec<Vec<AttentionSequence<'a>>>,
+}
+
+impl<'a> RaggedRows<'a> {
+    pub fn new(batch: Batch<'a>, ropes: &[RopeSpec], groups: usize, tables: &'a mut Vec<RopeRows>) -> Self {
+        tables.resize_with(ropes.len(), RopeRows::default);
+        for (rope, table) in ropes.iter().zip(&mut *tables) {
+            table.fill(
+                rope,
+                batch
+                    .sequences
+                    .iter()
+                    .flat_map(|sequence| sequence.positions().map(|position| (position, sequence.prompt_len))),
+            );
+        }
+        let places = (0..groups).map(|group| {
+            let rows = batch.sequences.iter().flat_map(|sequence| {
+                let pages = &sequence.pages[group];
+                sequence
+                    .positions()
+                    .map(|position| KvRow { page: pages[position / PAGE_TOKENS], slot: position % PAGE_TOKENS })
+            });
+            rows.collect()
+        });
+        let sequences = (0..groups).map(|group| {
+            let mut end = 0;
+            let sequences = batch.sequences.iter().map(|sequence| {
+                let rows = sequence.tokens.len();
+                end += rows;
+                let first_position = sequence.first_position;
+                AttentionSequence { first_row: end - rows, rows, first_position, pages: &sequence.pages[group] }
+            });
+            sequences.collect()
+        });
+        Self { count: batch.tokens().count(), places: places.collect(), sequences: sequences.collect(), ropes: tables }
+    }
+}
+
+/// One layer's attention over a batch.
+pub(crate) struct AttentionPass<'a> {
+    pub exec: Exec<'a>,
+    pub layer: &'a Layer,
+    pub spec: &'a AttentionSpec,
+    pub ropes: &'a [RopeSpec],
+    pub rows: &'a RaggedRows<'a>,
+    /// The layer's group.
+    pub group: usize,
+    /// The layer's number within its group.
+    pub place: usize,
+}
+
+impl AttentionPass<'_> {
+    /// From `x` to `out`, both `[rows, hidden_size]`. Keys and values go to their pages first and are read from there.
+    pub fn run(
+        &self,
+        store: &mut KvStore,
+        x: &[f32],
+        qkv: &mut Vec<f32>,
+        mixed: &mut Vec<f32>,
+        out: &mut [f32],
+    ) -> Result<(), PoolError> {
+        let Self { exec, layer, rows, .. } = self;
+        let AttentionSpec { heads, kv_heads, key_dim, value_dim, scale, window, .. } = *self.spec;
+        let width = layer.qkv.weight.rows();
+        let qkv = resized(qkv, rows.count * width);
+        linear(exec, &layer.qkv, x, qkv)?;
+        let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
+        let rotated = [(0, heads), (first_key, kv_heads)];
+        if let (Some(HeadNormSpec::Rms { eps, weight_offset }), Some(weights)) = (self.spec.qk_norm, &layer.qk_norm) {
+            for ((first, heads), weight) in rotated.into_iter().zip(weights) {
+                rms_norm_in_place(exec, RowsMut::new(qkv, width, first), heads, weight, weight_offset, eps)?;
+            }
+        }
+        if let Some(index) = self.spec.rope {
+            let RopeSpec { rotary_dim, interleaved, .. } = self.ropes[index];
+            let RopeRows { cos, sin } = &rows.ropes[index];
+            for (first, heads) in rotated {
+                let rope = Rope { heads, head_dim: key_dim, rotary_dim, interleaved, cos, sin };
+                rope_in_place(exec, RowsMut::new(qkv, width, first), &rope)?;
+            }
+        }
+        let view = |first| Rows::new(qkv, width, first);
+        store.write(exec, self.place, &rows.places[self.group], view(first_key), view(first_value))?;
+        let mixed = resized(mixed, rows.count * heads * value_dim);
+        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale, window, softcap: None };
+        attention(exec, view(0), store, self.place, &shape, &rows.sequences[self.group], mixed)?;
+        linear(exec, &layer.output, mixed, out)
+    }
+}
+
+/// From `x` to `out`, both `[rows, hidden_size]`.
+pub(crate) fn feed_forward(
+    exec: &Exec<'_>,
+    layer: &Layer,
+    spec: &FfnSpec,
+    x: &[f32],
+    gate_up: &mut Vec<f32>,
+    activated: &mut Vec<f32>,
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let FfnSpec::Gated { intermediate_size, activation, .. } = *spec;
+    let rows = x.len() / layer.gate_up.weight.cols();
+    let gate_up = resized(gate_up, rows * 2 * intermediate_size);
+    linear(exec, &layer.gate_up, x, gate_up)?;
+    let activated = resized(activated, rows * intermediate_size);
+    gated(exec, gate_up, intermediate_size, activation.into(), activated)?;
+    linear(exec, &layer.down, activated, out)
+}
+
+/// `out = x W^T + b`
+pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+    matmul(exec, x, &linear.weight, out)?;
+    linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
+}
+
+pub(crate) fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+    match norm.spec {
+        NormSpec::Rms { eps, weight_offset } => rms_norm(exec, x, &norm.weight, weight_offset, eps, out),
+        NormSpec::Layer { eps } => layer_norm(exec, x, &norm.weight, norm.bias.as_deref(), eps, out),
+    }
+}
+
+/// `buffer`, made `length` long. What it held stays: every user writes all of it before reading.
+pub(crate) fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    buffer.resize(length, 0.0);
+    buffer
+}

@@ -1,0 +1,35 @@
+//! Dynamic NTK-aware scaling: the base grows with the sequence, once it is longer than the model was trained on.
+
+use serde::Deserialize;
+
+use super::positive;
+use crate::spec::{SpecError, require};
+
+/// The base grows with the sequence.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dynamic {
+    /// How fast it grows.
+    pub factor: f64,
+    /// Tokens up to which nothing changes.
+    pub original_max_position_embeddings: usize,
+}
+
+impl Dynamic {
+    pub(super) fn check(&self, path: &str) -> Result<(), SpecError> {
+        let length = self.original_max_position_embeddings;
+        require(&format!("{path}.factor"), self.factor, self.factor.is_finite() && self.factor >= 1.0, || {
+            "finite and >= 1".to_owned()
+        })?;
+        positive(&format!("{path}.original_max_position_embeddings"), length as f64)
+    }
+
+    /// The base for a sequence of `length` tokens.
+    pub(super) fn theta(&self, theta: f64, rotary_dim: usize, length: usize) -> f64 {
+        let original = self.original_max_position_embeddings;
+        let growth = self.factor * length.max(original) as f64 / original as f64 - (self.factor - 1.0);
+        let dim = rotary_dim as f64;
+        // A single pair has frequency 1 whatever the base; the exponent is infinite there.
+        if rotary_dim == 2 { theta } else { theta * growth.powf(dim / (dim - 2.0)) }
+    }
+}

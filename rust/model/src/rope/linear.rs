@@ -1,0 +1,24 @@
+//! Position interpolation (Chen et al. 2023).
+
+use serde::Deserialize;
+
+use super::positive;
+use crate::spec::SpecError;
+
+/// Positions are divided by a factor.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Linear {
+    /// How many times longer the context becomes.
+    pub factor: f64,
+}
+
+impl Linear {
+    pub(super) fn check(&self, path: &str) -> Result<(), SpecError> {
+        positive(&format!("{path}.factor"), self.factor)
+    }
+
+    pub(super) fn scale(&self, frequency: f64) -> f64 {
+        frequency / self.factor
+    }
+}

@@ -1,0 +1,211 @@
+//! Rotary position embeddings (Su et al. 2021) and the ways in which models stretch them to longer contexts.
+//!
+//! A scaling is one file with one function from the spec to frequencies, and one line in [`RopeScaling`].
+
+mod dynamic;
+mod linear;
+mod llama3;
+mod yarn;
+
+use serde::Deserialize;
+
+use crate::spec::{SpecError, require};
+
+pub use dynamic::Dynamic;
+pub use linear::Linear;
+pub use llama3::Llama3;
+pub use yarn::Yarn;
+
+/// A rotation: which part of a head it turns, how fast, and how it is stretched.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RopeSpec {
+    /// Base of the frequencies: theta^(-2i / rotary_dim).
+    pub theta: f64,
+    /// Leading elements of a head that are turned; even.
+    pub rotary_dim: usize,
+    /// Whether a pair is two neighbours (GPT-J) or element i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+    pub interleaved: bool,
+    /// How the model reaches beyond the positions it was trained on.
+    pub scaling: RopeScaling,
+}
+
+/// How frequencies change with the context.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// They don't.
+    None {},
+    /// Positions are divided.
+    Linear(Linear),
+    /// The base grows with the length.
+    Dynamic(Dynamic),
+    /// High frequencies stay, low ones are divided, with a ramp between.
+    Yarn(Yarn),
+    /// As Llama 3.1 does: likewise, by wavelength.
+    Llama3(Llama3),
+}
+
+impl RopeSpec {
+    pub(crate) fn check(&self, path: &str) -> Result<(), SpecError> {
+        require(&format!("{path}.theta"), self.theta, self.theta.is_finite() && self.theta > 1.0, || {
+            "finite and > 1".to_owned()
+        })?;
+        let even = self.rotary_dim >= 2 && self.rotary_dim.is_multiple_of(2);
+        require(&format!("{path}.rotary_dim"), self.rotary_dim, even, || "even and at least 2".to_owned())?;
+        let path = format!("{path}.scaling");
+        match &self.scaling {
+            RopeScaling::None {} => Ok(()),
+            RopeScaling::Linear(scaling) => scaling.check(&path),
+            RopeScaling::Dynamic(scaling) => scaling.check(&path),
+            RopeScaling::Yarn(scaling) => scaling.check(&path),
+            RopeScaling::Llama3(scaling) => scaling.check(&path),
+        }
+    }
+
+    /// Whether the rotation of a position depends on the sequence's length.
+    fn depends_on_length(&self) -> bool {
+        matches!(self.scaling, RopeScaling::Dynamic(_))
+    }
+
+    /// Radians per position for each pair, for a sequence of `length` tokens.
+    fn frequencies(&self, length: usize) -> Vec<f32> {
+        let plain = |theta: f64| {
+            let dim = self.rotary_dim as f64;
+            (0..self.rotary_dim / 2).map(move |i| theta.powf(-2.0 * i as f64 / dim))
+        };
+        let scaled: Vec<f64> = match &self.scaling {
+            RopeScaling::None {} => plain(self.theta).collect(),
+            RopeScaling::Linear(scaling) => plain(self.theta).map(|f| scaling.scale(f)).collect(),
+            RopeScaling::Dynamic(scaling) => plain(scaling.theta(self.theta, self.rotary_dim, length)).collect(),
+            RopeScaling::Yarn(scaling) => {
+                let ramp = scaling.ramp(self.theta, self.rotary_dim);
+                plain(self.theta).enumerate().map(|(i, f)| scaling.scale(f, ramp, i)).collect()
+            }
+            RopeScaling::Llama3(scaling) => plain(self.theta).map(|f| scaling.scale(f)).collect(),
+        };
+        scaled.into_iter().map(|frequency| frequency as f32).collect()
+    }
+
+    /// Factor on cosine and sine.
+    fn attention_factor(&self) -> f64 {
+        match &self.scaling {
+            RopeScaling::Yarn(scaling) => scaling.attention_factor,
+            _ => 1.0,
+        }
+    }
+}
+
+/// Cosines and sines for the rows of a batch; reused from step to step.
+#[derive(Debug, Default)]
+pub struct RopeRows {
+    /// `[rows, rotary_dim / 2]`
+    pub cos: Vec<f32>,
+    /// `[rows, rotary_dim / 2]`
+    pub sin: Vec<f32>,
+}
+
+impl RopeRows {
+    /// Fills the tables for rows at the given positions of sequences whose prompts have the given lengths.
+    ///
+    /// Position i is turned as in a sequence of max(prompt length, i + 1) tokens: what a model that sees its prompt at
+    /// once and then decodes token by token computes. The angle is a product of two f32, as the reference's is.
+    pub fn fill(&mut self, spec: &RopeSpec, rows: impl Iterator<Item = (usize, usize)>) {
+        self.cos.clear();
+        self.sin.clear();
+        let factor = spec.attention_factor();
+        let mut length = 0;
+        let mut frequencies = spec.frequencies(length);
+        for (position, prompt_len) in rows {
+            let row_length = prompt_len.max(position + 1);
+            if spec.depends_on_length() && row_length != length {
+                length = row_length;
+                frequencies = spec.frequencies(length);
+            }
+            for frequency in &frequencies {
+                let angle = f64::from(position as f32 * frequency);
+                self.cos.push((angle.cos() * factor) as f32);
+                self.sin.push((angle.sin() * factor) as f32);
+            }
+        }
+    }
+}
+
+fn positive(field: &str, value: f64) -> Result<(), SpecError> {
+    require(field, value, value.is_finite() && value > 0.0, || "finite and > 0".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(scaling: RopeScaling) -> RopeSpec {
+        RopeSpec { theta: 10_000.0, rotary_dim: 8, interleaved: false, scaling }
+    }
+
+    #[test]
+    fn unscaled_frequencies_fall_from_one() {
+        assert_eq!(spec(RopeScaling::None {}).frequencies(7), [1.0, 0.1, 0.01, 0.001]);
+    }
+
+    #[test]
+    fn linear_divides_every_frequency() {
+        let scaled = spec(RopeScaling::Linear(Linear { factor: 4.0 })).frequencies(7);
+        assert_eq!(scaled, [0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn dynamic_is_plain_within_the_trained_length_and_stretches_beyond_it() {
+        let dynamic = spec(RopeScaling::Dynamic(Dynamic { factor: 2.0, original_max_position_embeddings: 32 }));
+        let plain = spec(RopeScaling::None {});
+        assert_eq!(dynamic.frequencies(32), plain.frequencies(32));
+        // theta * (2 * 64 / 32 - 1)^(8 / 6), as the formula says.
+        let theta = 10_000.0 * 3f64.powf(8.0 / 6.0);
+        let last = dynamic.frequencies(64)[3];
+        assert!((f64::from(last) - theta.powf(-6.0 / 8.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn dynamic_rows_of_a_prompt_share_the_prompts_length() {
+        let dynamic = spec(RopeScaling::Dynamic(Dynamic { factor: 2.0, original_max_position_embeddings: 4 }));
+        let (mut whole, mut tail) = (RopeRows::default(), RopeRows::default());
+        whole.fill(&dynamic, (0..10).map(|position| (position, 9)));
+        tail.fill(&dynamic, (5..10).map(|position| (position, 9)));
+        assert_eq!(whole.cos[5 * 4..], tail.cos[..]);
+        let mut longer = RopeRows::default();
+        longer.fill(&dynamic, [(5, 20)].into_iter());
+        assert_ne!(whole.cos[5 * 4..6 * 4], longer.cos[..]);
+    }
+
+    #[test]
+    fn llama3_keeps_short_waves_and_divides_long_ones() {
+        let llama3 =
+            Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
+        let scaled = spec(RopeScaling::Llama3(llama3)).frequencies(1);
+        assert_eq!(scaled[0], 1.0);
+        assert_eq!(scaled[3], 0.001 / 8.0);
+    }
+
+    #[test]
+    fn yarn_scales_cosines_by_its_attention_factor() {
+        let yarn = Yarn {
+            factor: 4.0,
+            original_max_position_embeddings: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 1.5,
+            truncate: true,
+        };
+        let mut rows = RopeRows::default();
+        rows.fill(&spec(RopeScaling::Yarn(yarn)), [(0, 1)].into_iter());
+        assert_eq!(rows.cos, [1.5; 4]);
+    }
+
+    #[test]
+    fn a_factor_of_zero_or_nan_is_refused_by_name() {
+        for factor in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let error = spec(RopeScaling::Linear(Linear { factor })).check("ropes[0]").unwrap_err();
+            assert!(error.to_string().contains("ropes[0].scaling.factor"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The forward pass: one for every architecture, over a ragged batch of prompt pieces and decode rows.
+
+use std::sync::Arc;
+
+use ferrule_formats::Checkpoint;
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::elementwise::add;
+use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
+use ferrule_kernels::{Cancel, Exec, Format, Pool, PoolError, machine, matmul};
+
+use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
+use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm, resized};
+use crate::rope::RopeRows;
+use crate::spec::{AttentionSpec, ModelSpec};
+use crate::weights::{LoadError, Loader, Progress, Weights};
+
+/// How a model is loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOptions {
+    /// The weights' format; none means as they are stored.
+    pub format: Option<Format>,
+    /// The format of keys and values in the cache.
+    pub kv_format: KvFormat,
+    /// The instructions to use.
+    pub isa: Isa,
+}
+
+/// A model with its weights, its key-value cache and its threads.
+pub struct Transformer {
+    spec: ModelSpec,
+    weights: Weights,
+    /// For each layer its group and its place within the group.
+    places: Vec<(usize, usize)>,
+    shapes: Vec<KvShape>,
+    groups: Vec<KvGroup>,
+    stores: Vec<KvStore>,
+    kv_format: KvFormat,
+    isa: Isa,
+    pool: Arc<Pool>,
+    buffers: Buffers,
+}
+
+/// Buffers of a forward pass, kept from step to step. Shapes: `[rows, width]`.
+#[derive(Default)]
+struct Buffers {
+    /// The residual stream.
+    hidden: Vec<f32>,
+    normed: Vec<f32>,
+    /// What a block adds to the residual stream.
+    update: Vec<f32>,
+    /// Queries, keys and values; gate and up.
+    inner: Vec<f32>,
+    /// What attention mixed; what the gate let through.
+    mixed: Vec<f32>,
+    ropes: Vec<RopeRows>,
+}
+
+impl Transformer {
+    /// Packs a checkpoint's weights. The cache has no pages yet: see [`Transformer::allocate_kv`].
+    ///
+    /// # Errors
+    /// [`LoadError`] for files that do not fit the spec, too little memory, or a cancelled load.
+    pub fn load(
+        spec: ModelSpec,
+        checkpoint: &Checkpoint,
+        options: LoadOptions,
+        pool: Arc<Pool>,
+        cancel: &Cancel,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let LoadOptions { format, kv_format, isa } = options;
+        let exec = Exec { isa, pool: &pool, cancel };
+        let weights = Loader { spec: &spec, checkpoint, format, exec }.load(progress)?;
+        let mut shapes: Vec<KvShape> = Vec::new();
+        let mut windows = Vec::new();
+        let mut places = Vec::with_capacity(spec.layers.len());
+        for layer in &spec.layers {
+            let AttentionSpec { kv_heads, key_dim, value_dim, window, .. } = layer.attention;
+            let same = |(shape, other): (&KvShape, &Option<usize>)| {
+                (shape.kv_heads, shape.key_dim, shape.value_dim, *other) == (kv_heads, key_dim, value_dim, window)
+            };
+            let group = shapes.iter().zip(&windows).position(same).unwrap_or_else(|| {
+                shapes.push(KvShape { layers: 0, kv_heads, key_dim, value_dim });
+                windows.push(window);
+                shapes.len() - 1
+            });
+            places.push((group, shapes[group].layers));
+            shapes[group].layers += 1;
+        }
+        let groups = shapes.iter().zip(&windows);
+        let groups = groups.map(|(shape, window)| KvGroup {
+            layers: shape.layers,
+            window: *window,
+            page_bytes: KvStore::page_bytes(kv_format, *shape).unwrap_or(u64::MAX),
+        });
+        let groups = groups.collect();
+        let stores = Vec::new();
+        Ok(Self { spec, weights, places, shapes, groups, stores, kv_format, isa, pool, buffers: Buffers::default() })
+    }
+
+    /// Gives each group of layers a cache of so many pages, empty. Memory is taken as pages are first written.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`] if the address space is too small.
+    pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LoadError> {
+        self.stores.clear();
+        for (shape, &pages) in self.shapes.iter().zip(pages) {
+            let store = KvStore::new(self.kv_format, *shape, pages).map_err(|_| LoadError::Memory {
+                what: "the key-value cache",
+                needs: KvStore::page_bytes(self.kv_format, *shape).unwrap_or(u64::MAX).saturating_mul(pages as u64),
+                available: machine::available_memory(),
+            })?;
+            self.stores.push(store);
+        }
+        Ok(())
+    }
+
+    /// What the model is.
+    #[must_use]
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Weights of the matrices, a tied one counted once.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        self.weights.matrices().map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum()
+    }
+
+    /// Weights of the layers' matrices, without embedding and head.
+    #[must_use]
+    pub fn layer_parameters(&self) -> u64 {
+        let weights = &self.weights;
+        let ends = weights.head.iter().map(|head| &head.weight).chain([&weights.embedding]);
+        self.parameters() - ends.map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum::<u64>()
+    }
+
+    /// Bytes of the packed matrices.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.matrices().map(|matrix| matrix.bytes() as u64).sum()
+    }
+
+    /// Bytes of the matrices that each decode step reads whole: all but an embedding that is not the head too.
+    #[must_use]
+    pub fn weight_bytes_per_token(&self) -> u64 {
+        let embedding = if self.weights.head.is_some() { self.weights.embedding.bytes() } else { 0 };
+        self.weight_bytes() - embedding as u64
+    }
+
+    /// The format of the head's matrix; most other matrices share it.
+    #[must_use]
+    pub fn weight_format(&self) -> Format {
+        self.weights.head.as_ref().map_or(&self.weights.embedding, |head| &head.weight).format()
+    }
+
+    /// The instructions in use.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The threads in use.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    fn run(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), PoolError> {
+        let Self { spec, weights, places, stores, buffers, .. } = self;
+        let exec = Exec { isa: self.isa, pool: &self.pool, cancel };
+        let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
+        let width = spec.hidden_size;
+
+        let hidden = resized(&mut buffers.hidden, rows.count * width);
+        for (token, row) in batch.tokens().zip(hidden.chunks_exact_mut(width)) {
+            weights.embedding.read_row(token as usize, row);
+        }
+        for ((layer, layer_spec), &(group, place)) in weights.layers.iter().zip(&spec.layers).zip(&*places) {
+            let hidden = &mut buffers.hidden;
+            let normed = resized(&mut buffers.normed, rows.count * width);
+            let update = resized(&mut buffers.update, rows.count * width);
+            norm(&exec, &layer.attention_norm, hidden, normed)?;
+            let pass = AttentionPass {
+                exec,
+                layer,
+                spec: &layer_spec.attention,
+                ropes: &spec.ropes,
+                rows: &rows,
+                group,
+                place,
+            };
+            pass.run(&mut stores[group], normed, &mut buffers.inner, &mut buffers.mixed, update)?;
+            add(&exec, hidden, update)?;
+            norm(&exec, &layer.ffn_norm, hidden, normed)?;
+            feed_forward(&exec, layer, &layer_spec.ffn, normed, &mut buffers.inner, &mut buffers.mixed, update)?;
+            add(&exec, hidden, update)?;
+        }
+
+        // Only the rows whose logits are wanted go through the final norm and the head.
+        let wanted = gather_wanted(batch, &buffers.hidden, width, &mut buffers.update);
+        let normed = resized(&mut buffers.normed, wanted * width);
+        norm(&exec, &weights.final_norm, &buffers.update, normed)?;
+        let logits = resized(logits, wanted * spec.vocab_size);
+        match &weights.head {
+            Some(head) => linear(&exec, head, normed, logits),
+            None => matmul(&exec, normed, &weights.embedding, logits),
+        }
+    }
+}
+
+impl LanguageModel for Transformer {
+    fn vocab_size(&self) -> usize {
+        self.spec.vocab_size
+    }
+
+    fn kv_groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
+        self.stores[group].copy_page(from, to);
+    }
+
+    fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
+        Ok(self.run(batch, cancel, logits)?)
+    }
+}
+
+/// Copies the hidden rows whose logits are wanted to `out`; says how many.
+fn gather_wanted(batch: Batch<'_>, hidden: &[f32], width: usize, out: &mut Vec<f32>) -> usize {
+    out.clear();
+    let mut first = 0;
+    for sequence in batch.sequences {
+        let end = first + sequence.tokens.len();
+        let from = match sequence.logits {
+            LogitRows::None => end,
+            LogitRows::Last => end - 1,
+            LogitRows::All => first,
+        };
+        out.extend_from_slice(&hidden[from * width..end * width]);
+        first = end;
+    }
+    out.len() / width
+}

@@ -1,0 +1,178 @@
+//! The engine as Python sees it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ferrule_engine::{self as engine, EngineConfig, EngineError, Request, RequestError, SamplingParams, pages};
+use ferrule_formats::Checkpoint;
+use ferrule_kernels::kv::PAGE_TOKENS;
+use ferrule_kernels::{Pool, machine};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Transformer};
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+use serde_json::json;
+
+use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
+use crate::fork;
+use crate::interrupt::Interrupt;
+use crate::options::Options;
+use crate::outputs::StepOutput;
+
+/// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
+/// program around the engine needs memory too.
+const DEFAULT_KV_SHARE: u64 = 2;
+
+/// A model with its weights, its key-value cache, its threads and its scheduler.
+#[pyclass(frozen, module = "ferrule._native")]
+pub(crate) struct Engine {
+    engine: Mutex<engine::Engine<Transformer>>,
+    interrupt: Interrupt,
+    vocab_size: usize,
+    info: String,
+}
+
+impl Engine {
+    /// Runs `call` on the engine with Python's lock released and forks kept out.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(MutexGuard<'_, engine::Engine<Transformer>>) -> T + Send,
+    ) -> T {
+        py.detach(|| {
+            let _gate = fork::keep_out();
+            call(self.engine.lock().unwrap_or_else(PoisonError::into_inner))
+        })
+    }
+
+    fn error(&self, error: &EngineError) -> PyErr {
+        match error {
+            EngineError::Cancelled => self.interrupt.take(),
+            error => errors::engine_error(error),
+        }
+    }
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (spec, model_dir, options, progress=None))]
+    fn new(py: Python<'_>, spec: &str, model_dir: &str, options: &str, progress: Option<Py<PyAny>>) -> PyResult<Self> {
+        let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
+        let options = Options::from_json(options, &spec)?;
+        let isa = errors::chosen_isa()?;
+        let interrupt = Interrupt::new();
+        let mut report = |done: u64, total: u64| {
+            let Some(progress) = &progress else { return };
+            // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
+            Python::attach(|py| _ = progress.call1(py, (done, total)));
+        };
+        let loaded = py.detach(|| {
+            let _gate = fork::keep_out();
+            let checkpoint = Checkpoint::open(Path::new(model_dir))?;
+            let pool = Arc::new(Pool::new(options.threads));
+            let load = LoadOptions { format: options.format, kv_format: options.kv_format, isa };
+            Transformer::load(spec, &checkpoint, load, pool, &interrupt.cancel, &mut report)
+        });
+        let mut model = loaded.map_err(|error| match error {
+            LoadError::Cancelled => interrupt.take(),
+            error => errors::load_error(&error),
+        })?;
+
+        let available = machine::available_memory();
+        let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
+        if budget > available {
+            return Err(InsufficientMemoryError::new_err(format!(
+                "kv_cache_memory is {budget} bytes; {available} bytes are available here"
+            )));
+        }
+        let Options { max_model_len, max_num_seqs, max_num_batched_tokens, .. } = options;
+        let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
+            .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
+        let mut info = describe(&model, &options, &pages);
+        let vocab_size = model.vocab_size();
+        let config = EngineConfig { pages, max_model_len, max_num_seqs, max_num_batched_tokens };
+        let engine =
+            engine::Engine::new(model, config).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        info["max_model_len"] = json!(engine.max_model_len());
+        Ok(Self { engine: Mutex::new(engine), interrupt, vocab_size, info: info.to_string() })
+    }
+
+    /// Queues a request and returns its id.
+    fn add_request(&self, py: Python<'_>, prompt_token_ids: Vec<i64>, params: &str) -> PyResult<u64> {
+        let added = SamplingParams::from_json(params, self.vocab_size).map_err(RequestError::from).and_then(|params| {
+            let request = Request::from_ids(&prompt_token_ids, self.vocab_size, params)?;
+            self.with(py, |mut engine| engine.add_request(request))
+        });
+        added.map(|id| id.0).map_err(|error| errors::request_error(&error))
+    }
+
+    /// One batched forward pass and a sample for each sequence that is due.
+    fn step(&self, py: Python<'_>) -> PyResult<Vec<StepOutput>> {
+        let outputs = self.with(py, |mut engine| engine.step(&self.interrupt.cancel));
+        let outputs = outputs.map_err(|error| self.error(&error))?;
+        outputs.into_iter().map(|output| StepOutput::new(py, output)).collect()
+    }
+
+    /// Ends a request at once.
+    fn abort(&self, py: Python<'_>, request_id: u64) -> bool {
+        self.with(py, |mut engine| engine.abort(engine::RequestId(request_id)))
+    }
+
+    /// Whether a step would do anything.
+    fn has_unfinished_requests(&self, py: Python<'_>) -> bool {
+        self.with(py, |engine| engine.has_unfinished_requests())
+    }
+
+    /// The logits after each token, float32 `[tokens, vocab_size]`.
+    fn logits<'py>(&self, py: Python<'py>, token_ids: Vec<i64>) -> PyResult<Bound<'py, PyByteArray>> {
+        let logits = self.with(py, |mut engine| engine.logits(&token_ids, &self.interrupt.cancel));
+        let logits = logits.map_err(|error| self.error(&error))?;
+        PyByteArray::new_with(py, size_of_val(logits.as_slice()), |bytes| {
+            for (bytes, logit) in bytes.as_chunks_mut().0.iter_mut().zip(&logits) {
+                *bytes = logit.to_le_bytes();
+            }
+            Ok(())
+        })
+    }
+
+    /// What is loaded and how, as JSON.
+    fn info(&self) -> &str {
+        &self.info
+    }
+}
+
+fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_json::Value {
+    let groups = model.kv_groups();
+    let page_bytes: u64 = groups.iter().map(|group| group.page_bytes).sum();
+    json!({
+        "isa": model.isa().name(),
+        "threads": model.pool().threads(),
+        "quantization": model.weight_format().name(),
+        "kv_cache_dtype": options.kv_format.name(),
+        "parameters": model.parameters(),
+        "layer_parameters": model.layer_parameters(),
+        "weight_bytes": model.weight_bytes(),
+        "weight_bytes_per_token": model.weight_bytes_per_token(),
+        "kv_bytes_per_token": page_bytes / PAGE_TOKENS as u64,
+        "kv_cache_bytes": groups.iter().zip(pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>(),
+        "kv_cache_tokens": pages.iter().max().map(|pages| pages * PAGE_TOKENS),
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+    })
+}
+
+/// What the sampler makes of a row of logits: the tokens kept, their probabilities, and the one chosen.
+#[pyfunction]
+pub(crate) fn sample_distribution(
+    logits: Vec<f32>,
+    params: &str,
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+) -> PyResult<(Vec<u32>, Vec<f64>, u32)> {
+    let refused = |message: String| InvalidParameterError::new_err(message);
+    let params = SamplingParams::from_json(params, logits.len()).map_err(|error| refused(error.to_string()))?;
+    let distribution = engine::sampling::distribution(&logits, &params, &prompt, &output);
+    let distribution = distribution.map_err(|error| refused(error.to_string()))?;
+    Ok((distribution.ids, distribution.probabilities, distribution.chosen))
+}

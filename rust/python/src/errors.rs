@@ -1,0 +1,54 @@
+//! From the crates' errors to the exceptions of `ferrule.errors`.
+
+use ferrule_engine::RequestError;
+use ferrule_kernels::arch::Isa;
+use ferrule_model::{LoadError, SpecError};
+use pyo3::PyErr;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::import_exception;
+
+import_exception!(ferrule.errors, ConfigError);
+import_exception!(ferrule.errors, EngineError);
+import_exception!(ferrule.errors, InsufficientMemoryError);
+import_exception!(ferrule.errors, InvalidParameterError);
+import_exception!(ferrule.errors, ModelFileError);
+import_exception!(ferrule.errors, PromptError);
+
+pub(crate) fn load_error(error: &LoadError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        LoadError::Spec(error) => spec_error(error),
+        LoadError::Checkpoint(_) => ModelFileError::new_err(message),
+        LoadError::Shape { .. } => ConfigError::new_err(message),
+        LoadError::Memory { .. } => InsufficientMemoryError::new_err(message),
+        LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
+        LoadError::Panicked(_) => EngineError::new_err(message),
+    }
+}
+
+pub(crate) fn spec_error(error: &SpecError) -> PyErr {
+    ConfigError::new_err(error.to_string())
+}
+
+/// The instruction set that `FERRULE_ISA` asks for, or the fastest.
+pub(crate) fn chosen_isa() -> Result<Isa, PyErr> {
+    Isa::from_environment().map_err(|error| InvalidParameterError::new_err(error.to_string()))
+}
+
+pub(crate) fn request_error(error: &RequestError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        RequestError::Param(_) => InvalidParameterError::new_err(message),
+        RequestError::Dead { .. } => EngineError::new_err(message),
+        _ => PromptError::new_err(message),
+    }
+}
+
+pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
+    use ferrule_engine::EngineError as Error;
+    match error {
+        Error::Request(error) => request_error(error),
+        Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
+        Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
+    }
+}

@@ -1,0 +1,38 @@
+//! Ctrl-C while Rust computes: a cancel flag that asks Python for pending signals.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ferrule_kernels::Cancel;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+
+/// A cancel flag whose hook runs Python's signal handlers, and what they raised.
+pub(crate) struct Interrupt {
+    pub cancel: Cancel,
+    raised: Arc<Mutex<Option<PyErr>>>,
+}
+
+impl Interrupt {
+    pub fn new() -> Self {
+        let raised = Arc::new(Mutex::new(None));
+        let slot = Arc::clone(&raised);
+        // Signals are handled on Python's main thread; on any other the check does nothing. While the interpreter
+        // shuts down there is nothing to ask.
+        let hook = move || match Python::try_attach(|py| py.check_signals()) {
+            Some(Err(error)) => {
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                true
+            }
+            Some(Ok(())) => false,
+            None => true,
+        };
+        Self { cancel: Cancel::with_poll(hook), raised }
+    }
+
+    /// What the handlers raised; the flag is down again.
+    pub fn take(&self) -> PyErr {
+        self.cancel.reset();
+        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+        raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))
+    }
+}

@@ -1,0 +1,97 @@
+//! How a model is loaded and served: the engine's options, checked.
+
+use std::num::NonZeroUsize;
+
+use ferrule_kernels::kv::KvFormat;
+use ferrule_kernels::{Format, machine};
+use ferrule_model::ModelSpec;
+use pyo3::{PyErr, PyResult};
+use serde::Deserialize;
+
+use crate::errors::InvalidParameterError;
+
+/// More threads than any machine that this is built for has processors.
+const MAX_THREADS: i64 = 1024;
+/// Sequences at once where the caller does not say: enough to fill a small server, few enough for small memories.
+const DEFAULT_MAX_NUM_SEQS: i64 = 64;
+const MAX_NUM_SEQS: i64 = 65_536;
+/// Tokens of a step where the caller does not say: long enough to keep the matmuls at their peak.
+const DEFAULT_MAX_NUM_BATCHED_TOKENS: i64 = 512;
+const MAX_NUM_BATCHED_TOKENS: i64 = 65_536;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    quantization: String,
+    threads: Option<i64>,
+    max_model_len: Option<i64>,
+    kv_cache_dtype: String,
+    kv_cache_memory: Option<i64>,
+    max_num_seqs: Option<i64>,
+    max_num_batched_tokens: Option<i64>,
+}
+
+/// Checked options.
+pub(crate) struct Options {
+    pub format: Option<Format>,
+    pub kv_format: KvFormat,
+    pub threads: NonZeroUsize,
+    /// Tokens of a sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// Bytes.
+    pub kv_cache_memory: Option<u64>,
+    pub max_num_seqs: usize,
+    pub max_num_batched_tokens: usize,
+}
+
+impl Options {
+    pub fn from_json(json: &str, spec: &ModelSpec) -> PyResult<Self> {
+        let raw: Raw = serde_json::from_str(json).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        let format = match raw.quantization.as_str() {
+            "auto" => None,
+            name => Some(
+                Format::named(name)
+                    .ok_or_else(|| choice("quantization", name, Format::ALL.iter().map(|format| format.name())))?,
+            ),
+        };
+        let kv_format = match raw.kv_cache_dtype.as_str() {
+            // Exact where the weights are asked for exactly; half the bytes, and as much of the speed, elsewhere.
+            "auto" if format == Some(Format::F32) => KvFormat::F32,
+            "auto" => KvFormat::F16,
+            name => KvFormat::named(name)
+                .ok_or_else(|| choice("kv_cache_dtype", name, KvFormat::ALL.iter().map(|format| format.name())))?,
+        };
+        let context = i64::try_from(spec.max_position_embeddings).unwrap_or(i64::MAX);
+        let threads = i64::try_from(machine::cpu_count().get()).unwrap_or(1);
+        let threads = within("threads", raw.threads.unwrap_or(threads), MAX_THREADS)?;
+        Ok(Self {
+            format,
+            kv_format,
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            max_model_len: within("max_model_len", raw.max_model_len.unwrap_or(context), context)?,
+            kv_cache_memory: raw
+                .kv_cache_memory
+                .map(|bytes| within("kv_cache_memory", bytes, i64::MAX))
+                .transpose()?
+                .map(|bytes| bytes as u64),
+            max_num_seqs: within("max_num_seqs", raw.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS), MAX_NUM_SEQS)?,
+            max_num_batched_tokens: within(
+                "max_num_batched_tokens",
+                raw.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),
+                MAX_NUM_BATCHED_TOKENS,
+            )?,
+        })
+    }
+}
+
+fn within(field: &str, value: i64, limit: i64) -> PyResult<usize> {
+    if (1..=limit).contains(&value) {
+        return Ok(value as usize);
+    }
+    Err(InvalidParameterError::new_err(format!("{field} is {value}; it must be in 1..={limit}")))
+}
+
+fn choice(field: &str, value: &str, known: impl Iterator<Item = &'static str>) -> PyErr {
+    let known: Vec<_> = ["auto"].into_iter().chain(known).collect();
+    InvalidParameterError::new_err(format!("{field} is {value:?}; it must be one of {}", known.join(", ")))
+}

@@ -1,0 +1,74 @@
+//! What a step gives to Python.
+
+use ferrule_engine::{self as engine, TokenLogprob, TraceCandidate};
+use pyo3::prelude::*;
+
+/// What one request got in a step.
+#[pyclass(frozen, get_all, module = "ferrule._native")]
+pub(crate) struct StepOutput {
+    request_id: u64,
+    token_ids: Vec<u32>,
+    finish_reason: Option<&'static str>,
+    stop_token: Option<u32>,
+    error: Option<String>,
+    logprobs: Vec<Py<TokenLogprobs>>,
+    trace: Vec<Py<SampleTrace>>,
+}
+
+/// Log-probabilities, before any sampler stage.
+#[pyclass(frozen, get_all, module = "ferrule._native")]
+pub(crate) struct TokenLogprobs {
+    sampled: (u32, f64, usize),
+    top: Vec<(u32, f64, usize)>,
+}
+
+/// How one token was chosen.
+#[pyclass(frozen, get_all, module = "ferrule._native")]
+pub(crate) struct SampleTrace {
+    candidates: Vec<Py<Candidate>>,
+    draw: Option<f64>,
+    chosen: u32,
+}
+
+/// A token that might have been chosen.
+#[pyclass(frozen, get_all, module = "ferrule._native")]
+pub(crate) struct Candidate {
+    id: u32,
+    logit: f32,
+    probability: f64,
+    final_probability: f64,
+    dropped_by: Option<&'static str>,
+}
+
+impl StepOutput {
+    pub fn new(py: Python<'_>, output: engine::StepOutput) -> PyResult<Self> {
+        let finish = output.finish.as_ref();
+        Ok(Self {
+            request_id: output.request.0,
+            finish_reason: finish.map(engine::FinishReason::name),
+            stop_token: finish.and_then(engine::FinishReason::stop_token),
+            error: finish.and_then(engine::FinishReason::error),
+            token_ids: output.token_ids,
+            logprobs: output
+                .logprobs
+                .into_iter()
+                .map(|logprobs| token_logprobs(py, &logprobs))
+                .collect::<PyResult<_>>()?,
+            trace: output.trace.into_iter().map(|trace| sample_trace(py, trace)).collect::<PyResult<_>>()?,
+        })
+    }
+}
+
+fn token_logprobs(py: Python<'_>, logprobs: &engine::TokenLogprobs) -> PyResult<Py<TokenLogprobs>> {
+    let triple = |logprob: &TokenLogprob| (logprob.id, logprob.logprob, logprob.rank);
+    Py::new(py, TokenLogprobs { sampled: triple(&logprobs.sampled), top: logprobs.top.iter().map(triple).collect() })
+}
+
+fn sample_trace(py: Python<'_>, trace: engine::SampleTrace) -> PyResult<Py<SampleTrace>> {
+    let candidate = |candidate: TraceCandidate| {
+        let TraceCandidate { id, logit, probability, final_probability, dropped_by } = candidate;
+        Py::new(py, Candidate { id, logit, probability, final_probability, dropped_by })
+    };
+    let candidates = trace.candidates.into_iter().map(candidate).collect::<PyResult<_>>()?;
+    Py::new(py, SampleTrace { candidates, draw: trace.draw, chosen: trace.chosen })
+}

@@ -1,0 +1,38 @@
+"""The harness itself: what it must notice, it notices."""
+
+import pytest
+
+from faults.isolated import assert_refused, run
+
+
+def test_a_typed_error_is_reported_with_its_bases() -> None:
+    outcome = run("raise ferrule.PromptError('empty')")
+    assert (outcome.error, outcome.message) == ("PromptError", "empty")
+    assert {"FerruleError", "ValueError"} <= set(outcome.bases)
+    assert_refused(outcome, "PromptError", ["empty"])
+
+
+def test_an_error_of_another_kind_is_not_enough() -> None:
+    with pytest.raises(AssertionError, match="KeyError"):
+        assert_refused(run("raise KeyError('empty')"), "PromptError", ["empty"])
+    with pytest.raises(AssertionError, match="was accepted"):
+        assert_refused(run("pass"), "PromptError", [])
+
+
+def test_a_signal_fails() -> None:
+    with pytest.raises(AssertionError, match="died of signal 11"):
+        run("import ctypes; ctypes.string_at(0)")
+
+
+def test_a_hang_fails() -> None:
+    with pytest.raises(AssertionError, match="hangs"):
+        run("time.sleep(60)", warm_up="import time", timeout=1.0)
+
+
+def test_memory_and_time_are_measured() -> None:
+    outcome = run("b = bytearray(64 << 20); del b; time.sleep(0.2)", warm_up="import time")
+    assert outcome.extra_bytes >= 60 << 20
+    assert outcome.seconds >= 0.2
+    assert run("bytearray(1 << 30)", address_space=512 << 20).error == "MemoryError"
+    # What the warm-up took and gave back does not hide what the fault takes.
+    assert run("b = bytearray(32 << 20)", warm_up="b = bytearray(64 << 20); del b").extra_bytes >= 30 << 20

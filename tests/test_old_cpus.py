@@ -1,0 +1,95 @@
+"""Processors that this machine is not: an old one without AVX2, and one with AVX2 but without AVX-512.
+
+qemu's user mode runs the installed package on them as it is. An instruction that the processor lacks ends the process
+with SIGILL, so a run that ends well never used one. The logits must be, bit for bit, those that this machine computes
+when FERRULE_ISA forces the same instructions.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from ferrule import _native
+
+# What Debian's qemu calls them, and the instruction sets that ferrule must find there.
+OLD_CPUS = {"Nehalem": ["scalar"], "Haswell": ["scalar", "avx2"]}
+
+PROGRAM = """
+import hashlib, json
+from ferrule import LLM, SamplingParams, _native
+
+llm = LLM(threads=1, quantization="f32", max_model_len=64)
+params = SamplingParams(temperature=0, max_tokens=4)
+print(json.dumps({
+    "isa": _native.isa(),
+    "available": _native.available_isas(),
+    "text": llm.generate("The capital of France is", params)[0].outputs[0].text,
+    "logits": hashlib.sha256(llm.logits([1, 300, 20]).tobytes()).hexdigest(),
+}))
+"""
+
+
+def python(program: str, *, cpu: str | None = None, isa: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a program with this interpreter, on an emulated processor if one is named."""
+    command = [sys.executable, "-c", program]
+    if cpu is not None:
+        qemu = shutil.which("qemu-x86_64")
+        assert qemu is not None, "qemu-x86_64 is missing; install it with: sudo apt-get install qemu-user"
+        command = [qemu, "-cpu", cpu, *command]
+    environment = {name: value for name, value in os.environ.items() if name != "FERRULE_ISA"}
+    if isa is not None:
+        environment["FERRULE_ISA"] = isa
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+
+
+def report(*, cpu: str | None = None, isa: str | None = None) -> dict[str, object]:
+    """What PROGRAM says."""
+    done = python(PROGRAM, cpu=cpu, isa=isa)
+    assert done.returncode == 0, f"exit {done.returncode} on {cpu or 'this machine'}: {done.stderr}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def here(isa: str) -> dict[str, object]:
+    """What PROGRAM says on this machine with these instructions."""
+    return report(isa=isa)
+
+
+@pytest.mark.parametrize("cpu", OLD_CPUS)
+def test_an_old_cpu_computes_what_this_one_does_with_the_same_instructions(cpu: str) -> None:
+    there = report(cpu=cpu)
+    assert there["available"] == OLD_CPUS[cpu]
+    assert there["isa"] == OLD_CPUS[cpu][-1]
+    assert "Paris" in str(there["text"])
+    if there["isa"] in _native.available_isas():
+        expected = here(str(there["isa"]))
+        assert (there["text"], there["logits"]) == (expected["text"], expected["logits"])
+
+
+@pytest.mark.parametrize("isa", _native.available_isas())
+def test_every_instruction_set_of_this_machine_can_be_forced(isa: str) -> None:
+    assert here(isa)["isa"] == isa
+    assert "Paris" in str(here(isa)["text"])
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_forcing_an_instruction_set_that_the_cpu_lacks_is_an_error(isa: str) -> None:
+    done = python("import ferrule; ferrule.LLM(threads=1)", cpu="Nehalem", isa=isa)
+    assert done.returncode == 1, f"exit {done.returncode}: {done.stderr}"
+    last = done.stderr.strip().splitlines()[-1]
+    assert f'FERRULE_ISA="{isa}"' in last
+    assert "lacks" in last
+    assert "scalar" in last
+
+
+def test_forcing_an_unknown_instruction_set_is_an_error() -> None:
+    done = python("import ferrule; ferrule.LLM(threads=1)", isa="sse9")
+    assert done.returncode == 1, f"exit {done.returncode}: {done.stderr}"
+    last = done.stderr.strip().splitlines()[-1]
+    assert 'FERRULE_ISA="sse9"' in last
+    assert all(name in last for name in _native.isa_names())
