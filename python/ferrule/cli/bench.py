@@ -17,7 +17,6 @@ from ferrule.llm import LLM
 from ferrule.outputs import RequestMetrics
 from ferrule.params import SamplingParams
 
-
 CEILING_PASSES = 3
 
 

@@ -31,6 +31,8 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) 
     sampling, loading = split_options(options)
     wanted = params(sampling)
     with load(model, loading) as llm:
+        if sys.stdout.isatty() and not as_json:
+            sys.stdout.write(prompt)  # for people, the text as it reads; for programs, what the model wrote
         output = None
         for delta in llm.stream(prompt, greedy_by_default(wanted, llm)):
             output = delta.output
