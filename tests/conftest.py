@@ -14,6 +14,9 @@ import fakes
 import ferrule
 from ferrule import LLM
 
+PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
+"""Case, format, distance from the golden logits, whether the greedy continuations are equal."""
+
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 
 
@@ -63,3 +66,14 @@ def model_with(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return make
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Shows how near the golden logits are."""
+    rows = config.stash.get(PARITY, [])
+    if not rows:
+        return
+    terminalreporter.section("parity with transformers")
+    terminalreporter.write_line(f"{'case':16} {'format':6} {'max |difference| / max |logit|':>32}  greedy")
+    for case, quantization, distance, equal in rows:
+        terminalreporter.write_line(f"{case:16} {quantization:6} {distance:32.2e}  {'equal' if equal else 'differs'}")

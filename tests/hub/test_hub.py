@@ -1,0 +1,142 @@
+"""Models of the hub, from a server on loopback; each case in a process of its own, as the library reads its
+environment when it is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import TINY
+from hub.server import COMMIT, Hub, Repository
+
+TESTS = Path(__file__).parent.parent
+SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+FILES = {name: (TINY / name).read_bytes() for name in SMALL} | {"model.safetensors": b"not looked at by the fake"}
+OTHERS = {
+    "pytorch_model.bin": b"pickle",
+    "model.pkl": b"pickle",
+    "training.py": b"raise SystemExit('never run')",
+    "README.md": b"#",
+    "onnx/config.json": b"{}",
+    "original/model.safetensors": b"twice",
+    "consolidated.safetensors": b"twice",
+}
+LOAD = """
+import sys, fakes
+fakes.install()
+from ferrule import LLM, FerruleError, SamplingParams
+try:
+    llm = LLM(sys.argv[1], revision=sys.argv[2] or None)
+    tokens = llm.generate("x", SamplingParams(temperature=0, max_tokens=2))[0].outputs[0].token_ids
+    print(tokens, llm.info()["directory"])
+except FerruleError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    repositories = {
+        "org/model": Repository(FILES | OTHERS),
+        "org/private": Repository(FILES, token="hf_secret"),
+        "org/gated": Repository(FILES, gated=True, token="hf_secret"),
+        "org/pickled": Repository({"config.json": FILES["config.json"], "pytorch_model.bin": b"pickle"}),
+    }
+    with Hub(repositories) as hub:
+        yield hub
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def load(hub: Hub, home: Path, model: str = "org/model", revision: str = "", **environment: str) -> str:
+    """What came of loading a model: its first tokens, or the error."""
+    hub.asked.clear()
+    hub.authorizations.clear()
+    base = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    settings = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
+    process = subprocess.run(
+        [sys.executable, "-c", LOAD, model, revision],
+        env=base | settings | environment,
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
+
+
+def test_fetches_what_it_needs_and_never_pickle(hub: Hub, home: Path) -> None:
+    loaded = load(hub, home)
+    assert str(home / "hub" / "models--org--model" / "snapshots" / COMMIT) in loaded
+    assert hub.downloads() == set(FILES)
+    assert hub.authorizations == {None}
+
+
+def test_the_cache_serves_again_online_and_offline(hub: Hub, home: Path) -> None:
+    loaded = load(hub, home)
+    assert load(hub, home) == loaded
+    assert hub.downloads() == set()
+    assert load(hub, home, HF_HUB_OFFLINE="1") == loaded
+    assert hub.asked == []
+    assert load(hub, home, HF_ENDPOINT="http://127.0.0.1:9") == loaded
+
+
+def test_offline_without_a_cache(hub: Hub, home: Path) -> None:
+    refused = load(hub, home, HF_HUB_OFFLINE="1")
+    assert refused.startswith("ModelNotFoundError org/model: not whole in the cache")
+    assert "HF_HUB_OFFLINE" in refused
+    assert hub.asked == []
+
+
+def test_a_hub_that_cannot_be_reached(hub: Hub, home: Path) -> None:
+    refused = load(hub, home, HF_ENDPOINT="http://127.0.0.1:9")
+    assert refused.startswith("ModelNotFoundError org/model: ")
+    assert "cannot be reached" in refused
+    assert "http://127.0.0.1:9/org/model" in refused
+
+
+def test_no_such_repository(hub: Hub, home: Path) -> None:
+    refused = load(hub, home, "org/nothing")
+    assert refused.startswith("ModelNotFoundError org/nothing: no such model, or a private one")
+    assert f"{hub.endpoint}/org/nothing" in refused
+    assert str(TESTS / "org" / "nothing") in refused
+
+
+def test_a_private_repository_needs_its_token(hub: Hub, home: Path) -> None:
+    assert load(hub, home, "org/private").startswith("ModelNotFoundError org/private: no such model, or a private one")
+    assert load(hub, home, "org/private", HF_TOKEN="hf_secret").startswith("[")
+    assert "Bearer hf_secret" in hub.authorizations
+
+
+def test_a_gated_repository_says_what_to_do(hub: Hub, home: Path) -> None:
+    refused = load(hub, home, "org/gated")
+    assert refused.startswith("ModelNotFoundError org/gated: access to it must be granted")
+    assert "HF_TOKEN" in refused
+    assert load(hub, home, "org/gated", HF_TOKEN="hf_secret").startswith("[")
+
+
+def test_revisions(hub: Hub, home: Path) -> None:
+    assert COMMIT in load(hub, home, revision=COMMIT)
+    refused = load(hub, home, revision="v9")
+    assert refused.startswith("ModelNotFoundError org/model@v9: the repository has no such revision")
+
+
+def test_pickled_weights_are_not_downloaded(hub: Hub, home: Path) -> None:
+    load(hub, home, "org/pickled")
+    assert hub.downloads() == {"config.json"}
+
+
+def test_a_name_that_is_no_repository(hub: Hub, home: Path) -> None:
+    for name in ("no-such-directory", "./org/model", "org/model/more", "/org/model", "../model", "org/.."):
+        assert load(hub, home, name).startswith("ModelNotFoundError"), name
+    assert hub.asked == []

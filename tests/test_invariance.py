@@ -1,0 +1,90 @@
+"""The same bits, whatever runs beside, however a prompt is cut, on however many threads."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from conftest import TINY
+from ferrule import LLM, CompletionOutput, SamplingParams
+from ferrule.prompt import TokensPrompt
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+MODELS = {
+    "tiny": TINY,
+    "mistral_swa": GOLDEN / "mistral_swa",
+    "qwen3": GOLDEN / "qwen3",
+    "llama_dynamic": GOLDEN / "llama_dynamic",
+}
+LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40)}
+"""Of prompts: around a page, a chunk and the models' windows."""
+USUAL_LENGTHS = (1, 2, 15, 16, 17, 63, 100, 200)
+WAYS = [(16, 1), (16, 2), (512, 1), (512, 2)]
+"""Tokens in a step, and threads."""
+NEW_TOKENS = 20
+
+
+def load(model: str, quantization: str, tokens: int, threads: int) -> LLM:
+    return LLM(MODELS[model], quantization=quantization, max_num_batched_tokens=tokens, threads=threads, max_num_seqs=8)
+
+
+def prompts(model: str) -> list[TokensPrompt]:
+    """Eight, of different lengths."""
+    numbers = random.Random(1)
+    lengths = LENGTHS.get(model, USUAL_LENGTHS)
+    return [{"prompt_token_ids": [numbers.randrange(7, 320) for _ in range(length)]} for length in lengths]
+
+
+def params(number: int) -> SamplingParams:
+    """Half greedy, half seeded, with as many log-probabilities as there can be."""
+    temperature = 0.0 if number % 2 else 0.9
+    return SamplingParams(
+        temperature=temperature, top_p=0.95, seed=number, max_tokens=NEW_TOKENS, logprobs=20, ignore_eos=True
+    )
+
+
+def bits(output: CompletionOutput) -> list[tuple[int, list[tuple[int, str]]]]:
+    """Tokens, and log-probabilities to the last bit."""
+    assert output.logprobs is not None
+    rows = [[(token, entry.logprob.hex()) for token, entry in row.items()] for row in output.logprobs]
+    return list(zip(output.token_ids, rows, strict=True))
+
+
+@cache
+def alone(model: str, quantization: str) -> list[list[tuple[int, list[tuple[int, str]]]]]:
+    """Each prompt by itself, on one thread."""
+    with load(model, quantization, 512, 1) as llm:
+        return [bits(llm.generate(prompt, params(n))[0].outputs[0]) for n, prompt in enumerate(prompts(model))]
+
+
+@pytest.mark.parametrize("quantization", ["f32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("tokens", "threads"), WAYS)
+def test_beside_seven_others(model: str, quantization: str, tokens: int, threads: int) -> None:
+    with load(model, quantization, tokens, threads) as llm:
+        outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
+        assert [bits(output.outputs[0]) for output in outputs] == alone(model, quantization)
+
+
+@pytest.mark.parametrize("quantization", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_by_chunks_and_threads(model: str, quantization: str) -> None:
+    prompt = prompts(model)[-1]["prompt_token_ids"]
+    seen: set[bytes] = set()
+    for tokens, threads in WAYS:
+        with load(model, quantization, tokens, threads) as llm:
+            seen.add(llm.logits(prompt).tobytes())
+    assert len(seen) == 1
+
+
+def test_logits_of_a_prefix_are_a_prefix_of_the_logits() -> None:
+    prompt = prompts("tiny")[-1]["prompt_token_ids"]
+    with load("tiny", "bf16", 512, 2) as llm:
+        whole = llm.logits(prompt)
+        for length in (1, 16, 17, 150):
+            assert (llm.logits(prompt[:length]) == whole[:length]).all()
