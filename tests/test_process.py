@@ -1,0 +1,176 @@
+"""The real engine and the process around it: rows 73, 74, 77 and 79 to 81 of the list of faults.
+
+Each case runs in a process of its own, since it may take that process along. Time limits have fivefold slack.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ferrule
+from ferrule import _native
+
+TINY = Path(ferrule.__file__).parent / "models" / "tiny"
+SLACK = 5.0
+
+
+def python(code: str, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "faulthandler", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a context in which a prefill takes seconds."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(TINY, folder)
+    config = json.loads((TINY / "config.json").read_text()) | {"max_position_embeddings": 32_768}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+FORK = """
+import os, sys, threading, time
+from ferrule import LLM, SamplingParams
+llm = LLM(threads=2)
+greedy = SamplingParams(temperature=0, max_tokens=8)
+expected = llm.generate("The capital of France is", greedy)[0].outputs[0].text
+if sys.argv[1] == "busy":
+    threading.Thread(target=lambda: llm.generate("Once", SamplingParams(max_tokens=1500, ignore_eos=True)), daemon=True).start()
+    time.sleep(0.2)
+child = os.fork()
+if child == 0:
+    try:
+        code = 0 if llm.generate("The capital of France is", greedy)[0].outputs[0].text == expected else 1
+    except RuntimeError:
+        code = 3
+    os._exit(code)
+_, status = os.waitpid(child, 0)
+assert llm.generate("The capital of France is", greedy)[0].outputs[0].text == expected, "the parent's engine is hurt"
+print(os.waitstatus_to_exitcode(status))
+os._exit(0)
+"""
+
+
+def test_a_forked_child_uses_the_engine() -> None:
+    done = python(FORK, "idle")
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+def test_a_fork_in_the_middle_of_a_step_works_or_says_that_it_does_not() -> None:
+    done = python(FORK, "busy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in {"0", "3"}
+
+
+INTERRUPT = """
+import sys, time
+from ferrule import LLM, SamplingParams
+llm = LLM(sys.argv[1], threads=2)
+greedy = SamplingParams(temperature=0, max_tokens=8)
+expected = llm.generate("The capital of France is", greedy)[0].outputs[0].text
+prompt = {"prompt_token_ids": [300 + i % 1000 for i in range(30_000)]}
+print("ready", flush=True)
+try:
+    if sys.argv[2] == "generate":
+        llm.generate(prompt, greedy)
+    else:
+        llm.logits(prompt["prompt_token_ids"][:8_000])
+    print("finished before the interrupt")
+except KeyboardInterrupt:
+    print(time.time(), flush=True)
+assert llm.generate("The capital of France is", greedy)[0].outputs[0].text == expected
+print("usable")
+"""
+
+
+@pytest.mark.parametrize("call", ["generate", "logits"])
+def test_ctrl_c_ends_a_prefill_and_the_engine_stays_usable(call: str, long_model: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPT, str(long_model), call]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        time.sleep(0.5)
+        sent = time.time()
+        os.kill(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    interrupted, usable = output.split()
+    assert float(interrupted) - sent < 0.2 * SLACK
+    assert usable == "usable", errors
+
+
+THREADS = """
+import threading
+from ferrule import LLM, SamplingParams
+llm = LLM(threads=2)
+jobs = [("Once upon a time," + " and" * i, SamplingParams(temperature=0.8, seed=i, max_tokens=24, ignore_eos=True)) for i in range(8)]
+alone = [llm.generate(*job)[0].outputs[0].token_ids for job in jobs]
+together = [None] * 8
+def work(i):
+    together[i] = llm.generate(*jobs[i])[0].outputs[0].token_ids
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert together == alone
+"""
+
+
+def test_eight_threads_at_once_get_what_each_gets_alone() -> None:
+    done = python(THREADS)
+    assert done.returncode == 0, done.stderr
+
+
+SUBINTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+code = '''
+try:
+    from ferrule import LLM, SamplingParams
+    print(LLM().generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].text)
+except ImportError as error:
+    print("ImportError", error)
+'''
+interpreter = interpreters.create()
+interpreters.run_string(interpreter, code)
+"""
+
+
+def test_a_subinterpreter_works_or_cannot_import() -> None:
+    done = python(SUBINTERPRETER)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout or "ImportError" in done.stdout
+
+
+EXIT = """
+import sys, threading, time
+from ferrule import LLM, SamplingParams
+llm = LLM(sys.argv[1])
+prompt = {"prompt_token_ids": [300 + i % 1000 for i in range(30_000)]}
+threading.Thread(target=lambda: llm.generate(prompt, SamplingParams(max_tokens=8)), daemon=True).start()
+time.sleep(0.5)
+print(time.time(), flush=True)
+"""
+
+
+def test_an_exit_during_generation_is_clean(long_model: Path) -> None:
+    done = python(EXIT, str(long_model))
+    assert time.time() - float(done.stdout) < 1.0 * SLACK
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def test_threads_default_to_what_the_process_may_use() -> None:
+    """Affinity here; quotas of containers are tested with made-up trees in rust/kernels/src/machine."""
+    code = "import os; os.sched_setaffinity(0, {0}); from ferrule import LLM; print(LLM().info()['threads'])"
+    assert python(code).stdout.strip() == "1"
+    assert 1 <= _native.cpu_count() <= len(os.sched_getaffinity(0))
