@@ -39,6 +39,7 @@ def sample(
     return _native.sample_distribution(logits.tolist(), json.dumps(whole), prompt, output)
 
 
+@np.errstate(invalid="ignore")  # what is forbidden is minus infinity, and so is its distance from itself undefined
 def oracle(
     logits: npt.NDArray[np.float32], params: dict[str, Any], prompt: list[int], output: list[int]
 ) -> tuple[list[int], npt.NDArray[np.float64]]:

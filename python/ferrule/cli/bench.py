@@ -56,10 +56,11 @@ def command(model: str | None, prompt: int, gen: int, repeat: int, as_json: bool
     print(f"{record['model']}: {record['format']} on {record['isa']}, {record['threads']} threads, median of {repeat}")
     print(f"prefill {prompt} tokens  {record['prefill_tokens_per_second']:.1f} tokens/s")
     print(f"decode  {gen} tokens  {record['decode_tokens_per_second']:.1f} tokens/s")
-    print(
-        f"decode moves {record['decode_bandwidth_fraction']:.0%} of the read bandwidth, {record['read_gbps']:.1f} GB/s; "
-        f"prefill computes {record['prefill_f32_fraction']:.0%} of the f32 peak, {record['f32_gflops']:.0f} GFLOPS"
-    )
+    for phase, share, ceiling in (
+        ("decode ", "decode_bandwidth_fraction", f"read bandwidth of {record['read_gbps']:.1f} GB/s"),
+        ("prefill", "prefill_f32_fraction", f"f32 peak of {record['f32_gflops']:.0f} GFLOPS"),
+    ):
+        print(f"{phase} uses {record[share]:.0%} of the {ceiling}")
 
 
 def _record(
