@@ -133,6 +133,8 @@ class Engine:
                 "quantization": "f32" if self.options["quantization"] == "auto" else self.options["quantization"],
                 "kv_cache_dtype": self.options["kv_cache_dtype"],
                 "weight_bytes": 1000,
+                "weight_bytes_per_token": 900,
+                "layer_parameters": 400,
                 "parameters": 500,
                 "kv_bytes_per_token": 16,
                 "kv_cache_tokens": 4096,
@@ -209,10 +211,20 @@ class Engine:
         return SampleTrace(candidates, 0.5 if params["temperature"] else None, token)
 
 
+class Ceilings:
+    """A machine of round numbers."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def measure(self) -> tuple[float, float, float]:
+        return 10e9, 100e9, 1e9
+
+
 def module(engine: type[Engine] = Engine) -> types.ModuleType:
     """A module in the shape of `ferrule._native`."""
     native = types.ModuleType("ferrule._native")
-    native.__dict__.update(Engine=engine, version="0.0.0", isa=lambda: "fake", cpu_count=lambda: 2)
+    native.__dict__.update(Engine=engine, Ceilings=Ceilings, version="0.0.0", isa=lambda: "fake", cpu_count=lambda: 2)
     return native
 
 

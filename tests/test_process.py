@@ -43,7 +43,8 @@ llm = LLM(threads=2)
 greedy = SamplingParams(temperature=0, max_tokens=8)
 expected = llm.generate("The capital of France is", greedy)[0].outputs[0].text
 if sys.argv[1] == "busy":
-    threading.Thread(target=lambda: llm.generate("Once", SamplingParams(max_tokens=1500, ignore_eos=True)), daemon=True).start()
+    long = SamplingParams(max_tokens=1500, ignore_eos=True)
+    threading.Thread(target=llm.generate, args=("Once", long), daemon=True).start()
     time.sleep(0.2)
 child = os.fork()
 if child == 0:
@@ -110,7 +111,9 @@ THREADS = """
 import threading
 from ferrule import LLM, SamplingParams
 llm = LLM(threads=2)
-jobs = [("Once upon a time," + " and" * i, SamplingParams(temperature=0.8, seed=i, max_tokens=24, ignore_eos=True)) for i in range(8)]
+def params(seed):
+    return SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True)
+jobs = [("Once upon a time," + " and" * i, params(i)) for i in range(8)]
 alone = [llm.generate(*job)[0].outputs[0].token_ids for job in jobs]
 together = [None] * 8
 def work(i):

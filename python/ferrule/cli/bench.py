@@ -57,9 +57,9 @@ def command(model: str | None, prompt: int, gen: int, repeat: int, as_json: bool
     print(f"prefill {prompt} tokens  {record['prefill_tokens_per_second']:.1f} tokens/s")
     print(f"decode  {gen} tokens  {record['decode_tokens_per_second']:.1f} tokens/s")
     print(
-        f"decode moves {record['decode_bandwidth_fraction']:.0%} of the read bandwidth, {record['read_gbps']:.1f} GB/s; "
-        f"prefill computes {record['prefill_f32_fraction']:.0%} of the f32 peak, {record['f32_gflops']:.0f} GFLOPS"
+        f"decode moves {record['decode_bandwidth_fraction']:.0%} of the read bandwidth, {record['read_gbps']:.1f} GB/s"
     )
+    print(f"prefill computes {record['prefill_f32_fraction']:.0%} of the f32 peak, {record['f32_gflops']:.0f} GFLOPS")
 
 
 def _record(
