@@ -61,7 +61,7 @@ def oracle(
     ratio = np.exp(x - x.max())
     assume(not (np.abs(ratio - params["min_p"]) < NEAR).any() or params["min_p"] in {0.0, 1.0})
     x[ratio < params["min_p"]] = -np.inf
-    if 0 < params["top_k"] < len(x):
+    if 0 < params["top_k"] < np.isfinite(x).sum():
         last = np.sort(x)[-params["top_k"]]
         assume(not ((x != last) & (np.abs(x - last) < NEAR)).any())
         x[x < last] = -np.inf

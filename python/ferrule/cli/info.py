@@ -9,8 +9,6 @@ import click
 
 from ferrule.cli.model import load, model_argument, model_options
 
-BYTES = frozenset({"weight_bytes", "kv_bytes_per_token"})
-
 
 @click.command("info")
 @model_argument
@@ -32,7 +30,7 @@ def _shown(name: str, value: object) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
-        case int() if name in BYTES:
+        case int() if "bytes" in name:
             return f"{value:,} ({_size(value)})"
         case int():
             return f"{value:,}"

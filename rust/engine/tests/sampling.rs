@@ -192,7 +192,7 @@ fn golden_params(filter: &str) -> Option<SamplingParams> {
 /// unstable sort: there we keep as many of them, the lowest ids.
 #[test]
 fn filters_agree_with_transformers() {
-    let rows: Vec<Golden> = serde_json::from_str(include_str!("golden/warpers.json")).unwrap();
+    let rows: Vec<Golden> = serde_json::from_str(include_str!("../../../tests/golden/decoding/warpers.json")).unwrap();
     let mut compared = 0;
     for row in &rows {
         for (name, expected) in &row.filters {
