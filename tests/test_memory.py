@@ -1,0 +1,34 @@
+"""What loading costs: weights are packed tensor by tensor, and the source's pages are given back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CHILD = """
+import json, pathlib, sys
+from ferrule import LLM
+
+def memory(field):
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+
+import ferrule._native, numpy, tokenizers
+before = memory("VmRSS")
+llm = LLM(sys.argv[1], max_model_len=256)
+print(json.dumps([memory("VmHWM") - before, llm.info()["weight_bytes"]]))
+"""
+
+
+def test_a_load_takes_the_packed_weights_and_little_more(tmp_path: Path) -> None:
+    """The promise is packed weights, one tensor and 300 MB. Both copies of this model at once would be 270 MB more."""
+    generator = ROOT / "benches" / "random_checkpoint.py"
+    subprocess.run([sys.executable, str(generator), "llama-160m", str(tmp_path / "model")], check=True)
+    child = [sys.executable, "-c", CHILD, str(tmp_path / "model")]
+    done = subprocess.run(child, capture_output=True, text=True, check=True)
+    peak, packed = json.loads(done.stdout)
+    largest_tensor = 32_000 * 768 * 2
+    assert packed > 200 << 20
+    assert peak < packed + largest_tensor + (64 << 20)
