@@ -46,7 +46,7 @@ fn main() {
     let (pool, cancel) = (Pool::new(threads), Cancel::new());
     let isa = Isa::from_environment().expect("FERRULE_ISA");
     let exec = Exec { isa, pool: &pool, cancel: &cancel };
-    println!("{} threads, {}", threads, isa.name());
+    println!("{} threads, {}; an empty parallel run takes {:.2} us", threads, isa.name(), empty_run(&exec) * 1e6);
     let read = probe::ReadProbe::new(256 << 20).expect("memory");
     let formats = Format::ALL.iter().filter(|format| names.is_empty() || names.iter().any(|n| n == format.name()));
     for format in formats {
@@ -68,6 +68,16 @@ fn main() {
         }
         report(&figures);
     }
+}
+
+/// Seconds that it takes to hand out nothing.
+fn empty_run(exec: &Exec<'_>) -> f64 {
+    const RUNS: u32 = 20_000;
+    let start = Instant::now();
+    for _ in 0..RUNS {
+        exec.run(2, |_| ()).unwrap();
+    }
+    start.elapsed().as_secs_f64() / f64::from(RUNS)
 }
 
 fn pack(exec: &Exec<'_>, format: Format, n: usize, k: usize) -> PackedMatrix {

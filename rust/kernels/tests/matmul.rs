@@ -5,7 +5,7 @@ mod guard;
 use std::num::NonZeroUsize;
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource, matmul};
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, PoolError, RowSource, matmul};
 use guard::Guarded;
 use proptest::prelude::*;
 
@@ -82,6 +82,103 @@ proptest! {
             }
         }
     }
+}
+
+/// Enough rows for every height of tile, and K past the blocks of all of them but the lowest.
+const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 40, 100];
+const K: usize = 1033;
+const N: usize = 83;
+
+/// The definition, in f32: one chain of multiply-adds over k.
+fn chain(isa: Isa, x: &[f32], w: &[f32]) -> f32 {
+    let fused = isa.name() != "scalar";
+    x.iter().zip(w).fold(0.0, |sum, (x, w)| if fused { x.mul_add(*w, sum) } else { x * w + sum })
+}
+
+#[test]
+fn every_output_is_one_chain_over_k_whatever_the_rows_and_threads() {
+    let x = noise(100 * K, 3);
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            let w = with_exec(isa, 1, |exec| packed(exec, *format, N, K, 4));
+            let mut row = vec![0.0; K];
+            let mut expected = vec![0.0; 100 * N];
+            for column in 0..N {
+                w.read_row(column, &mut row);
+                for (x, out) in x.chunks(K).zip(expected.chunks_mut(N)) {
+                    out[column] = chain(isa, x, &row);
+                }
+            }
+            for threads in 1..=3 {
+                for m in ROWS {
+                    let out = with_exec(isa, threads, |exec| product(exec, &x[..m * K], &w));
+                    let same = out.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{m} rows, {threads} threads, {format:?}, {isa:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn long_chains_go_on_from_block_to_block() {
+    // Longer than the block of two rows.
+    let k = 7000;
+    let x = noise(2 * k, 5);
+    for isa in Isa::available() {
+        with_exec(isa, 2, |exec| {
+            let w = packed(exec, Format::F16, 17, k, 6);
+            let both = product(exec, &x, &w);
+            assert_eq!(both[..17], product(exec, &x[..k], &w));
+            assert_eq!(both[17..], product(exec, &x[k..], &w));
+        });
+    }
+}
+
+/// The instruction sets that this machine has, by what the system says rather than by our own detection.
+fn expected_isas() -> Vec<&'static str> {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let has = |names: &[&str]| names.iter().all(|name| line.split_whitespace().any(|flag| flag == *name));
+    let mut isas = vec!["scalar"];
+    if has(&["avx2", "fma", "f16c"]) {
+        isas.push("avx2");
+        if has(&["avx512f", "avx512bw", "avx512vl", "avx512dq"]) {
+            isas.push("avx512");
+        }
+    }
+    isas
+}
+
+#[test]
+fn every_instruction_set_of_this_machine_is_exercised() {
+    let mut exercised = Vec::new();
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            with_exec(isa, 2, |exec| check_against_oracle(exec, *format, 14, 37, 41));
+        }
+        exercised.push(isa.name());
+    }
+    println!("exercised ISAs: {}", exercised.join(", "));
+    assert_eq!(exercised, expected_isas());
+}
+
+#[test]
+fn cancelling_is_an_error() {
+    let (pool, cancel) = (pool(2), Cancel::new());
+    let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+    let w = packed(&exec, Format::Bf16, 100, 10, 1);
+    cancel.cancel();
+    assert_eq!(matmul(&exec, &[1.0; 10], &w, &mut [0.0; 100]), Err(PoolError::Cancelled));
+}
+
+#[test]
+#[should_panic(expected = "activations")]
+fn activations_that_do_not_fit_are_refused() {
+    with_exec(Isa::best(), 1, |exec| {
+        let w = packed(exec, Format::F32, 3, 5, 1);
+        let _ = matmul(exec, &[0.0; 9], &w, &mut [0.0; 6]);
+    });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! A kernel is written once against the vocabulary [`Simd`] and run with [`Isa::run`], which enters a function compiled
 //! for the chosen instruction set. Adding an instruction set is one file here (its token, its feature list, its
-//! vocabulary) and one line in [`isa_registry`].
+//! vocabulary) and one line in `isa_registry`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

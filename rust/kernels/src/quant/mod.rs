@@ -1,4 +1,4 @@
-//! Formats in which weights are stored. One file a format, one line in [`format_registry`].
+//! Formats in which weights are stored. One file a format, one line in `format_registry`.
 //!
 //! The matmul is generic over format and instruction set: a format says how sixteen weights of one k become sixteen
 //! f32 in a register. Panels of sixteen output rows are laid out as `[K][16]` (N16K1), so that a register of weights
