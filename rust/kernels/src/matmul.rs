@@ -20,8 +20,8 @@ use crate::{Exec, PoolError};
 /// The most rows that any instruction set has in its register tile.
 const MAX_TILE_ROWS: usize = 12;
 
-/// Activations of a tile of rows that are laid out k by k on the stack: 24 KiB,
-/// which the smallest L1 caches hold. The larger, the fewer times a tile's sums go to memory and back.
+/// Activations of a tile of rows that are laid out k by k on the stack: 24 KiB, which the smallest L1
+/// caches hold. The larger, the fewer times a tile's sums go to memory and back.
 const PACKED_ACTIVATIONS: usize = 6144;
 
 /// Steps of k at a time: as many 16-bit lines as fill a cache line, which is what a prefetch brings.
@@ -126,13 +126,20 @@ impl<F: FloatFormat> Kernel for Task<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let block = if self.tile_rows == 1 { self.k } else { PACKED_ACTIVATIONS / self.tile_rows };
-        let mut packed = [0.0; PACKED_ACTIVATIONS];
+        let mut room: [f32; PACKED_ACTIVATIONS];
+        let packed: &mut [f32] = if self.tile_rows == 1 {
+            // A single row is read where it is; clearing room for it would cost as much as a small task.
+            &mut []
+        } else {
+            room = [0.0; PACKED_ACTIVATIONS];
+            &mut room
+        };
         let mut first_k = 0;
         loop {
             let last_k = (first_k + block).min(self.k);
             let rows = self.out.rows().len();
             for row in (0..rows).step_by(self.tile_rows) {
-                self.row_tile(simd, row, self.tile_rows.min(rows - row), first_k..last_k, &mut packed);
+                self.row_tile(simd, row, self.tile_rows.min(rows - row), first_k..last_k, packed);
             }
             first_k = last_k;
             if first_k == self.k {
@@ -158,14 +165,7 @@ const fn streams<S: Simd>(rows: usize) -> usize {
 impl<F: FloatFormat> Task<'_, F> {
     /// `rows` rows from `row` on, over a block of k and all panels of the task.
     #[inline(always)]
-    fn row_tile<S: Simd>(
-        &mut self,
-        simd: S,
-        row: usize,
-        rows: usize,
-        block: Range<usize>,
-        packed: &mut [f32; PACKED_ACTIVATIONS],
-    ) {
+    fn row_tile<S: Simd>(&mut self, simd: S, row: usize, rows: usize, block: Range<usize>, packed: &mut [f32]) {
         const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
         macro_rules! dispatch {
             ($($n:literal)*) => {
@@ -179,13 +179,7 @@ impl<F: FloatFormat> Task<'_, F> {
     }
 
     #[inline(always)]
-    fn panels<S: Simd, const R: usize>(
-        &mut self,
-        simd: S,
-        row: usize,
-        block: Range<usize>,
-        packed: &mut [f32; PACKED_ACTIVATIONS],
-    ) {
+    fn panels<S: Simd, const R: usize>(&mut self, simd: S, row: usize, block: Range<usize>, packed: &mut [f32]) {
         let rows: [&[f32]; R] =
             std::array::from_fn(|r| &self.x[(self.out.rows().start + row + r) * self.k..][block.clone()]);
         let x = if const { R == 1 } { rows[0].as_chunks().0 } else { interleave(&rows, packed) };
@@ -217,7 +211,7 @@ impl<F: FloatFormat> Task<'_, F> {
 
 /// R rows as one, k by k.
 #[inline(always)]
-fn interleave<'a, const R: usize>(rows: &[&[f32]; R], packed: &'a mut [f32; PACKED_ACTIVATIONS]) -> &'a [[f32; R]] {
+fn interleave<'a, const R: usize>(rows: &[&[f32]; R], packed: &'a mut [f32]) -> &'a [[f32; R]] {
     let packed = &mut packed.as_chunks_mut().0[..rows[0].len()];
     let (quads, rest) = packed.as_chunks_mut::<4>();
     let row_quads = rows.map(|row| &row.as_chunks::<4>().0[..quads.len()]);
