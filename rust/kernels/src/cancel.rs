@@ -1,7 +1,7 @@
 //! A request to stop, seen between blocks of work.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How often the hook is asked at the most; taking Python's lock more often would slow short steps down.
@@ -49,7 +49,7 @@ impl Cancel {
     /// Asks the hook if the last time is long enough ago, and says whether the flag is up.
     pub fn poll(&self) -> bool {
         if let Some((hook, last)) = &self.hook
-            && let Ok(mut last) = last.try_lock()
+            && let Some(mut last) = try_lock(last)
             && last.elapsed() >= POLL_INTERVAL
         {
             if hook() {
@@ -58,5 +58,32 @@ impl Cancel {
             *last = Instant::now();
         }
         self.is_cancelled()
+    }
+}
+
+/// The lock, unless another thread has it; a hook that panicked leaves nothing half done.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn a_hook_that_panicked_is_asked_again() {
+        static ASKED: AtomicUsize = AtomicUsize::new(0);
+        let cancel = Cancel::with_poll(|| match ASKED.fetch_add(1, Ordering::Relaxed) {
+            0 => panic!("the first time"),
+            _ => true,
+        });
+        std::thread::sleep(2 * POLL_INTERVAL);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cancel.poll())).is_err());
+        assert!(cancel.poll());
     }
 }
