@@ -9,9 +9,9 @@ class Engine:
     """A model with its weights, its key-value cache, its threads and its scheduler."""
 
     def __init__(
-        self, spec: str, model_dir: str, options: str, progress: Callable[[int, int], None] | None = None
+        self, spec: str, model_dir: str | None, options: str, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Packs the weights of a checkpoint directory.
+        """Packs the weights of a checkpoint directory, or random ones where there is none.
 
         `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, threads, max_model_len,
         kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens). `progress` is called with the

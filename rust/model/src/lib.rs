@@ -3,6 +3,7 @@
 
 mod batch;
 mod layer;
+mod random;
 mod rope;
 mod spec;
 mod transformer;
@@ -14,4 +15,4 @@ pub use spec::{
     ActivationSpec, AttentionSpec, FfnSpec, HeadSpec, LayerSpec, ModelSpec, NormSpec, SpecError, TensorSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
-pub use weights::{LoadError, Progress};
+pub use weights::{LoadError, Progress, Source};

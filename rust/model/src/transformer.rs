@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use ferrule_formats::Checkpoint;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::add;
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
@@ -12,7 +11,7 @@ use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
 use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm, resized};
 use crate::rope::RopeRows;
 use crate::spec::{AttentionSpec, ModelSpec};
-use crate::weights::{LoadError, Loader, Progress, Weights};
+use crate::weights::{LoadError, Loader, Progress, Source, Weights};
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -56,13 +55,13 @@ struct Buffers {
 }
 
 impl Transformer {
-    /// Packs a checkpoint's weights. The cache has no pages yet: see [`Transformer::allocate_kv`].
+    /// Packs the weights of a source. The cache has no pages yet: see [`Transformer::allocate_kv`].
     ///
     /// # Errors
     /// [`LoadError`] for files that do not fit the spec, too little memory, or a cancelled load.
     pub fn load(
         spec: ModelSpec,
-        checkpoint: &Checkpoint,
+        source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
         cancel: &Cancel,
@@ -70,7 +69,7 @@ impl Transformer {
     ) -> Result<Self, LoadError> {
         let LoadOptions { format, kv_format, isa } = options;
         let exec = Exec { isa, pool: &pool, cancel };
-        let weights = Loader { spec: &spec, checkpoint, format, exec }.load(progress)?;
+        let weights = Loader { spec: &spec, source, format, exec }.load(progress)?;
         let mut shapes: Vec<KvShape> = Vec::new();
         let mut windows = Vec::new();
         let mut places = Vec::with_capacity(spec.layers.len());

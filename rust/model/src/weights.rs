@@ -3,6 +3,7 @@
 use ferrule_formats::{Checkpoint, CheckpointError, FloatDtype, FloatTensor};
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PackedMatrix, PoolError, RowSource, machine};
 
+use crate::random::RandomMatrix;
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec, NormSpec, SpecError};
 
 /// Why a model could not be loaded.
@@ -101,9 +102,52 @@ impl Weights {
     }
 }
 
-/// A matrix that is to be packed: stored tensors, their rows one after the other.
+/// Where weights come from.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    /// A checkpoint's files.
+    Checkpoint(&'a Checkpoint),
+    /// Random numbers, made as they are packed.
+    Random,
+}
+
+/// What a role's weights are read from.
+enum Stored<'a> {
+    Tensor(FloatTensor<'a>),
+    Random(RandomMatrix),
+}
+
+impl Stored<'_> {
+    fn rows(&self) -> usize {
+        match self {
+            Self::Tensor(tensor) => tensor.shape()[0],
+            Self::Random(matrix) => matrix.rows,
+        }
+    }
+
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Tensor(tensor) => tensor.read_f32(row * out.len(), out),
+            Self::Random(matrix) => matrix.read_row(row, out),
+        }
+    }
+
+    /// The format that holds it exactly; of random numbers the one that most checkpoints have.
+    fn format(&self) -> Format {
+        match self {
+            Self::Tensor(tensor) => match tensor.float_dtype() {
+                FloatDtype::F32 => Format::F32,
+                FloatDtype::F16 => Format::F16,
+                FloatDtype::Bf16 => Format::Bf16,
+            },
+            Self::Random(_) => Format::Bf16,
+        }
+    }
+}
+
+/// A matrix that is to be packed: stored matrices, their rows one after the other.
 struct MatrixPlan<'a> {
-    parts: Vec<FloatTensor<'a>>,
+    parts: Vec<Stored<'a>>,
     rows: usize,
     columns: usize,
     format: Format,
@@ -119,11 +163,10 @@ impl MatrixPlan<'_> {
 impl RowSource for MatrixPlan<'_> {
     fn read_row(&self, mut row: usize, out: &mut [f32]) {
         for part in &self.parts {
-            let rows = part.shape()[0];
-            if row < rows {
-                return part.read_f32(row * self.columns, out);
+            if row < part.rows() {
+                return part.read_row(row, out);
             }
-            row -= rows;
+            row -= part.rows();
         }
     }
 }
@@ -131,10 +174,10 @@ impl RowSource for MatrixPlan<'_> {
 /// Told how many bytes of the packed weights are done, of how many.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Reads the roles of a spec out of a checkpoint.
+/// Reads the roles of a spec out of a source.
 pub(crate) struct Loader<'a> {
     pub spec: &'a ModelSpec,
-    pub checkpoint: &'a Checkpoint,
+    pub source: Source<'a>,
     /// The format to pack in; none means each matrix as it is stored.
     pub format: Option<Format>,
     pub exec: Exec<'a>,
@@ -183,7 +226,7 @@ impl<'a> Loader<'a> {
         let mut done = 0;
         let mut pack = |plan: MatrixPlan<'a>| -> Result<Linear, LoadError> {
             let weight = PackedMatrix::pack(&self.exec, plan.format, plan.rows, plan.columns, &plan)?;
-            plan.parts.iter().for_each(|tensor| self.checkpoint.release(tensor));
+            plan.parts.iter().for_each(|part| self.release(part));
             done += weight.bytes() as u64;
             progress(done, total);
             Ok(Linear { weight, bias: plan.bias })
@@ -242,30 +285,42 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Finds and checks the tensors `<role>.weight` (and `<role>.bias`) of a matrix, one below the other.
-    fn matrix(&self, parts: &[(&str, usize)], columns: usize, bias: bool) -> Result<MatrixPlan<'a>, LoadError> {
-        let mut tensors = Vec::with_capacity(parts.len());
+    fn stored(&self, role: &str, rows: usize, columns: usize) -> Result<Stored<'a>, LoadError> {
+        Ok(match self.source {
+            Source::Checkpoint(checkpoint) => {
+                Stored::Tensor(self.tensor(checkpoint, role, &[rows, columns], "outputs, inputs")?)
+            }
+            Source::Random => Stored::Random(RandomMatrix::new(role, rows)),
+        })
+    }
+
+    /// Gives back the memory behind what was packed.
+    fn release(&self, part: &Stored<'a>) {
+        if let (Source::Checkpoint(checkpoint), Stored::Tensor(tensor)) = (self.source, part) {
+            checkpoint.release(tensor);
+        }
+    }
+
+    /// Finds and checks what is stored for `<role>.weight` (and `<role>.bias`) of a matrix, one below the other.
+    fn matrix(&self, roles: &[(&str, usize)], columns: usize, bias: bool) -> Result<MatrixPlan<'a>, LoadError> {
+        let mut parts = Vec::with_capacity(roles.len());
         let mut biases = Vec::new();
         let mut format = self.format;
-        for (role, rows) in parts {
-            let tensor = self.tensor(&format!("{role}.weight"), &[*rows, columns], "outputs, inputs")?;
+        for (role, rows) in roles {
+            let stored = self.stored(&format!("{role}.weight"), *rows, columns)?;
             if self.format.is_none() {
                 // As stored; parts that are stored differently share the format that holds both exactly.
-                let stored = match tensor.float_dtype() {
-                    FloatDtype::F32 => Format::F32,
-                    FloatDtype::F16 => Format::F16,
-                    FloatDtype::Bf16 => Format::Bf16,
-                };
-                format = Some(format.map_or(stored, |other| if other == stored { stored } else { Format::F32 }));
+                let exact = stored.format();
+                format = Some(format.map_or(exact, |other| if other == exact { exact } else { Format::F32 }));
             }
             if bias {
                 biases.extend(self.vector(&format!("{role}.bias"), *rows)?);
             }
-            tensors.push(tensor);
+            parts.push(stored);
         }
         Ok(MatrixPlan {
-            rows: parts.iter().map(|(_, rows)| rows).sum(),
-            parts: tensors,
+            rows: roles.iter().map(|(_, rows)| rows).sum(),
+            parts,
             columns,
             format: format.unwrap_or(Format::F32),
             bias: bias.then_some(biases),
@@ -282,15 +337,26 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, role: &str, length: usize) -> Result<Vec<f32>, LoadError> {
-        let tensor = self.tensor(role, &[length], "elements")?;
         let mut vector = vec![0.0; length];
-        tensor.read_f32(0, &mut vector);
+        match self.source {
+            Source::Checkpoint(checkpoint) => {
+                self.tensor(checkpoint, role, &[length], "elements")?.read_f32(0, &mut vector);
+            }
+            Source::Random if role.ends_with(".bias") => {}
+            Source::Random => vector.fill(1.0),
+        }
         Ok(vector)
     }
 
-    fn tensor(&self, role: &str, expected: &[usize], meaning: &'static str) -> Result<FloatTensor<'a>, LoadError> {
+    fn tensor(
+        &self,
+        checkpoint: &'a Checkpoint,
+        role: &str,
+        expected: &[usize],
+        meaning: &'static str,
+    ) -> Result<FloatTensor<'a>, LoadError> {
         let name = self.spec.tensor(role)?;
-        let tensor = self.checkpoint.float_tensor(name)?;
+        let tensor = checkpoint.float_tensor(name)?;
         if tensor.shape() != expected {
             return Err(LoadError::Shape {
                 tensor: name.to_owned(),

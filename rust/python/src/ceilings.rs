@@ -43,9 +43,11 @@ impl Ceilings {
             let read = self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             Ok((read.pass(&exec)?, f32_pass(&exec)?, add_pass(&exec)?))
         });
-        measured.map_err(|error| match error {
+        let measured = measured.map_err(|error| match error {
             PoolError::Cancelled => self.interrupt.take(),
             PoolError::Panicked(message) => EngineError::new_err(message),
-        })
+        })?;
+        self.interrupt.settle(py);
+        Ok(measured)
     }
 }

@@ -7,7 +7,7 @@ use ferrule_engine::{self as engine, EngineConfig, EngineError, Request, Request
 use ferrule_formats::Checkpoint;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Transformer};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Source, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use serde_json::json;
@@ -56,7 +56,13 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (spec, model_dir, options, progress=None))]
-    fn new(py: Python<'_>, spec: &str, model_dir: &str, options: &str, progress: Option<Py<PyAny>>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        spec: &str,
+        model_dir: Option<&str>,
+        options: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
@@ -68,15 +74,17 @@ impl Engine {
         };
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let checkpoint = Checkpoint::open(Path::new(model_dir))?;
+            let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+            let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
             let pool = Arc::new(Pool::new(options.threads));
             let load = LoadOptions { format: options.format, kv_format: options.kv_format, isa };
-            Transformer::load(spec, &checkpoint, load, pool, &interrupt.cancel, &mut report)
+            Transformer::load(spec, source, load, pool, &interrupt.cancel, &mut report)
         });
         let mut model = loaded.map_err(|error| match error {
             LoadError::Cancelled => interrupt.take(),
             error => errors::load_error(&error),
         })?;
+        interrupt.settle(py);
 
         let available = machine::available_memory();
         let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
@@ -111,6 +119,7 @@ impl Engine {
     fn step(&self, py: Python<'_>) -> PyResult<Vec<StepOutput>> {
         let outputs = self.with(py, |mut engine| engine.step(&self.interrupt.cancel));
         let outputs = outputs.map_err(|error| self.error(&error))?;
+        self.interrupt.settle(py);
         outputs.into_iter().map(|output| StepOutput::new(py, output)).collect()
     }
 
@@ -128,6 +137,7 @@ impl Engine {
     fn logits<'py>(&self, py: Python<'py>, token_ids: Vec<i64>) -> PyResult<Bound<'py, PyByteArray>> {
         let logits = self.with(py, |mut engine| engine.logits(&token_ids, &self.interrupt.cancel));
         let logits = logits.map_err(|error| self.error(&error))?;
+        self.interrupt.settle(py);
         PyByteArray::new_with(py, size_of_val(logits.as_slice()), |bytes| {
             for (bytes, logit) in bytes.as_chunks_mut().0.iter_mut().zip(&logits) {
                 *bytes = logit.to_le_bytes();

@@ -29,6 +29,16 @@ impl Interrupt {
         Self { cancel: Cancel::with_poll(hook), raised }
     }
 
+    /// For work that came to its end although the flag went up at the last moment: its result counts, and the interrupt
+    /// is given back to Python, which raises it on the main thread.
+    pub fn settle(&self, _py: Python<'_>) {
+        if self.cancel.is_cancelled() {
+            drop(self.take());
+            // SAFETY: may be called at any time while the interpreter runs; the token says that it does.
+            unsafe { pyo3::ffi::PyErr_SetInterrupt() }
+        }
+    }
+
     /// What the handlers raised; the flag is down again.
     pub fn take(&self) -> PyErr {
         self.cancel.reset();
