@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.archs.config import Config, read_json_object
+from ferrule.checks import shown
 from ferrule.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, pieces_for
 from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, TokenizerError
 
@@ -54,6 +55,8 @@ class Tokenizer:
 
         Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
         """
+        if not isinstance(cast("object", text), str):
+            raise PromptError(f"the text is {shown(text)}; it must be a string")
         backend = self._require("text cannot be tokenized; give token ids")
         try:
             text.encode()
