@@ -159,6 +159,28 @@ def test_head_ends_it_quietly() -> None:
     assert process.wait(10) == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_shell_closed(closed: str) -> None:
+    process = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command("run", "x", "-n", "2")],
+        cwd=TESTS,
+        capture_output=True,
+        check=False,
+    )
+    assert (process.returncode, b"Traceback" in process.stderr) == (0, False), process.stderr
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            command("run", "x", "-n", "2"), cwd=TESTS, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: ")
+    assert "No space left" in process.stderr
+    assert process.stderr.count("\n") == 1
+
+
 def test_ctrl_c_ends_run_with_130() -> None:
     process = subprocess.Popen(
         command("run", "x", "-n", "2000", "--ignore-eos"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -195,6 +217,11 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert [token["text"] for token in record["tokens"]] == ["The", " capital", " of"]
     assert len(record["steps"]) == 2
     assert record["steps"][0]["draw"] == 0.5
+
+
+def test_explain_shows_every_token_of_a_long_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "capital " * 60, "-n", "1"]) == 0
+    assert capsys.readouterr().out.count("\N{OPEN BOX}capital") >= 59
 
 
 def test_explain_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

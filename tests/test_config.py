@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from faults import isolated
 from ferrule import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from ferrule.archs import REGISTRY, model_spec
-from ferrule.archs.config import Config
+from ferrule.archs.config import MAX_SIZE, Config
 from ferrule.loading import read_model_files
 from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, ModelSpec, NoScaling, Scaling, YarnScaling
 
@@ -89,6 +90,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "rope_scaling.factor is 0.5; it must be a finite number from 1",
     ),
     ("35 infinite", {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "rope_parameters.factor is inf"),
+    (
+        "35 mscale",
+        {"rope_scaling": {"rope_type": "yarn", "factor": math.e, "mscale": 1, "mscale_all_dim": -10}},
+        "rope_scaling.mscale_all_dim is -10; it must be a finite number above 0",
+    ),
     ("35 theta", {"rope_theta": -1}, "rope_theta is -1"),
     (
         "35 type",
@@ -143,6 +149,12 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 32)
     with pytest.raises(ModelFileError, match="4294967296 bytes; the limit is 16777216"):
+        read_model_files(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelFileError, match="not a regular file"):
         read_model_files(tmp_path)
 
 
@@ -267,6 +279,12 @@ def qwen(**changes: Any) -> ModelSpec:
 
 def windows(spec: ModelSpec) -> list[int | None]:
     return [layer.attention.window for layer in spec.layers]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn"])
+def test_a_factor_without_measure_stretches_to_the_largest_context(kind: str) -> None:
+    spec = spec_of(rope_scaling={"rope_type": kind, "factor": 1e308})
+    assert spec.max_position_embeddings == MAX_SIZE
 
 
 def test_windows_of_qwen() -> None:

@@ -12,7 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fakes
-from ferrule import LLM, EngineError, InvalidParameterError, PromptError, RequestOutput, SamplingParams
+from ferrule import (
+    LLM,
+    ChatTemplateError,
+    EngineError,
+    InvalidParameterError,
+    ModelNotFoundError,
+    PromptError,
+    RequestOutput,
+    SamplingParams,
+)
 
 EngineOf = Callable[[LLM], fakes.Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -203,6 +212,8 @@ PROMPTS: list[tuple[Any, str]] = [
     ({"prompt_token_ids": [2**70]}, r"prompt_token_ids\[0\] is 1180591620717411303424"),
     ({"prompt_token_ids": [1.5]}, "must be a list of whole numbers"),
     ({"prompt_token_ids": 5}, "prompt_token_ids is 5"),
+    ({"prompt_token_ids": b"ab"}, "prompt_token_ids is b'ab'"),
+    ({"prompt_token_ids": {1, 2}}, "prompt_token_ids is {1, 2}"),
     ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; with max_model_len 2048 the limit is 2047"),
     ({"tokens": [1]}, "a prompt is {'tokens'"),
     (None, "a prompt is None"),
@@ -222,6 +233,33 @@ def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, message: str,
             call(several[0])
     assert engine_of(llm).steps == 0
     assert not engine_of(llm).running
+
+
+@pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [5], b"x"])
+def test_what_is_no_sampling_params_is_named(params: Any, llm: LLM) -> None:
+    for call in (llm.generate, llm.stream, llm.explain):
+        with pytest.raises(InvalidParameterError, match="sampling_params is "):
+            call("x", params)
+
+
+@pytest.mark.parametrize("value", [5, None, b"x", ["x"]])
+def test_values_of_another_type_are_named(value: Any, llm: LLM) -> None:
+    with pytest.raises(PromptError, match="the text is "):
+        llm.tokenize(value)
+    with pytest.raises(PromptError):
+        llm.next_token_probs(value)
+    with pytest.raises(PromptError, match="prompt_token_ids is "):
+        llm.detokenize(value)
+    with pytest.raises(ChatTemplateError):
+        llm.chat(value)
+
+
+@pytest.mark.parametrize("model", [5, b"tiny", ["tiny"], math.nan])
+def test_a_model_of_another_type_is_named(model: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="model is "):
+        LLM(model)
+    with pytest.raises(ModelNotFoundError, match="home directory"):
+        LLM("~no-such-user/model")
 
 
 def test_the_longest_prompt_leaves_one_token(llm: LLM) -> None:

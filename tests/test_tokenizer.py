@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,28 @@ def test_a_malformed_tokenizer_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TokenizerError, match=str(tmp_path / "tokenizer.json")):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "ends"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, ([1], [])),
+        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": False}, ([], [])),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": True}, ([1], [2])),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}, ([], [])),
+        ({"tokenizer_class": "LlamaTokenizerFast"}, ([], [])),
+    ],
+)
+def test_llama_flags_say_how_a_text_begins_and_ends(
+    config: dict[str, Any], ends: tuple[list[int], list[int]], tmp_path: Path
+) -> None:
+    """As transformers' class of that name: DeepSeek-R1-Distill-Qwen begins with a token that tokenizer.json omits."""
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    special = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(special | config))
+    tokenizer = Tokenizer(tmp_path)
+    plain = tokenizer.encode("Hello", add_special_tokens=False)
+    assert tokenizer.encode("Hello") == [*ends[0], *plain, *ends[1]]
 
 
 def test_special_tokens_in_both_spellings(tmp_path: Path) -> None:

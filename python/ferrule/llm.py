@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from ferrule.checks import check_whole
+from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.loading import EMBEDDED, find_model, read_model_files
@@ -138,6 +138,8 @@ class LLM:
 
         Raises ChatTemplateError, and as `generate`.
         """
+        if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
+            raise ChatTemplateError(f"messages is {shown(messages)}; it must be a list of messages")
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
         prompts = [
@@ -206,7 +208,8 @@ class LLM:
         Raises as `generate`.
         """
         top = check_whole("top", top, 1, MAX_LOGPROBS)
-        output = self.generate(prompt, SamplingParams(temperature=0, max_tokens=1, logprobs=top))[0].outputs[0]
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=top)
+        output = self.generate([prompt], params)[0].outputs[0]
         alternatives = sorted((output.logprobs or [{}])[0].values(), key=lambda entry: entry.rank)[:top]
         return [(entry.decoded_token, math.exp(entry.logprob)) for entry in alternatives]
 
@@ -222,7 +225,7 @@ class LLM:
 
         Raises TokenizerError, PromptError.
         """
-        ids = check_token_ids(token_ids, self._model.vocab_size) if len(token_ids) else []
+        ids = check_token_ids(token_ids, self._model.vocab_size, may_be_empty=True)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
@@ -314,20 +317,27 @@ def _is_several(prompts: object) -> bool:
     return isinstance(prompts, Sequence) and not isinstance(prompts, str)
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
+def _one_each(params: object, prompts: int) -> list[SamplingParams]:
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * prompts
-    if len(params) != prompts:
+    several = list(cast("Sequence[object]", params)) if isinstance(params, Sequence) else [params]
+    checked = [each for each in several if isinstance(each, SamplingParams)]
+    if len(checked) != len(several):
+        limit = "a SamplingParams or a list of them"
+        raise InvalidParameterError(f"sampling_params is {shown(cast('object', params))}; it must be {limit}")
+    if len(checked) != prompts:
         raise InvalidParameterError(
-            f"sampling_params has {len(params)} entries; it must have one for each of {prompts} prompts"
+            f"sampling_params has {len(checked)} entries; it must have one for each of {prompts} prompts"
         )
-    return list(params)
+    return checked
 
 
-def _only_one(params: SamplingParams | None) -> SamplingParams:
+def _only_one(params: object) -> SamplingParams:
     params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise InvalidParameterError(f"sampling_params is {shown(params)}; it must be a SamplingParams")
     if params.n != 1:
         raise InvalidParameterError(f"n is {params.n}; a stream has one completion: the limit is 1")
     return params

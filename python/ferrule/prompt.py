@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias, TypedDict, cast
 
@@ -56,16 +56,22 @@ def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, max_mod
     return ReadPrompt(prompt, _check_length(token_ids, max_model_len))
 
 
-def check_token_ids(token_ids: object, vocab_size: int) -> list[int]:
-    """Token ids, at least one, each of the vocabulary.
+def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = False) -> list[int]:
+    """Token ids, at least one unless said otherwise, each of the vocabulary.
 
     Raises PromptError.
     """
     try:
+        # Bytes, sets and maps give numbers too, but nobody means those as a prompt.
+        if isinstance(token_ids, (bytes, bytearray, Set, Mapping)):
+            raise TypeError
         ids = [operator.index(token) for token in cast("Iterable[int]", token_ids)]
     except TypeError:
-        raise PromptError(f"prompt_token_ids is {shown(token_ids)}; it must be a list of whole numbers") from None
+        found = shown(cast("object", token_ids))
+        raise PromptError(f"prompt_token_ids is {found}; it must be a list of whole numbers") from None
     if not ids:
+        if may_be_empty:
+            return ids
         raise PromptError("the prompt is empty; it must have at least one token")
     if min(ids) < 0 or max(ids) >= vocab_size:
         position = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)

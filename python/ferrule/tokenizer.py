@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.archs.config import Config, read_json_object
+from ferrule.checks import shown
 from ferrule.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, pieces_for
 from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, TokenizerError
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 class Tokenizer:
@@ -35,6 +38,8 @@ class Tokenizer:
         self.chat_templates = _read_chat_templates(directory, config)
         """By name; the usual one is `default`."""
         self._backend = _load(self._file)
+        if self._backend is not None:
+            _follow_llama_flags(self._backend, config, self.special_tokens)
         self._special_ids: frozenset[int] = frozenset()
         self._pieces = None
         self._bytes: dict[int, bytes] = {}
@@ -54,6 +59,8 @@ class Tokenizer:
 
         Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
         """
+        if not isinstance(cast("object", text), str):
+            raise PromptError(f"the text is {shown(text)}; it must be a string")
         backend = self._require("text cannot be tokenized; give token ids")
         try:
             text.encode()
@@ -127,6 +134,28 @@ def _load(file: Path) -> tokenizers.Tokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _follow_llama_flags(backend: tokenizers.Tokenizer, config: Config, special_tokens: Mapping[str, str]) -> None:
+    """Begins and ends texts as `add_bos_token` and `add_eos_token` say, whatever tokenizer.json does.
+
+    So does transformers for its Llama class alone, which others use too: DeepSeek's distilled Qwen models get their
+    first token from nowhere else.
+    """
+    if config.values.get("tokenizer_class") not in LLAMA_CLASSES or "add_bos_token" not in config:
+        return
+    from tokenizers.processors import TemplateProcessing
+
+    def added(flag: str, role: str) -> list[str]:
+        token = special_tokens.get(role)
+        known = token is not None and backend.token_to_id(token) is not None
+        return [token] if token is not None and known and config.flag(flag, default=False) else []
+
+    first, last = added("add_bos_token", "bos_token"), added("add_eos_token", "eos_token")
+    backend.post_processor = TemplateProcessing(
+        single=[*first, "$A", *last],
+        special_tokens=[(token, cast("int", backend.token_to_id(token))) for token in dict.fromkeys(first + last)],
+    )
 
 
 def _read_optional(file: Path) -> Config:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY
+from ferrule import ModelFileError
+from ferrule.loading.hub import fetch
 from hub.server import COMMIT, Hub, Repository
 
 TESTS = Path(__file__).parent.parent
@@ -140,3 +142,12 @@ def test_a_name_that_is_no_repository(hub: Hub, home: Path) -> None:
     for name in ("no-such-directory", "./org/model", "org/model/more", "/org/model", "../model", "org/.."):
         assert load(hub, home, name).startswith("ModelNotFoundError"), name
     assert hub.asked == []
+
+
+def test_whatever_breaks_a_download_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_off(*_: object, **__: object) -> str:
+        raise RuntimeError("Data processing error")  # as hf_xet says it; HTTP clients have classes of their own too
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", break_off)
+    with pytest.raises(ModelFileError, match="org/model: RuntimeError: Data processing error"):
+        fetch("org/model", None)

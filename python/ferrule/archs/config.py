@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -183,9 +184,11 @@ def read_json_object(file: Path) -> Json:
     Raises ModelNotFoundError where there is no file, ModelFileError where it cannot be read, else ConfigError.
     """
     try:
-        size = file.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ModelFileError(f"{file}: {size} bytes; the limit is {MAX_FILE_BYTES}")
+        status = file.stat()
+        if status.st_size > MAX_FILE_BYTES:
+            raise ModelFileError(f"{file}: {status.st_size} bytes; the limit is {MAX_FILE_BYTES}")
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise ModelFileError(f"{file}: not a regular file")  # a pipe or a device could block for ever
         content = file.read_bytes()
     except FileNotFoundError:
         raise ModelNotFoundError(f"{file}: no such file") from None

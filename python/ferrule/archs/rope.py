@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ferrule.archs.config import Config
+from ferrule.archs.config import MAX_SIZE, Config
 from ferrule.errors import UnsupportedModelError
 from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, Rope, Scaling, YarnScaling
 
@@ -51,11 +51,12 @@ def context_length(config: Config, rope: Rope) -> int:
     and either for YaRN.
     """
     positions = config.whole("max_position_embeddings")
+    # Beyond MAX_SIZE a factor stretches nothing: it may be so large that the product is infinite.
     match rope.scaling:
         case DynamicScaling(factor=factor):
-            return max(positions, int(positions * factor))
+            return max(positions, int(min(positions * factor, MAX_SIZE)))
         case YarnScaling(factor=factor, original_max_position_embeddings=original):
-            return max(positions, int(original * factor))
+            return max(positions, int(min(original * factor, MAX_SIZE)))
         case _:
             return positions
 
@@ -91,8 +92,9 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
     if "attention_factor" in parameters:
         attention = parameters.number("attention_factor")
     elif _given_number(parameters, "mscale") and _given_number(parameters, "mscale_all_dim"):
-        all_dim = _yarn_mscale(factor, parameters.number("mscale_all_dim", low=-math.inf))
-        attention = _yarn_mscale(factor, parameters.number("mscale", low=-math.inf)) / all_dim
+        attention = _yarn_mscale(factor, parameters.number("mscale")) / _yarn_mscale(
+            factor, parameters.number("mscale_all_dim")
+        )
     else:
         attention = _yarn_mscale(factor, 1.0)
     # transformers reads 0 as "not given".

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 an error while working, 2 a command line that cannot be, 1
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,11 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ferrule.cli.app import app
     from ferrule.errors import FerruleError, InvalidParameterError
 
-    for stream in (sys.stdout, sys.stderr):
-        # What the terminal cannot show must not end the program.
+    _open_missing_streams()
+    # What the terminal cannot show must not end the program, and bytes that are no text get an error of ours.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "replace"), (sys.stdin, "surrogateescape")):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="replace")
+            reconfigure(errors=errors)
     try:
         # A click command returns what its function does, or the code of ctx.exit(): of --help, for one.
         code = app(args=None if arguments is None else list(arguments), prog_name="ferrule", standalone_mode=False)
@@ -32,12 +34,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # `| head` has read enough. Python flushes stdout once more at exit: give it somewhere to go.
-        sys.stdout = open("/dev/null", "w")  # noqa: PTH123, SIM115  # stays open to the end
+        # `| head` has read enough.
+        _discard_output()
         return 1
+    except OSError as error:  # a full disk, most likely: files of models have errors of their own
+        _discard_output()
+        return _fail(str(error), 1)
     return code if isinstance(code, int) else 0
 
 
 def _fail(message: str, code: int) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _open_missing_streams() -> None:
+    """Python has None for a stream that the shell closed (`<&-`)."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: PTH123, SIM115  # stay open to the end
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
+def _discard_output() -> None:
+    """Python flushes stdout once more at exit: gives it somewhere to go."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open to the end

@@ -46,7 +46,9 @@ def command(model: str | None, system: str | None, verbose: bool, **options: Any
                 continue
             if line.strip() == "/exit":
                 break
-            conversation.say(line)
+            # An answer ends itself on Ctrl-C; a second one may come a moment later.
+            with contextlib.suppress(KeyboardInterrupt):
+                conversation.say(line)
 
 
 class Conversation:

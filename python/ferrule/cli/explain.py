@@ -50,15 +50,12 @@ def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> 
 
 
 def _show_prompt(console: Console, prompt: str, tokens: Iterable[tuple[int, str]], *, vocab_size: int) -> None:
-    from rich.table import Table
+    from rich.columns import Columns
 
     console.print(f"[bold]Prompt[/bold]  {_escaped(prompt)}")
     console.print(f"[bold]Tokens[/bold]  pieces of a vocabulary of {vocab_size:,}; the model sees only their ids:")
-    table = Table(box=None, show_header=False)
-    pairs = list(tokens)
-    table.add_row("piece", *[_shown(text) for _, text in pairs])
-    table.add_row("id", *[str(token) for token, _ in pairs])
-    console.print(table)
+    # A piece above its id, in as many rows as a long prompt takes.
+    console.print(Columns([f"{_shown(text)}\n[dim]{token}[/dim]" for token, text in tokens], padding=(0, 2)))
     console.print("The model gives every token a score, its logit; softmax turns scores into probabilities.")
 
 

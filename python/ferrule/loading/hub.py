@@ -47,6 +47,6 @@ def fetch(repository: str, revision: str | None) -> Path:
             f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and the hub cannot be reached "
             f"({error.__cause__ or error}); {tried}"
         ) from error
-    except (errors.HFValidationError, OSError) as error:
-        raise ModelFileError(f"{wanted}: {error}") from error
+    except Exception as error:  # the library's HTTP client and its transfer library have classes of their own
+        raise ModelFileError(f"{wanted}: {type(error).__name__}: {error}") from error
     return Path(directory)

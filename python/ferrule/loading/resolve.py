@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
 
 EMBEDDED = "tiny"
@@ -19,10 +20,18 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
 
     Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
     """
-    name = EMBEDDED if model is None else os.fspath(model)
+    try:
+        name = EMBEDDED if model is None else os.fspath(model)
+    except TypeError:
+        name = None
+    if not isinstance(name, str):  # a path may be bytes too
+        raise InvalidParameterError(f"model is {shown(model)}; it must be a string or a path")
     if "\0" in name or not name:
         raise ModelNotFoundError(f"{name!r} is no name of a model")
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # ~user, where there is no such user
+        raise ModelNotFoundError(f"{name!r}: {error}") from None
     if name == EMBEDDED:
         path = Path(__file__).parent.parent / "models" / EMBEDDED
     if is_repository(name):

@@ -109,8 +109,8 @@ impl Isa {
     /// # Errors
     /// [`IsaError`], as [`Isa::named`].
     pub fn from_environment() -> Result<Self, IsaError> {
-        match std::env::var("FERRULE_ISA") {
-            Ok(name) if !name.is_empty() => Self::named(&name),
+        match std::env::var_os("FERRULE_ISA") {
+            Some(name) if !name.is_empty() => Self::named(&name.to_string_lossy()),
             _ => Ok(Self::best()),
         }
     }
