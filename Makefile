@@ -30,6 +30,10 @@ rust-test: tools ## the tests of the crates
 
 python-test: develop ## the tests of the package, on a developer build
 	$(BIN)/python -m pytest tests
+	@# The promises that rest on kernels hold on every instruction set of this machine, not on the fastest alone.
+	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
+	    FERRULE_ISA=$$isa $(BIN)/python -m pytest tests/test_parity.py tests/test_invariance.py || exit 1; \
+	done
 
 lint: $(VENV)/ready ## formatting, lints and types; changes nothing
 	cargo fmt --all --check

@@ -82,6 +82,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         {"rope_scaling": {"type": "linear", "factor": 0}},
         "rope_scaling.factor is 0; it must be a finite number above 0",
     ),
+    ("35 part of a head", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
     ("35 factor NaN", {"rope_scaling": {"type": "linear", "factor": math.nan}}, "rope_scaling.factor is nan"),
     ("35 factor missing", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.factor is missing"),
     (

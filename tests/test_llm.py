@@ -214,7 +214,7 @@ PROMPTS: list[tuple[Any, str]] = [
     ({"prompt_token_ids": 5}, "prompt_token_ids is 5"),
     ({"prompt_token_ids": b"ab"}, "prompt_token_ids is b'ab'"),
     ({"prompt_token_ids": {1, 2}}, "prompt_token_ids is {1, 2}"),
-    ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; with max_model_len 2048 the limit is 2047"),
+    ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; max_model_len allows 2048 in all, so that the limit is 2047"),
     ({"tokens": [1]}, "a prompt is {'tokens'"),
     (None, "a prompt is None"),
     ([5], "a prompt is 5"),

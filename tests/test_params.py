@@ -119,6 +119,7 @@ def test_what_the_caller_leaves_open_comes_from_the_model_then_from_neutral_valu
         ({}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}),
         ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
         ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"top_k": 50.0, "max_new_tokens": 7}, {"top_k": 50, "max_tokens": 7}),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
         ({"repetition_penalty": 1.1, "temperature": None}, {"repetition_penalty": 1.1, "temperature": 1.0}),
     ],

@@ -86,10 +86,13 @@ class LLM:
         )
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
+        wanted = max_model_len or self._files.spec.max_position_embeddings
+        held = int(self._engine_info["max_model_len"])
         self._model = Model(
             tokenizer=self._tokenizer,
             vocab_size=self._files.spec.vocab_size,
-            max_model_len=int(self._engine_info["max_model_len"]),
+            max_model_len=held,
+            limited_by="max_model_len" if held >= wanted else "the key-value cache (kv_cache_memory)",
             eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
         )
         self._request_numbers = itertools.count()
@@ -266,7 +269,13 @@ class LLM:
     def _request(self, prompt: object, params: SamplingParams) -> Request:
         model = self._model
         check_vocabulary(params, model.vocab_size)
-        read = read_prompt(prompt, self._tokenizer, vocab_size=model.vocab_size, max_model_len=model.max_model_len)
+        read = read_prompt(
+            prompt,
+            self._tokenizer,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            limited_by=model.limited_by,
+        )
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         number = str(next(self._request_numbers))
         return Request(number, read, params.completed(self._files.defaults), seed, model)

@@ -23,7 +23,14 @@ MAX_STOP_TOKEN_IDS = 1024
 """Stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 
-STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+STANDARD = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "max_tokens": None,
+}
 """Values of the fields that neither the caller nor the model's generation_config.json sets."""
 
 
@@ -31,7 +38,7 @@ STANDARD = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetit
 class SamplingParams:
     """How the tokens of a request are chosen and when it ends.
 
-    The five fields whose default is None take the value of the model's generation_config.json where it has one, else
+    The fields whose default is None take the value of the model's generation_config.json where it has one, else
     the neutral value named beside them. (vLLM does so in its server; here it holds everywhere.)
 
     Raises InvalidParameterError for a value outside its limits.

@@ -35,7 +35,9 @@ class ReadPrompt:
     token_ids: list[int]
 
 
-def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> ReadPrompt:
+def read_prompt(
+    given: object, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, limited_by: str
+) -> ReadPrompt:
     """A prompt of either form.
 
     Raises PromptError, TokenizerError.
@@ -45,7 +47,7 @@ def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, max_mod
         keys = cast("Mapping[str, object]", given)
         if set(keys) == {"prompt_token_ids"}:
             token_ids = check_token_ids(keys["prompt_token_ids"], vocab_size)
-            return ReadPrompt(None, _check_length(token_ids, max_model_len))
+            return ReadPrompt(None, _check_length(token_ids, max_model_len, limited_by))
         if set(keys) == {"prompt"}:
             prompt = keys["prompt"]
     if not isinstance(prompt, str):
@@ -53,7 +55,7 @@ def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, max_mod
             f'a prompt is {shown(cast("object", given))}; it must be a string or {{"prompt_token_ids": [...]}}'
         )
     token_ids = check_token_ids(tokenizer.encode(prompt), vocab_size)
-    return ReadPrompt(prompt, _check_length(token_ids, max_model_len))
+    return ReadPrompt(prompt, _check_length(token_ids, max_model_len, limited_by))
 
 
 def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = False) -> list[int]:
@@ -81,10 +83,10 @@ def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = 
     return ids
 
 
-def _check_length(token_ids: list[int], max_model_len: int) -> list[int]:
+def _check_length(token_ids: list[int], max_model_len: int, limited_by: str) -> list[int]:
     if len(token_ids) >= max_model_len:
         raise PromptError(
-            f"the prompt has {len(token_ids)} tokens; with max_model_len {max_model_len} the limit is "
-            f"{max_model_len - 1}, so that one can follow"
+            f"the prompt has {len(token_ids)} tokens; {limited_by} allows {max_model_len} in all, so that the limit is "
+            f"{max_model_len - 1} and one can follow"
         )
     return token_ids

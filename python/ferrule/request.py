@@ -35,6 +35,9 @@ class Model:
     tokenizer: Tokenizer
     vocab_size: int
     max_model_len: int
+    """Tokens that a request can have, prompt and output together."""
+    limited_by: str
+    """What they are limited by, for messages."""
     eos_token_ids: tuple[int, ...]
 
 

@@ -76,7 +76,8 @@ def run(
     given = json.dumps([textwrap.dedent(warm_up), textwrap.dedent(fault), address_space, arguments])
     try:
         child = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", _CHILD],
+            # Optimized, so that no Python `assert` can be what guards against the fault.
+            [sys.executable, "-O", "-X", "faulthandler", "-c", _CHILD],
             input=given,
             capture_output=True,
             text=True,

@@ -23,6 +23,9 @@ def read_rope(config: Config, rotary_dim: int, layer_type: str | None = None, *,
     """
     parameters = rope_parameters(config, layer_type)
     theta = parameters if "rope_theta" in parameters else config
+    partial = parameters if "partial_rotary_factor" in parameters else config
+    if partial.number("partial_rotary_factor", default=1.0) != 1.0:
+        raise partial.error("partial_rotary_factor", "1, as this architecture rotates whole heads")
     if rotary_dim % 2:
         raise config.error("head_dim", f"such that an even number of elements is rotated, not {rotary_dim}")
     return Rope(

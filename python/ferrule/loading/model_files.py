@@ -47,12 +47,17 @@ def read_model_files(directory: Path) -> ModelFiles:
 
 
 def _read_optional(file: Path) -> Config:
-    return Config.read(file) if file.exists() else Config({}, file)
+    # A link whose target is gone counts as there, so that reading it says what is wrong.
+    return Config.read(file) if file.exists() or file.is_symlink() else Config({}, file)
 
 
 def _sampling_defaults(generation: Config) -> SamplingParams:
     """The sampling fields that generation_config.json sets; `do_sample: false` means greedy, whatever they are."""
-    given = {name: generation.values[name] for name in STANDARD if name in generation}
+    # Its names are those of SamplingParams but for one.
+    names = {name: "max_new_tokens" if name == "max_tokens" else name for name in STANDARD}
+    given = {name: generation.values[theirs] for name, theirs in names.items() if theirs in generation}
+    if isinstance(top_k := given.get("top_k"), float) and top_k.is_integer():
+        given["top_k"] = int(top_k)
     if "do_sample" in generation and not generation.flag("do_sample", default=True):
         given["temperature"] = 0.0
     try:

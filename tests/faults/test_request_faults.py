@@ -1,0 +1,96 @@
+"""Bad configurations, prompts and parameters, rows 31 to 35, 39 to 42 and 46 to 53, on the real engine.
+
+One or a few of each row, in a process of its own; the tests of each part go through the variants.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from faults.isolated import assert_refused, run
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logits" / "llama"
+WARM_UP = """
+    from ferrule import LLM, SamplingParams
+    llm = LLM(threads=1, max_model_len=512)
+    llm.generate("Hi", SamplingParams(max_tokens=2))
+    llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "fragments"),
+    [
+        (31, {"num_attention_heads": 0}, ["num_attention_heads is 0"]),
+        (31, {"num_key_value_heads": 3}, ["num_key_value_heads", "3", "4"]),
+        (31, {"hidden_size": -64}, ["hidden_size is -64"]),
+        (31, {"num_hidden_layers": 10**9}, ["num_hidden_layers is 1000000000"]),
+        (32, {"vocab_size": 321}, ["model.embed_tokens.weight", "320", "321"]),
+        (33, {"architectures": ["LlamaForCausalLN"], "model_type": "lama"}, ["LlamaForCausalLM"]),
+        (35, {"rope_parameters": {"rope_type": "linear", "factor": 0}}, ["factor is 0"]),
+        (35, {"rope_parameters": {"rope_type": "yarn", "factor": float("nan")}}, ["factor is nan"]),
+    ],
+)
+def test_a_config_is_refused(row: int, changes: dict[str, object], fragments: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN, folder)
+    config = json.loads((GOLDEN / "config.json").read_text()) | changes
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    outcome = run("LLM(arguments[0], threads=1)", str(folder), warm_up=WARM_UP)
+    assert_refused(outcome, "UnsupportedModelError" if row == 33 else "ConfigError", fragments)
+
+
+def test_row34_no_code_of_a_model_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN, folder)
+    config = json.loads((GOLDEN / "config.json").read_text()) | {"auto_map": {"AutoConfig": "evil.Evil"}}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("raise SystemExit('the code of a model ran')")
+    assert run("LLM(arguments[0], threads=1)", str(folder), warm_up=WARM_UP).error is None
+
+
+@pytest.mark.parametrize(
+    ("row", "fault", "error", "fragments"),
+    [
+        (39, r"llm.generate('\ud800')", "PromptError", []),
+        (40, "llm.detokenize([4096])", "PromptError", ["4096"]),
+        (40, "llm.detokenize([-1])", "PromptError", ["-1"]),
+        (
+            42,
+            "llm.chat([{'role': 'user', 'content': 'x'}], chat_template='{{ x.__class__.__mro__[1] }}')",
+            "ChatTemplateError",
+            [],
+        ),
+        (46, "SamplingParams(temperature=-1)", "InvalidParameterError", ["temperature", "-1"]),
+        (46, "SamplingParams(temperature=float('nan'))", "InvalidParameterError", ["temperature", "nan"]),
+        (46, "SamplingParams(temperature=1e308)", "InvalidParameterError", ["temperature", "1e+308"]),
+        (47, "SamplingParams(top_p=2)", "InvalidParameterError", ["top_p", "2"]),
+        (47, "SamplingParams(min_p=2)", "InvalidParameterError", ["min_p", "2"]),
+        (47, "SamplingParams(repetition_penalty=0)", "InvalidParameterError", ["repetition_penalty", "0"]),
+        (48, "SamplingParams(top_k=-5)", "InvalidParameterError", ["top_k", "-5"]),
+        (48, "SamplingParams(top_k=2**63)", "InvalidParameterError", ["top_k", "9223372036854775808"]),
+        (49, "SamplingParams(n=10**9)", "InvalidParameterError", ["n is 1000000000"]),
+        (49, "SamplingParams(logprobs=10**6)", "InvalidParameterError", ["logprobs", "1000000"]),
+        (50, "SamplingParams(max_tokens=-1)", "InvalidParameterError", ["max_tokens", "-1"]),
+        (50, "SamplingParams(max_tokens=2**63)", "InvalidParameterError", ["max_tokens"]),
+        (51, "llm.generate('x', SamplingParams(logit_bias={4096: 1.0}))", "InvalidParameterError", ["4096", "4095"]),
+        (51, "llm.generate('x', SamplingParams(stop_token_ids=[4096]))", "InvalidParameterError", ["4096"]),
+        (51, "llm.generate({'prompt_token_ids': [5, -1]})", "PromptError", ["prompt_token_ids[1]", "-1"]),
+        (52, "SamplingParams(stop='')", "InvalidParameterError", ["stop"]),
+        (52, "SamplingParams(stop=['x'] * 10**5)", "InvalidParameterError", ["stop", "100000"]),
+        (52, "llm.generate({'prompt_token_ids': []})", "PromptError", ["empty"]),
+        (53, "llm.generate({'prompt_token_ids': [5] * 512})", "PromptError", ["512", "max_model_len", "511"]),
+    ],
+)
+def test_a_request_is_refused(row: int, fault: str, error: str, fragments: list[str]) -> None:
+    assert_refused(run(fault, warm_up=WARM_UP), error, fragments)
+
+
+def test_row53_a_prompt_that_the_pool_cannot_hold() -> None:
+    warm_up = "from ferrule import LLM\nllm = LLM(threads=1, kv_cache_memory=200_000)"
+    outcome = run("llm.generate({'prompt_token_ids': [5] * 100})", warm_up=warm_up)
+    assert_refused(outcome, "PromptError", ["100", "kv_cache_memory"])
