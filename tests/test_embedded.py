@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, PromptError, SamplingParams
+from ferrule.loading import read_model_files
+from ferrule.prompt import TokensPrompt
+from ferrule.shapes import find_shape, shape_names
 
 pytestmark = pytest.mark.native
 
@@ -112,3 +115,25 @@ def test_a_config_that_differs_from_the_weights(
     with pytest.raises((ConfigError, ModelFileError)) as caught:
         LLM(golden_with(**changes))
     assert all(name in str(caught.value) for name in names), caught.value
+
+
+def test_a_shape_without_weights_runs_on_random_ones(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "llama" / "config.json", tmp_path)
+    prompt: list[TokensPrompt] = [{"prompt_token_ids": [5, 6, 7]}]
+    with LLM(tmp_path, load_format="dummy") as llm, LLM(tmp_path, load_format="dummy", threads=1) as again:
+        assert not llm.info()["tokenizer"]
+        logits = llm.logits([5, 6, 7])
+        assert 0.1 < float(logits.std()) < 10
+        assert (logits == again.logits([5, 6, 7])).all()
+        assert len(llm.generate(prompt, GREEDY)[0].outputs[0].token_ids) == 8
+    with pytest.raises(ModelFileError, match=r"model\.safetensors"):
+        LLM(tmp_path)
+    with pytest.raises(InvalidParameterError, match="load_format is 'random'"):
+        LLM(tmp_path, load_format="random")
+    with pytest.raises(InvalidParameterError, match="shape is 'llama-2b'; it must be one of llama-1b"):
+        LLM.from_shape("llama-2b")
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_every_shape_has_a_spec(name: str) -> None:
+    assert read_model_files(find_shape(name)).spec.vocab_size > 100_000

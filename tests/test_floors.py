@@ -31,7 +31,7 @@ FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
     {"checks", "stop", "detokenizer", "chat"},
     {"params", "outputs", "archs"},
-    {"options", "loading", "tokenizer", "driver"},
+    {"options", "loading", "shapes", "tokenizer", "driver"},
     {"prompt"},
     {"request"},
     {"run"},

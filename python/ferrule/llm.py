@@ -22,6 +22,7 @@ from ferrule.params import MAX_LOGPROBS, SamplingParams
 from ferrule.prompt import Prompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule.request import Model, Request, check_vocabulary
 from ferrule.run import run
+from ferrule.shapes import find_shape
 from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ferrule._native import SampleTrace
     from ferrule.chat import Message
 
+LOAD_FORMATS = ("auto", "dummy")
 MAX_CANDIDATES = 1000
 """Tokens that an explanation lists for a step."""
 
@@ -39,8 +41,9 @@ class LLM:
     """A model, its tokenizer and its engine.
 
     `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or nothing
-    for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the tokenizer
-    from. `seed` makes the seeds that requests draw repeatable. The other arguments are those of EngineOptions.
+    for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
+    tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
+    requests draw repeatable. The other arguments are those of EngineOptions.
     `progress` is called with the bytes of weights loaded so far and in all.
 
     Safe to use from several threads at once: their requests share the engine's steps.
@@ -62,6 +65,7 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         revision: str | None = None,
+        load_format: str = "auto",
         seed: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -74,6 +78,8 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+        if load_format not in LOAD_FORMATS:
+            raise InvalidParameterError(f"load_format is {shown(load_format)}; it must be auto or dummy")
         self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
         self._files = read_model_files(find_model(model, revision))
         directory = self._files.directory if tokenizer is None else find_model(tokenizer)
@@ -81,9 +87,8 @@ class LLM:
         self._name = EMBEDDED if model is None else os.fspath(model)
         from ferrule import _native
 
-        engine = _native.Engine(
-            self._files.spec.to_json(), os.fspath(self._files.directory), options.to_json(), progress
-        )
+        weights = None if load_format == "dummy" else os.fspath(self._files.directory)
+        engine = _native.Engine(self._files.spec.to_json(), weights, options.to_json(), progress)
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
         wanted = max_model_len or self._files.spec.max_position_embeddings
@@ -96,6 +101,16 @@ class LLM:
             eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
         )
         self._request_numbers = itertools.count()
+
+    @classmethod
+    def from_shape(cls, name: str, **options: Any) -> LLM:
+        """A model of random numbers in a well-known shape, to measure speed without a download; feed it token ids.
+
+        `name` is one of `ferrule.shapes.shape_names()`; `options` are those of the class but for `load_format`.
+
+        Raises InvalidParameterError, InsufficientMemoryError.
+        """
+        return cls(find_shape(name), load_format="dummy", **options)
 
     def generate(
         self,

@@ -16,6 +16,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.llm import LLM
 from ferrule.outputs import RequestMetrics
 from ferrule.params import SamplingParams
+from ferrule.shapes import find_shape, shape_names
 
 CEILING_PASSES = 3
 
@@ -25,12 +26,19 @@ CEILING_PASSES = 3
 @click.option("--prompt", type=click.IntRange(min=1), default=512, show_default=True, help="Tokens of the prompt.")
 @click.option("--gen", type=click.IntRange(min=2), default=128, show_default=True, help="Tokens to generate.")
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs; medians are shown.")
+@click.option("--shape", type=click.Choice(shape_names()), help="Measure random weights in this shape, not MODEL.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, prompt: int, gen: int, repeat: int, as_json: bool, **loading: Any) -> None:
+def command(
+    model: str | None, *, prompt: int, gen: int, repeat: int, shape: str | None, as_json: bool, **loading: Any
+) -> None:
     """Measure how fast MODEL reads a prompt and writes a continuation, with random tokens."""
     from ferrule import _native
 
+    if shape is not None:
+        if model is not None:
+            raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+        model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
     with load(model, loading) as llm:
         info = llm.info()
         if prompt + gen > info["max_model_len"]:
@@ -49,6 +57,8 @@ def command(model: str | None, prompt: int, gen: int, repeat: int, as_json: bool
             runs.append(_measure(llm, info["vocab_size"], prompt, gen))
         if sys.stderr.isatty():
             print("\r", end="", file=sys.stderr)
+    if shape is not None:
+        info["model"] = shape
     record = _record(info, prompt, gen, runs, ceilings)
     if as_json:
         print(json.dumps(record))
