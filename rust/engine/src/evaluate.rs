@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferrule_kernels::Cancel;
+use ferrule_kernels::{Cancel, machine};
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
 use crate::engine::{Engine, panic_message};
@@ -49,7 +49,10 @@ impl<M: LanguageModel> Engine<M> {
         let mut result = Vec::new();
         let numbers = tokens.saturating_mul(self.model.vocab_size());
         let bytes = (numbers as u64).saturating_mul(4);
-        result.try_reserve_exact(numbers).map_err(|_| EngineError::OutOfMemory { tokens, bytes })?;
+        // Systems promise more memory than they have; ask before the promise is called in.
+        if bytes > machine::available_memory() || result.try_reserve_exact(numbers).is_err() {
+            return Err(EngineError::OutOfMemory { tokens, bytes });
+        }
         Ok(result)
     }
 

@@ -3,6 +3,7 @@
 
 mod batch;
 mod layer;
+mod limits;
 mod random;
 mod rope;
 mod spec;
@@ -10,9 +11,8 @@ mod transformer;
 mod weights;
 
 pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use limits::SpecError;
 pub use rope::{Dynamic, Linear, Llama3, RopeScaling, RopeSpec, Yarn};
-pub use spec::{
-    ActivationSpec, AttentionSpec, FfnSpec, HeadSpec, LayerSpec, ModelSpec, NormSpec, SpecError, TensorSpec,
-};
+pub use spec::{ActivationSpec, AttentionSpec, FfnSpec, HeadSpec, LayerSpec, ModelSpec, NormSpec, TensorSpec};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source};

@@ -3,8 +3,9 @@
 use ferrule_formats::{Checkpoint, CheckpointError, FloatDtype, FloatTensor};
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PackedMatrix, PoolError, RowSource, machine};
 
+use crate::limits::SpecError;
 use crate::random::RandomMatrix;
-use crate::spec::{FfnSpec, LayerSpec, ModelSpec, NormSpec, SpecError};
+use crate::spec::{FfnSpec, LayerSpec, ModelSpec, NormSpec};
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::positive;
-use crate::spec::{SpecError, require};
+use crate::limits::{SpecError, require};
 
 /// The base grows with the sequence.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::positive;
-use crate::spec::SpecError;
+use crate::limits::SpecError;
 
 /// Positions are divided by a factor.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 use serde::Deserialize;
 
 use super::positive;
-use crate::spec::{SpecError, require};
+use crate::limits::{SpecError, require};
 
 /// Short waves stay, long waves are divided, with a smooth passage between.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

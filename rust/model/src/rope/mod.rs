@@ -9,7 +9,7 @@ mod yarn;
 
 use serde::Deserialize;
 
-use crate::spec::{SpecError, require};
+use crate::limits::{SpecError, require};
 
 pub use dynamic::Dynamic;
 pub use linear::Linear;

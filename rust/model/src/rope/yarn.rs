@@ -6,7 +6,7 @@ use std::f64::consts::TAU;
 use serde::Deserialize;
 
 use super::positive;
-use crate::spec::{SpecError, require};
+use crate::limits::{SpecError, require};
 
 /// NTK-by-parts with a factor on attention.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
