@@ -58,13 +58,12 @@ class Grid:
         self.levels = levels.astype(np.float32)
         self.edges = (self.levels[1:] + self.levels[:-1]) / 2
         steps = np.diff(self.levels)
-        self.uniform = bool(np.all(steps == steps[0]) and steps[0] == 1)
+        self.uniform = bool(np.all(steps == 1) and self.levels[0] % 1 == 0)
 
     def snap(self, x: Floats) -> Floats:
         """The nearest level of each element."""
         if self.uniform:
-            offset = self.levels[0] - np.round(self.levels[0])
-            return np.clip(np.rint(x - offset) + offset, self.levels[0], self.levels[-1]).astype(np.float32)
+            return np.clip(np.rint(x), self.levels[0], self.levels[-1])
         return self.levels[np.searchsorted(self.edges, x)]
 
 
@@ -85,8 +84,7 @@ def search_scale(groups: Floats, grid: Grid, importance: Floats, ratios: NDArray
     negative.
     """
     peak = _peak(groups) if signed else np.abs(_peak(groups))
-    last = np.float32(abs(grid.levels[0])) if signed else grid.levels[-1]
-    base = _divide(-peak if signed else peak, last)
+    base: Floats = peak / np.float32(grid.levels[0] if signed else grid.levels[-1])
     best = base
     best_gain = np.full(peak.shape, -1, np.float32)
     for ratio in ratios:
@@ -201,14 +199,20 @@ def q6_k(matrix: Floats) -> Floats:
     return SubScales(16, linear(6), either_sign(*range(1, 128)), by_square, steps=np.array([1.0]))(matrix)
 
 
-def int8_activations(group: int) -> Callable[[Floats], Floats]:
-    """Activations rounded to int8 with one f32 scale for each `group` of a row; 0 leaves them as they are."""
+def int8_activations(group: int, outliers: int = 0) -> Callable[[Floats], Floats]:
+    """Activations rounded to int8 with one f32 scale for each `group` of a row; group 0 leaves them as they are.
+
+    The first channel of each of `outliers` equal parts of the row is 300 times larger while it is rounded, as if the
+    matrix before had been scaled up and the one after scaled down: all of the added distance is the rounding's.
+    """
 
     def apply(x: Floats) -> Floats:
         if not group:
             return x
-        groups = x.reshape(-1, min(group, x.shape[-1]))
+        gain = np.ones(x.shape[-1], np.float32)
+        gain[[x.shape[-1] * part // outliers for part in range(outliers)]] = 300
+        groups = (x * gain).reshape(-1, min(group, x.shape[-1]))
         scale = np.abs(groups).max(axis=-1, keepdims=True) / np.float32(127)
-        return (np.rint(_divide(groups, scale)) * scale).reshape(x.shape)
+        return (np.rint(_divide(groups, scale)) * scale).reshape(x.shape) / gain
 
     return apply

@@ -97,8 +97,9 @@ def logits(config: Config, weights: Weights, ids: NDArray[np.int64], first: int,
     `activation` is applied to the input of every matrix, rows [.., inputs].
     """
     windows, tokens = ids.shape
-    inverse = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-    angles = np.outer(np.arange(tokens), inverse)
+    halves = np.arange(config.head_dim // 2, dtype=np.float64)
+    inverse = np.power(config.rope_theta, halves * (-2 / config.head_dim))
+    angles = np.arange(tokens, dtype=np.float64)[:, None] * inverse[None, :]
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def heads(x: Floats, count: int) -> Floats:
