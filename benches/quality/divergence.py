@@ -1,0 +1,118 @@
+"""Distance of a quantized model from its bf16 original, as llama.cpp's `--kl-divergence` measures it.
+
+Held-out text is cut into windows of 256 tokens without bos; the second half of each window is scored, so that every
+scored position has at least 128 tokens of context.
+"""
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tiny_llama import Activation, Config, Floats, Weights, logits
+from tokenizers import Tokenizer
+
+WINDOW = 256
+FIRST = WINDOW // 2
+BATCH = 8
+"""Windows in one forward pass: small enough that a layer's activations stay near the cache."""
+
+HELD_OUT = [
+    "tkinter/__init__.py",
+    "pydoc.py",
+    "tkinter/tix.py",
+    "xml/dom/minidom.py",
+    "fractions.py",
+    "re/_compiler.py",
+    "site.py",
+    "zipimport.py",
+    "fileinput.py",
+    "textwrap.py",
+    "timeit.py",
+    "distutils/cmd.py",
+    "multiprocessing/reduction.py",
+    "idlelib/help.py",
+    "idlelib/replace.py",
+    "reprlib.py",
+    "linecache.py",
+]
+"""Files of the standard library that training left out (tools/train_tiny)."""
+
+
+def held_out_windows(tokenizer: Path, count: int) -> NDArray[np.int64]:
+    """`count` windows spread evenly over the held-out files of the interpreter at hand, [count, WINDOW]."""
+    root = Path(sysconfig.get_path("stdlib"))
+    texts = [(root / name).read_bytes() for name in HELD_OUT if (root / name).exists()]
+    text = b"".join(text for text in texts if text.isascii()).decode()
+    ids = np.array(Tokenizer.from_file(str(tokenizer)).encode(text, add_special_tokens=False).ids, np.int64)
+    windows = ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
+    return windows[np.linspace(0, len(windows) - 1, min(count, len(windows))).round().astype(int)]
+
+
+def log_probabilities(config: Config, weights: Weights, ids: NDArray[np.int64], activation: Activation) -> Floats:
+    """Log-probabilities of every scored position of windows `ids`, [windows * (WINDOW - FIRST - 1), vocab]."""
+    out = logits(config, weights, ids, FIRST, activation).reshape(len(ids), WINDOW - FIRST, -1)
+    scored = np.ascontiguousarray(out[:, :-1]).reshape(-1, out.shape[-1])
+    scored -= scored.max(axis=-1, keepdims=True)
+    scored -= np.log(np.exp(scored).sum(axis=-1, keepdims=True))
+    return scored
+
+
+@dataclass(frozen=True)
+class Distance:
+    """What a format costs; `per_token` keeps the divergences, so that two formats are compared pairwise."""
+
+    kld: float
+    kld_error: float
+    perplexity: float
+    same_top: float
+    per_token: Floats
+
+    def row(self) -> dict[str, float]:
+        """The figures that go into a record."""
+        return {
+            "kld": round(self.kld, 6),
+            "kld_error": round(self.kld_error, 6),
+            "perplexity": round(self.perplexity, 3),
+            "same_top": round(self.same_top, 4),
+        }
+
+
+class Reference:
+    """The log-probabilities of the bf16 model, kept (4 bytes x vocab x scored tokens: 0.5 GB for 256 windows)."""
+
+    def __init__(self, config: Config, weights: Weights, ids: NDArray[np.int64]) -> None:
+        self.config = config
+        self.batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+        self.kept = [log_probabilities(config, weights, batch, lambda x: x) for batch in self.batches]
+
+    def perplexity(self) -> float:
+        """Of the reference itself."""
+        losses = [kept[np.arange(len(kept)), _targets(b)] for kept, b in zip(self.kept, self.batches, strict=True)]
+        return float(np.exp(-np.concatenate(losses).astype(np.float64).mean()))
+
+    def distance(self, weights: Weights, activation: Activation) -> Distance:
+        """Run `weights` with `activation` over the same windows."""
+        klds: list[Floats] = []
+        losses: list[Floats] = []
+        same: list[NDArray[np.bool_]] = []
+        for batch, kept in zip(self.batches, self.kept, strict=True):
+            got = log_probabilities(self.config, weights, batch, activation)
+            losses.append(got[np.arange(len(got)), _targets(batch)])
+            same.append(got.argmax(axis=-1) == kept.argmax(axis=-1))
+            np.subtract(kept, got, out=got)
+            klds.append(np.einsum("tv,tv->t", np.exp(kept), got))
+        per_token = np.concatenate(klds)
+        return Distance(
+            kld=float(per_token.mean(dtype=np.float64)),
+            kld_error=float(per_token.std(dtype=np.float64) / np.sqrt(len(per_token))),
+            perplexity=float(np.exp(-np.concatenate(losses).astype(np.float64).mean())),
+            same_top=float(np.concatenate(same).mean()),
+            per_token=per_token,
+        )
+
+
+def _targets(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The token that follows each scored position."""
+    return ids[:, FIRST + 1 :].reshape(-1)
