@@ -2,25 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Kernel, LANES, Simd};
-
-/// Proof that this machine has AVX2, FMA and F16C.
-#[derive(Clone, Copy, Debug)]
-pub struct Avx2(());
-
-impl Avx2 {
-    /// A token if this machine has the instructions.
-    #[must_use]
-    pub fn detect() -> Option<Self> {
-        let found =
-            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-        found.then_some(Self(()))
-    }
-}
-
-/// Lanes 0 to 7 and 8 to 15.
-#[derive(Clone, Copy)]
-pub struct F32x16(__m256, __m256);
+use super::simd::{Kernel, LANES, LINE, Simd};
 
 /// Intrinsics of the features that the token stands for.
 macro_rules! simd {
@@ -30,8 +12,86 @@ macro_rules! simd {
     }};
 }
 
-impl Simd for Avx2 {
+/// What tells the instruction sets with 256-bit registers apart.
+pub trait Variant: Copy + Send + Sync + 'static {
+    /// See [`Simd::WEIGHT_BIAS`].
+    const WEIGHT_BIAS: u8;
+
+    /// See [`Simd::dot`]; half of it.
+    fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
+
+    /// Runs `kernel` in a function compiled with the variant's instructions.
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+}
+
+/// Proof that this machine has AVX2, FMA, F16C and what `V` adds.
+#[derive(Clone, Copy, Debug)]
+pub struct Ymm<V>(pub(super) V);
+
+/// Whether this machine has what every variant needs.
+pub(super) fn detect_common() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+/// AVX2 alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain(());
+
+/// Proof that this machine has AVX2, FMA and F16C.
+pub type Avx2 = Ymm<Plain>;
+
+impl Avx2 {
+    /// A token if this machine has the instructions.
+    #[must_use]
+    pub fn detect() -> Option<Self> {
+        detect_common().then_some(Self(Plain(())))
+    }
+}
+
+impl Variant for Plain {
+    const WEIGHT_BIAS: u8 = 0;
+
+    /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
+    /// never -128.
+    #[inline(always)]
+    fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        simd!({
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
+            kernel.run(token)
+        }
+        simd!(with_features(Ymm(self), kernel))
+    }
+}
+
+/// Lanes 0 to 7 and 8 to 15.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m256, __m256);
+
+/// Lanes 0 to 7 and 8 to 15, as i32 or as bytes.
+#[derive(Clone, Copy)]
+pub struct Int512(__m256i, __m256i);
+
+impl Int512 {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(__m256i, __m256i) -> __m256i) -> Self {
+        Self(f(self.0, other.0), f(self.1, other.1))
+    }
+}
+
+impl<V: Variant> Simd for Ymm<V> {
     type F32 = F32x16;
+    type I32 = Int512;
+    type Bytes = Int512;
+
+    const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
 
     // 12 accumulators, two weights and a broadcast activation of 16 registers.
     const TILE_ROWS: usize = 6;
@@ -39,11 +99,7 @@ impl Simd for Avx2 {
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
-            kernel.run(token)
-        }
-        simd!(with_features(self, kernel))
+        self.0.enter(kernel)
     }
 
     #[inline(always)]
@@ -173,6 +229,141 @@ impl Simd for Avx2 {
             };
             F32x16(select(0, a.0, b.0), select(8, a.1, b.1))
         })
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Int512 {
+        let half = simd!(_mm256_set1_epi32(value));
+        Int512(half, half)
+    }
+
+    #[inline(always)]
+    fn load_i32(self, from: &[i32; LANES]) -> Int512 {
+        let from: *const __m256i = from.as_ptr().cast();
+        simd!(Int512(_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))))
+    }
+
+    #[inline(always)]
+    fn store_i32(self, value: Int512, to: &mut [i32; LANES]) {
+        let to: *mut __m256i = to.as_mut_ptr().cast();
+        simd!({
+            _mm256_storeu_si256(to, value.0);
+            _mm256_storeu_si256(to.add(1), value.1);
+        });
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: Int512, b: Int512) -> Int512 {
+        a.zip(b, |a, b| simd!(_mm256_add_epi32(a, b)))
+    }
+
+    #[inline(always)]
+    fn to_f32(self, value: Int512) -> F32x16 {
+        simd!(F32x16(_mm256_cvtepi32_ps(value.0), _mm256_cvtepi32_ps(value.1)))
+    }
+
+    #[inline(always)]
+    fn to_i32(self, value: F32x16) -> Int512 {
+        simd!(Int512(_mm256_cvtps_epi32(value.0), _mm256_cvtps_epi32(value.1)))
+    }
+
+    #[inline(always)]
+    fn store_i8(self, value: Int512, to: &mut [i8; LANES]) {
+        simd!({
+            // Packs 128-bit halves side by side, which leaves quads of four bytes in the order 0, 2, 1, 3.
+            let words = _mm256_packs_epi32(value.0, value.1);
+            let bytes = _mm256_packs_epi16(words, words);
+            let ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_castsi256_si128(ordered));
+        });
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: Int512, w: Int512, x: Int512) -> Int512 {
+        Int512(self.0.dot(acc.0, w.0, x.0), self.0.dot(acc.1, w.1, x.1))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; LINE]) -> Int512 {
+        let from: *const __m256i = from.as_ptr().cast();
+        simd!(Int512(_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))))
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, value: Int512, to: &mut [u8; LINE]) {
+        let to: *mut __m256i = to.as_mut_ptr().cast();
+        simd!({
+            _mm256_storeu_si256(to, value.0);
+            _mm256_storeu_si256(to.add(1), value.1);
+        });
+    }
+
+    #[inline(always)]
+    fn splat_byte(self, value: u8) -> Int512 {
+        let half = simd!(_mm256_set1_epi8(value as i8));
+        Int512(half, half)
+    }
+
+    #[inline(always)]
+    fn splat_quad(self, quad: [i8; 4]) -> Int512 {
+        self.splat_i32(i32::from_ne_bytes(quad.map(|byte| byte as u8)))
+    }
+
+    #[inline(always)]
+    fn spread(self, from: &[u8; LANES]) -> Int512 {
+        simd!({
+            let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.as_ptr().cast()));
+            // The shuffle works in halves of 128 bits: four bytes go to each.
+            let low = _mm256_setr_epi32(
+                0,
+                0x0101_0101,
+                0x0202_0202,
+                0x0303_0303,
+                0x0404_0404,
+                0x0505_0505,
+                0x0606_0606,
+                0x0707_0707,
+            );
+            let high = _mm256_add_epi8(low, _mm256_set1_epi8(8));
+            Int512(_mm256_shuffle_epi8(twice, low), _mm256_shuffle_epi8(twice, high))
+        })
+    }
+
+    #[inline(always)]
+    fn and(self, a: Int512, b: Int512) -> Int512 {
+        a.zip(b, |a, b| simd!(_mm256_and_si256(a, b)))
+    }
+
+    #[inline(always)]
+    fn or(self, a: Int512, b: Int512) -> Int512 {
+        a.zip(b, |a, b| simd!(_mm256_or_si256(a, b)))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: Int512, b: Int512) -> Int512 {
+        a.zip(b, |a, b| simd!(_mm256_xor_si256(a, b)))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: Int512, b: Int512) -> Int512 {
+        a.zip(b, |a, b| simd!(_mm256_sub_epi8(a, b)))
+    }
+
+    #[inline(always)]
+    fn shift_right<const N: u32>(self, a: Int512) -> Int512 {
+        let count = simd!(_mm_cvtsi32_si128(N as i32));
+        simd!(Int512(_mm256_srl_epi16(a.0, count), _mm256_srl_epi16(a.1, count)))
+    }
+
+    #[inline(always)]
+    fn shift_left<const N: u32>(self, a: Int512) -> Int512 {
+        let count = simd!(_mm_cvtsi32_si128(N as i32));
+        simd!(Int512(_mm256_sll_epi16(a.0, count), _mm256_sll_epi16(a.1, count)))
+    }
+
+    #[inline(always)]
+    fn mul_pairs(self, a: Int512, b: Int512) -> Int512 {
+        a.zip(b, |a, b| simd!(_mm256_mullo_epi16(a, b)))
     }
 
     #[inline(always)]

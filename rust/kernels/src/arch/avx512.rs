@@ -2,26 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Kernel, LANES, Simd};
-
-/// Proof that this machine has AVX-512 F, BW, VL and DQ (every AVX-512 CPU but Knights Landing) and what AVX2 needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Avx512(());
-
-impl Avx512 {
-    /// A token if this machine has the instructions.
-    #[must_use]
-    pub fn detect() -> Option<Self> {
-        let found = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        found.then_some(Self(()))
-    }
-}
+use super::simd::{Kernel, LANES, LINE, Simd};
 
 /// An intrinsic of the features that the token stands for.
 macro_rules! simd {
@@ -31,8 +12,78 @@ macro_rules! simd {
     }};
 }
 
-impl Simd for Avx512 {
+/// What tells the instruction sets with 512-bit registers apart.
+pub trait Variant: Copy + Send + Sync + 'static {
+    /// See [`Simd::WEIGHT_BIAS`].
+    const WEIGHT_BIAS: u8;
+
+    /// See [`Simd::dot`].
+    fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
+
+    /// Runs `kernel` in a function compiled with the variant's instructions.
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+}
+
+/// Proof that this machine has what every variant needs, AVX-512 F, BW, VL and DQ and what AVX2 needs, and what `V` adds.
+#[derive(Clone, Copy, Debug)]
+pub struct Zmm<V>(pub(super) V);
+
+/// Whether this machine has what every variant needs.
+pub(super) fn detect_common() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+/// AVX-512 without VNNI: every AVX-512 CPU but Knights Landing (Skylake-SP, 2017).
+#[derive(Clone, Copy, Debug)]
+pub struct Plain(());
+
+/// Proof that this machine has AVX-512.
+pub type Avx512 = Zmm<Plain>;
+
+impl Avx512 {
+    /// A token if this machine has the instructions.
+    #[must_use]
+    pub fn detect() -> Option<Self> {
+        detect_common().then_some(Self(Plain(())))
+    }
+}
+
+impl Variant for Plain {
+    const WEIGHT_BIAS: u8 = 0;
+
+    /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
+    /// never -128.
+    #[inline(always)]
+    fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        simd!({
+            let signed = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+            let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
+            _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        fn with_features<K: Kernel>(token: Avx512, kernel: K) -> K::Output {
+            kernel.run(token)
+        }
+        simd!(with_features(Zmm(self), kernel))
+    }
+}
+
+impl<V: Variant> Simd for Zmm<V> {
     type F32 = __m512;
+    type I32 = __m512i;
+    type Bytes = __m512i;
+
+    const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
 
     // 24 accumulators, two weights, and a broadcast activation of 32 registers.
     const TILE_ROWS: usize = 12;
@@ -40,11 +91,7 @@ impl Simd for Avx512 {
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-        fn with_features<K: Kernel>(token: Avx512, kernel: K) -> K::Output {
-            kernel.run(token)
-        }
-        simd!(with_features(self, kernel))
+        self.0.enter(kernel)
     }
 
     #[inline(always)]
@@ -146,6 +193,118 @@ impl Simd for Avx512 {
     fn select_range(self, from: usize, to: usize, a: __m512, b: __m512) -> __m512 {
         let below = |n: usize| if n >= LANES { u16::MAX } else { (1u16 << n) - 1 };
         simd!(_mm512_mask_blend_ps(below(to) & !below(from), b, a))
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> __m512i {
+        simd!(_mm512_set1_epi32(value))
+    }
+
+    #[inline(always)]
+    fn load_i32(self, from: &[i32; LANES]) -> __m512i {
+        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn store_i32(self, value: __m512i, to: &mut [i32; LANES]) {
+        simd!(_mm512_storeu_si512(to.as_mut_ptr().cast(), value));
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: __m512i, b: __m512i) -> __m512i {
+        simd!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn to_f32(self, value: __m512i) -> __m512 {
+        simd!(_mm512_cvtepi32_ps(value))
+    }
+
+    #[inline(always)]
+    fn to_i32(self, value: __m512) -> __m512i {
+        simd!(_mm512_cvtps_epi32(value))
+    }
+
+    #[inline(always)]
+    fn store_i8(self, value: __m512i, to: &mut [i8; LANES]) {
+        simd!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(value)));
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        self.0.dot(acc, w, x)
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; LINE]) -> __m512i {
+        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, value: __m512i, to: &mut [u8; LINE]) {
+        simd!(_mm512_storeu_si512(to.as_mut_ptr().cast(), value));
+    }
+
+    #[inline(always)]
+    fn splat_byte(self, value: u8) -> __m512i {
+        simd!(_mm512_set1_epi8(value as i8))
+    }
+
+    #[inline(always)]
+    fn splat_quad(self, quad: [i8; 4]) -> __m512i {
+        simd!(_mm512_set1_epi32(i32::from_ne_bytes(quad.map(|byte| byte as u8))))
+    }
+
+    #[inline(always)]
+    fn spread(self, from: &[u8; LANES]) -> __m512i {
+        const PLACES: [u8; LINE] = {
+            let mut places = [0; LINE];
+            let mut i = 0;
+            while i < LINE {
+                places[i] = (i / 4) as u8;
+                i += 1;
+            }
+            places
+        };
+        simd!({
+            let quarters = _mm512_broadcast_i32x4(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm512_shuffle_epi8(quarters, self.load_bytes(&PLACES))
+        })
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        simd!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        simd!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        simd!(_mm512_xor_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        simd!(_mm512_sub_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn shift_right<const N: u32>(self, a: __m512i) -> __m512i {
+        simd!(_mm512_srli_epi16::<N>(a))
+    }
+
+    #[inline(always)]
+    fn shift_left<const N: u32>(self, a: __m512i) -> __m512i {
+        simd!(_mm512_slli_epi16::<N>(a))
+    }
+
+    #[inline(always)]
+    fn mul_pairs(self, a: __m512i, b: __m512i) -> __m512i {
+        simd!(_mm512_mullo_epi16(a, b))
     }
 
     #[inline(always)]

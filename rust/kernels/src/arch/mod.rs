@@ -8,15 +8,25 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512vnni;
+#[cfg(target_arch = "x86_64")]
+mod avxvnni;
 mod scalar;
 mod simd;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "x86_64")]
+pub use avx512vnni::Avx512Vnni;
+#[cfg(target_arch = "x86_64")]
+pub use avxvnni::{AvxVnni, AvxVnniEvex};
 pub use scalar::Scalar;
-pub use simd::{Kernel, LANES, Simd};
+pub use simd::{ByteLine, Kernel, LANES, LINE, Simd};
 
 /// Writes [`Isa`] and its dispatch from one list, slowest first.
 macro_rules! isa_registry {
@@ -59,7 +69,13 @@ isa_registry! {
     #[cfg(target_arch = "x86_64")]
     "avx2" => Avx2,
     #[cfg(target_arch = "x86_64")]
+    "avxvnni-evex" => AvxVnniEvex,
+    #[cfg(target_arch = "x86_64")]
+    "avxvnni" => AvxVnni,
+    #[cfg(target_arch = "x86_64")]
     "avx512" => Avx512,
+    #[cfg(target_arch = "x86_64")]
+    "avx512vnni" => Avx512Vnni,
 }
 
 /// Why `FERRULE_ISA` cannot be followed.

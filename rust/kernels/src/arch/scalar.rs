@@ -1,6 +1,6 @@
 //! Plain Rust: runs anywhere. On x86-64 the compiler turns the sixteen lanes into SSE2.
 
-use super::simd::{Kernel, LANES, Simd};
+use super::simd::{Kernel, LANES, LINE, Simd};
 
 /// The instruction set that every machine has.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,39 @@ fn widen_f16(bits: u16) -> f32 {
     f32::from_bits(magnitude.to_bits() | exponent | u32::from(bits & 0x8000) << 16)
 }
 
+/// Sixteen i32.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct I32x16([i32; LANES]);
+
+/// Sixty-four bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct U8x64([u8; LINE]);
+
+impl U8x64 {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(u8, u8) -> u8) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+
+    #[inline(always)]
+    fn pairs(self) -> [u16; LINE / 2] {
+        std::array::from_fn(|i| u16::from_le_bytes([self.0[2 * i], self.0[2 * i + 1]]))
+    }
+
+    #[inline(always)]
+    fn from_pairs(pairs: [u16; LINE / 2]) -> Self {
+        Self(std::array::from_fn(|i| pairs[i / 2].to_le_bytes()[i % 2]))
+    }
+}
+
 impl Simd for Scalar {
     type F32 = F32x16;
+    type I32 = I32x16;
+    type Bytes = U8x64;
+
+    const WEIGHT_BIAS: u8 = 0;
 
     // Sixteen xmm registers: two rows of one panel (8 accumulators) leave room for the weights.
     const TILE_ROWS: usize = 2;
@@ -137,6 +168,110 @@ impl Simd for Scalar {
     #[inline(always)]
     fn select_range(self, from: usize, to: usize, a: F32x16, b: F32x16) -> F32x16 {
         F32x16(std::array::from_fn(|i| if from <= i && i < to { a.0[i] } else { b.0[i] }))
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> I32x16 {
+        I32x16([value; LANES])
+    }
+
+    #[inline(always)]
+    fn load_i32(self, from: &[i32; LANES]) -> I32x16 {
+        I32x16(*from)
+    }
+
+    #[inline(always)]
+    fn store_i32(self, value: I32x16, to: &mut [i32; LANES]) {
+        *to = value.0;
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: I32x16, b: I32x16) -> I32x16 {
+        I32x16(std::array::from_fn(|i| a.0[i].wrapping_add(b.0[i])))
+    }
+
+    #[inline(always)]
+    fn to_f32(self, value: I32x16) -> F32x16 {
+        F32x16(value.0.map(|x| x as f32))
+    }
+
+    #[inline(always)]
+    fn to_i32(self, value: F32x16) -> I32x16 {
+        I32x16(self.round(value).0.map(|x| x as i32))
+    }
+
+    #[inline(always)]
+    fn store_i8(self, value: I32x16, to: &mut [i8; LANES]) {
+        *to = value.0.map(|x| x as i8);
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: I32x16, w: U8x64, x: U8x64) -> I32x16 {
+        let product = |i: usize| i32::from(w.0[i] as i8) * i32::from(x.0[i] as i8);
+        I32x16(std::array::from_fn(|i| {
+            acc.0[i].wrapping_add(product(4 * i) + product(4 * i + 1) + product(4 * i + 2) + product(4 * i + 3))
+        }))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; LINE]) -> U8x64 {
+        U8x64(*from)
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, value: U8x64, to: &mut [u8; LINE]) {
+        *to = value.0;
+    }
+
+    #[inline(always)]
+    fn splat_byte(self, value: u8) -> U8x64 {
+        U8x64([value; LINE])
+    }
+
+    #[inline(always)]
+    fn splat_quad(self, quad: [i8; 4]) -> U8x64 {
+        U8x64(std::array::from_fn(|i| quad[i % 4] as u8))
+    }
+
+    #[inline(always)]
+    fn spread(self, from: &[u8; LANES]) -> U8x64 {
+        U8x64(std::array::from_fn(|i| from[i / 4]))
+    }
+
+    #[inline(always)]
+    fn and(self, a: U8x64, b: U8x64) -> U8x64 {
+        a.zip(b, |a, b| a & b)
+    }
+
+    #[inline(always)]
+    fn or(self, a: U8x64, b: U8x64) -> U8x64 {
+        a.zip(b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    fn xor(self, a: U8x64, b: U8x64) -> U8x64 {
+        a.zip(b, |a, b| a ^ b)
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: U8x64, b: U8x64) -> U8x64 {
+        a.zip(b, u8::wrapping_sub)
+    }
+
+    #[inline(always)]
+    fn shift_right<const N: u32>(self, a: U8x64) -> U8x64 {
+        U8x64::from_pairs(a.pairs().map(|pair| pair >> N))
+    }
+
+    #[inline(always)]
+    fn shift_left<const N: u32>(self, a: U8x64) -> U8x64 {
+        U8x64::from_pairs(a.pairs().map(|pair| pair << N))
+    }
+
+    #[inline(always)]
+    fn mul_pairs(self, a: U8x64, b: U8x64) -> U8x64 {
+        let (a, b) = (a.pairs(), b.pairs());
+        U8x64::from_pairs(std::array::from_fn(|i| a[i].wrapping_mul(b[i])))
     }
 
     #[inline(always)]

@@ -1,4 +1,5 @@
-//! The vocabulary in which kernels are written: vectors of sixteen f32 lanes, whatever the registers' width.
+//! The vocabulary in which kernels are written: vectors of sixteen lanes, whatever the registers' width. A lane is an
+//! f32, an i32 or four bytes.
 
 /// Lanes of a vector: one 512-bit register, two of 256 bits, four of 128.
 pub const LANES: usize = 16;
@@ -14,13 +15,30 @@ pub trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Operations on vectors of [`LANES`] f32. Having a value of the type proves that the machine has the instructions.
+/// Bytes of a vector: a cache line.
+pub const LINE: usize = 64;
+
+/// A vector of bytes in memory, on a cache line of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub struct ByteLine(pub [u8; LINE]);
+
+/// Operations on vectors of [`LANES`] lanes. Having a value of the type proves that the machine has the instructions.
 ///
 /// Every operation acts lane by lane with IEEE rounding and does the same on every lane, so that a result depends on
 /// its own operands alone. Instruction sets may differ in one thing: whether [`Simd::mul_add`] rounds once or twice.
+/// Operations on integers are exact everywhere.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F32: Copy;
+    /// Sixteen i32.
+    type I32: Copy;
+    /// Sixty-four bytes, four in each lane; the first of a lane is its lowest.
+    type Bytes: Copy;
+
+    /// What the first factor's bytes of [`Simd::dot`] are above their values, modulo 256: 128 where the instruction
+    /// takes unsigned bytes there, else 0. Whoever multiplies subtracts this many times the sum of the other factor.
+    const WEIGHT_BIAS: u8;
 
     /// Rows of activations in a register tile of the floating-point matmul.
     const TILE_ROWS: usize;
@@ -91,6 +109,50 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn reduce_max(self, value: Self::F32) -> f32 {
         self.to_array(value).into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
+
+    /// `value` in every lane.
+    fn splat_i32(self, value: i32) -> Self::I32;
+    /// Sixteen i32 from memory.
+    fn load_i32(self, from: &[i32; LANES]) -> Self::I32;
+    /// Writes sixteen i32.
+    fn store_i32(self, value: Self::I32, to: &mut [i32; LANES]);
+    /// `a + b`, wrapping.
+    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// The nearest f32 of each integer; exact below 2^24.
+    fn to_f32(self, value: Self::I32) -> Self::F32;
+    /// The nearest integer of each number, ties to even. Defined for |value| < 2^22.
+    fn to_i32(self, value: Self::F32) -> Self::I32;
+    /// Writes sixteen i32 of -128..=127 as bytes.
+    fn store_i8(self, value: Self::I32, to: &mut [i8; LANES]);
+
+    /// For each lane the sum of `acc` and four products: of `w`, bytes that lie [`Simd::WEIGHT_BIAS`] above values of
+    /// -128..=127, with the values of `x`, -127..=127. The bias is not taken off: the result is larger by its product
+    /// with the sum of the lane's four `x`.
+    fn dot(self, acc: Self::I32, w: Self::Bytes, x: Self::Bytes) -> Self::I32;
+    /// Sixty-four bytes from memory.
+    fn load_bytes(self, from: &[u8; LINE]) -> Self::Bytes;
+    /// Writes sixty-four bytes.
+    fn store_bytes(self, value: Self::Bytes, to: &mut [u8; LINE]);
+    /// `value` in every byte.
+    fn splat_byte(self, value: u8) -> Self::Bytes;
+    /// Four bytes, the same in every lane.
+    fn splat_quad(self, quad: [i8; 4]) -> Self::Bytes;
+    /// Byte i in all four bytes of lane i.
+    fn spread(self, from: &[u8; LANES]) -> Self::Bytes;
+    /// `a & b`
+    fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `a | b`
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `a ^ b`
+    fn xor(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `a - b` of each byte, wrapping.
+    fn sub_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `a >> N` of each pair of bytes, taken as one number of 16 bits.
+    fn shift_right<const N: u32>(self, a: Self::Bytes) -> Self::Bytes;
+    /// `a << N` of each pair of bytes, taken as one number of 16 bits.
+    fn shift_left<const N: u32>(self, a: Self::Bytes) -> Self::Bytes;
+    /// `a * b` of each pair of bytes, taken as one number of 16 bits, wrapping.
+    fn mul_pairs(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
 
     /// Asks for the cache line at `at` to be read into all cache levels; any address is allowed.
     fn prefetch(self, at: *const u8);

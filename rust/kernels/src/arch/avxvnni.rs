@@ -1,0 +1,59 @@
+//! VNNI on 256-bit registers, in its two encodings: AVX-VNNI's (Alder Lake, 2021, and Zen 5, 2024, onward) and
+//! AVX-512's. The second runs wherever AVX-512 with VNNI does, which is always faster: it is there so that the same code
+//! is tested on machines that lack the first.
+
+use std::arch::x86_64::*;
+
+use super::avx2::{Variant, Ymm, detect_common};
+use super::simd::Kernel;
+
+/// Writes a variant from its features and its instruction.
+macro_rules! vnni {
+    ($(#[$doc:meta])* $variant:ident, $token:ident, $features:tt, [$($feature:tt),*], $dot:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $variant(());
+
+        $(#[$doc])*
+        pub type $token = Ymm<$variant>;
+
+        impl $token {
+            /// A token if this machine has the instructions.
+            #[must_use]
+            pub fn detect() -> Option<Self> {
+                (detect_common() $(&& is_x86_feature_detected!($feature))*).then_some(Self($variant(())))
+            }
+        }
+
+        impl Variant for $variant {
+            const WEIGHT_BIAS: u8 = 128;
+
+            #[inline(always)]
+            fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+                // SAFETY: `self` exists only where detection saw the instruction.
+                unsafe { $dot(acc, w, x) }
+            }
+
+            #[inline(always)]
+            fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+                #[target_feature(enable = $features)]
+                fn with_features<K: Kernel>(token: $token, kernel: K) -> K::Output {
+                    kernel.run(token)
+                }
+                // SAFETY: `self` exists only where detection saw these features.
+                unsafe { with_features(Ymm(self), kernel) }
+            }
+        }
+    };
+}
+
+vnni! {
+    /// AVX2 with AVX-VNNI.
+    Vex, AvxVnni, "avx2,fma,f16c,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32
+}
+
+vnni! {
+    /// AVX2 with VNNI in the encoding of AVX-512.
+    Evex, AvxVnniEvex, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", ["avx512f", "avx512vl", "avx512vnni"],
+    _mm256_dpbusd_epi32
+}

@@ -1,0 +1,92 @@
+//! Every instruction set's operations on integers against the portable ones, which are plain enough to be right.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What all integer operations make of some bytes, one after the other.
+struct Everything<'a> {
+    a: &'a [u8; LINE],
+    b: &'a [u8; LINE],
+    numbers: &'a [f32; LANES],
+}
+
+impl Kernel for Everything<'_> {
+    type Output = Vec<u8>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<u8> {
+        let mut seen = Vec::new();
+        let (a, b) = (simd.load_bytes(self.a), simd.load_bytes(self.b));
+        let quad = [self.a[0] as i8, self.a[1] as i8, self.a[2] as i8, self.a[3] as i8];
+        let sixteen: &[u8; LANES] = self.b.first_chunk().expect("sixteen");
+        for bytes in [
+            simd.and(a, b),
+            simd.or(a, b),
+            simd.xor(a, b),
+            simd.sub_bytes(a, b),
+            simd.shift_right::<4>(a),
+            simd.shift_left::<2>(b),
+            simd.mul_pairs(a, b),
+            simd.spread(sixteen),
+            simd.splat_byte(self.a[7]),
+            simd.splat_quad(quad),
+        ] {
+            let mut line = [0; LINE];
+            simd.store_bytes(bytes, &mut line);
+            seen.extend(line);
+        }
+
+        let integers = simd.to_i32(simd.load(self.numbers));
+        let mut narrow = [0; LANES];
+        simd.store_i8(integers, &mut narrow);
+        seen.extend(narrow.map(|byte| byte as u8));
+
+        // The first factor, as its value and `WEIGHT_BIAS` above it; the second is never -128.
+        let x = self.b.map(|byte| (byte as i8).max(-127) as u8);
+        let w = simd.xor(a, simd.splat_byte(S::WEIGHT_BIAS));
+        let mut sums = [0; LANES];
+        let start = simd.load_i32(&std::array::from_fn(|i| i as i32 * -1_000_003));
+        simd.store_i32(simd.dot(start, w, simd.load_bytes(&x)), &mut sums);
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            let total: i32 = x[4 * lane..][..4].iter().map(|byte| i32::from(*byte as i8)).sum();
+            *sum -= i32::from(S::WEIGHT_BIAS) * total;
+        }
+        let total = simd.add_i32(simd.load_i32(&sums), simd.splat_i32(i32::MAX));
+        simd.store_i32(total, &mut sums);
+        seen.extend(sums.into_iter().flat_map(i32::to_ne_bytes));
+        let floats = simd.to_array(simd.to_f32(simd.load_i32(&sums.map(|sum| sum >> 8))));
+        seen.extend(floats.into_iter().flat_map(f32::to_ne_bytes));
+        seen
+    }
+}
+
+proptest! {
+    #[test]
+    fn integers_are_the_same_everywhere(
+        a in prop::array::uniform32(any::<[u8; 2]>()),
+        b in prop::array::uniform32(any::<[u8; 2]>()),
+        numbers in prop::array::uniform16(-127.0f32..127.0),
+    ) {
+        let flat = |pairs: [[u8; 2]; 32]| std::array::from_fn(|i| pairs[i / 2][i % 2]);
+        let (a, b): ([u8; LINE], [u8; LINE]) = (flat(a), flat(b));
+        let kernel = || Everything { a: &a, b: &b, numbers: &numbers };
+        let expected = Isa::named("scalar").expect("everywhere").run(kernel());
+        for isa in Isa::available() {
+            prop_assert!(isa.run(kernel()) == expected, "{}", isa.name());
+        }
+    }
+}
+
+/// The largest products that there are: pairs of them must not meet the end of 16 bits.
+#[test]
+fn extreme_products_are_exact() {
+    for (w, x) in [(0x80, 127), (0x80, 0x81), (127, 127), (0x81, 0x81)] {
+        let (a, b) = ([w; LINE], [x; LINE]);
+        let kernel = || Everything { a: &a, b: &b, numbers: &[0.5; LANES] };
+        let expected = Isa::named("scalar").expect("everywhere").run(kernel());
+        for isa in Isa::available() {
+            assert_eq!(isa.run(kernel()), expected, "{}", isa.name());
+        }
+    }
+}
