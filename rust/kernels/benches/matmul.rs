@@ -81,7 +81,10 @@ fn empty_run(exec: &Exec<'_>) -> f64 {
 }
 
 fn pack(exec: &Exec<'_>, format: Format, n: usize, k: usize) -> PackedMatrix {
-    PackedMatrix::pack(exec, format, n, k, &Pattern).expect("memory")
+    if format.is_integer() {
+        return PackedMatrix::random(exec, &[(format, n)], k, 1).expect("memory");
+    }
+    PackedMatrix::pack(exec, &[(format, n)], k, &Pattern).expect("memory")
 }
 
 /// All matrices once with `m` rows; weights per second or operations per second.
