@@ -137,6 +137,7 @@ class Engine:
                 "layer_parameters": 4_000_000,
                 "parameters": 5_000_000,
                 "kv_bytes_per_token": 16,
+                "kv_windows": [{"window": None, "bytes_per_token": 10}, {"window": 32, "bytes_per_token": 6}],
                 "kv_cache_tokens": 4096,
                 "max_model_len": self.max_model_len,
                 "max_num_seqs": 8,

@@ -70,8 +70,8 @@ class Run:
     """From there until each had written `gen` tokens with all others beside it, its first one left out."""
     gaps: list[float]
     """Seconds between neighbouring tokens of a sequence in that time."""
-    contexts: float
-    """Tokens that a step looks back upon in that time, of all sequences together: the mean."""
+    contexts: list[float]
+    """Tokens that a step of that time looks back upon, for each sequence: the mean."""
     ceilings: Ceilings
 
 
@@ -110,13 +110,13 @@ class Arrivals:
         first = max(times[0] for times in self._times)
         gaps = [after - before for window in windows for before, after in itertools.pairwise(window)]
         # The token at an index is computed from the one before it, which looks back upon prompt and output to itself.
-        middles = [self._point.context + (begin + end - 1) / 2 for begin, end in zip(self._begin, ends, strict=True)]
+        contexts = [self._point.context + (begin + end - 1) / 2 for begin, end in zip(self._begin, ends, strict=True)]
         return Run(
             prefill_seconds=first - start,
             first_token_seconds=min(times[0] for times in self._times) - start,
             decode_seconds=max(window[-1] for window in windows) - first,
             gaps=gaps,
-            contexts=sum(middles),
+            contexts=contexts,
             ceilings=ceilings,
         )
 

@@ -7,6 +7,7 @@ that it must read can do at most `min(peak, x * bandwidth)` operations per secon
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,18 +36,20 @@ def plot(record: Record, path: Path) -> None:
     # Without pyplot nothing looks for a display.
     figure: Any = _figures().Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes: Any = figure.subplots()
-    achieved = list(_achieved(record))
+    marks = list(_marks(record))
     read = 1e9 * record["read_gbps"]
     roofs = {"int8": 1e9 * record["int8_gops"], "f32": 1e9 * record["f32_gflops"]}
-    low = min(intensity for _, intensity, _ in achieved) / 4
-    high = max(*(intensity for _, intensity, _ in achieved), max(roofs.values()) / read) * 4
+    low = min(mark.intensity for mark in marks) / 2
+    high = max(*(mark.intensity for mark in marks), *(peak / read for peak in roofs.values())) * 4
     for (name, peak), color in zip(roofs.items(), ("tab:blue", "tab:gray"), strict=True):
         ridge = peak / read
         axes.plot([low, ridge, high], [low * read, peak, peak], color=color, label=f"{name} peak, {peak / 1e9:.0f} G/s")
-    for name, intensity, speed in achieved:
-        marker = "o" if name.startswith("decode") else "s"
-        axes.plot([intensity], [speed], marker, color="tab:orange" if marker == "o" else "tab:green", markersize=5)
-        axes.annotate(name, (intensity, speed), xytext=(6, -3), textcoords="offset points", fontsize=7, va="top")
+    for phase, shape, color in (("decode", "o", "tab:orange"), ("prefill", "s", "tab:green")):
+        drawn = [mark for mark in marks if mark.phase == phase]
+        axes.plot([mark.intensity for mark in drawn], [mark.speed for mark in drawn], shape, color=color, label=phase)
+        for mark in drawn:
+            place = (mark.intensity, mark.speed)
+            axes.annotate(mark.label, place, xytext=(6, -3), textcoords="offset points", fontsize=7, va="top")
     axes.set(
         xscale="log",
         yscale="log",
@@ -60,20 +63,37 @@ def plot(record: Record, path: Path) -> None:
     figure.savefig(path)
 
 
-def _achieved(record: Record) -> Iterator[tuple[str, float, float]]:
-    """Each phase of each point: its name, operations per byte, operations per second.
+@dataclass(frozen=True)
+class Mark:
+    """What a phase of a point achieved.
 
     Operations are those of the layers' projections, as in the record's fractions: no attention, no head. The height of
     a decode's mark over its place on the slope is thus its fraction of the bandwidth.
     """
+
+    phase: str
+    label: str
+    """Tokens of the prompt, after the number of sequences where they are several."""
+    intensity: float
+    """Operations for each byte that must be read."""
+    speed: float
+    """Operations per second."""
+
+
+def _marks(record: Record) -> Iterator[Mark]:
     weights, layers = record["weight_bytes_per_token"], record["layer_parameters"]
+    prompts: set[int] = set()
     for point in record.get("points", [record]):
-        where = f"{point['prefill_tokens']} tokens" + (f" x {point['batch']}" if point["batch"] > 1 else "")
-        operations = 2 * layers * point["batch"]
-        yield f"decode, {where}", operations / point["decode_step_bytes"], operations / point["decode_step_seconds"]
-        # A prompt reads the weights once at the least.
-        operations = 2 * layers * point["prefill_tokens"]
-        yield f"prefill, {where}", operations / weights, 2 * layers * point["prefill_tokens_per_second"]
+        tokens, batch = point["prefill_tokens"], point["batch"]
+        operations = 2 * layers * batch
+        label = f"{tokens}" if batch == 1 else f"{batch} x {tokens}"
+        yield Mark("decode", label, operations / point["decode_step_bytes"], operations / point["decode_step_seconds"])
+        if tokens not in prompts:  # each sequence of a batch reads its prompt as one alone does
+            prompts.add(tokens)
+            # A prompt reads the weights once at the least.
+            yield Mark(
+                "prefill", f"{tokens}", 2 * layers * tokens / weights, 2 * layers * point["prefill_tokens_per_second"]
+            )
 
 
 def _figures() -> ModuleType:

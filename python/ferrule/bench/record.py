@@ -33,7 +33,7 @@ def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], m
         "weight_bytes": info["weight_bytes"],
         "kv_cache_dtype": info["kv_cache_dtype"],
         "weight_bytes_per_token": info["weight_bytes_per_token"],
-        "kv_bytes_per_token": info["kv_bytes_per_token"],
+        "kv_windows": info["kv_windows"],
         "layer_parameters": info["layer_parameters"],
         "repeat": repeat,
         **points[0],
@@ -67,8 +67,8 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
         return statistics.median(map(figure, runs))
 
     # What a step must read: every weight once, and the keys and values that its sequences look back upon.
-    weights, kv = info["weight_bytes_per_token"], info["kv_bytes_per_token"]
-    step_bytes = middle(lambda run: weights + kv * run.contexts)
+    weights = info["weight_bytes_per_token"]
+    step_bytes = middle(lambda run: weights + sum(_kv_bytes(info["kv_windows"], tokens) for tokens in run.contexts))
     # What a token of a prompt must compute: the layers' projections. No attention, and no head.
     token_operations = 2 * info["layer_parameters"]
 
@@ -97,6 +97,11 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
         "runs_repeated": len(taken) - len(runs),
         "runs_in_bad_windows": len(runs) - len(good(runs, machine)),
     }
+
+
+def _kv_bytes(windows: Sequence[Mapping[str, Any]], context: float) -> float:
+    """Bytes of keys and values that a token looks back upon; some layers see the last ones only."""
+    return sum(group["bytes_per_token"] * min(context, group["window"] or context) for group in windows)
 
 
 def _latencies(gaps: Sequence[float]) -> dict[str, float]:
