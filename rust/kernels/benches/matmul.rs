@@ -47,7 +47,8 @@ fn main() {
     let isa = Isa::from_environment().expect("FERRULE_ISA");
     let exec = Exec { isa, pool: &pool, cancel: &cancel };
     println!("{} threads, {}; an empty parallel run takes {:.2} us", threads, isa.name(), empty_run(&exec) * 1e6);
-    let read = probe::ReadProbe::new(256 << 20).expect("memory");
+    let read = probe::ReadProbe::new(2 * machine::last_cache_bytes().max(128 << 20)).expect("memory");
+    let streams = read.fastest_streams(&exec).unwrap();
     let formats = Format::ALL.iter().filter(|format| names.is_empty() || names.iter().any(|n| n == format.name()));
     for format in formats {
         let model: Vec<Vec<_>> = (0..LAYERS).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
@@ -58,7 +59,7 @@ fn main() {
             figures.push(if *m < 24 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "GFLOPS", Some(1)) });
         }
         for _ in 0..ROUNDS {
-            figures[0].rounds.push(read.pass(&exec).unwrap() / 1e9);
+            figures[0].rounds.push(read.pass(&exec, streams).unwrap() / 1e9);
             figures[1].rounds.push(probe::f32_pass(&exec).unwrap() / 1e9);
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
             for (figure, m) in figures[3..].iter_mut().zip(&rows) {
