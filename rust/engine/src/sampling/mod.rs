@@ -47,7 +47,7 @@ mod top_k;
 mod top_p;
 mod trace;
 
-pub(crate) use history::History;
+pub use history::History;
 pub use logprobs::{TokenLogprob, TokenLogprobs};
 pub use trace::{SampleTrace, TraceCandidate};
 
@@ -118,9 +118,12 @@ pub enum SampleError {
 
 /// A sampled token, and what was asked to be told about it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Sample {
+pub struct Sample {
+    /// The token.
     pub token: u32,
+    /// Its log-probability and those of the most likely ones, if asked for.
     pub logprobs: Option<TokenLogprobs>,
+    /// How it was picked, if asked for.
     pub trace: Option<SampleTrace>,
 }
 
@@ -139,13 +142,16 @@ pub struct Distribution {
 
 /// Samples tokens; keeps its memory from one to the next.
 #[derive(Debug, Default)]
-pub(crate) struct Sampler {
+pub struct Sampler {
     candidates: Candidates,
     weights: Vec<(u32, f64)>,
 }
 
 impl Sampler {
     /// Samples the token at `position` from `logits [vocab]`.
+    ///
+    /// # Errors
+    /// [`SampleError`] if the row gives no token.
     pub fn sample(
         &mut self,
         logits: &[f32],
