@@ -1,0 +1,364 @@
+//! Passes over a row of logits: maxima of blocks, probabilities relative to the highest, sums and counts of what is at
+//! or above a logit.
+//!
+//! What the sampler is made of. Plain arithmetic without fused operations, which the compiler turns into the vectors of
+//! the instruction set: each gives the same bits, so that what is sampled does not depend on which it is. Sums are f64
+//! and go over eight lanes, whose order depends on the places of the summands alone.
+
+// Coefficients stand as published, or as they were fitted.
+#![allow(clippy::excessive_precision)]
+
+use crate::arch::{Isa, Kernel, LANES, Simd};
+
+/// Logits of which one maximum is kept, and weights of which one sum is.
+pub const BLOCK: usize = 64;
+
+/// Lanes of a sum.
+const SUMS: usize = 8;
+
+/// e^x for x <= 0 within two units in the last place, exactly 1 at 0, and 0 where an f64 would be denormal.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is 1 + r and a polynomial that Chebyshev's points gave for the rest.
+#[inline(always)]
+fn exp(x: f64) -> f64 {
+    /// ln 2 in two parts, as Cephes has them; the first has so few bits that n times it is exact.
+    const LN2_HIGH: f64 = 6.931_457_519_531_25e-1;
+    const LN2_LOW: f64 = 1.428_606_820_309_417_232_12e-6;
+    /// (e^r - 1 - r) / r^2, highest power first.
+    const REST: [f64; 10] = [
+        2.510_038_549_551_032e-08,
+        2.762_008_844_540_974_6e-07,
+        2.755_726_845_999_706_4e-06,
+        2.480_152_129_595_437_6e-05,
+        1.984_126_986_305_361_8e-04,
+        1.388_888_891_721_371_7e-03,
+        8.333_333_333_330_062e-03,
+        4.166_666_666_662_413e-02,
+        1.666_666_666_666_666_9e-01,
+        5.000_000_000_000_001e-01,
+    ];
+    /// Added, it leaves an integer in the low bits of the mantissa, as the hardware's rounding chose it.
+    const SHIFT: f64 = 6_755_399_441_055_744.0;
+    /// Here n is -1023, whose power of two has the bits of zero.
+    const LOWEST: f64 = -709.0;
+    let x = if x > LOWEST { x } else { LOWEST };
+    let shifted = x * std::f64::consts::LOG2_E + SHIFT;
+    let n = shifted - SHIFT;
+    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    let mut rest = REST[0];
+    for coefficient in &REST[1..] {
+        rest = rest * r + coefficient;
+    }
+    let power = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    (1.0 + (r + r * r * rest)) * power
+}
+
+/// Probability of a logit relative to that of the highest, which is 1. Stays right where both have overflowed.
+#[inline(always)]
+#[must_use]
+pub fn weight(logit: f32, highest: f32) -> f64 {
+    exp(if logit == highest { 0.0 } else { f64::from(logit) - f64::from(highest) })
+}
+
+/// A logit's distance from the highest over the temperature: the highest becomes 0, and no temperature is so small that
+/// different logits overflow to the same infinity.
+#[inline(always)]
+#[must_use]
+pub fn scaled(logit: f32, highest: f32, temperature: f64) -> f32 {
+    if logit == highest { 0.0 } else { ((f64::from(logit) - f64::from(highest)) / temperature) as f32 }
+}
+
+/// Writes the maximum of every [`BLOCK`] logits. False if a logit is NaN or positive infinity; the maxima mean nothing
+/// then.
+pub fn block_maxima(isa: Isa, logits: &[f32], maxima: &mut Vec<f32>) -> bool {
+    maxima.resize(logits.len().div_ceil(BLOCK), 0.0);
+    isa.run(BlockMaxima { logits, maxima })
+}
+
+/// Writes [`weight`] of every logit, and the sum of every [`BLOCK`] of them.
+pub fn weigh(isa: Isa, logits: &[f32], highest: f32, weights: &mut Vec<f64>, sums: &mut Vec<f64>) {
+    weights.resize(logits.len(), 0.0);
+    sums.resize(logits.len().div_ceil(BLOCK), 0.0);
+    isa.run(Weigh { logits, highest, weights, sums });
+}
+
+/// The sum of [`weight`] over all logits, added up as the sums of [`weigh`] would be.
+#[must_use]
+pub fn total_weight(isa: Isa, logits: &[f32], highest: f32) -> f64 {
+    isa.run(TotalWeight { logits, highest })
+}
+
+/// Makes the weights of logits below `at_least` zero, from the place `cut` on of those equal to it too, and adds up
+/// every [`BLOCK`] of what is left.
+///
+/// # Panics
+/// If there are not as many weights as logits, or sums as blocks of them.
+pub fn drop_weights(isa: Isa, logits: &[f32], at_least: f32, cut: usize, weights: &mut [f64], sums: &mut [f64]) {
+    assert_eq!((logits.len(), logits.len().div_ceil(BLOCK)), (weights.len(), sums.len()), "a weight for every logit");
+    isa.run(DropWeights { logits, at_least, cut, weights, sums });
+}
+
+/// For each threshold the sum of the weights whose logits are at least that.
+///
+/// # Panics
+/// If there are not as many weights as logits.
+#[must_use]
+pub fn sums_at_least<const N: usize>(isa: Isa, logits: &[f32], weights: &[f64], thresholds: [f32; N]) -> [f64; N] {
+    assert_eq!(logits.len(), weights.len(), "a weight for every logit");
+    isa.run(SumsAtLeast { logits, weights, thresholds })
+}
+
+/// How many logits are at least `threshold`.
+#[must_use]
+pub fn count_at_least(isa: Isa, logits: &[f32], threshold: f32) -> usize {
+    isa.run(CountAtLeast { logits, threshold })
+}
+
+/// The places, ascending, of the logits from `lowest` on that are below `end`.
+pub fn places_between(isa: Isa, logits: &[f32], lowest: f32, end: f32, places: &mut Vec<u32>) {
+    places.clear();
+    isa.run(PlacesBetween { logits, lowest, end, places });
+}
+
+/// Writes [`scaled`] of every logit that is at least `at_least`, negative infinity for the others.
+pub fn scale(isa: Isa, logits: &[f32], highest: f32, temperature: f64, at_least: f32, out: &mut Vec<f32>) {
+    out.resize(logits.len(), 0.0);
+    isa.run(Scale { logits, highest, temperature, at_least, out });
+}
+
+/// Adds neighbours at half the distance until one is left.
+#[inline(always)]
+fn reduce(mut lanes: [f64; SUMS]) -> f64 {
+    for half in [4, 2, 1] {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+    }
+    lanes[0]
+}
+
+/// The sum of up to a block of weights.
+#[inline(always)]
+fn block_sum(weights: &[f64]) -> f64 {
+    let mut sums = [0.0; SUMS];
+    let (chunks, rest) = weights.as_chunks::<SUMS>();
+    for chunk in chunks {
+        for lane in 0..SUMS {
+            sums[lane] += chunk[lane];
+        }
+    }
+    for (sum, weight) in sums.iter_mut().zip(rest) {
+        *sum += weight;
+    }
+    reduce(sums)
+}
+
+/// [`weight`] of up to a block of logits.
+#[inline(always)]
+fn weigh_block(logits: &[f32], highest: f32, weights: &mut [f64]) {
+    for (weight, logit) in weights.iter_mut().zip(logits) {
+        *weight = self::weight(*logit, highest);
+    }
+}
+
+#[inline(always)]
+fn zero_below(logits: &[f32], at_least: f32, weights: &mut [f64]) {
+    for (weight, logit) in weights.iter_mut().zip(logits) {
+        *weight = if *logit >= at_least { *weight } else { 0.0 };
+    }
+}
+
+struct BlockMaxima<'a> {
+    logits: &'a [f32],
+    maxima: &'a mut [f32],
+}
+
+impl Kernel for BlockMaxima<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> bool {
+        let higher = |a: f32, b: f32| if a > b { a } else { b };
+        let mut bad = [false; LANES];
+        for (block, maximum) in self.logits.chunks(BLOCK).zip(self.maxima) {
+            let mut highest = [f32::NEG_INFINITY; LANES];
+            let (chunks, rest) = block.as_chunks::<LANES>();
+            for chunk in chunks {
+                for lane in 0..LANES {
+                    highest[lane] = higher(chunk[lane], highest[lane]);
+                    bad[lane] |= chunk[lane].is_nan() | (chunk[lane] == f32::INFINITY);
+                }
+            }
+            for (lane, &logit) in rest.iter().enumerate() {
+                highest[lane] = higher(logit, highest[lane]);
+                bad[lane] |= logit.is_nan() | (logit == f32::INFINITY);
+            }
+            for half in [8, 4, 2, 1] {
+                for lane in 0..half {
+                    highest[lane] = higher(highest[lane], highest[lane + half]);
+                }
+            }
+            *maximum = highest[0];
+        }
+        !bad.contains(&true)
+    }
+}
+
+struct Weigh<'a> {
+    logits: &'a [f32],
+    highest: f32,
+    weights: &'a mut [f64],
+    sums: &'a mut [f64],
+}
+
+impl Kernel for Weigh<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for ((logits, weights), sum) in self.logits.chunks(BLOCK).zip(self.weights.chunks_mut(BLOCK)).zip(self.sums) {
+            weigh_block(logits, self.highest, weights);
+            *sum = block_sum(weights);
+        }
+    }
+}
+
+struct TotalWeight<'a> {
+    logits: &'a [f32],
+    highest: f32,
+}
+
+impl Kernel for TotalWeight<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> f64 {
+        let mut weights = [0.0; BLOCK];
+        let block = |logits: &[f32]| {
+            let weights = &mut weights[..logits.len()];
+            weigh_block(logits, self.highest, weights);
+            block_sum(weights)
+        };
+        self.logits.chunks(BLOCK).map(block).sum()
+    }
+}
+
+struct DropWeights<'a> {
+    logits: &'a [f32],
+    at_least: f32,
+    cut: usize,
+    weights: &'a mut [f64],
+    sums: &'a mut [f64],
+}
+
+impl Kernel for DropWeights<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let above = self.at_least.next_up();
+        let blocks = self.logits.chunks(BLOCK).zip(self.weights.chunks_mut(BLOCK)).zip(self.sums);
+        for (index, ((logits, weights), sum)) in blocks.enumerate() {
+            let cut = self.cut.saturating_sub(index * BLOCK);
+            if cut == 0 {
+                zero_below(logits, above, weights);
+            } else {
+                zero_below(logits, self.at_least, weights);
+                if cut < logits.len() {
+                    zero_below(&logits[cut..], above, &mut weights[cut..]);
+                }
+            }
+            *sum = block_sum(weights);
+        }
+    }
+}
+
+struct SumsAtLeast<'a, const N: usize> {
+    logits: &'a [f32],
+    weights: &'a [f64],
+    thresholds: [f32; N],
+}
+
+impl<const N: usize> Kernel for SumsAtLeast<'_, N> {
+    type Output = [f64; N];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> [f64; N] {
+        let mut sums = [[0.0; SUMS]; N];
+        let (logits, rest_logits) = self.logits.as_chunks::<SUMS>();
+        let (weights, rest_weights) = self.weights.as_chunks::<SUMS>();
+        for (logits, weights) in logits.iter().zip(weights) {
+            for (sums, threshold) in sums.iter_mut().zip(self.thresholds) {
+                for lane in 0..SUMS {
+                    sums[lane] += if logits[lane] >= threshold { weights[lane] } else { 0.0 };
+                }
+            }
+        }
+        for (sums, threshold) in sums.iter_mut().zip(self.thresholds) {
+            for ((sum, logit), weight) in sums.iter_mut().zip(rest_logits).zip(rest_weights) {
+                *sum += if *logit >= threshold { *weight } else { 0.0 };
+            }
+        }
+        sums.map(reduce)
+    }
+}
+
+struct CountAtLeast<'a> {
+    logits: &'a [f32],
+    threshold: f32,
+}
+
+impl Kernel for CountAtLeast<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        self.logits.iter().map(|&logit| u32::from(logit >= self.threshold)).sum::<u32>() as usize
+    }
+}
+
+struct PlacesBetween<'a> {
+    logits: &'a [f32],
+    lowest: f32,
+    end: f32,
+    places: &'a mut Vec<u32>,
+}
+
+impl Kernel for PlacesBetween<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let is_between = |logit: f32| (logit >= self.lowest) & (logit < self.end);
+        for (index, block) in self.logits.chunks(BLOCK).enumerate() {
+            // Most blocks have none, which takes no branch for every logit to see.
+            if block.iter().fold(false, |any, &logit| any | is_between(logit)) {
+                let found = (0..).zip(block).filter(|&(_, &logit)| is_between(logit));
+                self.places.extend(found.map(|(place, _): (usize, _)| (index * BLOCK + place) as u32));
+            }
+        }
+    }
+}
+
+struct Scale<'a> {
+    logits: &'a [f32],
+    highest: f32,
+    temperature: f64,
+    at_least: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (out, &logit) in self.out.iter_mut().zip(self.logits) {
+            let scaled = scaled(logit, self.highest, self.temperature);
+            *out = if logit >= self.at_least { scaled } else { f32::NEG_INFINITY };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
