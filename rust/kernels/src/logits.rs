@@ -114,10 +114,10 @@ pub fn count_at_least(isa: Isa, logits: &[f32], threshold: f32) -> usize {
     isa.run(CountAtLeast { logits, threshold })
 }
 
-/// The places, ascending, of the logits from `lowest` on that are below `end`.
-pub fn places_between(isa: Isa, logits: &[f32], lowest: f32, end: f32, places: &mut Vec<u32>) {
+/// The places, ascending, of the logits from `lowest` to `highest`.
+pub fn places_between(isa: Isa, logits: &[f32], lowest: f32, highest: f32, places: &mut Vec<u32>) {
     places.clear();
-    isa.run(PlacesBetween { logits, lowest, end, places });
+    isa.run(PlacesBetween { logits, lowest, highest, places });
 }
 
 /// Writes [`scaled`] of every logit that is at least `at_least`, negative infinity for the others.
@@ -320,7 +320,7 @@ impl Kernel for CountAtLeast<'_> {
 struct PlacesBetween<'a> {
     logits: &'a [f32],
     lowest: f32,
-    end: f32,
+    highest: f32,
     places: &'a mut Vec<u32>,
 }
 
@@ -329,7 +329,7 @@ impl Kernel for PlacesBetween<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let is_between = |logit: f32| (logit >= self.lowest) & (logit < self.end);
+        let is_between = |logit: f32| (logit >= self.lowest) & (logit <= self.highest);
         for (index, block) in self.logits.chunks(BLOCK).enumerate() {
             // Most blocks have none, which takes no branch for every logit to see.
             if block.iter().fold(false, |any, &logit| any | is_between(logit)) {

@@ -103,10 +103,10 @@ proptest! {
             let count = logits.iter().filter(|logit| **logit >= threshold).count();
             prop_assert_eq!(count_at_least(isa, &logits, threshold), count);
 
-            let (lowest, end) = (thresholds[1], thresholds[2]);
+            let (from, to) = (thresholds[1], thresholds[2]);
             let mut places = vec![7];
-            places_between(isa, &logits, lowest, end, &mut places);
-            let between = (0..).zip(logits.iter()).filter(|(_, logit)| lowest <= **logit && **logit < end);
+            places_between(isa, &logits, from, to, &mut places);
+            let between = (0..).zip(logits.iter()).filter(|(_, logit)| from <= **logit && **logit <= to);
             prop_assert_eq!(places, between.map(|(place, _)| place).collect::<Vec<u32>>());
 
             let mut tempered = Vec::new();
