@@ -53,19 +53,19 @@ fn exp(x: f64) -> f64 {
     (1.0 + (r + r * r * rest)) * power
 }
 
-/// Probability of a logit relative to that of the highest, which is 1. Stays right where both have overflowed.
+/// Probability of a logit relative to that of the highest, which is finite and has 1.
 #[inline(always)]
 #[must_use]
 pub fn weight(logit: f32, highest: f32) -> f64 {
-    exp(if logit == highest { 0.0 } else { f64::from(logit) - f64::from(highest) })
+    exp(f64::from(logit) - f64::from(highest))
 }
 
-/// A logit's distance from the highest over the temperature: the highest becomes 0, and no temperature is so small that
-/// different logits overflow to the same infinity.
+/// A logit's distance from the highest, which is finite, over the temperature: the highest becomes 0, and no temperature
+/// is so small that different logits overflow to the same infinity.
 #[inline(always)]
 #[must_use]
 pub fn scaled(logit: f32, highest: f32, temperature: f64) -> f32 {
-    if logit == highest { 0.0 } else { ((f64::from(logit) - f64::from(highest)) / temperature) as f32 }
+    ((f64::from(logit) - f64::from(highest)) / temperature) as f32
 }
 
 /// Writes the maximum of every [`BLOCK`] logits. False if a logit is NaN or positive infinity; the maxima mean nothing
@@ -126,18 +126,28 @@ pub fn scale(isa: Isa, logits: &[f32], highest: f32, temperature: f64, at_least:
     isa.run(Scale { logits, highest, temperature, at_least, out });
 }
 
-/// Adds neighbours at half the distance until one is left.
+/// The sum of the lanes: i with i + 4, then + 2, then + 1.
 #[inline(always)]
-fn reduce(mut lanes: [f64; SUMS]) -> f64 {
-    for half in [4, 2, 1] {
-        for lane in 0..half {
-            lanes[lane] += lanes[lane + half];
-        }
-    }
-    lanes[0]
+fn reduce(lanes: [f64; SUMS]) -> f64 {
+    let four: [f64; 4] = std::array::from_fn(|lane| lanes[lane] + lanes[lane + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// The sum of up to a block of weights.
+/// The larger number, the second if the first is NaN.
+#[inline(always)]
+fn higher(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// The largest lane.
+#[inline(always)]
+fn highest_lane(lanes: [f32; LANES]) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|lane| higher(lanes[lane], lanes[lane + 8]));
+    let four: [f32; 4] = std::array::from_fn(|lane| higher(eight[lane], eight[lane + 4]));
+    higher(higher(four[0], four[2]), higher(four[1], four[3]))
+}
+
+/// The sum of a block of weights.
 #[inline(always)]
 fn block_sum(weights: &[f64]) -> f64 {
     let mut sums = [0.0; SUMS];
@@ -153,16 +163,18 @@ fn block_sum(weights: &[f64]) -> f64 {
     reduce(sums)
 }
 
-/// [`weight`] of up to a block of logits.
+/// [`weight`] of a block of logits, and their sum.
 #[inline(always)]
-fn weigh_block(logits: &[f32], highest: f32, weights: &mut [f64]) {
+fn weigh_block(logits: &[f32], highest: f32, weights: &mut [f64]) -> f64 {
     for (weight, logit) in weights.iter_mut().zip(logits) {
         *weight = self::weight(*logit, highest);
     }
+    block_sum(weights)
 }
 
+/// Makes weights of logits below `at_least` zero.
 #[inline(always)]
-fn zero_below(logits: &[f32], at_least: f32, weights: &mut [f64]) {
+fn drop_below(logits: &[f32], at_least: f32, weights: &mut [f64]) {
     for (weight, logit) in weights.iter_mut().zip(logits) {
         *weight = if *logit >= at_least { *weight } else { 0.0 };
     }
@@ -177,30 +189,25 @@ impl Kernel for BlockMaxima<'_> {
     type Output = bool;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> bool {
-        let higher = |a: f32, b: f32| if a > b { a } else { b };
-        let mut bad = [false; LANES];
-        for (block, maximum) in self.logits.chunks(BLOCK).zip(self.maxima) {
-            let mut highest = [f32::NEG_INFINITY; LANES];
-            let (chunks, rest) = block.as_chunks::<LANES>();
-            for chunk in chunks {
-                for lane in 0..LANES {
-                    highest[lane] = higher(chunk[lane], highest[lane]);
-                    bad[lane] |= chunk[lane].is_nan() | (chunk[lane] == f32::INFINITY);
-                }
+    fn run<S: Simd>(self, simd: S) -> bool {
+        let (lowest, zero) = (simd.splat(-f32::MAX), simd.splat(0.0));
+        // Zero times what is no number or no finite one is NaN, and that stays.
+        let mut bad = zero;
+        let (blocks, rest) = self.logits.as_chunks::<BLOCK>();
+        for (block, maximum) in blocks.iter().zip(&mut *self.maxima) {
+            let mut highest = simd.splat(f32::NEG_INFINITY);
+            for chunk in block.as_chunks::<LANES>().0 {
+                let logits = simd.load(chunk);
+                highest = simd.max(logits, highest);
+                // Negative infinity is a logit too, and NaN is kept as the second of two.
+                bad = simd.mul_add(simd.max(lowest, logits), zero, bad);
             }
-            for (lane, &logit) in rest.iter().enumerate() {
-                highest[lane] = higher(logit, highest[lane]);
-                bad[lane] |= logit.is_nan() | (logit == f32::INFINITY);
-            }
-            for half in [8, 4, 2, 1] {
-                for lane in 0..half {
-                    highest[lane] = higher(highest[lane], highest[lane + half]);
-                }
-            }
-            *maximum = highest[0];
+            *maximum = highest_lane(simd.to_array(highest));
         }
-        !bad.contains(&true)
+        if let (Some(maximum), false) = (self.maxima.last_mut(), rest.is_empty()) {
+            *maximum = rest.iter().copied().fold(f32::NEG_INFINITY, |highest, logit| higher(logit, highest));
+        }
+        simd.to_array(bad) == [0.0; LANES] && rest.iter().all(|&logit| logit < f32::INFINITY)
     }
 }
 
@@ -216,9 +223,13 @@ impl Kernel for Weigh<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for ((logits, weights), sum) in self.logits.chunks(BLOCK).zip(self.weights.chunks_mut(BLOCK)).zip(self.sums) {
-            weigh_block(logits, self.highest, weights);
-            *sum = block_sum(weights);
+        let (logits, rest_logits) = self.logits.as_chunks::<BLOCK>();
+        let (weights, rest_weights) = self.weights.as_chunks_mut::<BLOCK>();
+        for ((logits, weights), sum) in logits.iter().zip(weights).zip(&mut *self.sums) {
+            *sum = weigh_block(logits, self.highest, weights);
+        }
+        if let (Some(sum), false) = (self.sums.last_mut(), rest_logits.is_empty()) {
+            *sum = weigh_block(rest_logits, self.highest, rest_weights);
         }
     }
 }
@@ -234,12 +245,9 @@ impl Kernel for TotalWeight<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> f64 {
         let mut weights = [0.0; BLOCK];
-        let block = |logits: &[f32]| {
-            let weights = &mut weights[..logits.len()];
-            weigh_block(logits, self.highest, weights);
-            block_sum(weights)
-        };
-        self.logits.chunks(BLOCK).map(block).sum()
+        let (blocks, rest) = self.logits.as_chunks::<BLOCK>();
+        let total: f64 = blocks.iter().map(|block| weigh_block(block, self.highest, &mut weights)).sum();
+        total + weigh_block(rest, self.highest, &mut weights[..rest.len()])
     }
 }
 
@@ -256,19 +264,25 @@ impl Kernel for DropWeights<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let above = self.at_least.next_up();
-        let blocks = self.logits.chunks(BLOCK).zip(self.weights.chunks_mut(BLOCK)).zip(self.sums);
-        for (index, ((logits, weights), sum)) in blocks.enumerate() {
-            let cut = self.cut.saturating_sub(index * BLOCK);
-            if cut == 0 {
-                zero_below(logits, above, weights);
-            } else {
-                zero_below(logits, self.at_least, weights);
-                if cut < logits.len() {
-                    zero_below(&logits[cut..], above, &mut weights[cut..]);
-                }
-            }
+        let Self { logits, at_least, cut, weights, sums } = self;
+        let above = at_least.next_up();
+        let threshold = |block: usize| if block * BLOCK < cut { at_least } else { above };
+        let (blocks, rest) = logits.as_chunks::<BLOCK>();
+        let (block_weights, rest_weights) = weights.as_chunks_mut::<BLOCK>();
+        for (block, ((logits, weights), sum)) in blocks.iter().zip(block_weights).zip(&mut *sums).enumerate() {
+            drop_below(logits, threshold(block), weights);
             *sum = block_sum(weights);
+        }
+        if let (Some(sum), false) = (sums.last_mut(), rest.is_empty()) {
+            drop_below(rest, threshold(blocks.len()), rest_weights);
+            *sum = block_sum(rest_weights);
+        }
+        // The block in which the cut is has been treated like those before.
+        if let Some(sum) = sums.get_mut(cut / BLOCK) {
+            let first = cut / BLOCK * BLOCK;
+            let end = logits.len().min(first + BLOCK);
+            drop_below(&logits[cut..end], above, &mut weights[cut..end]);
+            *sum = block_sum(&weights[first..end]);
         }
     }
 }
@@ -284,13 +298,15 @@ impl<const N: usize> Kernel for SumsAtLeast<'_, N> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> [f64; N] {
-        let mut sums = [[0.0; SUMS]; N];
-        let (logits, rest_logits) = self.logits.as_chunks::<SUMS>();
-        let (weights, rest_weights) = self.weights.as_chunks::<SUMS>();
+        // As many sums as places of a block: what is added to each is chosen without looking at its neighbours, and the
+        // compiler makes vectors of it.
+        let mut sums = [[0.0; BLOCK]; N];
+        let (logits, rest_logits) = self.logits.as_chunks::<BLOCK>();
+        let (weights, rest_weights) = self.weights.as_chunks::<BLOCK>();
         for (logits, weights) in logits.iter().zip(weights) {
             for (sums, threshold) in sums.iter_mut().zip(self.thresholds) {
-                for lane in 0..SUMS {
-                    sums[lane] += if logits[lane] >= threshold { weights[lane] } else { 0.0 };
+                for place in 0..BLOCK {
+                    sums[place] += if logits[place] >= threshold { weights[place] } else { 0.0 };
                 }
             }
         }
@@ -299,7 +315,7 @@ impl<const N: usize> Kernel for SumsAtLeast<'_, N> {
                 *sum += if *logit >= threshold { *weight } else { 0.0 };
             }
         }
-        sums.map(reduce)
+        sums.map(|sums| block_sum(&sums))
     }
 }
 
@@ -330,11 +346,11 @@ impl Kernel for PlacesBetween<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let is_between = |logit: f32| (logit >= self.lowest) & (logit <= self.highest);
-        for (index, block) in self.logits.chunks(BLOCK).enumerate() {
-            // Most blocks have none, which takes no branch for every logit to see.
-            if block.iter().fold(false, |any, &logit| any | is_between(logit)) {
-                let found = (0..).zip(block).filter(|&(_, &logit)| is_between(logit));
-                self.places.extend(found.map(|(place, _): (usize, _)| (index * BLOCK + place) as u32));
+        for (index, chunk) in self.logits.chunks(LANES).enumerate() {
+            // Most have none, which takes one look at all of them to see.
+            if chunk.iter().fold(false, |any, &logit| any | is_between(logit)) {
+                let found = (0..).zip(chunk).filter(|&(_, &logit)| is_between(logit));
+                self.places.extend(found.map(|(place, _): (usize, _)| (index * LANES + place) as u32));
             }
         }
     }

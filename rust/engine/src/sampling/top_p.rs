@@ -1,19 +1,23 @@
 //! Keeps the smallest set of most likely tokens whose probabilities add up to `top_p` or more
 //! (nucleus sampling, <https://arxiv.org/abs/1904.09751>).
 //!
-//! Sorting a vocabulary takes ten milliseconds. Instead some of its logits are sorted, passes over all of them find
-//! between which two of these the last of the nucleus lies, and only what lies there is sorted.
+//! Sorting a vocabulary takes ten milliseconds. Instead a sample of its logits is sorted, which tells about where the
+//! last of the nucleus lies; a few passes over all weights tell between which two of the sample it does, and only what
+//! lies there is sorted.
 
 use ferrule_kernels::logits;
 
 use super::candidates::{Candidate, Weighed, by_likelihood};
 use super::{Candidates, Context, Stage};
 
-/// Logits that are sorted to split the others. Between two of them lie some hundred of a large vocabulary.
-const SPLITTERS: usize = 256;
+/// Logits of a large row that are looked at first.
+const SAMPLE: usize = 1024;
 
 /// Rows that are not longer are sorted whole.
-const SHORT: usize = 1024;
+const SHORT: usize = 2 * SAMPLE;
+
+/// So many of the sample may be left between two of them: what lies there is sorted as fast as it is split again.
+const CLOSE: usize = 6;
 
 /// Places among which the last of many equal ones is looked for at once.
 const STRETCH: usize = 1024;
@@ -40,74 +44,89 @@ fn last_of_nucleus(row: Weighed<'_>, share: f64) -> Candidate {
     // Sums over all and over some are added up alike, so that dropping nothing changes no bit.
     let [total] = logits::sums_at_least(row.isa, row.logits, row.weights, [f32::NEG_INFINITY]);
     let mass = share * total;
-    let Gap { lowest, highest, above } = gap(row, mass);
+    let Gap { lowest, highest, above, .. } = gap(row, total, mass);
     if lowest == highest {
         return last_of_equals(row, lowest, mass - above);
     }
     let mut places = Vec::new();
     logits::places_between(row.isa, row.logits, lowest, highest, &mut places);
-    places.retain(|&place| row.weights[place as usize] > 0.0);
-    places.sort_unstable_by(|&a, &b| by_likelihood(&row.candidate(a as usize), &row.candidate(b as usize)));
+    let weighed = places.into_iter().map(|place| (row.candidate(place as usize), row.weights[place as usize]));
+    let mut weighed: Vec<(Candidate, f64)> = weighed.filter(|(_, weight)| *weight > 0.0).collect();
+    weighed.sort_unstable_by(|(a, _), (b, _)| by_likelihood(a, b));
     let mut sum = above;
-    let reached = places.iter().position(|&place| {
-        sum += row.weights[place as usize];
+    let reached = weighed.iter().position(|(_, weight)| {
+        sum += weight;
         sum >= mass
     });
     // Rounding can leave the sum of all just below the mass of almost all.
-    let last = reached.unwrap_or(places.len() - 1);
-    row.candidate(places[last] as usize)
+    weighed[reached.unwrap_or(weighed.len() - 1)].0
 }
 
-/// Where the last of the nucleus lies.
+/// Between which logits the last of the nucleus lies, both included.
 struct Gap {
-    /// It is not less likely than this.
     lowest: f32,
-    /// Nor more likely than this.
     highest: f32,
-    /// The weight of all that is more likely than `highest`.
+    /// The weight of all that is at least `lowest`: it is enough.
+    down_to_lowest: f64,
+    /// The weight of all that is more likely than `highest`: it is not enough.
     above: f64,
 }
 
-/// The narrowest gap between splitters.
-fn gap(row: Weighed<'_>, mass: f64) -> Gap {
-    let splitters = splitters(row);
-    let (mut low, mut high, mut above) = (0, splitters.len(), 0.0);
-    while low < high {
-        let probes = [1, 2, 3].map(|quarter| low + (high - low) * quarter / 4);
-        let sums = logits::sums_at_least(row.isa, row.logits, row.weights, probes.map(|probe| splitters[probe]));
-        for (probe, sum) in probes.into_iter().zip(sums) {
+/// A gap with little in it but equal logits, for the nucleus of weight `mass` in a row of weight `total`.
+fn gap(row: Weighed<'_>, total: f64, mass: f64) -> Gap {
+    let sums = |thresholds| logits::sums_at_least(row.isa, row.logits, row.weights, thresholds);
+    let mut gap = Gap { lowest: f32::NEG_INFINITY, highest: f32::INFINITY, down_to_lowest: total, above: 0.0 };
+    let sample = sample(row);
+    let (mut low, mut high) = (0, sample.len());
+    while high - low > CLOSE {
+        let inside = &sample[low..high];
+        let (guess, margin) = (guess(inside, &gap, mass), inside.len().isqrt());
+        let probes = [guess.saturating_sub(margin), (guess + margin).min(inside.len() - 1)].map(|at| inside[at].0);
+        for (probe, sum) in probes.into_iter().zip(sums(probes)) {
             if sum >= mass {
-                low = probe + 1;
+                (gap.lowest, gap.down_to_lowest) = (probe, sum);
+                low = sample.partition_point(|(logit, _)| *logit <= probe);
             } else {
-                (high, above) = (probe, sum);
+                (gap.highest, gap.above) = (probe.next_down(), sum);
+                high = sample.partition_point(|(logit, _)| *logit < probe);
                 break;
             }
         }
     }
-    // All that is at least `splitters[low - 1]` has the mass; all that is at least `splitters[high]` has less, and that
-    // is the same place now.
-    let lowest = if low == 0 { f32::NEG_INFINITY } else { splitters[low - 1] };
-    Gap { lowest, highest: splitters.get(high).map_or(f32::INFINITY, |end| end.next_down()), above }
+    // What was found more than once is likely to be all over the row.
+    if low >= 2 && sample[low - 2].0 == gap.lowest {
+        let end = gap.lowest.next_up();
+        let [above] = logits::sums_at_least(row.isa, row.logits, row.weights, [end]);
+        if above >= mass {
+            gap.lowest = end;
+        } else {
+            (gap.highest, gap.above) = (gap.lowest, above);
+        }
+    }
+    gap
 }
 
-/// Logits from places at equal distances, ascending; one that was found twice is followed by the next number, so that
-/// a gap has nothing but what equals it.
-fn splitters(row: Weighed<'_>) -> Vec<f32> {
+/// Logits from places at equal distances with their weights, logits ascending.
+fn sample(row: Weighed<'_>) -> Vec<(f32, f64)> {
     if row.logits.len() <= SHORT {
         return Vec::new();
     }
-    let mut found: Vec<f32> =
-        row.logits.iter().step_by(row.logits.len() / SPLITTERS).map(|logit| logit + 0.0).collect();
-    found.sort_unstable_by(f32::total_cmp);
-    let mut splitters = Vec::with_capacity(found.len());
-    for logit in found {
-        match splitters.last() {
-            Some(&last) if last == logit => splitters.push(logit.next_up()),
-            Some(&last) if last > logit => {}
-            _ => splitters.push(logit),
-        }
-    }
-    splitters
+    let all = row.logits.iter().map(|logit| logit + 0.0).zip(row.weights.iter().copied());
+    let mut sample: Vec<(f32, f64)> = all.step_by(row.logits.len() / SAMPLE).collect();
+    sample.sort_unstable_by(|(a, _), (b, _)| a.total_cmp(b));
+    sample
+}
+
+/// About which of what was sampled inside a gap is the last of the nucleus, if it stands for all that is there.
+fn guess(inside: &[(f32, f64)], gap: &Gap, mass: f64) -> usize {
+    let sampled: f64 = inside.iter().map(|(_, weight)| weight).sum();
+    let each = (gap.down_to_lowest - gap.above) / sampled;
+    let mut sum = gap.above;
+    let reached = inside.iter().rposition(|(_, weight)| {
+        sum += weight * each;
+        sum >= mass
+    });
+    reached.unwrap_or_default()
 }
 
 /// The last of those that equal `logit` which must be taken, lower ids first, to have `mass` of them.
