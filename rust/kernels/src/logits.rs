@@ -16,7 +16,7 @@ pub const BLOCK: usize = 64;
 /// Lanes of a sum.
 const SUMS: usize = 8;
 
-/// e^x for x <= 0 within two units in the last place, exactly 1 at 0, and 0 where an f64 would be denormal.
+/// e^x for x <= 0 within eight units in the last place, exactly 1 at 0, and 0 where an f64 would be denormal.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is 1 + r and a polynomial that Chebyshev's points gave for the rest.
 #[inline(always)]
@@ -25,17 +25,16 @@ fn exp(x: f64) -> f64 {
     const LN2_HIGH: f64 = 6.931_457_519_531_25e-1;
     const LN2_LOW: f64 = 1.428_606_820_309_417_232_12e-6;
     /// (e^r - 1 - r) / r^2, highest power first.
-    const REST: [f64; 10] = [
-        2.510_038_549_551_032e-08,
-        2.762_008_844_540_974_6e-07,
-        2.755_726_845_999_706_4e-06,
-        2.480_152_129_595_437_6e-05,
-        1.984_126_986_305_361_8e-04,
-        1.388_888_891_721_371_7e-03,
-        8.333_333_333_330_062e-03,
-        4.166_666_666_662_413e-02,
-        1.666_666_666_666_666_9e-01,
-        5.000_000_000_000_001e-01,
+    const REST: [f64; 9] = [
+        2.761_380_686_153_829e-07,
+        2.762_511_557_828_763e-06,
+        2.480_153_638_869_076_6e-05,
+        1.984_120_873_253_653_8e-04,
+        1.388_888_890_588_154_2e-03,
+        8.333_333_353_729_397e-03,
+        4.166_666_666_665_136e-02,
+        1.666_666_666_666_482_9e-01,
+        0.5,
     ];
     /// Added, it leaves an integer in the low bits of the mantissa, as the hardware's rounding chose it.
     const SHIFT: f64 = 6_755_399_441_055_744.0;
@@ -88,14 +87,13 @@ pub fn total_weight(isa: Isa, logits: &[f32], highest: f32) -> f64 {
     isa.run(TotalWeight { logits, highest })
 }
 
-/// Makes the weights of logits below `at_least` zero, from the place `cut` on of those equal to it too, and adds up
-/// every [`BLOCK`] of what is left.
+/// Writes the sum of every [`BLOCK`] weights whose logits are above `at_least`, or equal to it at a place before `cut`.
 ///
 /// # Panics
 /// If there are not as many weights as logits, or sums as blocks of them.
-pub fn drop_weights(isa: Isa, logits: &[f32], at_least: f32, cut: usize, weights: &mut [f64], sums: &mut [f64]) {
+pub fn sum_blocks(isa: Isa, logits: &[f32], weights: &[f64], at_least: f32, cut: usize, sums: &mut [f64]) {
     assert_eq!((logits.len(), logits.len().div_ceil(BLOCK)), (weights.len(), sums.len()), "a weight for every logit");
-    isa.run(DropWeights { logits, at_least, cut, weights, sums });
+    isa.run(SumBlocks { logits, weights, at_least, cut, sums });
 }
 
 /// For each threshold the sum of the weights whose logits are at least that.
@@ -172,12 +170,14 @@ fn weigh_block(logits: &[f32], highest: f32, weights: &mut [f64]) -> f64 {
     block_sum(weights)
 }
 
-/// Makes weights of logits below `at_least` zero.
+/// The sum of a block of weights whose logits are at least `at_least`.
 #[inline(always)]
-fn drop_below(logits: &[f32], at_least: f32, weights: &mut [f64]) {
-    for (weight, logit) in weights.iter_mut().zip(logits) {
-        *weight = if *logit >= at_least { *weight } else { 0.0 };
+fn block_sum_at_least(logits: &[f32], weights: &[f64], at_least: f32) -> f64 {
+    let mut left = [0.0; BLOCK];
+    for ((left, logit), weight) in left.iter_mut().zip(logits).zip(weights) {
+        *left = if *logit >= at_least { *weight } else { 0.0 };
     }
+    block_sum(&left)
 }
 
 struct BlockMaxima<'a> {
@@ -251,38 +251,35 @@ impl Kernel for TotalWeight<'_> {
     }
 }
 
-struct DropWeights<'a> {
+struct SumBlocks<'a> {
     logits: &'a [f32],
+    weights: &'a [f64],
     at_least: f32,
     cut: usize,
-    weights: &'a mut [f64],
     sums: &'a mut [f64],
 }
 
-impl Kernel for DropWeights<'_> {
+impl Kernel for SumBlocks<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let Self { logits, at_least, cut, weights, sums } = self;
+        let Self { logits, weights, at_least, cut, sums } = self;
         let above = at_least.next_up();
-        let threshold = |block: usize| if block * BLOCK < cut { at_least } else { above };
         let (blocks, rest) = logits.as_chunks::<BLOCK>();
-        let (block_weights, rest_weights) = weights.as_chunks_mut::<BLOCK>();
+        let (block_weights, rest_weights) = weights.as_chunks::<BLOCK>();
         for (block, ((logits, weights), sum)) in blocks.iter().zip(block_weights).zip(&mut *sums).enumerate() {
-            drop_below(logits, threshold(block), weights);
-            *sum = block_sum(weights);
+            let is_before = (block + 1) * BLOCK <= cut;
+            *sum = block_sum_at_least(logits, weights, if is_before { at_least } else { above });
         }
         if let (Some(sum), false) = (sums.last_mut(), rest.is_empty()) {
-            drop_below(rest, threshold(blocks.len()), rest_weights);
-            *sum = block_sum(rest_weights);
+            let is_before = logits.len() <= cut;
+            *sum = block_sum_at_least(rest, rest_weights, if is_before { at_least } else { above });
         }
-        // The block in which the cut is has been treated like those before.
+        // The block in which the cut is has been treated like those behind it.
         if let Some(sum) = sums.get_mut(cut / BLOCK) {
-            let first = cut / BLOCK * BLOCK;
-            let end = logits.len().min(first + BLOCK);
-            drop_below(&logits[cut..end], above, &mut weights[cut..end]);
-            *sum = block_sum(&weights[first..end]);
+            let equal = (cut / BLOCK * BLOCK..cut.min(logits.len())).filter(|&place| logits[place] == at_least);
+            *sum += equal.map(|place| weights[place]).sum::<f64>();
         }
     }
 }

@@ -64,7 +64,7 @@ pub(super) struct Candidates<'a> {
     temperature: Option<(f32, f64)>,
     /// The least likely that is left, or the place in the order where it would be. Not divided yet, as the row.
     last: Candidate,
-    /// Whether the room's weights and their sums are those of the row, above `last`.
+    /// Whether the room's weights are those of the row, and their sums those of what is left.
     weighed: bool,
 }
 
@@ -210,7 +210,7 @@ impl<'a> Candidates<'a> {
         self.apply_temperature();
         self.last = last;
         if self.weighed {
-            self.drop_weights();
+            self.sum_what_is_left();
         }
     }
 
@@ -224,7 +224,9 @@ impl<'a> Candidates<'a> {
         if !self.weighed {
             logits::weigh(self.isa, logits, highest, &mut room.weights, &mut room.sums);
             self.weighed = true;
-            self.drop_weights();
+            if self.last != ANY {
+                self.sum_what_is_left();
+            }
         }
         let ids = (self.row == Row::Listed).then_some(&self.room.ids[..]);
         let logits = logits_of(self.row, self.models, &self.room.logits);
@@ -232,15 +234,12 @@ impl<'a> Candidates<'a> {
         Weighed { isa: self.isa, ids, logits, highest, weights, sums, last: self.last }
     }
 
-    /// Makes the weights of what has been dropped zero.
-    fn drop_weights(&mut self) {
-        if self.last == ANY {
-            return;
-        }
+    /// Adds up each block's weights of what has not been dropped.
+    fn sum_what_is_left(&mut self) {
         let cut = self.last.id.checked_add(1).map_or(usize::MAX, |id| self.place_of(id));
         let Room { logits, weights, sums, .. } = &mut *self.room;
         let logits = logits_of(self.row, self.models, logits);
-        logits::drop_weights(self.isa, logits, self.last.logit, cut, weights, sums);
+        logits::sum_blocks(self.isa, logits, weights, self.last.logit, cut, sums);
     }
 
     /// Whether the row alone does not tell what stages see.
@@ -300,8 +299,7 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// What is left of a row with its probabilities relative to the most likely one. Of places whose token was dropped the
-/// weight is zero.
+/// What is left of a row with its probabilities relative to the most likely one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weighed<'a> {
     pub isa: Isa,
@@ -310,10 +308,12 @@ pub(super) struct Weighed<'a> {
     pub logits: &'a [f32],
     /// The highest of them.
     pub highest: f32,
+    /// The weights of all places, also of those whose tokens were dropped.
     pub weights: &'a [f64],
-    /// Sums of the weights of each block.
+    /// Sums of the weights that are left of each block.
     pub sums: &'a [f64],
-    last: Candidate,
+    /// The least likely that is left, or the place in the order where it would be.
+    pub last: Candidate,
 }
 
 impl<'a> Weighed<'a> {
@@ -326,10 +326,15 @@ impl<'a> Weighed<'a> {
         self.sums.iter().sum()
     }
 
+    /// The weight of a place; zero if its token was dropped.
+    pub fn weight(&self, place: usize) -> f64 {
+        if by_likelihood(&self.candidate(place), &self.last).is_le() { self.weights[place] } else { 0.0 }
+    }
+
     /// The weight of a token; zero if it was dropped.
-    pub fn weight(&self, id: u32) -> f64 {
+    pub fn weight_of(&self, id: u32) -> f64 {
         let place = self.ids.map_or(Some(id as usize), |ids| ids.binary_search(&id).ok());
-        place.map_or(0.0, |place| self.weights[place])
+        place.map_or(0.0, |place| self.weight(place))
     }
 
     /// Ids, ascending, and weights of what is left.

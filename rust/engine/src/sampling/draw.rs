@@ -7,18 +7,18 @@ use super::candidates::Weighed;
 /// The token whose share of the distribution holds `uniform` in [0, 1).
 pub(super) fn draw(weighed: Weighed<'_>, uniform: f64) -> u32 {
     let target = uniform * weighed.total();
-    let (block, below) = find_share(weighed.sums, 0.0, target);
+    let (block, below) = find_share(weighed.sums.iter().copied(), 0.0, target);
     let first = block * BLOCK;
-    let weights = &weighed.weights[first..weighed.weights.len().min(first + BLOCK)];
-    let (place, _) = find_share(weights, below, target);
+    let places = first..weighed.logits.len().min(first + BLOCK);
+    let (place, _) = find_share(places.map(|place| weighed.weight(place)), below, target);
     weighed.candidate(first + place).id
 }
 
 /// Which of the shares, laid end to end from `below` on, holds the target, and where it begins. The last one if none
 /// does: rounding can put the target at the very end.
-fn find_share(shares: &[f64], mut below: f64, target: f64) -> (usize, f64) {
+fn find_share(shares: impl Iterator<Item = f64>, mut below: f64, target: f64) -> (usize, f64) {
     let mut found = (0, below);
-    for (place, &share) in shares.iter().enumerate().filter(|(_, share)| **share > 0.0) {
+    for (place, share) in shares.enumerate().filter(|(_, share)| *share > 0.0) {
         found = (place, below);
         below += share;
         if below > target {
@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn a_share_reaches_from_its_beginning_to_the_next() {
         let shares = [0.0, 0.5, 0.0, 0.25, 0.25, 0.0];
-        let found = |target| find_share(&shares, 1.0, target);
+        let found = |target| find_share(shares.into_iter(), 1.0, target);
         assert_eq!([1.0, 1.4999, 1.5, 1.75].map(found), [(1, 1.0), (1, 1.0), (3, 1.5), (4, 1.75)]);
         assert_eq!(found(2.0), (4, 1.75));
     }

@@ -21,7 +21,12 @@
 //! # Ties and exactness
 //! Among equal logits the lower id is the more likely one, everywhere; only top-k keeps all that equal the last one
 //! kept, as vLLM's and Hugging Face's do. Logits are f32; probabilities and their sums are f64, added up in an order
-//! that depends on the logits alone.
+//! that depends on the logits alone. Exponentials are within 8 units in the last place, and nothing of it depends on the
+//! instruction set: each gives the same bits.
+//!
+//! # Speed
+//! A row is read once for the maxima of its blocks; what then happens depends on how many can still be drawn (see
+//! `candidates`). Few are listed, many are weighed in passes over the row, and a whole row is never sorted.
 //!
 //! # Random numbers
 //! The uniform number behind a token depends on the request's seed and the token's position alone (see [`rng`]). That

@@ -33,7 +33,8 @@ impl Stage for Penalties {
                 if times > 0 {
                     penalized -= frequency_penalty * f64::from(times) + presence_penalty;
                 }
-                penalized as f32
+                // No logit is infinite: two that would be are equal.
+                penalized.min(f64::from(f32::MAX)) as f32
             });
         }
     }

@@ -17,7 +17,7 @@ const SAMPLE: usize = 1024;
 const SHORT: usize = 2 * SAMPLE;
 
 /// So many of the sample may be left between two of them: what lies there is sorted as fast as it is split again.
-const CLOSE: usize = 6;
+const CLOSE: usize = 8;
 
 /// Places among which the last of many equal ones is looked for at once.
 const STRETCH: usize = 1024;
@@ -41,25 +41,29 @@ impl Stage for TopP {
 
 /// The least likely candidate of the nucleus that holds `share` of all weight.
 fn last_of_nucleus(row: Weighed<'_>, share: f64) -> Candidate {
-    // Sums over all and over some are added up alike, so that dropping nothing changes no bit.
-    let [total] = logits::sums_at_least(row.isa, row.logits, row.weights, [f32::NEG_INFINITY]);
-    let mass = share * total;
-    let Gap { lowest, highest, above, .. } = gap(row, total, mass);
+    let mass = share * row.total();
+    let Gap { lowest, highest, above, .. } = gap(row, mass);
     if lowest == highest {
         return last_of_equals(row, lowest, mass - above);
     }
     let mut places = Vec::new();
     logits::places_between(row.isa, row.logits, lowest, highest, &mut places);
-    let weighed = places.into_iter().map(|place| (row.candidate(place as usize), row.weights[place as usize]));
+    let weighed = places.into_iter().map(|place| (row.candidate(place as usize), row.weight(place as usize)));
     let mut weighed: Vec<(Candidate, f64)> = weighed.filter(|(_, weight)| *weight > 0.0).collect();
-    weighed.sort_unstable_by(|(a, _), (b, _)| by_likelihood(a, b));
-    let mut sum = above;
-    let reached = weighed.iter().position(|(_, weight)| {
-        sum += weight;
-        sum >= mass
-    });
-    // Rounding can leave the sum of all just below the mass of almost all.
-    weighed[reached.unwrap_or(weighed.len() - 1)].0
+    // Halves what is left until one is; the last of all if rounding leaves the sum of all below the mass of almost all.
+    let (mut rest, mut sum) = (&mut weighed[..], above);
+    while rest.len() > 1 {
+        let middle = rest.len() / 2;
+        rest.select_nth_unstable_by(middle, |(a, _), (b, _)| by_likelihood(a, b));
+        let (likelier, others) = rest.split_at_mut(middle);
+        let down_to_middle = sum + likelier.iter().map(|(_, weight)| weight).sum::<f64>();
+        if down_to_middle >= mass {
+            rest = likelier;
+        } else {
+            (rest, sum) = (others, down_to_middle);
+        }
+    }
+    rest.first().map_or(row.last, |(candidate, _)| *candidate)
 }
 
 /// Between which logits the last of the nucleus lies, both included.
@@ -72,17 +76,16 @@ struct Gap {
     above: f64,
 }
 
-/// A gap with little in it but equal logits, for the nucleus of weight `mass` in a row of weight `total`.
-fn gap(row: Weighed<'_>, total: f64, mass: f64) -> Gap {
-    let sums = |thresholds| logits::sums_at_least(row.isa, row.logits, row.weights, thresholds);
-    let mut gap = Gap { lowest: f32::NEG_INFINITY, highest: f32::INFINITY, down_to_lowest: total, above: 0.0 };
+/// A gap with little in it but equal logits, for the nucleus of weight `mass`.
+fn gap(row: Weighed<'_>, mass: f64) -> Gap {
+    let mut gap = Gap { lowest: row.last.logit, highest: row.highest, down_to_lowest: row.total(), above: 0.0 };
     let sample = sample(row);
     let (mut low, mut high) = (0, sample.len());
     while high - low > CLOSE {
         let inside = &sample[low..high];
-        let (guess, margin) = (guess(inside, &gap, mass), inside.len().isqrt());
+        let (guess, margin) = (guess(inside, &gap, mass), inside.len().isqrt() * 3 / 4);
         let probes = [guess.saturating_sub(margin), (guess + margin).min(inside.len() - 1)].map(|at| inside[at].0);
-        for (probe, sum) in probes.into_iter().zip(sums(probes)) {
+        for (probe, sum) in probes.into_iter().zip(logits::sums_at_least(row.isa, row.logits, row.weights, probes)) {
             if sum >= mass {
                 (gap.lowest, gap.down_to_lowest) = (probe, sum);
                 low = sample.partition_point(|(logit, _)| *logit <= probe);

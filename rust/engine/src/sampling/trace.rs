@@ -66,7 +66,7 @@ impl Recorder {
             id,
             logit: logits[id as usize],
             probability: raw.probability(logits[id as usize]),
-            final_probability: weighed.weight(id) / total,
+            final_probability: weighed.weight_of(id) / total,
             dropped_by,
         };
         SampleTrace { candidates: self.watched.into_iter().map(describe).collect(), draw, chosen }
