@@ -265,18 +265,16 @@ impl Kernel for SumBlocks<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let Self { logits, weights, at_least, cut, sums } = self;
-        let above = at_least.next_up();
+        // The block in which the cut is gets what equals `at_least` further below.
+        let threshold = |block: usize| if (block + 1) * BLOCK <= cut { at_least } else { at_least.next_up() };
         let (blocks, rest) = logits.as_chunks::<BLOCK>();
         let (block_weights, rest_weights) = weights.as_chunks::<BLOCK>();
         for (block, ((logits, weights), sum)) in blocks.iter().zip(block_weights).zip(&mut *sums).enumerate() {
-            let is_before = (block + 1) * BLOCK <= cut;
-            *sum = block_sum_at_least(logits, weights, if is_before { at_least } else { above });
+            *sum = block_sum_at_least(logits, weights, threshold(block));
         }
         if let (Some(sum), false) = (sums.last_mut(), rest.is_empty()) {
-            let is_before = logits.len() <= cut;
-            *sum = block_sum_at_least(rest, rest_weights, if is_before { at_least } else { above });
+            *sum = block_sum_at_least(rest, rest_weights, threshold(blocks.len()));
         }
-        // The block in which the cut is has been treated like those behind it.
         if let Some(sum) = sums.get_mut(cut / BLOCK) {
             let equal = (cut / BLOCK * BLOCK..cut.min(logits.len())).filter(|&place| logits[place] == at_least);
             *sum += equal.map(|place| weights[place]).sum::<f64>();

@@ -3,7 +3,7 @@
 //!
 //! Sorting a vocabulary takes ten milliseconds. Instead a sample of its logits is sorted, which tells about where the
 //! last of the nucleus lies; a few passes over all weights tell between which two of the sample it does, and only what
-//! lies there is sorted.
+//! lies there is put in order.
 
 use ferrule_kernels::logits;
 
@@ -13,10 +13,10 @@ use super::{Candidates, Context, Stage};
 /// Logits of a large row that are looked at first.
 const SAMPLE: usize = 1024;
 
-/// Rows that are not longer are sorted whole.
+/// Rows that are not longer need no sample.
 const SHORT: usize = 2 * SAMPLE;
 
-/// So many of the sample may be left between two of them: what lies there is sorted as fast as it is split again.
+/// So many of the sample may be left between two of them: what lies there is put in order as fast as the row is looked through again.
 const CLOSE: usize = 8;
 
 /// Places among which the last of many equal ones is looked for at once.
