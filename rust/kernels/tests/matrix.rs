@@ -124,10 +124,8 @@ fn random_weights_differ_and_keep_the_variance() {
         let matrix = PackedMatrix::random(&exec, &[(*format, 64)], 1024, 5).unwrap();
         let mut rows = vec![vec![0.0; 1024]; 64];
         rows.iter_mut().enumerate().for_each(|(row, out)| matrix.read_row(row, out));
-        for row in &rows {
-            let variance = row.iter().map(|w| w * w).sum::<f32>();
-            assert!((variance - 1.0).abs() < 0.3, "{format:?}: {variance}");
-        }
+        let variance = rows.iter().flatten().map(|w| w * w).sum::<f32>() / 64.0;
+        assert!((variance - 1.0).abs() < 0.1, "{format:?}: {variance}");
         assert!((1..64).all(|row| rows[row] != rows[0]), "{format:?}");
     }
 }

@@ -11,7 +11,6 @@
 
 use std::ops::Range;
 
-use super::edge::{load_edge, store_edge};
 use super::unroll::unroll;
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
@@ -279,5 +278,26 @@ fn step<'a, S: Simd, F: FloatFormat, const R: usize, const P: usize>(
             let activation = simd.splat(x[r]);
             unroll!(p in 0..P { sums[r][p] = simd.mul_add(activation, weights[p], sums[r][p]) });
         });
+    }
+}
+
+/// The first sixteen of `from`, or all there are.
+#[inline(always)]
+fn load_edge<S: Simd>(simd: S, from: &[f32]) -> S::F32 {
+    if let Some(whole) = from.first_chunk() {
+        return simd.load(whole);
+    }
+    let mut lanes = [0.0; LANES];
+    lanes[..from.len()].copy_from_slice(from);
+    simd.load(&lanes)
+}
+
+/// To the first sixteen of `to`, or all there are.
+#[inline(always)]
+fn store_edge<S: Simd>(simd: S, value: S::F32, to: &mut [f32]) {
+    if let Some(whole) = to.first_chunk_mut() {
+        simd.store(value, whole);
+    } else {
+        to.copy_from_slice(&simd.to_array(value)[..to.len()]);
     }
 }

@@ -13,7 +13,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::{Activations, BlockOfRows};
-use super::edge::{load_edge, store_edge};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
@@ -43,7 +42,7 @@ const MAX_TILE_PANELS: usize = 4;
 const MAX_TASK_PANELS: usize = 16;
 
 /// The most rows of a task, for the same reason.
-const MAX_TASK_ROWS: usize = 1024;
+const MAX_TASK_ROWS: usize = 512;
 
 thread_local! {
     /// Quantized activations of the calls that this thread makes, kept from call to call.
@@ -235,20 +234,14 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
         macro_rules! micro {
             ($p:literal) => {{
                 let (steps, lines) = self.panels::<$p>(panel);
-                let stream =
-                    Stream { end: self.panel_lines - step_lines(self.blocks), skip: ($p - 1) * self.panel_lines };
-                simd.vectorize(Micro::<F, R, $p> {
-                    x: self.x.tile::<R>(0),
-                    blocks: 0..self.blocks,
-                    steps,
-                    lines,
-                    first_block: 0,
-                    stream: Some(stream),
-                    row: 0,
-                    column: self.column,
-                    out: &mut *self.out,
-                    format: PhantomData,
-                });
+                let (blocks, first_block) = (0..self.blocks, 0);
+                let end = self.panel_lines - step_lines(self.blocks);
+                let stream = Some(Stream { end, skip: ($p - 1) * self.panel_lines });
+                let (x, format) = (self.x.tile::<R>(0), PhantomData::<F>);
+                let mut sums = [[[0.0; LANES]; $p]; R];
+                let to = &mut sums;
+                simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums: to, format });
+                self.write(0, &sums);
                 self.column += $p * LANES;
                 panel += $p;
             }};
@@ -269,65 +262,65 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
     #[inline(always)]
     fn many<S: Simd, const R: usize, const P: usize>(&mut self, simd: S) {
         let mut room = [ByteLine([0; LINE]); MAX_TILE_PANELS * UNPACKED_LINES];
+        let mut sums = [[0.0; LANES]; MAX_TASK_ROWS * MAX_TILE_PANELS];
         let mut panel = 0;
         while self.column + P * LANES <= self.end {
-            self.row_tiles::<S, R, P>(simd, panel, &mut room);
-            self.column += P * LANES;
+            self.row_tiles::<S, R, P>(simd, panel, &mut room, &mut sums);
             panel += P;
         }
         while self.column < self.end {
-            self.row_tiles::<S, R, 1>(simd, panel, &mut room);
-            self.column += LANES;
+            self.row_tiles::<S, R, 1>(simd, panel, &mut room, &mut sums);
             panel += 1;
         }
     }
 
-    /// P panels from number `panel` on, times all rows of the task.
+    /// P panels from number `panel` on, times all rows of the task. Sums pause in `sums`, close together: rows of the output
+    /// are often a power of two apart and would push each other out of the cache.
     #[inline(always)]
-    fn row_tiles<S: Simd, const R: usize, const P: usize>(&mut self, simd: S, panel: usize, room: &mut [ByteLine]) {
+    fn row_tiles<S: Simd, const R: usize, const P: usize>(
+        &mut self,
+        simd: S,
+        panel: usize,
+        room: &mut [ByteLine],
+        sums: &mut [[f32; LANES]],
+    ) {
         let (steps, lines) = self.panels::<P>(panel);
         let rows = self.out.rows();
-        for first_block in (0..self.blocks).step_by(UNPACKED_BLOCKS) {
-            let blocks = first_block..self.blocks.min(first_block + UNPACKED_BLOCKS);
+        let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..rows.len().div_ceil(R)];
+        for first in (0..self.blocks).step_by(UNPACKED_BLOCKS) {
+            let range = first..self.blocks.min(first + UNPACKED_BLOCKS);
             if F::UNPACK_FIRST {
                 for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
-                    simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
+                    simd.vectorize(UnpackBlocks::<F> { lines, blocks: range.clone(), to, format: PhantomData });
                 }
             }
-            for row in (0..rows.len()).step_by(R) {
-                let x = &self.x.tile::<R>((rows.start + row) / R)[blocks.clone()];
-                let (blocks, column, out) = (blocks.clone(), self.column, &mut *self.out);
+            for (tile, sums) in sums.iter_mut().enumerate() {
+                let x = &self.x.tile::<R>(rows.start / R + tile)[range.clone()];
+                let (blocks, stream) = (range.clone(), None);
                 if F::UNPACK_FIRST {
                     let lines = std::array::from_fn(|p| &room[p * UNPACKED_LINES..][..UNPACKED_LINES]);
-                    let stream = None;
-                    simd.vectorize(Micro::<Unpacked, R, P> {
-                        x,
-                        blocks,
-                        steps,
-                        lines,
-                        first_block,
-                        stream,
-                        row,
-                        column,
-                        out,
-                        format: PhantomData,
-                    });
+                    let (first_block, format) = (first, PhantomData::<Unpacked>);
+                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums, format });
                 } else {
-                    let (first_block, stream) = (0, None);
-                    simd.vectorize(Micro::<F, R, P> {
-                        x,
-                        blocks,
-                        steps,
-                        lines,
-                        first_block,
-                        stream,
-                        row,
-                        column,
-                        out,
-                        format: PhantomData,
-                    });
+                    let (first_block, format) = (0, PhantomData::<F>);
+                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums, format });
                 }
             }
+        }
+        for (tile, sums) in sums.iter().enumerate() {
+            self.write(tile * R, sums);
+        }
+        self.column += P * LANES;
+    }
+
+    /// Writes the sums of a tile whose first row is row `first` of the task, as far as there are such outputs.
+    #[inline(always)]
+    fn write<const R: usize, const P: usize>(&mut self, first: usize, sums: &[[[f32; LANES]; P]; R]) {
+        let rows = first..self.out.rows().len().min(first + R);
+        let columns = self.column..self.end.min(self.column + P * LANES);
+        for (row, sums) in rows.zip(sums) {
+            let out = &mut self.out.row(row)[columns.clone()];
+            out.copy_from_slice(&sums.as_flattened()[..out.len()]);
         }
     }
 }
@@ -386,11 +379,11 @@ impl Stream {
     }
 }
 
-/// The register tile: R rows by P panels over some blocks. Only where P is one may the panel reach past the outputs.
-struct Micro<'a, 'o, U: Unpack, const R: usize, const P: usize> {
+/// The register tile: R rows by P panels over some blocks.
+struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     /// The tile's activations in these blocks.
     x: &'a [BlockOfRows<R>],
-    /// Block 0 begins the chains; later ones go on from what `out` holds.
+    /// Block 0 begins the chains; later ones go on from `sums`.
     blocks: Range<usize>,
     /// Steps of the panels, from super-block 0 on.
     steps: [&'a [[u16; LANES]]; P],
@@ -400,32 +393,20 @@ struct Micro<'a, 'o, U: Unpack, const R: usize, const P: usize> {
     first_block: usize,
     /// None where lines are in a cache.
     stream: Option<Stream>,
-    /// Place of the tile's first output in `out`; rows past its end are left out.
-    row: usize,
-    column: usize,
-    out: &'a mut Tile<'o, f32>,
+    sums: &'a mut [[[f32; LANES]; P]; R],
     format: PhantomData<U>,
 }
 
-impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, '_, U, R, P> {
+impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, blocks, steps, lines, first_block, stream, row, column, out, .. } = self;
-        let rows = out.rows().len() - row;
+        let Self { x, blocks, steps, lines, first_block, stream, sums: paused, .. } = self;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
             unroll!(r in 0..R {
-                if r < rows {
-                    let out = &out.row(row + r)[column..];
-                    if const { P == 1 } {
-                        sums[r][0] = load_edge(simd, out);
-                    } else {
-                        let lines = &out.as_chunks().0[..P];
-                        unroll!(p in 0..P { sums[r][p] = simd.load(&lines[p]) });
-                    }
-                }
+                unroll!(p in 0..P { sums[r][p] = simd.load(&paused[r][p]) });
             });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
@@ -459,15 +440,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, '_, U, R, P
             });
         }
         unroll!(r in 0..R {
-            if r < rows {
-                let out = &mut out.row(row + r)[column..];
-                if const { P == 1 } {
-                    store_edge(simd, sums[r][0], out);
-                } else {
-                    let lines = &mut out.as_chunks_mut().0[..P];
-                    unroll!(p in 0..P { simd.store(sums[r][p], &mut lines[p]) });
-                }
-            }
+            unroll!(p in 0..P { simd.store(sums[r][p], &mut paused[r][p]) });
         });
     }
 }

@@ -4,7 +4,6 @@
 //! behind an output depend on the format, the instruction set and K alone, for one row and for a thousand.
 
 mod activations;
-mod edge;
 mod float;
 mod integer;
 pub(crate) mod unroll;
