@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, Criterion, Throughput};
+use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::probe::ReadProbe;
 use ferrule_kernels::{Cancel, Exec, Pool, machine, probe};
@@ -34,7 +34,7 @@ pub fn beyond_the_cache() -> usize {
 /// A group of few and long samples.
 pub fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
-    group.sample_size(10).measurement_time(Duration::from_secs(3));
+    group.sample_size(10).sampling_mode(SamplingMode::Flat).measurement_time(Duration::from_secs(3));
     group
 }
 
