@@ -236,11 +236,11 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
                 let (steps, lines) = self.panels::<$p>(panel);
                 let (blocks, first_block) = (0..self.blocks, 0);
                 let end = self.panel_lines - step_lines(self.blocks);
-                let stream = Some(Stream { end, skip: ($p - 1) * self.panel_lines });
+                let ahead = Ahead::Weights { end, skip: ($p - 1) * self.panel_lines };
                 let (x, format) = (self.x.tile::<R>(0), PhantomData::<F>);
                 let mut sums = [[[0.0; LANES]; $p]; R];
                 let to = &mut sums;
-                simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums: to, format });
+                simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums: to, format });
                 self.write(0, &sums);
                 self.column += $p * LANES;
                 panel += $p;
@@ -285,8 +285,8 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
         sums: &mut [[f32; LANES]],
     ) {
         let (steps, lines) = self.panels::<P>(panel);
-        let rows = self.out.rows();
-        let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..rows.len().div_ceil(R)];
+        let (first_tile, tiles) = (self.out.rows().start / R, self.out.rows().len().div_ceil(R));
+        let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..tiles];
         for first in (0..self.blocks).step_by(UNPACKED_BLOCKS) {
             let range = first..self.blocks.min(first + UNPACKED_BLOCKS);
             if F::UNPACK_FIRST {
@@ -295,15 +295,17 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
                 }
             }
             for (tile, sums) in sums.iter_mut().enumerate() {
-                let x = &self.x.tile::<R>(rows.start / R + tile)[range.clone()];
-                let (blocks, stream) = (range.clone(), None);
+                let x = &self.x.tile::<R>(first_tile + tile)[range.clone()];
+                let blocks = range.clone();
+                let next = if tile + 1 < tiles { &self.x.tile::<R>(first_tile + tile + 1)[range.clone()] } else { &[] };
+                let ahead = Ahead::Activations { blocks: next, first };
                 if F::UNPACK_FIRST {
                     let lines = std::array::from_fn(|p| &room[p * UNPACKED_LINES..][..UNPACKED_LINES]);
                     let (first_block, format) = (first, PhantomData::<Unpacked>);
-                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums, format });
+                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums, format });
                 } else {
                     let (first_block, format) = (0, PhantomData::<F>);
-                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums, format });
+                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums, format });
                 }
             }
         }
@@ -342,23 +344,30 @@ impl<F: IntegerFormat> Kernel for UnpackBlocks<'_, F> {
         let pairs = self.blocks.flat_map(|block| (0..BLOCK_PAIRS).map(move |pair| (block, pair)));
         for ((block, pair), to) in pairs.zip(self.to.as_chunks_mut::<PAIR_QUADS>().0) {
             let pair = F::pair(simd, F::block(self.lines, block), pair);
-            for (quad, to) in to.iter_mut().enumerate() {
-                simd.store_bytes(F::quad(simd, pair, quad), &mut to.0);
-            }
+            unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, pair, q), &mut to[q].0) });
         }
     }
 }
 
-/// Panels that come from memory one after the other; as many streams as there are panels side by side.
-struct Stream {
-    /// Lines of a panel after its steps.
-    end: usize,
-    /// Lines from there to the panel that comes next in its stream.
-    skip: usize,
+/// What will be needed next, and is asked for while a tile is computed.
+enum Ahead<'a, const R: usize> {
+    /// Panels come from memory one after the other; as many streams as there are panels side by side.
+    Weights {
+        /// Lines of a panel after its steps.
+        end: usize,
+        /// Lines from there to the panel that comes next in its stream.
+        skip: usize,
+    },
+    /// The next tile multiplies the same weights with other activations.
+    Activations {
+        blocks: &'a [BlockOfRows<R>],
+        /// The number of the first of `blocks`.
+        first: usize,
+    },
 }
 
-impl Stream {
-    /// Asks for what will be needed [`PREFETCH_LINES`] after part `index` of a block.
+impl<const R: usize> Ahead<'_, R> {
+    /// Asks for a share of it, at part `index` of a block.
     #[inline(always)]
     fn prefetch<S: Simd, U: Unpack, const P: usize>(
         &self,
@@ -367,13 +376,25 @@ impl Stream {
         index: usize,
         lines: &[&[ByteLine]; P],
     ) {
-        let first = U::first_line(block);
-        let each = (U::first_line(block + 1) - first).div_ceil(BLOCK_PAIRS);
-        for line in 0..each {
-            let line = first + index * each + line + PREFETCH_LINES;
-            let line = if line < self.end { line } else { line + self.skip };
-            for lines in lines {
-                simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+        match self {
+            Self::Weights { end, skip } => {
+                let first = U::first_line(block);
+                let each = (U::first_line(block + 1) - first).div_ceil(BLOCK_PAIRS);
+                for line in 0..each {
+                    let line = first + index * each + line + PREFETCH_LINES;
+                    let line = if line < *end { line } else { line + skip };
+                    for lines in lines {
+                        simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+                    }
+                }
+            }
+            Self::Activations { blocks, first } => {
+                if let Some(block) = blocks.get(block - first) {
+                    let part = size_of_val(block) / BLOCK_PAIRS;
+                    for byte in (0..part).step_by(LINE) {
+                        simd.prefetch(block.as_ptr().cast::<u8>().wrapping_add(index * part + byte));
+                    }
+                }
             }
         }
     }
@@ -391,8 +412,7 @@ struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     lines: [&'a [ByteLine]; P],
     /// The block at the beginning of `lines`.
     first_block: usize,
-    /// None where lines are in a cache.
-    stream: Option<Stream>,
+    ahead: Ahead<'a, R>,
     sums: &'a mut [[[f32; LANES]; P]; R],
     format: PhantomData<U>,
 }
@@ -402,7 +422,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, blocks, steps, lines, first_block, stream, sums: paused, .. } = self;
+        let Self { x, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
             unroll!(r in 0..R {
@@ -415,22 +435,23 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
                 let start = simd.splat_i32(starts[r]);
                 unroll!(p in 0..P { integers[r][p] = start });
             });
-            let at = lines.map(|lines| U::block(lines, block - first_block));
+            let mut at = [U::block(lines[0], block - first_block); P];
+            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
-                let pairs = at.map(|block| U::pair(simd, block, index));
-                for (index, quad) in quads.iter().enumerate() {
+                let mut pairs = [U::pair(simd, at[0], index); P];
+                unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
+                unroll!(q in [0 1 2 3 4 5 6 7] {
                     let mut weights = [simd.splat_byte(0); P];
-                    unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], index) });
+                    unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], q) });
                     unroll!(r in 0..R {
-                        let x = simd.splat_quad(bytemuck::cast(quad[r]));
+                        let x = simd.splat_quad(bytemuck::cast(quads[q][r]));
                         unroll!(p in 0..P { integers[r][p] = simd.dot(integers[r][p], weights[p], x) });
                     });
-                }
-                if let Some(stream) = &stream {
-                    stream.prefetch::<S, U, P>(simd, block, index, &lines);
-                }
+                });
+                ahead.prefetch::<S, U, P>(simd, block, index, &lines);
             }
-            let step: [_; P] = std::array::from_fn(|p| simd.load_f16(&steps[p][block * BLOCK / SUPER]));
+            let mut step = [simd.splat(0.0); P];
+            unroll!(p in 0..P { step[p] = simd.load_f16(&steps[p][block * BLOCK / SUPER]) });
             unroll!(r in 0..R {
                 let scale = simd.splat(f32::from_bits(scales[r].cast_unsigned()));
                 unroll!(p in 0..P {
