@@ -130,7 +130,7 @@ class Engine:
             {
                 "isa": "fake",
                 "threads": self.options["threads"] or 1,
-                "quantization": "f32" if self.options["quantization"] == "auto" else self.options["quantization"],
+                "quantization": "int8" if self.options["quantization"] == "auto" else self.options["quantization"],
                 "kv_cache_dtype": self.options["kv_cache_dtype"],
                 "weight_bytes": 20_000_000,
                 "weight_bytes_per_token": 20_000_000,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,10 +118,12 @@ def test_a_config_that_differs_from_the_weights(
     assert all(name in str(caught.value) for name in names), caught.value
 
 
-def test_a_shape_without_weights_runs_on_random_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
+def test_a_shape_without_weights_runs_on_random_ones(quantization: str, tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "llama" / "config.json", tmp_path)
     prompt: list[TokensPrompt] = [{"prompt_token_ids": [5, 6, 7]}]
-    with LLM(tmp_path, load_format="dummy") as llm, LLM(tmp_path, load_format="dummy", threads=1) as again:
+    options: dict[str, Any] = {"quantization": quantization, "load_format": "dummy"}
+    with LLM(tmp_path, **options) as llm, LLM(tmp_path, **options, threads=1) as again:
         assert not llm.info()["tokenizer"]
         logits = llm.logits([5, 6, 7])
         assert 0.1 < float(logits.std()) < 10

@@ -62,7 +62,7 @@ def alone(model: str, quantization: str) -> list[list[tuple[int, list[tuple[int,
         return [bits(llm.generate(prompt, params(n))[0].outputs[0]) for n, prompt in enumerate(prompts(model))]
 
 
-@pytest.mark.parametrize("quantization", ["f32", "bf16"])
+@pytest.mark.parametrize("quantization", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("tokens", "threads"), WAYS)
 def test_beside_seven_others(model: str, quantization: str, tokens: int, threads: int) -> None:
@@ -71,7 +71,7 @@ def test_beside_seven_others(model: str, quantization: str, tokens: int, threads
         assert [bits(output.outputs[0]) for output in outputs] == alone(model, quantization)
 
 
-@pytest.mark.parametrize("quantization", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("quantization", ["f32", "bf16", "f16", "int8", "int4"])
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_by_chunks_and_threads(model: str, quantization: str) -> None:
     prompt = prompts(model)[-1]["prompt_token_ids"]
@@ -82,9 +82,10 @@ def test_logits_by_chunks_and_threads(model: str, quantization: str) -> None:
     assert len(seen) == 1
 
 
-def test_logits_of_a_prefix_are_a_prefix_of_the_logits() -> None:
+@pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
+def test_logits_of_a_prefix_are_a_prefix_of_the_logits(quantization: str) -> None:
     prompt = prompts("tiny")[-1]["prompt_token_ids"]
-    with load("tiny", "bf16", 512, 2) as llm:
+    with load("tiny", quantization, 512, 2) as llm:
         whole = llm.logits(prompt)
         for length in (1, 16, 17, 150):
             assert (llm.logits(prompt[:length]) == whole[:length]).all()

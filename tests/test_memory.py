@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+PARAMETERS = 137_822_208
+"""Of the matrices of llama-160m."""
 CHILD = """
 import json, pathlib, sys
 from ferrule import LLM
@@ -17,18 +21,19 @@ def memory(field):
 
 import ferrule._native, numpy, tokenizers
 before = memory("VmRSS")
-llm = LLM(sys.argv[1], max_model_len=256)
+llm = LLM(sys.argv[1], quantization=sys.argv[2], max_model_len=256)
 print(json.dumps([memory("VmHWM") - before, llm.info()["weight_bytes"]]))
 """
 
 
-def test_a_load_takes_the_packed_weights_and_little_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantization", "bits"), [("bf16", 16), ("int8", 8), ("int4", 4)])
+def test_a_load_takes_the_packed_weights_and_little_more(quantization: str, bits: int, tmp_path: Path) -> None:
     """The promise is packed weights, one tensor and 300 MB. Both copies of this model at once would be 270 MB more."""
     generator = ROOT / "benches" / "random_checkpoint.py"
     subprocess.run([sys.executable, str(generator), "llama-160m", str(tmp_path / "model")], check=True)
-    child = [sys.executable, "-c", CHILD, str(tmp_path / "model")]
+    child = [sys.executable, "-c", CHILD, str(tmp_path / "model"), quantization]
     done = subprocess.run(child, capture_output=True, text=True, check=True)
     peak, packed = json.loads(done.stdout)
     largest_tensor = 32_000 * 768 * 2
-    assert packed > 200 << 20
+    assert bits <= 8 * packed / PARAMETERS < 1.25 * bits
     assert peak < packed + largest_tensor + (64 << 20)

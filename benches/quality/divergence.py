@@ -5,16 +5,20 @@ scored position has at least 128 tokens of context.
 """
 
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tiny_llama import Activation, Config, Floats, Weights, logits
+from tiny_llama import Floats
 from tokenizers import Tokenizer
 
 WINDOW = 256
 FIRST = WINDOW // 2
+Model = Callable[[NDArray[np.int64]], Floats]
+"""The logits of a window's scored part, [windows, WINDOW - FIRST, vocab], for windows [windows, WINDOW]."""
+
 BATCH = 8
 """Windows in one forward pass: small enough that a layer's activations stay near the cache."""
 
@@ -50,9 +54,9 @@ def held_out_windows(tokenizer: Path, count: int) -> NDArray[np.int64]:
     return windows[np.linspace(0, len(windows) - 1, min(count, len(windows))).round().astype(int)]
 
 
-def log_probabilities(config: Config, weights: Weights, ids: NDArray[np.int64], activation: Activation) -> Floats:
+def log_probabilities(model: Model, ids: NDArray[np.int64]) -> Floats:
     """Log-probabilities of every scored position of windows `ids`, [windows * (WINDOW - FIRST - 1), vocab]."""
-    out = logits(config, weights, ids, FIRST, activation).reshape(len(ids), WINDOW - FIRST, -1)
+    out = model(ids)
     scored = np.ascontiguousarray(out[:, :-1]).reshape(-1, out.shape[-1])
     scored -= scored.max(axis=-1, keepdims=True)
     scored -= np.log(np.exp(scored).sum(axis=-1, keepdims=True))
@@ -80,25 +84,24 @@ class Distance:
 
 
 class Reference:
-    """The log-probabilities of the bf16 model, kept (4 bytes x vocab x scored tokens: 0.5 GB for 256 windows)."""
+    """The log-probabilities of the original model, kept (4 bytes x vocab x scored tokens: 0.5 GB for 256 windows)."""
 
-    def __init__(self, config: Config, weights: Weights, ids: NDArray[np.int64]) -> None:
-        self.config = config
+    def __init__(self, model: Model, ids: NDArray[np.int64]) -> None:
         self.batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-        self.kept = [log_probabilities(config, weights, batch, lambda x: x) for batch in self.batches]
+        self.kept = [log_probabilities(model, batch) for batch in self.batches]
 
     def perplexity(self) -> float:
         """Of the reference itself."""
         losses = [kept[np.arange(len(kept)), _targets(b)] for kept, b in zip(self.kept, self.batches, strict=True)]
         return float(np.exp(-np.concatenate(losses).astype(np.float64).mean()))
 
-    def distance(self, weights: Weights, activation: Activation) -> Distance:
-        """Run `weights` with `activation` over the same windows."""
+    def distance(self, model: Model) -> Distance:
+        """Run `model` over the same windows."""
         klds: list[Floats] = []
         losses: list[Floats] = []
         same: list[NDArray[np.bool_]] = []
         for batch, kept in zip(self.batches, self.kept, strict=True):
-            got = log_probabilities(self.config, weights, batch, activation)
+            got = log_probabilities(model, batch)
             losses.append(got[np.arange(len(got)), _targets(batch)])
             same.append(got.argmax(axis=-1) == kept.argmax(axis=-1))
             np.subtract(kept, got, out=got)

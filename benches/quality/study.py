@@ -33,9 +33,9 @@ from candidates import (
     S32,
     S64,
 )
-from divergence import WINDOW, Distance, Reference, held_out_windows
+from divergence import FIRST, WINDOW, Distance, Model, Reference, held_out_windows
 from formats import Format, int8_activations
-from tiny_llama import EMBEDDING, Weights, is_matrix, read_config, read_weights
+from tiny_llama import EMBEDDING, Activation, Config, Weights, is_matrix, logits, read_config, read_weights
 
 TINY = Path(__file__).parents[2] / "python/ferrule/models/tiny"
 
@@ -112,10 +112,15 @@ def quantize(weights: Weights, policy: Policy) -> tuple[Weights, int]:
     return out, total
 
 
-def measure(reference: Reference, weights: Weights, case: Case) -> tuple[dict[str, object], Distance]:
+def numpy_model(config: Config, weights: Weights, activation: Activation) -> Model:
+    """The forward pass in NumPy."""
+    return lambda ids: logits(config, weights, ids, FIRST, activation).reshape(len(ids), WINDOW - FIRST, -1)
+
+
+def measure(config: Config, reference: Reference, weights: Weights, case: Case) -> tuple[dict[str, object], Distance]:
     """One row of the record."""
     quantized, total = quantize(weights, case.policy)
-    found = reference.distance(quantized, int8_activations(case.group, case.outliers))
+    found = reference.distance(numpy_model(config, quantized, int8_activations(case.group, case.outliers)))
     return {"name": case.name, "matrix_bytes": total, **found.row()}, found
 
 
@@ -128,7 +133,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config, weights = read_config(TINY), read_weights(TINY)
     ids = held_out_windows(TINY / "tokenizer.json", arguments.windows)
-    reference = Reference(config, weights, ids)
+    reference = Reference(numpy_model(config, weights, lambda x: x), ids)
     record: dict[str, object] = {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
@@ -142,7 +147,7 @@ def main() -> None:
     kept: dict[str, Distance] = {}
     for case in CASES:
         if arguments.only in case.name:
-            row, kept[case.name] = measure(reference, weights, case)
+            row, kept[case.name] = measure(config, reference, weights, case)
             difference = kept[case.name].per_token - kept[CASES[3].name].per_token if CASES[3].name in kept else None
             if difference is not None:
                 row["above_recommended"] = round(float(difference.mean()), 6)

@@ -44,7 +44,12 @@ def model_argument(command: Command) -> Command:
 def model_options(command: Command) -> Command:
     """Adds the options of loading; the command gets them as keywords and hands them to `load`."""
     options = [
-        click.option("--quantization", type=click.Choice(QUANTIZATIONS), default="auto", help="Format of the weights."),
+        click.option(
+            "--quantization",
+            type=click.Choice(QUANTIZATIONS),
+            default="auto",
+            help="Format of the weights; auto: int8.",
+        ),
         click.option(
             "--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use."
         ),

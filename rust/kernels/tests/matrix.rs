@@ -131,14 +131,6 @@ fn random_weights_differ_and_keep_the_variance() {
 }
 
 #[test]
-fn formats_have_names() {
-    for format in Format::ALL {
-        assert_eq!(Format::named(format.name()), Some(*format));
-    }
-    assert_eq!(Format::named("f64"), None);
-}
-
-#[test]
 fn sizes_are_checked() {
     assert_eq!(PackedMatrix::bytes_for(Format::Bf16, 17, 10), Some(2 * 10 * 32));
     assert_eq!(PackedMatrix::bytes_for(Format::F32, usize::MAX, usize::MAX), None);

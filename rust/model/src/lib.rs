@@ -4,6 +4,7 @@
 mod batch;
 mod layer;
 mod limits;
+mod quantization;
 mod random;
 mod rope;
 mod spec;
@@ -12,6 +13,7 @@ mod weights;
 
 pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
+pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, RopeScaling, RopeSpec, Yarn};
 pub use spec::{ActivationSpec, AttentionSpec, FfnSpec, HeadSpec, LayerSpec, ModelSpec, NormSpec, TensorSpec};
 pub use transformer::{LoadOptions, Transformer};

@@ -6,7 +6,7 @@
 /// A matrix of random numbers; the same name gives the same numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RandomMatrix {
-    seed: u64,
+    pub seed: u64,
     pub rows: usize,
 }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::add;
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
-use ferrule_kernels::{Cancel, Exec, Format, Pool, PoolError, machine, matmul};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, machine, matmul};
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
 use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm, resized};
+use crate::quantization::Quantization;
 use crate::rope::RopeRows;
 use crate::spec::{AttentionSpec, ModelSpec};
 use crate::weights::{LoadError, Loader, Progress, Source, Weights};
@@ -16,8 +17,8 @@ use crate::weights::{LoadError, Loader, Progress, Source, Weights};
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
-    /// The weights' format; none means as they are stored.
-    pub format: Option<Format>,
+    /// The weights' formats.
+    pub quantization: Quantization,
     /// The format of keys and values in the cache.
     pub kv_format: KvFormat,
     /// The instructions to use.
@@ -33,8 +34,7 @@ pub struct Transformer {
     shapes: Vec<KvShape>,
     groups: Vec<KvGroup>,
     stores: Vec<KvStore>,
-    kv_format: KvFormat,
-    isa: Isa,
+    options: LoadOptions,
     pool: Arc<Pool>,
     buffers: Buffers,
 }
@@ -67,9 +67,9 @@ impl Transformer {
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        let LoadOptions { format, kv_format, isa } = options;
+        let LoadOptions { quantization, kv_format, isa } = options;
         let exec = Exec { isa, pool: &pool, cancel };
-        let weights = Loader { spec: &spec, source, format, exec }.load(progress)?;
+        let weights = Loader { spec: &spec, source, quantization, exec }.load(progress)?;
         let mut shapes: Vec<KvShape> = Vec::new();
         let mut windows = Vec::new();
         let mut places = Vec::with_capacity(spec.layers.len());
@@ -94,7 +94,7 @@ impl Transformer {
         });
         let groups = groups.collect();
         let stores = Vec::new();
-        Ok(Self { spec, weights, places, shapes, groups, stores, kv_format, isa, pool, buffers: Buffers::default() })
+        Ok(Self { spec, weights, places, shapes, groups, stores, options, pool, buffers: Buffers::default() })
     }
 
     /// Gives each group of layers a cache of so many pages, empty. Memory is taken as pages are first written.
@@ -104,9 +104,11 @@ impl Transformer {
     pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LoadError> {
         self.stores.clear();
         for (shape, &pages) in self.shapes.iter().zip(pages) {
-            let store = KvStore::new(self.kv_format, *shape, pages).map_err(|_| LoadError::Memory {
+            let store = KvStore::new(self.options.kv_format, *shape, pages).map_err(|_| LoadError::Memory {
                 what: "the key-value cache",
-                needs: KvStore::page_bytes(self.kv_format, *shape).unwrap_or(u64::MAX).saturating_mul(pages as u64),
+                needs: KvStore::page_bytes(self.options.kv_format, *shape)
+                    .unwrap_or(u64::MAX)
+                    .saturating_mul(pages as u64),
                 available: machine::available_memory(),
             })?;
             self.stores.push(store);
@@ -147,17 +149,16 @@ impl Transformer {
         self.weight_bytes() - embedding as u64
     }
 
-    /// The format of the head's matrix; most other matrices share it.
+    /// How the weights are stored.
     #[must_use]
-    pub fn weight_format(&self) -> Format {
-        let head = self.weights.head.as_ref().map_or(&self.weights.embedding, |head| &head.weight);
-        head.formats().next().map_or(Format::F32, |(format, _)| format)
+    pub fn quantization(&self) -> Quantization {
+        self.options.quantization
     }
 
     /// The instructions in use.
     #[must_use]
     pub fn isa(&self) -> Isa {
-        self.isa
+        self.options.isa
     }
 
     /// The threads in use.
@@ -168,7 +169,7 @@ impl Transformer {
 
     fn run(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), PoolError> {
         let Self { spec, weights, places, stores, buffers, .. } = self;
-        let exec = Exec { isa: self.isa, pool: &self.pool, cancel };
+        let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
         let width = spec.hidden_size;
 

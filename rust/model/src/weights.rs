@@ -1,9 +1,11 @@
 //! A model's weights as the kernels read them, and how they come out of a checkpoint.
 
-use ferrule_formats::{Checkpoint, CheckpointError, FloatDtype, FloatTensor};
+use ferrule_formats::{Checkpoint, CheckpointError, FloatTensor};
+use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PackedMatrix, PoolError, RowSource, machine};
 
 use crate::limits::SpecError;
+use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec, NormSpec};
 
@@ -132,32 +134,31 @@ impl Stored<'_> {
             Self::Random(matrix) => matrix.read_row(row, out),
         }
     }
-
-    /// The format that holds it exactly; of random numbers the one that most checkpoints have.
-    fn format(&self) -> Format {
-        match self {
-            Self::Tensor(tensor) => match tensor.float_dtype() {
-                FloatDtype::F32 => Format::F32,
-                FloatDtype::F16 => Format::F16,
-                FloatDtype::Bf16 => Format::Bf16,
-            },
-            Self::Random(_) => Format::Bf16,
-        }
-    }
 }
 
 /// A matrix that is to be packed: stored matrices, their rows one after the other.
 struct MatrixPlan<'a> {
     parts: Vec<Stored<'a>>,
-    rows: usize,
+    /// Formats and how many rows each holds, as the kernels take them.
+    bands: Vec<(Format, usize)>,
     columns: usize,
-    format: Format,
     bias: Option<Vec<f32>>,
 }
 
 impl MatrixPlan<'_> {
     fn bytes(&self) -> u64 {
-        PackedMatrix::bytes_for(self.format, self.rows, self.columns).unwrap_or(u64::MAX)
+        let bytes = |&(format, rows): &_| PackedMatrix::bytes_for(format, rows, self.columns).unwrap_or(u64::MAX);
+        self.bands.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, PackError> {
+        match self.parts[0] {
+            // Random bytes are as good as random numbers, and there is nothing to search for.
+            Stored::Random(RandomMatrix { seed, .. }) if self.bands[0].0.is_integer() => {
+                PackedMatrix::random(exec, &self.bands, self.columns, seed)
+            }
+            _ => PackedMatrix::pack(exec, &self.bands, self.columns, self),
+        }
     }
 }
 
@@ -172,6 +173,23 @@ impl RowSource for MatrixPlan<'_> {
     }
 }
 
+/// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a format would
+/// end within a panel, all rows get the widest.
+fn bands(parts: &[(Format, usize)]) -> Vec<(Format, usize)> {
+    let mut bands: Vec<(Format, usize)> = Vec::with_capacity(parts.len());
+    for &(format, rows) in parts {
+        match bands.last_mut() {
+            Some((last, count)) if *last == format => *count += rows,
+            Some((_, count)) if !count.is_multiple_of(LANES) => {
+                let widest = Format::ALL.iter().find(|each| parts.iter().any(|(format, _)| format == *each));
+                return vec![(*widest.unwrap_or(&format), parts.iter().map(|(_, rows)| rows).sum())];
+            }
+            _ => bands.push((format, rows)),
+        }
+    }
+    bands
+}
+
 /// Told how many bytes of the packed weights are done, of how many.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -179,8 +197,8 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 pub(crate) struct Loader<'a> {
     pub spec: &'a ModelSpec,
     pub source: Source<'a>,
-    /// The format to pack in; none means each matrix as it is stored.
-    pub format: Option<Format>,
+    /// The formats to pack in.
+    pub quantization: Quantization,
     pub exec: Exec<'a>,
 }
 
@@ -197,12 +215,11 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`], before anything large is allocated where a file or the memory is at fault.
     pub fn load(&self, progress: Progress<'_>) -> Result<Weights, LoadError> {
-        let embedding = self.matrix(&[("embedding", self.spec.vocab_size)], self.spec.hidden_size, false)?;
+        let (vocabulary, hidden, ends) = (self.spec.vocab_size, self.spec.hidden_size, self.quantization.ends());
+        let embedding = self.matrix(&[("embedding", vocabulary, ends)], hidden, false)?;
         let head = match self.spec.head.tied {
             true => None,
-            false => {
-                Some(self.matrix(&[("head", self.spec.vocab_size)], self.spec.hidden_size, self.spec.head.bias)?)
-            }
+            false => Some(self.matrix(&[("head", vocabulary, ends)], hidden, self.spec.head.bias)?),
         };
         let layers = self.spec.layers.iter().enumerate();
         let layers = layers.map(|(i, layer)| self.layer_plan(i, layer)).collect::<Result<Vec<_>, _>>()?;
@@ -226,7 +243,7 @@ impl<'a> Loader<'a> {
 
         let mut done = 0;
         let mut pack = |plan: MatrixPlan<'a>| -> Result<Linear, LoadError> {
-            let weight = PackedMatrix::pack(&self.exec, &[(plan.format, plan.rows)], plan.columns, &plan)?;
+            let weight = plan.pack(&self.exec)?;
             plan.parts.iter().for_each(|part| self.release(part));
             done += weight.bytes() as u64;
             progress(done, total);
@@ -264,25 +281,39 @@ impl<'a> Loader<'a> {
         let hidden = self.spec.hidden_size;
         let attention = &layer.attention;
         let FfnSpec::Gated { intermediate_size, bias, .. } = layer.ffn;
-        let matrix = |parts: &[(&str, usize)], columns, bias| {
-            let roles: Vec<_> = parts.iter().map(|(role, rows)| (format!("layers.{index}.{role}"), *rows)).collect();
-            let roles: Vec<_> = roles.iter().map(|(role, rows)| (role.as_str(), *rows)).collect();
-            self.matrix(&roles, columns, bias)
+        let matrix = |parts: &[(&str, usize, Format)], columns, bias| {
+            let roles: Vec<_> = parts.iter().map(|(role, ..)| format!("layers.{index}.{role}")).collect();
+            let parts = roles.iter().zip(parts).map(|(role, &(_, rows, format))| (role.as_str(), rows, format));
+            self.matrix(&parts.collect::<Vec<_>>(), columns, bias)
         };
-        let (keys, values) = (attention.kv_heads * attention.key_dim, attention.kv_heads * attention.value_dim);
+        let (quantization, usual) = (self.quantization, self.quantization.usual());
+        let (queries, keys) = (attention.heads * attention.key_dim, attention.kv_heads * attention.key_dim);
+        let values = attention.kv_heads * attention.value_dim;
         Ok(LayerPlan {
             qkv: matrix(
-                &[("attention.q", attention.heads * attention.key_dim), ("attention.k", keys), ("attention.v", values)],
+                &[
+                    ("attention.q", queries, usual),
+                    ("attention.k", keys, usual),
+                    ("attention.v", values, quantization.values()),
+                ],
                 hidden,
                 attention.qkv_bias,
             )?,
             output: matrix(
-                &[("attention.output", hidden)],
+                &[("attention.output", hidden, usual)],
                 attention.heads * attention.value_dim,
                 attention.output_bias,
             )?,
-            gate_up: matrix(&[("ffn.gate", intermediate_size), ("ffn.up", intermediate_size)], hidden, bias)?,
-            down: matrix(&[("ffn.down", hidden)], intermediate_size, bias)?,
+            gate_up: matrix(
+                &[("ffn.gate", intermediate_size, usual), ("ffn.up", intermediate_size, usual)],
+                hidden,
+                bias,
+            )?,
+            down: matrix(
+                &[("ffn.down", hidden, quantization.down(index, self.spec.layers.len()))],
+                intermediate_size,
+                bias,
+            )?,
         })
     }
 
@@ -303,29 +334,17 @@ impl<'a> Loader<'a> {
     }
 
     /// Finds and checks what is stored for `<role>.weight` (and `<role>.bias`) of a matrix, one below the other.
-    fn matrix(&self, roles: &[(&str, usize)], columns: usize, bias: bool) -> Result<MatrixPlan<'a>, LoadError> {
+    fn matrix(&self, roles: &[(&str, usize, Format)], columns: usize, bias: bool) -> Result<MatrixPlan<'a>, LoadError> {
         let mut parts = Vec::with_capacity(roles.len());
         let mut biases = Vec::new();
-        let mut format = self.format;
-        for (role, rows) in roles {
-            let stored = self.stored(&format!("{role}.weight"), *rows, columns)?;
-            if self.format.is_none() {
-                // As stored; parts that are stored differently share the format that holds both exactly.
-                let exact = stored.format();
-                format = Some(format.map_or(exact, |other| if other == exact { exact } else { Format::F32 }));
-            }
+        for (role, rows, _) in roles {
+            parts.push(self.stored(&format!("{role}.weight"), *rows, columns)?);
             if bias {
                 biases.extend(self.vector(&format!("{role}.bias"), *rows)?);
             }
-            parts.push(stored);
         }
-        Ok(MatrixPlan {
-            rows: roles.iter().map(|(_, rows)| rows).sum(),
-            parts,
-            columns,
-            format: format.unwrap_or(Format::F32),
-            bias: bias.then_some(biases),
-        })
+        let formats: Vec<_> = roles.iter().map(|&(_, rows, format)| (format, rows)).collect();
+        Ok(MatrixPlan { parts, bands: bands(&formats), columns, bias: bias.then_some(biases) })
     }
 
     fn norm(&self, role: &str, spec: NormSpec, width: usize) -> Result<Norm, LoadError> {
@@ -367,5 +386,22 @@ impl<'a> Loader<'a> {
             });
         }
         Ok(tensor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrule_kernels::Format::{Int4, Int6};
+
+    use super::*;
+
+    #[test]
+    fn bands_end_with_panels() {
+        assert_eq!(bands(&[(Int4, 7)]), [(Int4, 7)]);
+        assert_eq!(bands(&[(Int4, 7), (Int4, 9)]), [(Int4, 16)]);
+        assert_eq!(bands(&[(Int4, 40), (Int4, 8), (Int6, 5)]), [(Int4, 48), (Int6, 5)]);
+        assert_eq!(bands(&[(Int4, 40), (Int4, 7), (Int6, 5)]), [(Int6, 52)]);
+        assert_eq!(bands(&[(Int6, 5), (Int4, 32), (Int6, 16)]), [(Int6, 53)]);
+        assert_eq!(bands(&[(Int6, 16), (Int4, 5), (Int6, 16)]), [(Int6, 37)]);
     }
 }

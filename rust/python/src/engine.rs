@@ -77,7 +77,7 @@ impl Engine {
             let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
             let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
             let pool = Arc::new(Pool::new(options.threads));
-            let load = LoadOptions { format: options.format, kv_format: options.kv_format, isa };
+            let load = LoadOptions { quantization: options.quantization, kv_format: options.kv_format, isa };
             Transformer::load(spec, source, load, pool, &interrupt.cancel, &mut report)
         });
         let mut model = loaded.map_err(|error| match error {
@@ -163,7 +163,7 @@ fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_js
     json!({
         "isa": model.isa().name(),
         "threads": model.pool().threads(),
-        "quantization": model.weight_format().name(),
+        "quantization": model.quantization().name(),
         "kv_cache_dtype": options.kv_format.name(),
         "parameters": model.parameters(),
         "layer_parameters": model.layer_parameters(),

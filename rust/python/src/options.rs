@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Format, machine};
-use ferrule_model::ModelSpec;
+use ferrule_model::{ModelSpec, Quantization};
 use pyo3::{PyErr, PyResult};
 use serde::Deserialize;
 
@@ -33,7 +33,7 @@ struct Raw {
 
 /// Checked options.
 pub(crate) struct Options {
-    pub format: Option<Format>,
+    pub quantization: Quantization,
     pub kv_format: KvFormat,
     pub threads: NonZeroUsize,
     /// Tokens of a sequence, prompt and output together.
@@ -47,16 +47,12 @@ pub(crate) struct Options {
 impl Options {
     pub fn from_json(json: &str, spec: &ModelSpec) -> PyResult<Self> {
         let raw: Raw = serde_json::from_str(json).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
-        let format = match raw.quantization.as_str() {
-            "auto" => None,
-            name => Some(
-                Format::named(name)
-                    .ok_or_else(|| choice("quantization", name, Format::ALL.iter().map(|format| format.name())))?,
-            ),
-        };
+        let name = raw.quantization.as_str();
+        let quantization = Quantization::named(if name == "auto" { Quantization::AUTO } else { name })
+            .ok_or_else(|| choice("quantization", name, Quantization::ALL.iter().map(|each| each.name())))?;
         let kv_format = match raw.kv_cache_dtype.as_str() {
             // Exact where the weights are asked for exactly; half the bytes, and as much of the speed, elsewhere.
-            "auto" if format == Some(Format::F32) => KvFormat::F32,
+            "auto" if quantization.is_all(Format::F32) => KvFormat::F32,
             "auto" => KvFormat::F16,
             name => KvFormat::named(name)
                 .ok_or_else(|| choice("kv_cache_dtype", name, KvFormat::ALL.iter().map(|format| format.name())))?,
@@ -65,7 +61,7 @@ impl Options {
         let threads = i64::try_from(machine::cpu_count().get()).unwrap_or(1);
         let threads = within("threads", raw.threads.unwrap_or(threads), MAX_THREADS)?;
         Ok(Self {
-            format,
+            quantization,
             kv_format,
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
             max_model_len: within("max_model_len", raw.max_model_len.unwrap_or(context), context)?,

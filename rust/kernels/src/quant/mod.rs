@@ -66,7 +66,7 @@ macro_rules! format_registry {
             /// Every format, widest first.
             pub const ALL: &'static [Self] = &[$(Self::$format),*];
 
-            /// The name that users write.
+            /// Its name.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$format => $name),* }
@@ -90,12 +90,6 @@ format_registry! {
 }
 
 impl Format {
-    /// The format that users call `name`.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|format| format.name() == name)
-    }
-
     /// Whether weights are codes that are multiplied as bytes.
     #[must_use]
     pub fn is_integer(self) -> bool {

@@ -1,0 +1,111 @@
+//! Which format each of a model's matrices gets.
+//!
+//! A few matrices carry most of what quantizing loses, and one costs few bytes: they get more bits. `benches/quality` is
+//! the study behind the table.
+
+use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8};
+
+/// A way to store a model's weights: a row of the table, under the name that users write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    name: &'static str,
+    /// Of the embedding and the head, which often are one.
+    ends: Format,
+    /// Of the projection to values, and of the feed-forward network's last one at either end of the model.
+    sensitive: Format,
+    /// Of all other matrices.
+    usual: Format,
+}
+
+impl Quantization {
+    /// Every one, widest first.
+    pub const ALL: &'static [Self] = &[
+        //        name    ends   sensitive  usual
+        Self::row("f32", [F32, F32, F32]),
+        Self::row("bf16", [Bf16, Bf16, Bf16]),
+        Self::row("f16", [F16, F16, F16]),
+        Self::row("int8", [Int8, Int8, Int8]),
+        Self::row("int4", [Int6, Int6, Int4]),
+    ];
+
+    /// What `auto` is for weights that are stored as floating-point numbers.
+    pub const AUTO: &'static str = "int8";
+
+    const fn row(name: &'static str, [ends, sensitive, usual]: [Format; 3]) -> Self {
+        Self { name, ends, sensitive, usual }
+    }
+
+    /// The one that users call `name`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|quantization| quantization.name == name)
+    }
+
+    /// The name that users write.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Whether every matrix is stored as `format`.
+    #[must_use]
+    pub fn is_all(self, format: Format) -> bool {
+        [self.ends, self.sensitive, self.usual] == [format; 3]
+    }
+
+    /// Of the embedding and of the head.
+    pub(crate) fn ends(self) -> Format {
+        self.ends
+    }
+
+    /// Of the projection to values.
+    pub(crate) fn values(self) -> Format {
+        self.sensitive
+    }
+
+    /// Of the projection back from the feed-forward network's inner width, in layer `layer` of `layers`: the first and the
+    /// last eighth, one each at least, are sensitive.
+    pub(crate) fn down(self, layer: usize, layers: usize) -> Format {
+        let eighth = (layers / 8).max(1);
+        if (eighth..layers.saturating_sub(eighth)).contains(&layer) { self.usual } else { self.sensitive }
+    }
+
+    /// Of all other matrices.
+    pub(crate) fn usual(self) -> Format {
+        self.usual
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_known_and_formats_alone_are_not() {
+        for quantization in Quantization::ALL {
+            assert_eq!(Quantization::named(quantization.name()), Some(*quantization));
+        }
+        assert!(Quantization::named(Quantization::AUTO).is_some());
+        assert_eq!(Quantization::named("int6"), None);
+        assert_eq!(Quantization::named("auto"), None);
+    }
+
+    #[test]
+    fn the_first_and_the_last_eighth_of_the_down_projections_are_sensitive() {
+        let int4 = Quantization::named("int4").unwrap();
+        for (layers, sensitive) in
+            [(1, vec![0]), (2, vec![0, 1]), (6, vec![0, 5]), (15, vec![0, 14]), (16, vec![0, 1, 14, 15])]
+        {
+            let found: Vec<_> = (0..layers).filter(|layer| int4.down(*layer, layers) == Int6).collect();
+            assert_eq!(found, sensitive, "of {layers}");
+        }
+        assert_eq!(Quantization::named("int8").unwrap().down(0, 16), Int8);
+    }
+
+    #[test]
+    fn only_plain_formats_are_all_of_one() {
+        assert!(Quantization::named("f32").unwrap().is_all(F32));
+        assert!(!Quantization::named("bf16").unwrap().is_all(F32));
+        assert!(!Quantization::named("int4").unwrap().is_all(Int4));
+    }
+}
