@@ -2,27 +2,33 @@
 //!
 //! A row attends in blocks of [`ATTENTION_BLOCK`] tokens at absolute positions. Each block starts from a fresh
 //! (maximum, sum, accumulator) and the blocks that the row sees are merged from left to right ([`record`]). Inside a
-//! block ([`block`]) a score is one chain of multiply-adds over the columns of K, a page's scores are the lanes of a
-//! vector, and an output column is one chain over the tokens. So the operations behind a row's output depend on its
-//! position, the window and the data alone: how rows are cut into tiles and tasks ([`plan`]) changes none of them.
+//! block ([`block`]) a page's scores are the lanes of a vector; a score is one chain of multiply-adds over the columns of
+//! K and an output column is one chain over the tokens ([`float`]), or both are exact sums of integers ([`codes`]). So
+//! the operations behind a row's output depend on its position, the window and the data alone: how rows are cut into
+//! tiles and tasks ([`plan`]) changes none of them.
 
 mod block;
+mod codes;
+mod float;
 mod plan;
 mod record;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use block::{BLOCK_PAGES, BlockPages, TileBlock};
+use block::{Arithmetic, BLOCK_PAGES, BlockPages, Digits, Room, Sight, TileBlock};
+use codes::Codes;
+use float::Float;
 use plan::{Plan, Task};
 use record::{Finish, Line, Merge};
 
 use crate::arch::{Kernel, Simd};
 use crate::disjoint::Tiles;
-use crate::kv::{Bf16, F16, F32, KvElement, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
+use crate::kv::{Bf16, F16, F32, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
 use crate::rows::Rows;
 use crate::{Exec, PoolError};
 
@@ -56,7 +62,7 @@ pub struct AttentionShape {
     pub key_dim: usize,
     /// Columns of a head of V and of the output.
     pub value_dim: usize,
-    /// Factor of the scores; it is multiplied into Q.
+    /// Factor of the scores.
     pub scale: f32,
     /// The row at position p sees positions `p - window + 1 ..= p`, or all up to p.
     pub window: Option<usize>,
@@ -98,19 +104,22 @@ pub fn attention(
 
     let call = Call { exec, q, store, layer, shape, sequences };
     match store.format() {
-        KvFormat::F32 => call.run::<F32>(out),
-        KvFormat::F16 => call.run::<F16>(out),
-        KvFormat::Bf16 => call.run::<Bf16>(out),
+        KvFormat::F32 => call.run::<Float<F32>>(out),
+        KvFormat::F16 => call.run::<Float<F16>>(out),
+        KvFormat::Bf16 => call.run::<Float<Bf16>>(out),
+        KvFormat::Int8 => call.run::<Codes>(out),
     }
 }
 
 /// Buffers of a thread, kept from call to call.
 #[derive(Default)]
 struct Scratch {
-    /// `[tile][key_dim][tile's rows]`: scaled Q.
+    /// Q of each tile.
     q: Vec<f32>,
     /// `[tile's row][page of the block]`: scores and then probabilities.
     scores: Vec<Line>,
+    /// `[tile's row]`
+    digits: Vec<Digits>,
     /// `[tile's row]`: records of the block at hand.
     block: Vec<Line>,
     /// `[row]`: records of all blocks so far.
@@ -166,18 +175,18 @@ impl Kernel for WidestTile {
 }
 
 impl Call<'_> {
-    fn run<E: KvElement>(&self, out: &mut [f32]) -> Result<(), PoolError> {
+    fn run<A: Arithmetic>(&self, out: &mut [f32]) -> Result<(), PoolError> {
         let shape = self.shape;
         let plan = Plan::new(shape, self.sequences, self.exec.pool.threads());
         let width = shape.heads * shape.value_dim;
         let cells = Tiles::new(out, width, 0..width, 1, shape.value_dim);
         let mut partials = PARTIALS.take();
-        let result = self.run_tasks::<E>(&plan, grown(&mut partials, plan.partial_lines), &cells);
+        let result = self.run_tasks::<A>(&plan, grown(&mut partials, plan.partial_lines), &cells);
         PARTIALS.set(partials);
         result
     }
 
-    fn run_tasks<E: KvElement>(
+    fn run_tasks<A: Arithmetic>(
         &self,
         plan: &Plan,
         mut partials: &mut [Line],
@@ -194,11 +203,11 @@ impl Call<'_> {
         let attend = |index: usize| {
             let task = &plan.tasks[index];
             SCRATCH.with_borrow_mut(|scratch| match spans.get(index).map(|span| span.lock()) {
-                Some(Ok(mut span)) => self.attend::<E>(task, scratch, Some(&mut span)),
+                Some(Ok(mut span)) => self.attend::<A>(task, scratch, Some(&mut span)),
                 // A lock is poisoned by a panic in its task, which ends the run.
                 Some(Err(_)) => {}
                 None => {
-                    self.attend::<E>(task, scratch, None);
+                    self.attend::<A>(task, scratch, None);
                     self.finish(task, &scratch.state, cells);
                 }
             });
@@ -219,28 +228,31 @@ impl Call<'_> {
     }
 
     /// Computes the blocks of `task`: merged into `scratch.state`, or each on its own into `span`.
-    fn attend<E: KvElement>(&self, task: &Task, scratch: &mut Scratch, mut span: Option<&mut [Line]>) {
+    fn attend<A: Arithmetic>(&self, task: &Task, scratch: &mut Scratch, mut span: Option<&mut [Line]>) {
         let record_lines = record::lines(self.shape.value_dim);
         let rows = task.rows(self.shape);
         let tiles = self.tiles(rows);
-        let q = self.pack_q(task, &tiles, &mut scratch.q);
+        let q = self.pack_q::<A>(task, &tiles, &mut scratch.q);
+        let query_words = A::query_words(self.shape.key_dim);
         let scores = grown(&mut scratch.scores, 8 * BLOCK_PAGES);
+        let digits = grown(&mut scratch.digits, 8);
         let records = grown(&mut scratch.block, 8 * record_lines);
         let state = grown(&mut scratch.state, rows * record_lines);
         record::clear(state, record_lines);
         for (index, block) in task.blocks.clone().enumerate() {
-            let pages = self.block_pages::<E>(task, block);
+            let pages = self.block_pages::<A>(task, block);
             let mut q = q;
             for (number, tile) in tiles.iter().enumerate() {
-                let (tile_q, others) = q.split_at(self.shape.key_dim * tile.width);
+                let (tile_q, others) = q.split_at(query_words * tile.width);
                 q = others;
                 let records = &mut records[..tile.width * record_lines];
-                let tile_block = TileArguments { pages: &pages, q: tile_q, scores, records, prefetch: number == 0 };
+                let room = Room { scores: scores.as_chunks_mut().0, digits };
+                let tile_block = TileArguments { pages: &pages, q: tile_q, room, records, prefetch: number == 0 };
                 match tile.width {
-                    1 => self.tile_block::<E, 1>(task, tile, block, tile_block),
-                    2 => self.tile_block::<E, 2>(task, tile, block, tile_block),
-                    4 => self.tile_block::<E, 4>(task, tile, block, tile_block),
-                    _ => self.tile_block::<E, 8>(task, tile, block, tile_block),
+                    1 => self.tile_block::<A, 1>(task, tile, block, tile_block),
+                    2 => self.tile_block::<A, 2>(task, tile, block, tile_block),
+                    4 => self.tile_block::<A, 4>(task, tile, block, tile_block),
+                    _ => self.tile_block::<A, 8>(task, tile, block, tile_block),
                 }
                 let records = &records[..tile.rows.len() * record_lines];
                 let place = tile.rows.start * record_lines..tile.rows.end * record_lines;
@@ -292,21 +304,28 @@ impl Call<'_> {
         (0..rows).step_by(widest).map(tile).collect()
     }
 
-    /// Q of each tile, scaled, with the rows of a tile side by side in every column.
-    fn pack_q<'q>(&self, task: &Task, tiles: &[Tile], q: &'q mut Vec<f32>) -> &'q [f32] {
+    /// Q of each tile, scaled so that 2^score is what the softmax adds up.
+    fn pack_q<'q, A: Arithmetic>(&self, task: &Task, tiles: &[Tile], q: &'q mut Vec<f32>) -> &'q [f32] {
         let key_dim = self.shape.key_dim;
-        let q = grown(q, tiles.iter().map(|tile| tile.width * key_dim).sum());
+        let words = A::query_words(key_dim);
+        // A cap is on the score itself.
+        let base = if self.shape.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
+        let q = grown(q, tiles.iter().map(|tile| tile.width * words).sum());
         let mut rest = &mut *q;
         for tile in tiles {
-            let (packed, others) = rest.split_at_mut(tile.width * key_dim);
+            let (packed, others) = rest.split_at_mut(tile.width * words);
             rest = others;
             for lane in 0..tile.width {
                 let (query, head) = self.query_and_head(task, (tile.rows.start + lane).min(tile.rows.end - 1));
                 let row = self.sequences[task.sequence].first_row + query;
-                let columns = &self.q.row(row, (head + 1) * key_dim)[head * key_dim..];
-                for (column, value) in columns.iter().enumerate() {
-                    packed[column * tile.width + lane] = value * self.shape.scale;
-                }
+                self.exec.isa.run(Pack::<A> {
+                    query: &self.q.row(row, (head + 1) * key_dim)[head * key_dim..],
+                    scale: self.shape.scale * base,
+                    row: lane,
+                    rows: tile.width,
+                    tile: packed,
+                    arithmetic: PhantomData,
+                });
             }
         }
         q
@@ -318,32 +337,32 @@ impl Call<'_> {
         self.shape.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// K and V of the pages of a block that any row of the task sees, and K of the next block's.
-    fn block_pages<E: KvElement>(&self, task: &Task, block: usize) -> BlockPages<'_, E> {
+    /// The pages of a block that any row of the task sees, and the next block's.
+    fn block_pages<A: Arithmetic>(&self, task: &Task, block: usize) -> BlockPages<'_, A> {
         let seen = self.visible(task, task.queries.start).start..self.visible(task, task.queries.end - 1).end;
         let seen = seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS);
         let table = self.sequences[task.sequence].pages;
-        let mut pages = BlockPages { keys: [&[]; BLOCK_PAGES], values: [&[]; BLOCK_PAGES], next: [&[]; BLOCK_PAGES] };
+        let mut pages =
+            BlockPages { pages: [A::Page::default(); BLOCK_PAGES], next: [A::Page::default(); BLOCK_PAGES] };
         for index in 0..BLOCK_PAGES {
             let page = block * BLOCK_PAGES + index;
             if seen.contains(&page) {
-                pages.keys[index] = self.store.keys::<E>(self.layer, table[page], task.kv_head);
-                pages.values[index] = self.store.values::<E>(self.layer, table[page], task.kv_head);
+                pages.pages[index] = A::page(self.store, self.layer, table[page], task.kv_head);
             }
             let page = page + BLOCK_PAGES;
             if seen.contains(&page) && block + 1 < task.blocks.end {
-                pages.next[index] = self.store.keys::<E>(self.layer, table[page], task.kv_head);
+                pages.next[index] = A::page(self.store, self.layer, table[page], task.kv_head);
             }
         }
         pages
     }
 
-    fn tile_block<E: KvElement, const R: usize>(
+    fn tile_block<A: Arithmetic, const R: usize>(
         &self,
         task: &Task,
         tile: &Tile,
         block: usize,
-        arguments: TileArguments<'_, E>,
+        arguments: TileArguments<'_, '_, A>,
     ) {
         let start = block * ATTENTION_BLOCK;
         let visible = std::array::from_fn(|lane| {
@@ -354,25 +373,45 @@ impl Call<'_> {
             let from = from.saturating_sub(start);
             if from < to { from..to } else { 0..0 }
         });
-        let TileArguments { pages, q, scores, records, prefetch } = arguments;
-        self.exec.isa.run(TileBlock::<E, R> {
+        let TileArguments { pages, q, room, records, prefetch } = arguments;
+        self.exec.isa.run(TileBlock::<A, R> {
             pages,
-            q: q.as_chunks().0,
-            visible,
+            q,
+            key_dim: self.shape.key_dim,
+            sight: Sight::new(visible),
             softcap: self.shape.softcap,
             value_vectors: value_vectors(self.shape.value_dim),
-            scores: scores.as_chunks_mut().0,
+            room,
             records,
             prefetch,
         });
     }
 }
 
+/// Lays out a row of a tile's Q.
+struct Pack<'a, A> {
+    query: &'a [f32],
+    scale: f32,
+    row: usize,
+    rows: usize,
+    tile: &'a mut [f32],
+    arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic> Kernel for Pack<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        A::pack(simd, self.query, self.scale, self.row, self.rows, self.tile);
+    }
+}
+
 /// What [`Call::tile_block`] hands through.
-struct TileArguments<'a, E: KvElement> {
-    pages: &'a BlockPages<'a, E>,
+struct TileArguments<'a, 's, A: Arithmetic> {
+    pages: &'a BlockPages<'s, A>,
     q: &'a [f32],
-    scores: &'a mut [Line],
+    room: Room<'a>,
     records: &'a mut [Line],
     prefetch: bool,
 }
