@@ -11,7 +11,7 @@ from ferrule.params import MAX_COUNT
 
 QUANTIZATIONS = ("auto", "f32", "bf16", "f16")
 """Formats of the weights; auto keeps the stored one."""
-KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 """Formats of the key-value cache; auto is f32 beside f32 weights, else f16."""
 MAX_THREADS = 1024
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::ATTENTION_BLOCK;
 use super::record::Line;
-use crate::arch::{Kernel, LANES, Simd};
+use crate::arch::{Kernel, LANES, LINE, Simd};
 use crate::kv::{KvStore, PAGE_TOKENS, PageId};
 use crate::math::tanh;
 
@@ -14,6 +14,15 @@ pub(super) const BLOCK_PAGES: usize = ATTENTION_BLOCK / PAGE_TOKENS;
 /// Vectors that accumulators may take, so that operands still find registers.
 pub(super) const fn registers<S: Simd>() -> usize {
     S::TILE_ROWS * S::TILE_PANELS
+}
+
+/// The most rows of a tile: as many as leave registers for K and V.
+pub(super) const fn widest_tile<S: Simd>() -> usize {
+    match registers::<S>() {
+        16.. => 8,
+        4.. => 4,
+        _ => 2,
+    }
 }
 
 /// How Q meets K and probabilities meet V.
@@ -35,11 +44,7 @@ pub(super) trait Arithmetic: Sized + Send + Sync + 'static {
 }
 
 /// K and V of one head in the pages of a block; empty where no row of the task looks.
-pub(super) struct BlockPages<'s, A: Arithmetic> {
-    pub(super) pages: [A::Page<'s>; BLOCK_PAGES],
-    /// The next block, whose K is to be fetched while V of this one is worked on.
-    pub(super) next: [A::Page<'s>; BLOCK_PAGES],
-}
+pub(super) type BlockPages<'s, A> = [<A as Arithmetic>::Page<'s>; BLOCK_PAGES];
 
 /// Probabilities of a row as codes of two digits: the first and the second of every token.
 pub(super) type Digits = [[[i8; LANES]; BLOCK_PAGES]; 2];
@@ -54,6 +59,8 @@ pub(super) struct Room<'a> {
 /// Computes the records of `R` rows over one block.
 pub(super) struct TileBlock<'a, 's, A: Arithmetic, const R: usize> {
     pub(super) pages: &'a BlockPages<'s, A>,
+    /// Pages whose K is to be fetched while these are worked on.
+    pub(super) next: &'a BlockPages<'s, A>,
     /// The tile's Q, as [`Arithmetic::pack`] laid it out.
     pub(super) q: &'a [f32],
     pub(super) key_dim: usize,
@@ -72,7 +79,12 @@ impl<A: Arithmetic, const R: usize> Kernel for TileBlock<'_, '_, A, R> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        A::run(simd, self);
+        // Code for tiles that an instruction set does not use is not even made.
+        if const { R <= widest_tile::<S>() } {
+            A::run(simd, self);
+        } else {
+            unreachable!("a tile of {R} rows");
+        }
     }
 }
 
@@ -144,10 +156,45 @@ impl<const R: usize> Sight<R> {
     }
 }
 
-/// Asks for element `index` of a page, if it has that many.
+/// Asks for element `index` of a slice, or for what lies there where it has not that many.
 #[inline(always)]
-pub(super) fn prefetch<S: Simd, T>(simd: S, page: &[T], index: usize) {
-    if let Some(element) = page.get(index) {
-        simd.prefetch(std::ptr::from_ref(element).cast());
+pub(super) fn prefetch<S: Simd, T>(simd: S, slice: &[T], index: usize) {
+    simd.prefetch(slice.as_ptr().wrapping_add(index).cast());
+}
+
+/// Half of the cache lines of the next pages, asked for in equal steps. While scores are computed V of these pages is on
+/// its way; of the next K one half comes during the softmax and the other beside V, so that memory never rests.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    first: usize,
+    step: usize,
+}
+
+impl Ahead {
+    /// Of a page's K, half 0 or 1. Nothing where `wanted` is false.
+    pub(super) fn new<T>(keys: &[T], half: usize, steps: usize, wanted: bool) -> Self {
+        let lines = size_of_val(keys).div_ceil(LINE).div_ceil(2);
+        Self { first: half * lines, step: if wanted { lines.div_ceil(steps) } else { 0 } }
     }
+
+    /// Step `index` of the half in `keys`.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd, T>(self, simd: S, keys: &[T], index: usize) {
+        let first = self.first + index * self.step;
+        for line in first..first + self.step {
+            simd.prefetch(keys.as_ptr().cast::<u8>().wrapping_add(line * LINE));
+        }
+    }
+}
+
+/// The largest lane, none of which is NaN.
+#[inline(always)]
+pub(super) fn largest_lane<S: Simd>(simd: S, value: S::F32) -> f32 {
+    let mut lanes = simd.to_array(value);
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
+        }
+    }
+    lanes[0]
 }

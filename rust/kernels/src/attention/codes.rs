@@ -1,14 +1,15 @@
 //! Pages of int8 codes: both products are sums of bytes' products in i32, which are exact in any order.
 //!
 //! A row's Q becomes codes with one scale for each group of [`GROUP`] columns. Its probabilities are multiplied with the
-//! scales of V and become codes of two digits, `first + second / 128`, with one scale for the block: 15 bits below the
+//! scales of V and become codes of two digits, `first + second / 127`, with one scale for the block: 14 bits below the
 //! block's largest. With 7 bits the many tokens of a long context that weigh less than a 254th of the largest would
-//! vanish, and together they can be most of the sum.
+//! vanish, and together they can be most of the sum. Both digits are in 0..=127, so that they mean the same with and
+//! without a bias.
 
 // Plain counting loops over small arrays of registers: iterators over several arrays at once hide what is computed.
 #![allow(clippy::needless_range_loop)]
 
-use super::block::{Arithmetic, BLOCK_PAGES, Digits, TileBlock, prefetch, registers};
+use super::block::{Ahead, Arithmetic, BLOCK_PAGES, Digits, TileBlock, largest_lane, prefetch, registers};
 use super::record;
 use crate::arch::{ByteLine, LANES, Simd};
 use crate::kv::int8::{CodePage, LARGEST, QUAD, encode, inverse, key_quads, largest};
@@ -21,10 +22,14 @@ const GROUP: usize = 256;
 const GROUP_QUADS: usize = GROUP / QUAD;
 
 const _: () = assert!(GROUP * 255 * 127 < 1 << 24);
-const _: () = assert!(BLOCK_PAGES * PAGE_TOKENS * 255 * 127 < 1 << 24);
+const _: () = assert!(BLOCK_PAGES * PAGE_TOKENS * 127 * 127 < 1 << 24);
 
 /// The second digit's steps in one of the first.
-const STEPS: f32 = 128.0;
+const STEPS: f32 = 127.0;
+
+/// How far below a digit's step numbers still round down to it. Just under 1/2: what is left for the second digit is
+/// from -1/512 to 511/512, which becomes 0 to 127 and never -1.
+const ROUND_DOWN: f32 = 0.5 - 1.0 / 512.0;
 
 /// Quads of tokens of a page.
 const PAGE_QUADS: usize = PAGE_TOKENS / QUAD;
@@ -74,27 +79,27 @@ impl Arithmetic for Codes {
     #[inline(always)]
     fn run<S: Simd, const R: usize>(simd: S, mut block: Block<'_, '_, R>) {
         let max = all_scores(simd, &mut block);
-        let weights = softmax(simd, &mut block, max);
+        let scales = softmax(simd, &mut block, max);
         let mut vector = 0;
         while vector < block.value_vectors {
-            let two = 2 * 2 <= registers::<S>() && block.value_vectors - vector >= 2;
+            let two = const { 2 * 2 <= registers::<S>() } && block.value_vectors - vector >= 2;
             let mut row = 0;
             while row < R {
                 // Both digits of a row have accumulators of their own.
                 if two && const { 4 <= R && 4 * 2 * 2 <= registers::<S>() } {
-                    values::<S, R, 4, 2>(simd, &mut block, &weights, row, vector);
+                    values::<S, R, 4, 2>(simd, &mut block, &scales, row, vector);
                     row += 4;
                 } else if two && const { 2 <= R && 2 * 2 * 2 <= registers::<S>() } {
-                    values::<S, R, 2, 2>(simd, &mut block, &weights, row, vector);
+                    values::<S, R, 2, 2>(simd, &mut block, &scales, row, vector);
                     row += 2;
                 } else if !two && const { 2 <= R && 2 * 2 <= registers::<S>() } {
-                    values::<S, R, 2, 1>(simd, &mut block, &weights, row, vector);
+                    values::<S, R, 2, 1>(simd, &mut block, &scales, row, vector);
                     row += 2;
                 } else if two {
-                    values::<S, R, 1, 2>(simd, &mut block, &weights, row, vector);
+                    values::<S, R, 1, 2>(simd, &mut block, &scales, row, vector);
                     row += 1;
                 } else {
-                    values::<S, R, 1, 1>(simd, &mut block, &weights, row, vector);
+                    values::<S, R, 1, 1>(simd, &mut block, &scales, row, vector);
                     row += 1;
                 }
                 block.prefetch = false;
@@ -106,22 +111,6 @@ impl Arithmetic for Codes {
 
 type Block<'a, 's, const R: usize> = TileBlock<'a, 's, Codes, R>;
 
-/// What the digits of a row's weights stand for.
-#[derive(Clone, Copy, Default)]
-struct Weights {
-    /// Of the first digit.
-    scale: f32,
-    /// Of both digits' codes.
-    sums: [i32; 2],
-}
-
-/// What a sum of products begins with to end without the bias.
-#[inline(always)]
-fn start<S: Simd>(simd: S, sum: i32) -> S::I32 {
-    // The digits of a row that is NaN, and so their sum, may be anything.
-    simd.splat_i32((-i32::from(S::WEIGHT_BIAS)).wrapping_mul(sum))
-}
-
 /// Scores of all pages that some row sees, -inf where a row does not see a token, and each row's largest by lanes.
 #[inline(always)]
 fn all_scores<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) -> [S::F32; R] {
@@ -129,10 +118,10 @@ fn all_scores<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) ->
     let mut page = block.sight.pages.start;
     while page < block.sight.pages.end {
         let left = block.sight.pages.end - page;
-        if R * 4 <= registers::<S>() && left >= 4 {
+        if const { R * 4 <= registers::<S>() } && left >= 4 {
             scores::<S, R, 4>(simd, block, page, &mut max);
             page += 4;
-        } else if R * 2 <= registers::<S>() && left >= 2 {
+        } else if const { R * 2 <= registers::<S>() } && left >= 2 {
             scores::<S, R, 2>(simd, block, page, &mut max);
             page += 2;
         } else {
@@ -161,20 +150,18 @@ fn scores<S: Simd, const R: usize, const P: usize>(
         let mut keys: [&[ByteLine]; P] = [&[]; P];
         let mut ahead: [&[ByteLine]; P] = [&[]; P];
         for p in 0..P {
-            keys[p] = &block.pages.pages[first + p].keys[group * GROUP_QUADS..][..quads.len()];
-            ahead[p] = block.pages.pages[first + p].values;
+            keys[p] = &block.pages[first + p].keys[group * GROUP_QUADS..][..quads.len()];
+            ahead[p] = block.pages[first + p].values;
         }
         let mut sums = [[simd.splat_i32(0); P]; R];
         for r in 0..R {
-            sums[r] = [start(simd, query_sums[group][r]); P];
+            sums[r] = [simd.splat_i32(-i32::from(S::WEIGHT_BIAS) * query_sums[group][r]); P];
         }
         for (index, quad) in quads.iter().enumerate() {
             let mut key = [simd.splat_byte(0); P];
             for p in 0..P {
                 key[p] = simd.load_bytes(&keys[p][index].0);
-                if block.prefetch {
-                    prefetch(simd, ahead[p], group * GROUP_QUADS + index);
-                }
+                prefetch(simd, ahead[p], group * GROUP_QUADS + index);
             }
             for r in 0..R {
                 let query = simd.splat_quad(quad[r]);
@@ -185,7 +172,7 @@ fn scores<S: Simd, const R: usize, const P: usize>(
         }
         let last = group + 1 == scales.len();
         for p in 0..P {
-            let key_scale = simd.load_bf16(&block.pages.pages[first + p].scales[0]);
+            let key_scale = simd.load_bf16(&block.pages[first + p].scales[0]);
             for r in 0..R {
                 let mut score = simd.mul(simd.to_f32(sums[r][p]), simd.splat(scales[group][r]));
                 if group > 0 {
@@ -202,24 +189,28 @@ fn scores<S: Simd, const R: usize, const P: usize>(
     }
 }
 
-/// Turns scores into digits of 2^(score - maximum) times V's scale and writes the heads of the records.
+/// Turns scores into digits of 2^(score - maximum) times V's scale and writes the heads of the records. What a first
+/// digit of 1 stands for, row by row.
 #[inline(always)]
-fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: [S::F32; R]) -> [Weights; R] {
+fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: [S::F32; R]) -> [f32; R] {
     let record_lines = 1 + block.value_vectors;
-    let mut weights = [Weights::default(); R];
+    let mut scales = [0.0; R];
     for r in 0..R {
         if block.sight.rows[r].is_empty() {
             block.records[r * record_lines] = record::head(f32::NEG_INFINITY, 0.0);
             continue;
         }
-        let max = simd.reduce_max(max[r]);
+        let max = simd.splat(largest_lane(simd, max[r]));
         let (mut sum, mut heaviest) = (simd.splat(0.0), simd.splat(0.0));
         // An attention sink would begin the sum here.
         for page in block.sight.pages.clone() {
+            let next = &block.next[page];
+            prefetch(simd, next.scales, 0);
+            Ahead::new(next.keys, 0, R, block.prefetch).prefetch(simd, next.keys, r);
             let line = &mut block.room.scores[r][page].0;
-            let probability = exp2(simd, simd.sub(simd.load(line), simd.splat(max)));
+            let probability = exp2(simd, simd.sub(simd.load(line), max));
             sum = simd.add(sum, probability);
-            let mut weight = simd.mul(probability, simd.load_bf16(&block.pages.pages[page].scales[1]));
+            let mut weight = simd.mul(probability, simd.load_bf16(&block.pages[page].scales[1]));
             if block.sight.masks(page, 1) {
                 // Where nothing was written yet the scale may be anything.
                 weight = block.sight.select(simd, r, page, weight, 0.0);
@@ -227,42 +218,19 @@ fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: 
             heaviest = simd.max(weight, heaviest);
             simd.store(weight, line);
         }
-        block.records[r * record_lines] = record::head(max, simd.reduce_add(sum));
-        let scale = simd.reduce_max(heaviest) / LARGEST;
-        let sums = digits(simd, &block.room.scores[r], block.sight.pages.clone(), scale, &mut block.room.digits[r]);
-        weights[r] = Weights { scale, sums };
-    }
-    weights
-}
-
-/// Digits of a row's weights, and their sums where a bias has to be taken off.
-#[inline(always)]
-fn digits<S: Simd>(
-    simd: S,
-    weights: &[record::Line; BLOCK_PAGES],
-    pages: std::ops::Range<usize>,
-    scale: f32,
-    digits: &mut Digits,
-) -> [i32; 2] {
-    let factor = simd.splat(inverse(scale));
-    let mut sums = [simd.splat_i32(0); 2];
-    for page in pages {
-        let weight = simd.mul(simd.load(&weights[page].0), factor);
-        let first = simd.to_i32(weight);
-        let rest = simd.sub(weight, simd.to_f32(first));
-        let second = simd.to_i32(simd.mul(rest, simd.splat(STEPS)));
-        for (index, digit) in [first, second].into_iter().enumerate() {
-            simd.store_i8(digit, &mut digits[index][page]);
-            if S::WEIGHT_BIAS > 0 {
-                sums[index] = simd.add_i32(sums[index], digit);
-            }
+        block.records[r * record_lines] = record::head(simd.to_array(max)[0], simd.reduce_add(sum));
+        scales[r] = largest_lane(simd, heaviest) / LARGEST;
+        let factor = simd.splat(inverse(scales[r]));
+        let digits = &mut block.room.digits[r];
+        for page in block.sight.pages.clone() {
+            let weight = simd.mul(simd.load(&block.room.scores[r][page].0), factor);
+            let first = simd.to_i32(simd.sub(weight, simd.splat(ROUND_DOWN)));
+            simd.store_i8(first, &mut digits[0][page]);
+            let rest = simd.sub(weight, simd.to_f32(first));
+            simd.store_i8(simd.to_i32(simd.mul(rest, simd.splat(STEPS))), &mut digits[1][page]);
         }
     }
-    sums.map(|sum| {
-        let mut lanes = [0; LANES];
-        simd.store_i32(sum, &mut lanes);
-        lanes.into_iter().fold(0, i32::wrapping_add)
-    })
+    scales
 }
 
 /// `C` vectors of output columns from `first` on of `N` rows from `row` on.
@@ -270,33 +238,25 @@ fn digits<S: Simd>(
 fn values<S: Simd, const R: usize, const N: usize, const C: usize>(
     simd: S,
     block: &mut Block<'_, '_, R>,
-    weights: &[Weights; R],
+    scales: &[f32; R],
     row: usize,
     first: usize,
 ) {
     let mut sums = [[[simd.splat_i32(0); C]; 2]; N];
-    for n in 0..N {
-        for digit in 0..2 {
-            sums[n][digit] = [start(simd, weights[row + n].sums[digit]); C];
-        }
-    }
     let rows: &[Digits; N] = block.room.digits[row..].first_chunk().expect("digits of every row");
     for page in block.sight.pages.clone() {
-        let next = &block.pages.next[page];
-        let ahead = if block.prefetch { next.keys.len().div_ceil(PAGE_QUADS) } else { 0 };
-        prefetch(simd, next.scales, 0);
-        let lines = block.pages.pages[page].values.chunks_exact(block.value_vectors);
-        for (quad, lines) in lines.enumerate().take(PAGE_QUADS) {
-            for index in 0..ahead {
-                prefetch(simd, next.keys, quad * ahead + index);
-            }
-            let Some((lines, _)) = lines[first..].split_first_chunk::<C>() else { break };
+        let next = block.next[page].keys;
+        let ahead = Ahead::new(next, 1, PAGE_QUADS, block.prefetch);
+        let lines = &block.pages[page].values[first..];
+        for quad in 0..PAGE_QUADS {
+            ahead.prefetch(simd, next, quad);
+            let lines: &[ByteLine; C] = lines[quad * block.value_vectors..].first_chunk().expect("whole lines");
             for n in 0..N {
                 for digit in 0..2 {
                     let weight = simd.splat_quad(rows[n][digit][page].as_chunks().0[quad]);
                     for c in 0..C {
                         let value = simd.load_bytes(&lines[c].0);
-                        sums[n][digit][c] = simd.dot(sums[n][digit][c], value, weight);
+                        sums[n][digit][c] = simd.dot(sums[n][digit][c], weight, value);
                     }
                 }
             }
@@ -304,7 +264,7 @@ fn values<S: Simd, const R: usize, const N: usize, const C: usize>(
     }
     let record_lines = 1 + block.value_vectors;
     for n in 0..N {
-        let scale = weights[row + n].scale;
+        let scale = scales[row + n];
         for c in 0..C {
             let second = simd.mul(simd.to_f32(sums[n][1][c]), simd.splat(scale / STEPS));
             let sum = simd.mul_add(simd.to_f32(sums[n][0][c]), simd.splat(scale), second);

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::block::{Arithmetic, TileBlock, prefetch, registers};
+use super::block::{Ahead, Arithmetic, TileBlock, largest_lane, prefetch, registers};
 use super::record;
 use crate::arch::{LANES, Simd};
 use crate::kv::{KvElement, KvStore, PAGE_TOKENS, PageId};
@@ -62,13 +62,13 @@ impl<E: KvElement> Arithmetic for Float<E> {
         let mut vector = 0;
         while vector < block.value_vectors {
             let left = block.value_vectors - vector;
-            if R * 8 <= registers::<S>() && left >= 8 {
+            if const { R * 8 <= registers::<S>() } && left >= 8 {
                 values::<S, E, R, 8>(simd, &mut block, vector);
                 vector += 8;
-            } else if R * 4 <= registers::<S>() && left >= 4 {
+            } else if const { R * 4 <= registers::<S>() } && left >= 4 {
                 values::<S, E, R, 4>(simd, &mut block, vector);
                 vector += 4;
-            } else if R * 2 <= registers::<S>() && left >= 2 {
+            } else if const { R * 2 <= registers::<S>() } && left >= 2 {
                 values::<S, E, R, 2>(simd, &mut block, vector);
                 vector += 2;
             } else {
@@ -89,10 +89,10 @@ fn all_scores<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<
     let mut page = block.sight.pages.start;
     while page < block.sight.pages.end {
         let left = block.sight.pages.end - page;
-        if R * 4 <= registers::<S>() && left >= 4 {
+        if const { R * 4 <= registers::<S>() } && left >= 4 {
             scores::<S, E, R, 4>(simd, block, page, &mut max);
             page += 4;
-        } else if R * 2 <= registers::<S>() && left >= 2 {
+        } else if const { R * 2 <= registers::<S>() } && left >= 2 {
             scores::<S, E, R, 2>(simd, block, page, &mut max);
             page += 2;
         } else {
@@ -114,8 +114,8 @@ fn scores<S: Simd, E: KvElement, const R: usize, const P: usize>(
     let mut keys: [&[[E::Stored; LANES]]; P] = [&[]; P];
     let mut ahead: [&[[E::Stored; LANES]]; P] = [&[]; P];
     for p in 0..P {
-        keys[p] = &block.pages.pages[first + p].keys[..block.key_dim];
-        ahead[p] = block.pages.pages[first + p].values;
+        keys[p] = &block.pages[first + p].keys[..block.key_dim];
+        ahead[p] = block.pages[first + p].values;
     }
     let mut sums = [[simd.splat(0.0); P]; R];
     let rows: &[[f32; R]] = block.q.as_chunks().0;
@@ -123,9 +123,7 @@ fn scores<S: Simd, E: KvElement, const R: usize, const P: usize>(
         let mut key = [simd.splat(0.0); P];
         for p in 0..P {
             key[p] = E::widen(simd, &keys[p][column]);
-            if block.prefetch {
-                prefetch(simd, ahead[p], column);
-            }
+            prefetch(simd, ahead[p], column);
         }
         for r in 0..R {
             let q = simd.splat(q[r]);
@@ -154,15 +152,18 @@ fn softmax<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_,
             block.records[r * record_lines] = record::head(f32::NEG_INFINITY, 0.0);
             continue;
         }
-        let max = simd.reduce_max(max[r]);
+        let max = simd.splat(largest_lane(simd, max[r]));
         let mut sum = simd.splat(0.0);
         // An attention sink would begin the sum here.
-        for line in &mut block.room.scores[r][block.sight.pages.clone()] {
-            let probability = exp2(simd, simd.sub(simd.load(&line.0), simd.splat(max)));
+        for page in block.sight.pages.clone() {
+            let next = block.next[page].keys;
+            Ahead::new(next, 0, R, block.prefetch).prefetch(simd, next, r);
+            let line = &mut block.room.scores[r][page].0;
+            let probability = exp2(simd, simd.sub(simd.load(line), max));
             sum = simd.add(sum, probability);
-            simd.store(probability, &mut line.0);
+            simd.store(probability, line);
         }
-        block.records[r * record_lines] = record::head(max, simd.reduce_add(sum));
+        block.records[r * record_lines] = record::head(simd.to_array(max)[0], simd.reduce_add(sum));
     }
 }
 
@@ -175,14 +176,12 @@ fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
 ) {
     let mut sums = [[simd.splat(0.0); C]; R];
     for page in block.sight.pages.clone() {
-        let tokens = block.pages.pages[page].values.chunks_exact(block.value_vectors);
-        let ahead = block.pages.next[page].keys;
-        let per_token = if block.prefetch { ahead.len().div_ceil(PAGE_TOKENS) } else { 0 };
-        let all = !block.sight.masks(page, 1);
-        for (token, values) in tokens.enumerate() {
-            for index in 0..per_token {
-                prefetch(simd, ahead, token * per_token + index);
-            }
+        let tokens = block.pages[page].values.chunks_exact(block.value_vectors);
+        let next = block.next[page].keys;
+        let ahead = Ahead::new(next, 1, PAGE_TOKENS, block.prefetch);
+        let masked = block.sight.masks(page, 1);
+        for (token, values) in tokens.enumerate().take(PAGE_TOKENS) {
+            ahead.prefetch(simd, next, token);
             let Some((values, _)) = values[first..].split_first_chunk::<C>() else { break };
             let mut value = [simd.splat(0.0); C];
             for c in 0..C {
@@ -190,11 +189,12 @@ fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
             }
             for r in 0..R {
                 // What a row does not see must not be multiplied by 0 either: it may be infinite or NaN.
-                if all || block.sight.rows[r].contains(&(page * PAGE_TOKENS + token)) {
-                    let probability = simd.splat(block.room.scores[r][page].0[token]);
-                    for c in 0..C {
-                        sums[r][c] = simd.mul_add(probability, value[c], sums[r][c]);
-                    }
+                if masked && !block.sight.rows[r].contains(&(page * PAGE_TOKENS + token)) {
+                    continue;
+                }
+                let probability = simd.splat(block.room.scores[r][page].0[token]);
+                for c in 0..C {
+                    sums[r][c] = simd.mul_add(probability, value[c], sums[r][c]);
                 }
             }
         }

@@ -58,8 +58,9 @@ impl Kernel for Merge<'_> {
                 continue;
             }
             let max = state_max.max(block_max);
-            let state_factor = exp2_scalar(simd, state_max - max);
-            let block_factor = exp2_scalar(simd, block_max - max);
+            // One of the two is 2^0.
+            let factor = exp2_scalar(simd, -(state_max - block_max).abs());
+            let (state_factor, block_factor) = if state_max < block_max { (factor, 1.0) } else { (1.0, factor) };
             state[0] = head(max, state_sum * state_factor + block_sum * block_factor);
             let (state_factor, block_factor) = (simd.splat(state_factor), simd.splat(block_factor));
             for (state, block) in state[1..].iter_mut().zip(&block[1..]) {

@@ -219,7 +219,7 @@ fn oracle(case: &Case) -> Vec<(f64, f64)> {
                     if case.format == KvFormat::Int8 {
                         // Half a step of the second digit.
                         let code = value / largest(&values[start + i]).max(f64::MIN_POSITIVE) * 127.0;
-                        tolerance += heaviest[i] / 127.0 / 256.0 * code.abs();
+                        tolerance += heaviest[i] / 127.0 / 254.0 * code.abs();
                     }
                 }
                 out.push((total / sum, tolerance / sum + 2e-5));

@@ -4,8 +4,9 @@
 //! bytes of a lane are what one dot product of the instruction set sums, over columns of K and over tokens of V. Columns
 //! of K are filled up with zeros to a multiple of four, those of V to a multiple of [`LANES`].
 //!
-//! Codes lie [`Simd::WEIGHT_BIAS`] above their values, so that the products need no other instruction. Pages live in one
-//! process, which has one instruction set.
+//! Codes of K lie [`Simd::WEIGHT_BIAS`] above their values, so that they are the first factors of [`Simd::dot`]; those of V
+//! are as they are, for the second factor beside probabilities, which are never negative and so need no bias. Pages live
+//! in one process, which has one instruction set.
 //!
 //! A scale is a bf16: half the bytes of an f32 with all of its range. Codes are made with the scale as it was rounded, at
 //! most 2^-8 below a 127th of the largest number, so that they stay within 127.5, which rounds to 127: a number is off
@@ -50,7 +51,7 @@ pub(super) fn value_bytes(value_dim: usize) -> Option<usize> {
 pub(crate) struct CodePage<'a> {
     /// Of K and of V, `[2][token]` in bf16. Empty where there is no page.
     pub(crate) scales: &'a [[u16; LANES]],
-    /// `[key_quads]` lines of `[token][4]`
+    /// `[key_quads]` lines of `[token][4]`, with the bias
     pub(crate) keys: &'a [ByteLine],
     /// `[token / 4][value_vectors]` lines of `[16 columns][4]`
     pub(crate) values: &'a [ByteLine],
@@ -107,7 +108,7 @@ impl Kernel for Write<'_> {
         for (line, numbers) in lines.iter_mut().zip(value.chunks(LANES)) {
             let codes = if finite { encode(simd, load_padded(simd, numbers), factor) } else { [0; LANES] };
             for (byte, code) in line[slot % QUAD..].iter_mut().step_by(QUAD).zip(codes) {
-                *byte = (code as u8).wrapping_add(S::WEIGHT_BIAS);
+                *byte = code as u8;
             }
         }
     }

@@ -65,12 +65,11 @@ fn read_codes(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>,
     let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
     let (mut keys, mut values) = (Vec::new(), Vec::new());
     let bias = isa.run(Bias);
-    let number =
-        |byte: u8, scale: u16| f32::from(byte.wrapping_sub(bias) as i8) * half::bf16::from_bits(scale).to_f32();
+    let number = |byte: u8, scale: u16| f32::from(byte as i8) * half::bf16::from_bits(scale).to_f32();
     for head in 0..kv_heads {
         let page = store.codes(layer, row.page, head);
         let quads = page.keys.iter().flat_map(|line| &line.0[row.slot * 4..][..4]);
-        let columns: Vec<f32> = quads.map(|byte| number(*byte, page.scales[0][row.slot])).collect();
+        let columns: Vec<f32> = quads.map(|byte| number(byte.wrapping_sub(bias), page.scales[0][row.slot])).collect();
         keys.extend_from_slice(&columns[..key_dim]);
         assert!(columns[key_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "K is filled up with zeros");
         let vectors = value_vectors(value_dim);
