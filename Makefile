@@ -60,8 +60,9 @@ sdist: $(VENV)/ready ## dist/*.tar.gz, and a wheel built from it and tested
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir target/from-sdist dist/*.tar.gz
 	scripts/try-wheel $(PYTHON) target/from-sdist/*.whl
 
-bench: release ## the embedded model's prefill and decode speed on this machine
-	$(BIN)/ferrule bench --prompt 512 --gen 128
+bench: release ## this machine's ceilings, and the embedded model's prefill and decode beside them
+	$(BIN)/ferrule bench --machine
+	$(BIN)/ferrule bench --context 512 --batch 1,4,16
 
 clean: ## remove what was built
 	cargo clean

@@ -91,7 +91,6 @@ USAGE: list[tuple[list[str], str]] = [
     (["run", "x", "--top-p", "nan"], "top_p is nan"),
     (["run", "x", "-n", "0"], "max_tokens is 0"),
     (["run", "tiny", "x", "--revision", "main"], "only models of the hub"),
-    (["bench", "--prompt", "5000"], "the limit is max_model_len, 2048"),
     (["bench", "--gen", "1"], "1 is not in the range"),
     (["nonsense"], "No such command 'nonsense'"),
     (["run", "x", "--nonsense"], "No such option"),
@@ -227,16 +226,6 @@ def test_explain_shows_every_token_of_a_long_prompt(capsys: pytest.CaptureFixtur
 def test_explain_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "[red]x[/red]", "-n", "1"]) == 0
     assert "[red]x[/red]" in capsys.readouterr().out
-
-
-def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--prompt", "16", "--gen", "4", "--repeat", "2", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["prefill_tokens"] == 16
-    assert record["decode_tokens_per_second"] > 0
-    assert {"model", "format", "isa", "threads", "weight_bytes", "prefill_tokens_per_second"} <= set(record)
-    assert main(["bench", "--prompt", "16", "--gen", "4"]) == 0
-    assert "tokens/s" in capsys.readouterr().out
 
 
 def test_chat_from_a_pipe() -> None:

@@ -36,6 +36,7 @@ FLOORS: list[set[str]] = [
     {"request"},
     {"run"},
     {"llm"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]

@@ -301,6 +301,23 @@ def test_closing_a_stream_ends_its_request(llm: LLM, engine_of: EngineOf) -> Non
     assert engine_of(llm).aborted
 
 
+def test_streams_of_several_prompts_come_side_by_side(llm: LLM, engine_of: EngineOf) -> None:
+    prompts = ["The capital of", "Once", "x"]
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (4, 2, 3)]
+    alone = [output.outputs[0] for output in llm.generate(prompts, params)]
+    deltas = list(llm.stream_all(prompts, params))
+    assert [position for position, _ in deltas] == [0, 1, 2, 0, 1, 2, 0, 2, 0]
+    for number, expected in enumerate(alone):
+        mine = [delta for position, delta in deltas if position == number]
+        assert [token for delta in mine for token in delta.token_ids] == expected.token_ids
+        assert "".join(delta.text for delta in mine) == expected.text
+        assert [delta.output is not None for delta in mine] == [False] * (len(mine) - 1) + [True]
+    stream = llm.stream_all(prompts, GREEDY)
+    next(stream)
+    stream.close()
+    assert not engine_of(llm).running
+
+
 def test_a_stream_that_is_not_read_runs_nothing(llm: LLM, engine_of: EngineOf) -> None:
     llm.stream("x")
     assert not engine_of(llm).running

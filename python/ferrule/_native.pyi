@@ -108,13 +108,24 @@ class Candidate:
         """The sampler stage that dropped it."""
 
 class Ceilings:
-    """Probes of what the machine can give, on as many threads as a model uses."""
+    """Probes of what the machine can give, on as many threads as a model uses or on one alone."""
 
     def __init__(self, threads: int) -> None:
-        """Takes half a gigabyte to read. Raises InvalidParameterError, InsufficientMemoryError."""
+        """Takes memory to read: half a gigabyte or twice the last cache, at most a quarter of what is free.
 
-    def measure(self) -> tuple[float, float, float]:
-        """One pass: bytes read, f32 operations, integer additions per second. Takes a fraction of a second."""
+        Raises InvalidParameterError, InsufficientMemoryError.
+        """
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of memory that a pass reads."""
+
+    def measure(self, *, alone: bool = False) -> tuple[float, float, float, float]:
+        """One pass: bytes read, int8 operations, f32 operations, integer additions per second.
+
+        Takes a fraction of a second; the first one a few, to find how the memory is read fastest. Raises
+        KeyboardInterrupt.
+        """
 
 def sample_distribution(
     logits: list[float], params: str, prompt: list[int], output: list[int]

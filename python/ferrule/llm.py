@@ -142,6 +142,17 @@ class LLM:
         """
         return self._stream(self._request(prompt, _only_one(sampling_params)))
 
+    def stream_all(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Generator[tuple[int, StreamDelta], None, None]:
+        """Continues several prompts at once and yields what each step brings, after the position of its prompt.
+
+        As `generate` otherwise, and as `stream`: closing the generator ends what still runs.
+        """
+        params = _one_each(sampling_params, len(prompts))
+        pairs = zip(prompts, map(_only_one, params), strict=True)
+        return self._stream_all([self._request(prompt, each) for prompt, each in pairs])
+
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -296,9 +307,17 @@ class LLM:
         return Request(number, read, params.completed(self._files.defaults), seed, model)
 
     def _stream(self, request: Request) -> Generator[StreamDelta, None, None]:
-        with closing(run(self._driver, [request])) as progress:
+        with closing(self._stream_all([request])) as deltas:
+            for _, delta in deltas:
+                yield delta
+
+    def _stream_all(self, requests: Sequence[Request]) -> Generator[tuple[int, StreamDelta], None, None]:
+        positions = {request.request_id: position for position, request in enumerate(requests)}
+        with closing(run(self._driver, requests)) as progress:
             for step in progress:
-                yield replace(step.delta, output=request.output()) if request.finished else step.delta
+                request, delta = step.request, step.delta
+                output = request.output() if request.finished else None
+                yield positions[request.request_id], replace(delta, output=output)
 
     def _explain(self, request: Request, candidates: int) -> Generator[Explanation, None, None]:
         position = len(request.prompt.token_ids)

@@ -1,117 +1,190 @@
-"""`ferrule bench`: tokens per second of prefill and decode, one sequence at a time."""
+"""`ferrule bench`: tokens per second of prefill and decode, beside what the machine can give."""
 
 from __future__ import annotations
 
 import json
-import math
-import random
-import statistics
 import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from ferrule.bench.machine import Ceilings, Machine
+from ferrule.bench.measure import Point, sweep
+from ferrule.bench.record import Record, machine_record, model_record
+from ferrule.checks import shown
 from ferrule.cli.model import load, model_argument, model_options
-from ferrule.errors import InvalidParameterError
-from ferrule.llm import LLM
-from ferrule.outputs import RequestMetrics
-from ferrule.params import SamplingParams
+from ferrule.params import MAX_COUNT
 from ferrule.shapes import find_shape, shape_names
 
-CEILING_PASSES = 3
+MAX_BATCH = 256
+"""Sequences at once: half of the tokens of a step, so that prompts still advance beside so many."""
+OF_THE_MACHINE = {"machine", "threads", "repeat", "as_json", "record"}
+"""Parameters that go with --machine."""
+
+
+def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
+    """Reads whole numbers up to `limit` with commas between them; one that is there twice counts once."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+        numbers: list[int] = []
+        for word in map(str.strip, text.split(",")):
+            number = int(word) if word.isascii() and word.isdigit() and len(word) <= len(str(limit)) else 0
+            if not 1 <= number <= limit:
+                message = f"{shown(word)} is not a whole number from 1 to {limit}."
+                raise click.BadParameter(message, context, parameter)
+            numbers.append(number)
+        return tuple(dict.fromkeys(numbers))
+
+    return read
 
 
 @click.command("bench")
 @model_argument
-@click.option("--prompt", type=click.IntRange(min=1), default=512, show_default=True, help="Tokens of the prompt.")
+@click.option("--shape", type=click.Choice(shape_names()), help="Measure random weights in this shape, not MODEL.")
+@click.option("--machine", is_flag=True, help="Measure the machine alone: its ceilings, on one thread and on all.")
+@click.option(
+    "--context",
+    "--prompt",
+    "contexts",
+    callback=_counts(MAX_COUNT),
+    metavar="N,...",
+    default="512",
+    show_default=True,
+    help="Tokens of a prompt, and so the context at which decoding begins.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    callback=_counts(MAX_BATCH),
+    metavar="N,...",
+    default="1",
+    show_default=True,
+    help="Sequences decoded at once.",
+)
 @click.option("--gen", type=click.IntRange(min=2), default=128, show_default=True, help="Tokens to generate.")
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs; medians are shown.")
-@click.option("--shape", type=click.Choice(shape_names()), help="Measure random weights in this shape, not MODEL.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--compare",
+    "record",
+    type=click.Path(path_type=Path),
+    metavar="RECORD",
+    help="Show what changed against this file, which an earlier --json wrote.",
+)
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the roofline (ferrule[plot])."
+)
+@click.pass_context
 def command(
-    model: str | None, *, prompt: int, gen: int, repeat: int, shape: str | None, as_json: bool, **loading: Any
+    context: click.Context,
+    model: str | None,
+    *,
+    shape: str | None,
+    machine: bool,
+    contexts: tuple[int, ...],
+    batches: tuple[int, ...],
+    gen: int,
+    repeat: int,
+    as_json: bool,
+    record: Path | None,
+    picture: Path | None,
+    **loading: Any,
 ) -> None:
-    """Measure how fast MODEL reads a prompt and writes a continuation, with random tokens."""
-    from ferrule import _native
+    """Measure how fast MODEL reads a prompt and writes a continuation, with random tokens.
 
+    Several contexts or batches are a sweep: each is measured with each. The machine's ceilings are taken between the
+    runs, and runs in bad windows, when others had the processors, are repeated.
+    """
+    from ferrule.bench.compare import MACHINE_POINTS, compare, point_name, read_record
+    from ferrule.bench.plot import check_plot, plot
+    from ferrule.bench.report import show_comparison, show_machine, show_model
+
+    if machine:
+        _refuse_options_of_models(context)
+    if shape is not None and model is not None:
+        raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+    # What cannot be used later is said before anything is measured.
+    points = [Point(tokens, batch, gen) for tokens in contexts for batch in batches]
+    names = MACHINE_POINTS if machine else [point_name(point.batch, point.context) for point in points]
+    old = None if record is None else read_record(record, names)
+    if picture is not None:
+        check_plot(picture)
+
+    with _progress() as notify:
+        if machine:
+            new = _measure_machine(loading["threads"], repeat, notify)
+        else:
+            new = _measure_model(model, shape, loading, points, repeat=repeat, notify=notify)
+    comparison = None if old is None else compare(old, new)
+    if as_json:
+        print(json.dumps(new if comparison is None else {**new, "compared": comparison.record()}))
+    else:
+        (show_machine if machine else show_model)(new)
+        if comparison is not None:
+            show_comparison(comparison, str(record))
+    if picture is not None:
+        plot(new, picture)
+
+
+def _measure_model(
+    model: str | None,
+    shape: str | None,
+    loading: dict[str, Any],
+    points: Sequence[Point],
+    *,
+    repeat: int,
+    notify: Callable[[str], None],
+) -> Record:
     if shape is not None:
-        if model is not None:
-            raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
         model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
-    with load(model, loading) as llm:
+    with load(model, {**loading, "max_num_seqs": max(point.batch for point in points)}) as llm:
         info = llm.info()
-        if prompt + gen > info["max_model_len"]:
-            limit = f"the limit is max_model_len, {info['max_model_len']}"
-            raise InvalidParameterError(f"--prompt {prompt} and --gen {gen} are {prompt + gen} tokens; {limit}")
-        machine = _native.Ceilings(info["threads"])
-        _measure(llm, info["vocab_size"], min(prompt, 32), 2)  # first touch of every page
-        runs: list[RequestMetrics] = []
-        ceilings: list[tuple[float, float, float]] = []
-        for number in range(repeat):
-            if sys.stderr.isatty():
-                print(f"\rrun {number + 1} of {repeat}", end="", file=sys.stderr, flush=True)
-            # The best of a few passes before each run: a ceiling is what the machine can do at that time.
-            passes = [machine.measure() for _ in range(CEILING_PASSES)]
-            ceilings.append((max(p[0] for p in passes), max(p[1] for p in passes), max(p[2] for p in passes)))
-            runs.append(_measure(llm, info["vocab_size"], prompt, gen))
-        if sys.stderr.isatty():
-            print("\r", end="", file=sys.stderr)
+        for point in points:
+            point.check(info)
+        machine = Machine(info["threads"])
+        runs = sweep(llm, points, machine, repeat, notify)
     if shape is not None:
         info["model"] = shape
-    record = _record(info, prompt, gen, runs, ceilings)
-    if as_json:
-        print(json.dumps(record))
+    return model_record(info, runs, machine, repeat)
+
+
+def _measure_machine(threads: int | None, repeat: int, notify: Callable[[str], None]) -> Record:
+    from ferrule import _native
+
+    threads = threads or _native.cpu_count()
+    machine = Machine(threads)
+    rounds: dict[int, list[Ceilings]] = {1: [], threads: []}
+    for number in range(repeat):
+        notify(f"round {number + 1} of {repeat}")
+        for count, taken in rounds.items():
+            taken.append(machine.measure(alone=count == 1))
+    return machine_record(machine, _native.isa(), threads, rounds)
+
+
+def _refuse_options_of_models(context: click.Context) -> None:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in OF_THE_MACHINE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            title = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
+            raise click.UsageError(f"--machine measures no model: {title} has no meaning beside it")
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[str], None], None, None]:
+    """Shows what is going on as one line of stderr, if that is a terminal, and takes it away at the end."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
         return
-    print(f"{record['model']}: {record['format']} on {record['isa']}, {record['threads']} threads, median of {repeat}")
-    print(f"prefill {prompt} tokens  {record['prefill_tokens_per_second']:.1f} tokens/s")
-    print(f"decode  {gen} tokens  {record['decode_tokens_per_second']:.1f} tokens/s")
-    for phase, share, ceiling in (
-        ("decode ", "decode_bandwidth_fraction", f"read bandwidth of {record['read_gbps']:.1f} GB/s"),
-        ("prefill", "prefill_f32_fraction", f"f32 peak of {record['f32_gflops']:.0f} GFLOPS"),
-    ):
-        print(f"{phase} uses {record[share]:.0%} of the {ceiling}")
 
+    def show(text: str) -> None:
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
-def _record(
-    info: dict[str, Any],
-    prompt: int,
-    gen: int,
-    runs: list[RequestMetrics],
-    ceilings: list[tuple[float, float, float]],
-) -> dict[str, Any]:
-    """The medians of the runs, and their ratios to the ceilings that were taken beside each of them."""
-    prefill = [prompt / (run.time_to_first_token or math.inf) for run in runs]
-    decode = [run.tokens_per_second or 0.0 for run in runs]
-    # What a token must read: every weight once, and the keys and values of a context that grows to its end.
-    token_bytes = info["weight_bytes_per_token"] + info["kv_bytes_per_token"] * (prompt + gen / 2)
-    fractions = [speed * token_bytes / read for speed, (read, _, _) in zip(decode, ceilings, strict=True)]
-    # A multiply-add for each weight and token, the head's once a prompt left out with the embedding.
-    token_flops = 2 * info["layer_parameters"]
-    peaks = [speed * token_flops / peak for speed, (_, peak, _) in zip(prefill, ceilings, strict=True)]
-    median = statistics.median
-    return {
-        "model": info["model"],
-        "format": info["quantization"],
-        "isa": info["isa"],
-        "threads": info["threads"],
-        "weight_bytes": info["weight_bytes"],
-        "kv_cache_dtype": info["kv_cache_dtype"],
-        "repeat": len(runs),
-        "prefill_tokens": prompt,
-        "prefill_tokens_per_second": median(prefill),
-        "decode_tokens": gen,
-        "decode_tokens_per_second": median(decode),
-        "time_to_first_token": median(run.time_to_first_token or math.inf for run in runs),
-        "read_gbps": median(read for read, _, _ in ceilings) / 1e9,
-        "f32_gflops": median(peak for _, peak, _ in ceilings) / 1e9,
-        "add_probe": median(adds for _, _, adds in ceilings) / 1e9,
-        "decode_bandwidth_fraction": median(fractions),
-        "prefill_f32_fraction": median(peaks),
-    }
-
-
-def _measure(llm: LLM, vocab_size: int, prompt: int, gen: int) -> RequestMetrics:
-    tokens = random.Random(0).choices(range(vocab_size), k=prompt)
-    params = SamplingParams(temperature=0, max_tokens=gen, ignore_eos=True)
-    return llm.generate({"prompt_token_ids": tokens}, params)[0].metrics
+    try:
+        yield show
+    finally:
+        show("")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -35,9 +35,12 @@ def _shown(name: str, value: object) -> str:
         case int():
             return f"{value:,}"
         case list():
-            return ", ".join(map(str, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            return ", ".join(_shown("", entry) for entry in cast("list[object]", value))
+        case dict():
+            fields = cast("dict[str, object]", value).items()
+            return " ".join(f"{name.replace('_', ' ')} {_shown(name, of)}" for name, of in fields)
         case _:
-            return str(value)
+            return "none" if value is None else str(value)
 
 
 def _size(count: float) -> str:

@@ -1,6 +1,6 @@
 //! How near the matmul comes to the machine: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
 //!
-//! Rows of one token and of few are compared with the read bandwidth, prompts with the f32 peak. Ceilings and kernels
+//! Rows of one token and of few are compared with the read bandwidth, prompts with the peak of f32 or of int8. Ceilings and kernels
 //! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
 
 use std::time::Instant;
@@ -22,8 +22,8 @@ impl RowSource for Pattern {
 /// Outputs and inputs of the matrices of a layer of a 1B Llama: QKV, output, gate and up, down.
 const LAYER: [(usize, usize); 4] = [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)];
 
-/// Enough layers that nothing is left in a cache when its turn comes again.
-const LAYERS: usize = 4;
+/// The fewest layers to go through, and the most.
+const LAYERS: [usize; 2] = [4, 32];
 
 const ROUNDS: usize = 9;
 
@@ -47,22 +47,28 @@ fn main() {
     let isa = Isa::from_environment().expect("FERRULE_ISA");
     let exec = Exec { isa, pool: &pool, cancel: &cancel };
     println!("{} threads, {}; an empty parallel run takes {:.2} us", threads, isa.name(), empty_run(&exec) * 1e6);
-    let read = probe::ReadProbe::new(256 << 20).expect("memory");
+    let read = probe::ReadProbe::new(2 * machine::last_cache_bytes().max(128 << 20)).expect("memory");
+    let streams = read.fastest_streams(&exec).unwrap();
     let formats = Format::ALL.iter().filter(|format| names.is_empty() || names.iter().any(|n| n == format.name()));
     for format in formats {
-        let model: Vec<Vec<_>> = (0..LAYERS).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
+        // Enough layers that nothing is left in a cache when its turn comes again.
+        let layer_bytes: u64 = LAYER.iter().filter_map(|(n, k)| PackedMatrix::bytes_for(*format, *n, *k)).sum();
+        let layers = (3 * machine::last_cache_bytes() / 2).div_ceil(layer_bytes as usize).clamp(LAYERS[0], LAYERS[1]);
+        let model: Vec<Vec<_>> = (0..layers).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
+        let peak = if format.is_integer() { "int8 peak" } else { "f32 peak" };
         let mut figures =
-            vec![figure("read", "GB/s", None), figure("f32 peak", "GFLOPS", None), figure("integer adds", "G/s", None)];
+            vec![figure("read", "GB/s", None), figure(peak, "Gop/s", None), figure("integer adds", "G/s", None)];
         for m in &rows {
             let name = format!("{} M = {m}", format.name());
-            figures.push(if *m < 24 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "GFLOPS", Some(1)) });
+            figures.push(if *m < 24 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "Gop/s", Some(1)) });
         }
         for _ in 0..ROUNDS {
-            figures[0].rounds.push(read.pass(&exec).unwrap() / 1e9);
-            figures[1].rounds.push(probe::f32_pass(&exec).unwrap() / 1e9);
+            figures[0].rounds.push(read.pass(&exec, streams).unwrap() / 1e9);
+            let peak = if format.is_integer() { probe::int8_pass(&exec) } else { probe::f32_pass(&exec) };
+            figures[1].rounds.push(peak.unwrap() / 1e9);
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
             for (figure, m) in figures[3..].iter_mut().zip(&rows) {
-                let layers = if *m < 64 { LAYERS } else { 1 };
+                let layers = if *m < 64 { layers } else { 1 };
                 figure.rounds.push(forward(&exec, &model[..layers], *m, figure.unit));
             }
         }
@@ -81,7 +87,10 @@ fn empty_run(exec: &Exec<'_>) -> f64 {
 }
 
 fn pack(exec: &Exec<'_>, format: Format, n: usize, k: usize) -> PackedMatrix {
-    PackedMatrix::pack(exec, format, n, k, &Pattern).expect("memory")
+    if format.is_integer() {
+        return PackedMatrix::random(exec, &[(format, n)], k, 1).expect("memory");
+    }
+    PackedMatrix::pack(exec, &[(format, n)], k, &Pattern).expect("memory")
 }
 
 /// All matrices once with `m` rows; weights per second or operations per second.

@@ -16,6 +16,7 @@ pub mod elementwise;
 #[path = "../tests/guard/mod.rs"]
 mod guard;
 pub mod kv;
+pub mod logits;
 pub mod machine;
 mod math;
 mod matmul;

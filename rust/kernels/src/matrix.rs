@@ -1,9 +1,11 @@
 //! Weight matrices in the layout that the matmul reads.
 
-use crate::arch::LANES;
+use std::ops::Range;
+
+use crate::arch::{ByteLine, Isa, LANES};
 use crate::disjoint::Tiles;
 use crate::memory::{AllocError, PageSlice};
-use crate::quant::{FloatFormat, Format, FormatVisitor, Line};
+use crate::quant::{self, FloatFormat, Format, FormatVisitor, IntegerFormat, Line, integer};
 use crate::{Exec, PoolError};
 
 /// The rows of a stored matrix. A row holds the weights of one output.
@@ -25,39 +27,118 @@ pub enum PackError {
 
 /// A matrix of weights, `[rows, cols]`: `rows` outputs, each over `cols` inputs.
 ///
-/// Stored as panels of sixteen rows, `[rows / 16][cols][16]`; the last panel is filled up with rows of zeros.
+/// Stored in panels of sixteen rows; the last panel is filled up with rows of zeros. Rows may be stored in several formats, one
+/// below the other: each is a band of whole panels.
 #[derive(Debug)]
 pub struct PackedMatrix {
-    format: Format,
     rows: usize,
     cols: usize,
+    bands: Vec<Band>,
+}
+
+/// Panels that are stored alike.
+#[derive(Debug)]
+pub(crate) struct Band {
+    pub format: Format,
+    /// Panels of the matrix.
+    pub panels: Range<usize>,
+    panel_bytes: usize,
     data: PageSlice<u8>,
 }
 
+impl Band {
+    /// The lines of a panel and all that follow, in a floating-point format; `cols` of them are a panel.
+    ///
+    /// # Panics
+    /// If the weights are not stored as `F` or there is no such panel.
+    pub fn lines<F: FloatFormat>(&self, panel: usize) -> &[Line<F>] {
+        bytemuck::cast_slice(&self.data[self.start(panel)..])
+    }
+
+    /// A panel and all that follow, in lines of bytes.
+    ///
+    /// # Panics
+    /// If there is no such panel.
+    pub fn byte_lines(&self, panel: usize) -> &[ByteLine] {
+        bytemuck::cast_slice(&self.data[self.start(panel)..])
+    }
+
+    fn start(&self, panel: usize) -> usize {
+        (panel - self.panels.start) * self.panel_bytes
+    }
+}
+
 impl PackedMatrix {
-    /// Reads a matrix of `rows` x `cols` from `source` and stores it as `format`.
+    /// Reads a matrix with `cols` columns from `source`, the rows in the given formats one after the other.
     ///
     /// # Errors
     /// [`PackError`] if there is no memory for it, `exec` was cancelled, or the source panicked.
+    ///
+    /// # Panics
+    /// If rows of one format end within a panel and others follow, or floating-point formats are not alone.
     pub fn pack(
         exec: &Exec<'_>,
-        format: Format,
-        rows: usize,
+        formats: &[(Format, usize)],
         cols: usize,
         source: &dyn RowSource,
     ) -> Result<Self, PackError> {
-        let bytes = Self::bytes_for(format, rows, cols).and_then(|bytes| usize::try_from(bytes).ok());
-        let data = PageSlice::zeroed(bytes.ok_or(AllocError { bytes: u64::MAX })?)?;
-        let mut packed = Self { format, rows, cols, data };
-        format.visit(Pack { exec, matrix: &mut packed, source })?;
+        let mut packed = Self::zeroed(formats, cols)?;
+        let Self { rows, bands, .. } = &mut packed;
+        for band in bands {
+            let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
+            exec.run(panels.len(), |index| {
+                let first = (band.panels.start + index) * LANES;
+                let mut values = vec![0.0; LANES * cols];
+                for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
+                    source.read_row(row, values);
+                }
+                let mut panel = panels.take(index);
+                band.format.visit(PackPanel { isa: exec.isa, values: &values, panel: panel.contiguous() });
+            })?;
+        }
         Ok(packed)
+    }
+
+    /// Random codes and steps, as quick to make as memory is to write: for measuring. The weights are as large as those of a
+    /// matrix that keeps its input's variance. Integer formats only.
+    ///
+    /// # Errors
+    /// [`PackError`] if there is no memory for it or `exec` was cancelled.
+    ///
+    /// # Panics
+    /// As [`PackedMatrix::pack`], and for floating-point formats.
+    pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
+        let mut packed = Self::zeroed(formats, cols)?;
+        for band in &mut packed.bands {
+            let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
+            exec.run(panels.len(), |index| {
+                let mut panel = panels.take(index);
+                let seed = seed ^ ((band.panels.start + index) as u64) << 32;
+                band.format.visit(RandomPanel { seed, cols, panel: panel.contiguous() });
+            })?;
+        }
+        Ok(packed)
+    }
+
+    fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {
+        let mut rows = 0;
+        let mut bands = Vec::with_capacity(formats.len());
+        for &(format, count) in formats {
+            assert!(rows % LANES == 0, "rows in another format begin at row {rows}, within a panel");
+            assert!(format.is_integer() || formats.len() == 1, "{} is not alone", format.name());
+            let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
+            let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
+            let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
+            bands.push(Band { format, panels, panel_bytes, data: PageSlice::zeroed(bytes)? });
+            rows += count;
+        }
+        Ok(Self { rows, cols, bands })
     }
 
     /// The bytes that such a matrix takes; `None` where they do not fit 64 bits.
     #[must_use]
     pub fn bytes_for(format: Format, rows: usize, cols: usize) -> Option<u64> {
-        let lines = (rows.div_ceil(LANES) as u64).checked_mul(cols as u64)?;
-        lines.checked_mul(format.line_bytes() as u64)
+        (rows.div_ceil(LANES) as u64).checked_mul(format.panel_bytes(cols)? as u64)
     }
 
     /// Outputs.
@@ -72,16 +153,15 @@ impl PackedMatrix {
         self.cols
     }
 
-    /// How weights are stored.
-    #[must_use]
-    pub fn format(&self) -> Format {
-        self.format
+    /// How weights are stored, with how many panels of sixteen rows, from the first row to the last.
+    pub fn formats(&self) -> impl Iterator<Item = (Format, usize)> {
+        self.bands.iter().map(|band| (band.format, band.panels.len()))
     }
 
     /// The memory that it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.data.len()
+        self.bands.iter().map(|band| band.data.len()).sum()
     }
 
     /// Writes row `row` to `out`, widened exactly. This is how an embedding is looked up.
@@ -91,39 +171,61 @@ impl PackedMatrix {
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "the length of a row");
-        self.format.visit(ReadRow { matrix: self, row, out });
+        let panel = row / LANES;
+        let band = self.bands.iter().find(|band| band.panels.contains(&panel)).expect("each row is in a band");
+        band.format.visit(ReadRow { band, panel, lane: row % LANES, out });
     }
 
-    /// The lines of all panels; `cols` of them are a panel.
-    ///
-    /// # Panics
-    /// If the weights are not stored as `F`.
-    pub(crate) fn lines<F: FloatFormat>(&self) -> &[Line<F>] {
-        bytemuck::cast_slice(&self.data)
+    pub(crate) fn bands(&self) -> &[Band] {
+        &self.bands
     }
 }
 
-struct Pack<'a> {
-    exec: &'a Exec<'a>,
-    matrix: &'a mut PackedMatrix,
-    source: &'a dyn RowSource,
+/// Stores sixteen rows.
+struct PackPanel<'a> {
+    isa: Isa,
+    /// `[16][cols]`
+    values: &'a [f32],
+    panel: &'a mut [u8],
 }
 
-impl FormatVisitor for Pack<'_> {
-    type Output = Result<(), PoolError>;
+impl FormatVisitor for PackPanel<'_> {
+    type Output = ();
 
-    fn visit<F: FloatFormat>(self) -> Self::Output {
-        let PackedMatrix { rows, cols, data, .. } = self.matrix;
-        let (rows, cols) = (*rows, *cols);
-        let panels = Tiles::of_rows(bytemuck::cast_slice_mut::<u8, Line<F>>(data), cols, 1);
-        self.exec.run(panels.len(), |panel| {
-            let first = panel * LANES;
-            let mut source = vec![0.0; LANES * cols];
-            for (row, values) in (first..rows).zip(source.chunks_exact_mut(cols)) {
-                self.source.read_row(row, values);
-            }
-            transpose::<F>(&source, panels.take(panel).contiguous());
-        })
+    fn float<F: FloatFormat>(self) {
+        transpose::<F>(self.values, bytemuck::cast_slice_mut(self.panel));
+    }
+
+    fn integer<F: IntegerFormat>(self) {
+        quant::pack_panel::<F>(self.isa, self.values, bytemuck::cast_slice_mut(self.panel));
+    }
+}
+
+/// Fills a panel with numbers that nothing tells from a model's.
+struct RandomPanel<'a> {
+    seed: u64,
+    cols: usize,
+    panel: &'a mut [u8],
+}
+
+impl FormatVisitor for RandomPanel<'_> {
+    type Output = ();
+
+    fn float<F: FloatFormat>(self) {
+        unreachable!("random bytes are no floating-point weights");
+    }
+
+    fn integer<F: IntegerFormat>(self) {
+        let mut state = self.seed | 1;
+        for bytes in self.panel.as_chunks_mut::<8>().0 {
+            // Knuth's linear congruential generator, its halves added up: the lower bits alone repeat soon.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *bytes = (state ^ state >> 32).to_ne_bytes();
+        }
+        let panel: &mut [ByteLine] = bytemuck::cast_slice_mut(self.panel);
+        let (steps, _) = integer::split_panel_mut(panel, integer::blocks(self.cols));
+        let step = 1.0 / (self.cols as f32).sqrt() / integer::uniform_deviation::<F>();
+        steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
     }
 }
 
@@ -145,19 +247,22 @@ fn transpose<F: FloatFormat>(source: &[f32], panel: &mut [Line<F>]) {
 }
 
 struct ReadRow<'a> {
-    matrix: &'a PackedMatrix,
-    row: usize,
+    band: &'a Band,
+    panel: usize,
+    lane: usize,
     out: &'a mut [f32],
 }
 
 impl FormatVisitor for ReadRow<'_> {
     type Output = ();
 
-    fn visit<F: FloatFormat>(self) {
-        let cols = self.matrix.cols;
-        let panel = &self.matrix.lines::<F>()[self.row / LANES * cols..][..cols];
-        for (value, line) in self.out.iter_mut().zip(panel) {
-            *value = F::widen_one(line[self.row % LANES]);
+    fn float<F: FloatFormat>(self) {
+        for (value, line) in self.out.iter_mut().zip(self.band.lines::<F>(self.panel)) {
+            *value = F::widen_one(line[self.lane]);
         }
+    }
+
+    fn integer<F: IntegerFormat>(self) {
+        integer::read_row::<F>(self.band.byte_lines(self.panel), self.lane, self.out);
     }
 }

@@ -150,7 +150,8 @@ impl Transformer {
     /// The format of the head's matrix; most other matrices share it.
     #[must_use]
     pub fn weight_format(&self) -> Format {
-        self.weights.head.as_ref().map_or(&self.weights.embedding, |head| &head.weight).format()
+        let head = self.weights.head.as_ref().map_or(&self.weights.embedding, |head| &head.weight);
+        head.formats().next().map_or(Format::F32, |(format, _)| format)
     }
 
     /// The instructions in use.

@@ -226,7 +226,7 @@ impl<'a> Loader<'a> {
 
         let mut done = 0;
         let mut pack = |plan: MatrixPlan<'a>| -> Result<Linear, LoadError> {
-            let weight = PackedMatrix::pack(&self.exec, plan.format, plan.rows, plan.columns, &plan)?;
+            let weight = PackedMatrix::pack(&self.exec, &[(plan.format, plan.rows)], plan.columns, &plan)?;
             plan.parts.iter().for_each(|part| self.release(part));
             done += weight.bytes() as u64;
             progress(done, total);

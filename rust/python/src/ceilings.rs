@@ -1,27 +1,55 @@
 //! What the machine can give, measured beside what a model gets.
 
 use std::num::NonZeroUsize;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::probe::{ReadProbe, add_pass, f32_pass};
-use ferrule_kernels::{Exec, Pool, PoolError};
+use ferrule_kernels::probe::{ReadProbe, add_pass, f32_pass, int8_pass};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, machine};
 use pyo3::prelude::*;
 
 use crate::errors::{self, EngineError, InsufficientMemoryError, InvalidParameterError};
 use crate::fork;
 use crate::interrupt::Interrupt;
 
-/// Several times the last cache of any machine that this is built for.
-const READ_BYTES: usize = 512 << 20;
+/// At least this much is read, so that a pass takes long enough to be timed.
+const MIN_READ_BYTES: u64 = 512 << 20;
 
-/// Probes that run on as many threads as a model does.
+/// The most of the free memory that is taken to be read.
+const READ_SHARE: u64 = 4;
+
+/// Probes that run on as many threads as a model does, or on one alone.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Ceilings {
     isa: Isa,
-    pool: Pool,
+    team: Team,
+    alone: Team,
     read: Mutex<ReadProbe>,
     interrupt: Interrupt,
+}
+
+/// Threads, and how many streams each of them reads fastest.
+struct Team {
+    pool: Pool,
+    streams: OnceLock<usize>,
+}
+
+impl Team {
+    fn new(threads: NonZeroUsize) -> Self {
+        Self { pool: Pool::new(threads), streams: OnceLock::new() }
+    }
+
+    fn measure(&self, isa: Isa, read: &ReadProbe, cancel: &Cancel) -> Result<(f64, f64, f64, f64), PoolError> {
+        let exec = Exec { isa, pool: &self.pool, cancel };
+        let streams = match self.streams.get() {
+            Some(&streams) => streams,
+            None => {
+                let fastest = read.fastest_streams(&exec)?;
+                *self.streams.get_or_init(|| fastest)
+            }
+        };
+        Ok((read.pass(&exec, streams)?, int8_pass(&exec)?, f32_pass(&exec)?, add_pass(&exec)?))
+    }
 }
 
 #[pymethods]
@@ -30,18 +58,27 @@ impl Ceilings {
     fn new(threads: usize) -> PyResult<Self> {
         let threads = NonZeroUsize::new(threads)
             .ok_or_else(|| InvalidParameterError::new_err("threads is 0; it must be at least 1"))?;
-        let read = ReadProbe::new(READ_BYTES).map_err(|error| InsufficientMemoryError::new_err(error.to_string()))?;
+        let wanted = MIN_READ_BYTES.max(2 * machine::last_cache_bytes() as u64);
+        let bytes = wanted.min(machine::available_memory() / READ_SHARE) as usize;
+        let read = ReadProbe::new(bytes).map_err(|error| InsufficientMemoryError::new_err(error.to_string()))?;
         let isa = errors::chosen_isa()?;
-        Ok(Self { isa, pool: Pool::new(threads), read: Mutex::new(read), interrupt: Interrupt::new() })
+        let (team, alone) = (Team::new(threads), Team::new(NonZeroUsize::MIN));
+        Ok(Self { isa, team, alone, read: Mutex::new(read), interrupt: Interrupt::new() })
     }
 
-    /// Bytes read, f32 operations and integer additions per second, one pass of each.
-    fn measure(&self, py: Python<'_>) -> PyResult<(f64, f64, f64)> {
-        let exec = Exec { isa: self.isa, pool: &self.pool, cancel: &self.interrupt.cancel };
+    /// Bytes of memory that a pass reads.
+    #[getter]
+    fn read_bytes(&self) -> usize {
+        self.read().bytes()
+    }
+
+    /// Bytes read, int8 operations, f32 operations and integer additions per second, one pass of each.
+    #[pyo3(signature = (*, alone=false))]
+    fn measure(&self, py: Python<'_>, alone: bool) -> PyResult<(f64, f64, f64, f64)> {
+        let team = if alone { &self.alone } else { &self.team };
         let measured = py.detach(|| {
             let _gate = fork::keep_out();
-            let read = self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            Ok((read.pass(&exec)?, f32_pass(&exec)?, add_pass(&exec)?))
+            team.measure(self.isa, &self.read(), &self.interrupt.cancel)
         });
         let measured = measured.map_err(|error| match error {
             PoolError::Cancelled => self.interrupt.take(),
@@ -49,5 +86,11 @@ impl Ceilings {
         })?;
         self.interrupt.settle(py);
         Ok(measured)
+    }
+}
+
+impl Ceilings {
+    fn read(&self) -> MutexGuard<'_, ReadProbe> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -155,6 +155,11 @@ impl Engine {
 fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_json::Value {
     let groups = model.kv_groups();
     let page_bytes: u64 = groups.iter().map(|group| group.page_bytes).sum();
+    // What a token looks back upon: in each group no more than its window.
+    let windows: Vec<_> = groups
+        .iter()
+        .map(|group| json!({ "window": group.window, "bytes_per_token": group.page_bytes / PAGE_TOKENS as u64 }))
+        .collect();
     json!({
         "isa": model.isa().name(),
         "threads": model.pool().threads(),
@@ -165,6 +170,7 @@ fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_js
         "weight_bytes": model.weight_bytes(),
         "weight_bytes_per_token": model.weight_bytes_per_token(),
         "kv_bytes_per_token": page_bytes / PAGE_TOKENS as u64,
+        "kv_windows": windows,
         "kv_cache_bytes": groups.iter().zip(pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>(),
         "kv_cache_tokens": pages.iter().max().map(|pages| pages * PAGE_TOKENS),
         "max_num_seqs": options.max_num_seqs,

@@ -1,6 +1,15 @@
-//! The tokens that can still be sampled.
+//! The tokens that can still be sampled, and how to keep few of many without looking at each of them.
+//!
+//! A filter that keeps the most likely tokens leaves a prefix of the order by likelihood: what is left is told by its
+//! last one, in one number. So filters only move that mark, a temperature only takes note of itself, and the row of
+//! logits stays where the model wrote it. The maxima of its blocks tell which blocks can have something that is left;
+//! once these are few, it is listed, and only the list is worked on. A list is a row like the vocabulary's, but shorter,
+//! so that all that follows is written once.
 
 use std::cmp::Ordering;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::logits::{self, BLOCK};
 
 /// A token that can still be sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -9,143 +18,378 @@ pub(super) struct Candidate {
     pub logit: f32,
 }
 
-/// What the stages work on: ids ascending, each once. A logit of negative infinity means dropped.
-#[derive(Debug, Default)]
-pub(super) struct Candidates {
-    entries: Vec<Candidate>,
-    /// Room for filters that reorder.
-    scratch: Vec<Candidate>,
-}
-
 /// Most likely first; among equal logits the lower id. A total order: a filter that sorts cannot be upset.
 pub(super) fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
     // Adding zero makes -0 a +0, which the total order would tell apart.
     (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
 
-/// Probability relative to that of the highest logit, which is 1. Stays right where both have overflowed.
-pub(super) fn weight(logit: f32, highest: f32) -> f64 {
-    if logit == highest { 1.0 } else { (f64::from(logit) - f64::from(highest)).exp() }
+/// Nothing that is less likely than this is left: at the start, whatever is not forbidden.
+const ANY: Candidate = Candidate { id: u32::MAX, logit: -f32::MAX };
+
+/// What is left is listed once it lies in one of so many blocks.
+const FEW: usize = 8;
+
+/// Memory that is used again from one row to the next.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    logits: Vec<f32>,
+    ids: Vec<u32>,
+    maxima: Vec<f32>,
+    weights: Vec<f64>,
+    sums: Vec<f64>,
+    other_logits: Vec<f32>,
+    other_ids: Vec<u32>,
 }
 
-impl Candidates {
-    /// Starts over with every token of a row.
-    pub fn fill(&mut self, logits: &[f32]) {
-        self.entries.clear();
-        self.entries.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }));
+/// Whose logits are at the places of the row that is worked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Row {
+    /// The model's, untouched. Places are ids.
+    Models,
+    /// All tokens', in the room. Places are ids.
+    Changed,
+    /// Some tokens', in the room, as are their ids, ascending.
+    Listed,
+}
+
+/// What the stages work on. A token is dropped if it is less likely than `last`, or not listed.
+#[derive(Debug)]
+pub(super) struct Candidates<'a> {
+    pub isa: Isa,
+    models: &'a [f32],
+    room: &'a mut Room,
+    row: Row,
+    /// The highest logit and the temperature by which the row is still to be divided.
+    temperature: Option<(f32, f64)>,
+    /// The least likely that is left, or the place in the order where it would be. Not divided yet, as the row.
+    last: Candidate,
+    /// Whether the room's weights are those of the row, and their sums those of what is left.
+    weighed: bool,
+}
+
+/// The logits at all places, with room to write elsewhere.
+fn logits_of<'b>(row: Row, models: &'b [f32], own: &'b [f32]) -> &'b [f32] {
+    if row == Row::Models { models } else { own }
+}
+
+impl<'a> Candidates<'a> {
+    /// Every token of a row. None if one of its logits is NaN or positive infinity.
+    pub fn new(isa: Isa, models: &'a [f32], room: &'a mut Room) -> Option<Self> {
+        let is_sound = logits::block_maxima(isa, models, &mut room.maxima);
+        is_sound.then_some(Self { isa, models, room, row: Row::Models, temperature: None, last: ANY, weighed: false })
     }
 
-    pub fn entries(&self) -> &[Candidate] {
-        &self.entries
+    fn logits(&self) -> &[f32] {
+        logits_of(self.row, self.models, &self.room.logits)
     }
 
-    pub fn entries_mut(&mut self) -> impl Iterator<Item = &mut Candidate> {
-        self.entries.iter_mut()
+    /// The logit of a place as stages see it.
+    fn seen(&self, logit: f32) -> f32 {
+        self.temperature.map_or(logit, |(highest, temperature)| logits::scaled(logit, highest, temperature))
     }
 
-    fn index_of(&self, id: u32) -> Option<usize> {
-        // While nothing has been dropped, a token's place is its id.
-        let place = id as usize;
-        if self.entries.get(place).is_some_and(|entry| entry.id == id) {
-            return Some(place);
+    fn id_at(&self, place: usize) -> u32 {
+        if self.row == Row::Listed { self.room.ids[place] } else { place as u32 }
+    }
+
+    /// The first place whose id is not below `id`.
+    fn place_of(&self, id: u32) -> usize {
+        match self.row {
+            Row::Listed => self.room.ids.partition_point(|&other| other < id),
+            Row::Models | Row::Changed => id as usize,
         }
-        self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
     }
 
-    /// The logit of a token, if it has not been dropped altogether.
-    pub fn logit(&self, id: u32) -> Option<f32> {
-        self.index_of(id).map(|index| self.entries[index].logit)
+    fn is_left(&self, id: u32, logit: f32) -> bool {
+        by_likelihood(&Candidate { id, logit }, &self.last).is_le()
     }
 
-    /// The same, to change it.
-    pub fn logit_mut(&mut self, id: u32) -> Option<&mut f32> {
-        self.index_of(id).map(|index| &mut self.entries[index].logit)
+    /// The places of the blocks that can have something that is left.
+    fn blocks_left(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let len = self.logits().len();
+        let reach = |&(_, maximum): &(usize, &f32)| *maximum >= self.last.logit;
+        let maxima = self.room.maxima.iter().enumerate().filter(reach);
+        maxima.map(move |(block, _)| block * BLOCK..((block + 1) * BLOCK).min(len))
+    }
+
+    fn highest_in_row(&self) -> f32 {
+        highest(&self.room.maxima)
     }
 
     /// The highest logit; negative infinity when nothing is left.
     pub fn highest_logit(&self) -> f32 {
-        highest(self.entries.iter().map(|entry| entry.logit))
+        self.seen(self.highest_in_row())
     }
 
-    /// Drops what does not pass.
-    pub fn retain(&mut self, keep: impl FnMut(&Candidate) -> bool) {
-        self.entries.retain(keep);
+    /// The logit of a token, if it has not been dropped.
+    pub fn logit(&self, id: u32) -> Option<f32> {
+        let place = self.place_of(id);
+        let logit = *self.logits().get(place)?;
+        (self.id_at(place) == id && self.is_left(id, logit)).then(|| self.seen(logit))
     }
 
-    /// What is left, ids ascending, with probabilities relative to the most likely one.
-    pub fn weights(&self) -> impl Iterator<Item = (u32, f64)> {
-        let highest = self.highest_logit();
-        let left = self.entries.iter().filter(|entry| entry.logit > f32::NEG_INFINITY);
-        left.map(move |entry| (entry.id, weight(entry.logit, highest)))
+    /// Changes the logit of a token, if it has not been dropped.
+    pub fn change(&mut self, id: u32, change: impl FnOnce(f32) -> f32) {
+        if self.is_pending() {
+            self.list();
+        }
+        let Some(old) = self.logit(id) else { return };
+        if self.row == Row::Models {
+            self.room.logits.clear();
+            self.room.logits.extend_from_slice(self.models);
+            self.row = Row::Changed;
+        }
+        let place = self.place_of(id);
+        let new = change(old);
+        self.room.logits[place] = new;
+        let block = place / BLOCK;
+        let maximum = &mut self.room.maxima[block];
+        if new >= *maximum {
+            *maximum = new;
+        } else if old == *maximum {
+            *maximum = highest(self.room.logits.chunks(BLOCK).nth(block).unwrap_or_default());
+        }
+        self.weighed = false;
     }
 
-    /// A copy that the caller may reorder, to be used by one filter.
-    pub fn shuffled(&mut self) -> &mut Vec<Candidate> {
-        self.scratch.clone_from(&self.entries);
-        &mut self.scratch
+    /// Divides the distances from the highest logit, which becomes 0.
+    pub fn divide(&mut self, temperature: f64) {
+        self.apply_temperature();
+        self.temperature = Some((self.highest_in_row(), temperature));
+        self.weighed = false;
+        // What is infinitely far away now is dropped.
+        self.keep_down_to(|logit| logit > f32::NEG_INFINITY);
+    }
+
+    /// Drops what does not pass, where nothing passes that is less likely than something that does not. The highest
+    /// logit must pass.
+    pub fn keep_down_to(&mut self, passes: impl Fn(f32) -> bool) {
+        let lowest = lowest_passing(self.highest_in_row(), |logit| passes(self.seen(logit)));
+        if lowest > self.last.logit {
+            self.last = Candidate { logit: lowest, ..ANY };
+            self.weighed = false;
+        }
+    }
+
+    /// Keeps the `count` most likely, and all that are as likely as the last of them.
+    pub fn keep_most_likely(&mut self, count: usize) {
+        // So many blocks have something at or above their least maximum: the last one kept cannot be lower.
+        let maxima = &mut self.room.other_logits;
+        maxima.clear();
+        maxima.extend(self.room.maxima.iter().filter(|maximum| **maximum >= self.last.logit));
+        if let Some(lowest) = nth_highest(maxima, count) {
+            let lowest = self.seen(lowest);
+            self.keep_down_to(|logit| logit >= lowest);
+        }
+        self.list_if_few();
+        let mut left = std::mem::take(&mut self.room.other_logits);
+        left.clear();
+        for block in self.blocks_left() {
+            left.extend(self.logits()[block].iter().filter(|logit| **logit >= self.last.logit));
+        }
+        if let Some(lowest) = nth_highest(&mut left, count) {
+            let lowest = self.seen(lowest);
+            self.keep_down_to(|logit| logit >= lowest);
+        }
+        self.room.other_logits = left;
+    }
+
+    /// Keeps the most likely token, the lowest id among equals.
+    pub fn keep_best(&mut self) {
+        self.apply_temperature();
+        let highest = self.highest_in_row();
+        let block = self.room.maxima.iter().position(|maximum| *maximum == highest).unwrap_or_default();
+        let equal = self.logits().iter().skip(block * BLOCK).position(|logit| *logit == highest).unwrap_or_default();
+        self.last = Candidate { id: self.id_at(block * BLOCK + equal), logit: highest };
+        self.weighed = false;
+    }
+
+    /// Drops what is less likely than `last`, which is left.
+    pub fn keep_through(&mut self, last: Candidate) {
+        self.apply_temperature();
+        self.last = last;
+        if self.weighed {
+            self.sum_what_is_left();
+        }
+    }
+
+    /// What is left with its probabilities.
+    pub fn weigh(&mut self) -> Weighed<'_> {
+        self.list_if_few();
+        self.apply_temperature();
+        let highest = self.highest_in_row();
+        let room = &mut *self.room;
+        let logits = logits_of(self.row, self.models, &room.logits);
+        if !self.weighed {
+            logits::weigh(self.isa, logits, highest, &mut room.weights, &mut room.sums);
+            self.weighed = true;
+            if self.last != ANY {
+                self.sum_what_is_left();
+            }
+        }
+        let ids = (self.row == Row::Listed).then_some(&self.room.ids[..]);
+        let logits = logits_of(self.row, self.models, &self.room.logits);
+        let (weights, sums) = (&self.room.weights[..], &self.room.sums[..]);
+        Weighed { isa: self.isa, ids, logits, highest, weights, sums, last: self.last }
+    }
+
+    /// Adds up each block's weights of what has not been dropped.
+    fn sum_what_is_left(&mut self) {
+        let cut = self.last.id.checked_add(1).map_or(usize::MAX, |id| self.place_of(id));
+        let Room { logits, weights, sums, .. } = &mut *self.room;
+        let logits = logits_of(self.row, self.models, logits);
+        logits::sum_blocks(self.isa, logits, weights, self.last.logit, cut, sums);
+    }
+
+    /// Whether the row alone does not tell what stages see.
+    fn is_pending(&self) -> bool {
+        self.temperature.is_some() || self.last != ANY
+    }
+
+    /// Divides the row.
+    fn apply_temperature(&mut self) {
+        let Some((highest, temperature)) = self.temperature else { return };
+        if self.last.id != ANY.id {
+            // Division can make different logits equal, and among equals it is the id that tells what is left.
+            return self.list();
+        }
+        let room = &mut *self.room;
+        let logits = logits_of(self.row, self.models, &room.logits);
+        logits::scale(self.isa, logits, highest, temperature, self.last.logit, &mut room.other_logits);
+        std::mem::swap(&mut room.logits, &mut room.other_logits);
+        if self.row == Row::Models {
+            self.row = Row::Changed;
+        }
+        self.begin_anew();
+    }
+
+    /// Lists what is left, if that is little of the row.
+    fn list_if_few(&mut self) {
+        if self.is_pending() && FEW * self.blocks_left().count() <= self.room.maxima.len().max(FEW) {
+            self.list();
+        }
+    }
+
+    /// Makes a shorter row of what is left.
+    fn list(&mut self) {
+        let mut logits = std::mem::take(&mut self.room.other_logits);
+        let mut ids = std::mem::take(&mut self.room.other_ids);
+        logits.clear();
+        ids.clear();
+        for block in self.blocks_left() {
+            for place in block {
+                let (id, logit) = (self.id_at(place), self.logits()[place]);
+                if self.is_left(id, logit) {
+                    ids.push(id);
+                    logits.push(self.seen(logit));
+                }
+            }
+        }
+        self.room.other_logits = std::mem::replace(&mut self.room.logits, logits);
+        self.room.other_ids = std::mem::replace(&mut self.room.ids, ids);
+        self.row = Row::Listed;
+        self.begin_anew();
+    }
+
+    /// The row has changed as a whole: nothing is pending any more.
+    fn begin_anew(&mut self) {
+        logits::block_maxima(self.isa, &self.room.logits, &mut self.room.maxima);
+        (self.temperature, self.last, self.weighed) = (None, ANY, false);
+    }
+}
+
+/// What is left of a row with its probabilities relative to the most likely one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Weighed<'a> {
+    pub isa: Isa,
+    /// The ids of the places, ascending, where they are not the places themselves.
+    ids: Option<&'a [u32]>,
+    pub logits: &'a [f32],
+    /// The highest of them.
+    pub highest: f32,
+    /// The weights of all places, also of those whose tokens were dropped.
+    pub weights: &'a [f64],
+    /// Sums of the weights that are left of each block.
+    pub sums: &'a [f64],
+    /// The least likely that is left, or the place in the order where it would be.
+    pub last: Candidate,
+}
+
+impl<'a> Weighed<'a> {
+    pub fn candidate(&self, place: usize) -> Candidate {
+        Candidate { id: self.ids.map_or(place as u32, |ids| ids[place]), logit: self.logits[place] }
+    }
+
+    /// The sum of all weights.
+    pub fn total(&self) -> f64 {
+        self.sums.iter().sum()
+    }
+
+    /// The weight of a place; zero if its token was dropped.
+    pub fn weight(&self, place: usize) -> f64 {
+        if by_likelihood(&self.candidate(place), &self.last).is_le() { self.weights[place] } else { 0.0 }
+    }
+
+    /// The weight of a token; zero if it was dropped.
+    pub fn weight_of(&self, id: u32) -> f64 {
+        let place = self.ids.map_or(Some(id as usize), |ids| ids.binary_search(&id).ok());
+        place.map_or(0.0, |place| self.weight(place))
+    }
+
+    /// Ids, ascending, and weights of what is left.
+    pub fn left(self) -> impl Iterator<Item = (u32, f64)> + use<'a> {
+        let all = (0..self.logits.len()).map(move |place| (self.candidate(place), self.weights[place]));
+        all.filter(move |(candidate, _)| by_likelihood(candidate, &self.last).is_le())
+            .map(|(candidate, weight)| (candidate.id, weight))
     }
 }
 
 /// The highest of some logits, negative infinity if there are none. Several maxima side by side, since each waits for
 /// its last comparison; which one a logit goes to does not matter to the result.
-pub(super) fn highest(logits: impl Iterator<Item = f32>) -> f32 {
-    let mut highest = [f32::NEG_INFINITY; 8];
-    for (index, logit) in logits.enumerate() {
-        let lane = &mut highest[index % 8];
-        *lane = if logit > *lane { logit } else { *lane };
+pub(super) fn highest(logits: &[f32]) -> f32 {
+    let higher = |a: f32, b: f32| if a > b { a } else { b };
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in logits.chunks(16) {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = higher(logit, *lane);
+        }
     }
-    highest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    lanes.into_iter().fold(f32::NEG_INFINITY, higher)
 }
 
-/// The ids of the `count` most likely tokens of a row, most likely first.
-pub(super) fn most_likely(logits: &[f32], count: usize) -> Vec<u32> {
-    let mut top: Vec<Candidate> = Vec::with_capacity(count.min(logits.len()));
-    if count == 0 {
-        return Vec::new();
+/// The number that has `count - 1` of the others at or above it, if there are so many.
+fn nth_highest(logits: &mut [f32], count: usize) -> Option<f32> {
+    let index = count.checked_sub(1).filter(|index| *index < logits.len())?;
+    Some(*logits.select_nth_unstable_by(index, |a, b| b.total_cmp(a)).1)
+}
+
+/// The lowest number that passes, where all from there up to `highest` pass: found by halving all that there are.
+fn lowest_passing(highest: f32, passes: impl Fn(f32) -> bool) -> f32 {
+    // The order of these integers is that of the numbers; the way back is the same.
+    let flip = |bits: i32| bits ^ ((bits >> 31) as u32 >> 1) as i32;
+    let key = |number: f32| i64::from(flip(number.to_bits() as i32));
+    let number = |key: i64| f32::from_bits(flip(key as i32) as u32);
+    let (mut fails, mut lowest) = (key(f32::NEG_INFINITY) - 1, key(highest));
+    while lowest - fails > 1 {
+        let middle = fails + (lowest - fails) / 2;
+        if passes(number(middle)) { lowest = middle } else { fails = middle }
     }
-    for (id, &logit) in (0..).zip(logits) {
-        let candidate = Candidate { id, logit };
-        if top.len() == count {
-            if by_likelihood(&candidate, &top[count - 1]) == Ordering::Greater {
-                continue;
-            }
-            top.pop();
-        }
-        // Insertion is rare after the first few: a row has few records.
-        let place = top.partition_point(|other| by_likelihood(other, &candidate) == Ordering::Less);
-        top.insert(place, candidate);
-    }
-    top.iter().map(|candidate| candidate.id).collect()
+    number(lowest)
+}
+
+/// The ids of the `count` most likely tokens of a row that is sound, most likely first; forbidden ones come last.
+pub(super) fn most_likely(isa: Isa, logits: &[f32], count: usize) -> Vec<u32> {
+    let mut room = Room::default();
+    let mut candidates = Candidates::new(isa, logits, &mut room).expect("the row was found sound before");
+    candidates.keep_most_likely(count);
+    candidates.list();
+    let entries = room.ids.into_iter().zip(room.logits);
+    let mut top: Vec<Candidate> = entries.map(|(id, logit)| Candidate { id, logit }).collect();
+    top.sort_unstable_by(by_likelihood);
+    let forbidden = (0..).zip(logits).filter(|(_, logit)| **logit == f32::NEG_INFINITY).map(|(id, _)| id);
+    top.iter().map(|candidate| candidate.id).chain(forbidden).take(count).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lookups_work_before_and_after_dropping() {
-        let mut candidates = Candidates::default();
-        candidates.fill(&[1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(candidates.logit(2), Some(3.0));
-        candidates.retain(|entry| entry.id != 1);
-        assert_eq!((candidates.logit(1), candidates.logit(2), candidates.logit(3)), (None, Some(3.0), Some(4.0)));
-        *candidates.logit_mut(3).unwrap() = f32::NEG_INFINITY;
-        assert_eq!(candidates.weights().map(|(id, _)| id).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(candidates.logit(4), None);
-    }
-
-    #[test]
-    fn the_lower_id_wins_among_equals_and_zeros_are_equal() {
-        assert_eq!(most_likely(&[0.0, -0.0, 1.0, 1.0, 0.0], 4), [2, 3, 0, 1]);
-        assert_eq!(most_likely(&[-0.0, 0.0], 9), [0, 1]);
-        assert_eq!(most_likely(&[1.0], 0), [0_u32; 0]);
-    }
-
-    #[test]
-    fn weights_survive_overflow_and_underflow() {
-        assert_eq!(weight(f32::INFINITY, f32::INFINITY), 1.0);
-        assert_eq!(weight(0.0, f32::INFINITY), 0.0);
-        assert_eq!(weight(f32::NEG_INFINITY, 3.0), 0.0);
-        assert_eq!(weight(-f32::MAX, f32::MAX), 0.0);
-    }
-}
+mod tests;

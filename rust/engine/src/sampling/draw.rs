@@ -1,18 +1,42 @@
 //! Picks one of what is left, by the inverse of the cumulative distribution in the order of token ids.
 
-use super::Candidates;
+use ferrule_kernels::logits::BLOCK;
 
-/// The token whose share of the distribution holds `uniform` in [0, 1). `weights` is room that is used again.
-pub(super) fn draw(candidates: &Candidates, uniform: f64, weights: &mut Vec<(u32, f64)>) -> u32 {
-    weights.clear();
-    weights.extend(candidates.weights().filter(|&(_, weight)| weight > 0.0));
-    let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
-    let target = uniform * total;
-    let mut sum = 0.0;
-    let found = weights.iter().find(|(_, weight)| {
-        sum += weight;
-        sum > target
-    });
-    // Rounding can put the target at the very end: the last one's share reaches that far.
-    found.or(weights.last()).expect("a stage left no candidate; the chain checks that after every one").0
+use super::candidates::Weighed;
+
+/// The token whose share of the distribution holds `uniform` in [0, 1).
+pub(super) fn draw(weighed: Weighed<'_>, uniform: f64) -> u32 {
+    let target = uniform * weighed.total();
+    let (block, below) = find_share(weighed.sums.iter().copied(), 0.0, target);
+    let first = block * BLOCK;
+    let places = first..weighed.logits.len().min(first + BLOCK);
+    let (place, _) = find_share(places.map(|place| weighed.weight(place)), below, target);
+    weighed.candidate(first + place).id
+}
+
+/// Which of the shares, laid end to end from `below` on, holds the target, and where it begins. The last one if none
+/// does: rounding can put the target at the very end.
+fn find_share(shares: impl Iterator<Item = f64>, mut below: f64, target: f64) -> (usize, f64) {
+    let mut found = (0, below);
+    for (place, share) in shares.enumerate().filter(|(_, share)| *share > 0.0) {
+        found = (place, below);
+        below += share;
+        if below > target {
+            break;
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_reaches_from_its_beginning_to_the_next() {
+        let shares = [0.0, 0.5, 0.0, 0.25, 0.25, 0.0];
+        let found = |target| find_share(shares.into_iter(), 1.0, target);
+        assert_eq!([1.0, 1.4999, 1.5, 1.75].map(found), [(1, 1.0), (1, 1.0), (3, 1.5), (4, 1.75)]);
+        assert_eq!(found(2.0), (4, 1.75));
+    }
 }

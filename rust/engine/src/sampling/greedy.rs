@@ -13,11 +13,7 @@ impl Stage for Greedy {
         context.params.is_greedy()
     }
 
-    fn apply(&self, candidates: &mut Candidates, _context: Context<'_>) {
-        let highest = candidates.highest_logit();
-        // Ids ascend, so that the first of equals is the one that counts as the most likely.
-        if let Some(best) = candidates.entries().iter().find(|entry| entry.logit == highest).map(|entry| entry.id) {
-            candidates.retain(|entry| entry.id == best);
-        }
+    fn apply(&self, candidates: &mut Candidates<'_>, _context: Context<'_>) {
+        candidates.keep_best();
     }
 }

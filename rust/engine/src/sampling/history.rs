@@ -8,7 +8,7 @@ use super::penalties;
 
 /// Counts of the tokens before the one to sample, kept up as tokens are added.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct History {
+pub struct History {
     /// Every token of prompt and continuation, and how often the continuation has it. Empty where no penalty asks.
     tokens: BTreeMap<u32, u32>,
     output_len: usize,
@@ -17,6 +17,7 @@ pub(crate) struct History {
 
 impl History {
     /// The history of a prompt and what follows it.
+    #[must_use]
     pub fn new(params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Self {
         let mut history = Self { counts: penalties::are_on(params), ..Self::default() };
         if history.counts {

@@ -13,11 +13,9 @@ impl Stage for LogitBias {
         !context.params.logit_bias.is_empty()
     }
 
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
         for &(id, bias) in &context.params.logit_bias {
-            if let Some(logit) = candidates.logit_mut(id) {
-                *logit += bias as f32;
-            }
+            candidates.change(id, |logit| logit + bias as f32);
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Log-probabilities of the raw logits, before any stage: what the model says, not what the sampler made of it.
 
-use super::candidates::{highest, most_likely, weight};
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::logits::{count_at_least, total_weight, weight};
+
+use super::candidates::{highest, most_likely};
 
 /// A token's log-probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,10 +33,10 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// Adds the row up in the order of its ids.
-    pub fn of(logits: &[f32]) -> Self {
-        let highest = highest(logits.iter().copied());
-        Self { highest, sum: logits.iter().map(|&logit| weight(logit, highest)).sum() }
+    /// Adds the row up.
+    pub fn of(isa: Isa, logits: &[f32]) -> Self {
+        let highest = highest(logits);
+        Self { highest, sum: total_weight(isa, logits, highest) }
     }
 
     pub fn probability(self, logit: f32) -> f64 {
@@ -46,16 +49,15 @@ impl Softmax {
 }
 
 /// The place of a token among all of a row, from 1.
-pub(super) fn rank(logits: &[f32], id: u32) -> usize {
-    let logit = logits[id as usize];
-    let ahead = |(other, &value): (u32, &f32)| value > logit || (value == logit && other < id);
-    1 + (0..).zip(logits).filter(|&entry| ahead(entry)).count()
+pub(super) fn rank(isa: Isa, logits: &[f32], id: u32) -> usize {
+    let (before, from) = logits.split_at(id as usize);
+    1 + count_at_least(isa, before, from[0]) + count_at_least(isa, from, from[0].next_up())
 }
 
 /// Log-probabilities of a sampled token and of the `count` most likely ones.
-pub(super) fn logprobs(logits: &[f32], sampled: u32, count: usize) -> TokenLogprobs {
-    let softmax = Softmax::of(logits);
+pub(super) fn logprobs(isa: Isa, logits: &[f32], sampled: u32, count: usize) -> TokenLogprobs {
+    let softmax = Softmax::of(isa, logits);
     let of = |id: u32, rank: usize| TokenLogprob { id, logprob: softmax.logprob(logits[id as usize]), rank };
-    let top = most_likely(logits, count).into_iter().zip(1..).map(|(id, rank)| of(id, rank)).collect();
-    TokenLogprobs { sampled: of(sampled, rank(logits, sampled)), top }
+    let top = most_likely(isa, logits, count).into_iter().zip(1..).map(|(id, rank)| of(id, rank)).collect();
+    TokenLogprobs { sampled: of(sampled, rank(isa, logits, sampled)), top }
 }

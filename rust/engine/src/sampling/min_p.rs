@@ -1,6 +1,7 @@
 //! Drops what is less than `min_p` times as likely as the most likely token (<https://arxiv.org/abs/2407.01082>).
 
-use super::candidates::weight;
+use ferrule_kernels::logits::weight;
+
 use super::{Candidates, Context, Stage};
 
 pub(super) struct MinP;
@@ -14,8 +15,8 @@ impl Stage for MinP {
         context.params.min_p > 0.0
     }
 
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
         let highest = candidates.highest_logit();
-        candidates.retain(|entry| weight(entry.logit, highest) >= context.params.min_p);
+        candidates.keep_down_to(|logit| weight(logit, highest) >= context.params.min_p);
     }
 }

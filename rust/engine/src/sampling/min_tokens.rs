@@ -13,11 +13,9 @@ impl Stage for MinTokens {
         context.history.output_len() < context.params.min_tokens && !context.params.stop_token_ids.is_empty()
     }
 
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
         for &id in &context.params.stop_token_ids {
-            if let Some(logit) = candidates.logit_mut(id) {
-                *logit = f32::NEG_INFINITY;
-            }
+            candidates.change(id, |_| f32::NEG_INFINITY);
         }
     }
 }

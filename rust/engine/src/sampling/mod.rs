@@ -21,7 +21,12 @@
 //! # Ties and exactness
 //! Among equal logits the lower id is the more likely one, everywhere; only top-k keeps all that equal the last one
 //! kept, as vLLM's and Hugging Face's do. Logits are f32; probabilities and their sums are f64, added up in an order
-//! that depends on the logits alone.
+//! that depends on the logits alone. Exponentials are off by less than 2 parts in 10^15, and nothing of it depends on the
+//! instruction set: each gives the same bits.
+//!
+//! # Speed
+//! A row is read once for the maxima of its blocks; what then happens depends on how many can still be drawn (see
+//! `candidates`). Few are listed, many are weighed in passes over the row, and a whole row is never sorted.
 //!
 //! # Random numbers
 //! The uniform number behind a token depends on the request's seed and the token's position alone (see [`rng`]). That
@@ -47,12 +52,14 @@ mod top_k;
 mod top_p;
 mod trace;
 
-pub(crate) use history::History;
+pub use history::History;
 pub use logprobs::{TokenLogprob, TokenLogprobs};
 pub use trace::{SampleTrace, TraceCandidate};
 
+use ferrule_kernels::arch::Isa;
+
 use crate::SamplingParams;
-use candidates::Candidates;
+use candidates::{Candidates, Room};
 
 /// Every stage, in the order in which they act.
 const STAGES: &[&dyn Stage] = &[
@@ -84,9 +91,9 @@ trait Stage: Sync {
     /// Whether it would change anything.
     fn is_active(&self, context: Context<'_>) -> bool;
 
-    /// Changes logits, or drops candidates (by a logit of negative infinity, or altogether). There is always one
-    /// candidate with a finite logit before; a filter leaves one.
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>);
+    /// Changes logits, or drops candidates; a logit of negative infinity is dropped. There is always one left before; a
+    /// filter leaves one.
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>);
 }
 
 /// Why a row of logits gives no token. Only the request it belongs to is concerned.
@@ -118,9 +125,12 @@ pub enum SampleError {
 
 /// A sampled token, and what was asked to be told about it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Sample {
+pub struct Sample {
+    /// The token.
     pub token: u32,
+    /// Its log-probability and those of the most likely ones, if asked for.
     pub logprobs: Option<TokenLogprobs>,
+    /// How it was picked, if asked for.
     pub trace: Option<SampleTrace>,
 }
 
@@ -138,14 +148,24 @@ pub struct Distribution {
 }
 
 /// Samples tokens; keeps its memory from one to the next.
-#[derive(Debug, Default)]
-pub(crate) struct Sampler {
-    candidates: Candidates,
-    weights: Vec<(u32, f64)>,
+#[derive(Debug)]
+pub struct Sampler {
+    isa: Isa,
+    room: Room,
+}
+
+impl Default for Sampler {
+    /// With the instruction set that the environment asks for, as everything else. It does not change what is sampled.
+    fn default() -> Self {
+        Self { isa: Isa::from_environment().unwrap_or_else(|_| Isa::best()), room: Room::default() }
+    }
 }
 
 impl Sampler {
     /// Samples the token at `position` from `logits [vocab]`.
+    ///
+    /// # Errors
+    /// [`SampleError`] if the row gives no token.
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -153,41 +173,52 @@ impl Sampler {
         history: &History,
         position: usize,
     ) -> Result<Sample, SampleError> {
-        check_finite(logits, position)?;
-        let mut trace = params.trace.map(|count| trace::Recorder::new(logits, count));
-        self.filter(logits, Context { params, history }, position, trace.as_mut())?;
+        let isa = self.isa;
+        let mut candidates = self.candidates(logits, position)?;
+        let mut trace = params.trace.map(|count| trace::Recorder::new(isa, logits, count));
+        filter(&mut candidates, Context { params, history }, position, trace.as_mut())?;
         let uniform = uniform(params, position);
-        let token = draw::draw(&self.candidates, uniform.unwrap_or(0.0), &mut self.weights);
+        let weighed = candidates.weigh();
+        let token = draw::draw(weighed, uniform.unwrap_or(0.0));
         Ok(Sample {
             token,
-            logprobs: params.logprobs.map(|count| logprobs::logprobs(logits, token, count)),
-            trace: trace.map(|recorder| recorder.finish(logits, &self.candidates, token, uniform)),
+            logprobs: params.logprobs.map(|count| logprobs::logprobs(isa, logits, token, count)),
+            trace: trace.map(|recorder| recorder.finish(logits, weighed, token, uniform)),
         })
     }
 
-    /// Runs the active stages.
-    fn filter(
-        &mut self,
-        logits: &[f32],
-        context: Context<'_>,
-        position: usize,
-        mut trace: Option<&mut trace::Recorder>,
-    ) -> Result<(), SampleError> {
-        self.candidates.fill(logits);
-        if self.candidates.highest_logit() == f32::NEG_INFINITY {
-            return Err(SampleError::NothingLeft { position, stage: MODEL });
-        }
-        for stage in STAGES.iter().filter(|stage| stage.is_active(context)) {
-            stage.apply(&mut self.candidates, context);
-            if let Some(trace) = trace.as_deref_mut() {
-                trace.note(stage.name(), &self.candidates);
-            }
-            if self.candidates.highest_logit() == f32::NEG_INFINITY {
-                return Err(SampleError::NothingLeft { position, stage: stage.name() });
-            }
-        }
-        Ok(())
+    /// Every token of a row, which must not have NaN or positive infinity. Negative infinity is a model's own way to
+    /// forbid a token.
+    fn candidates<'a>(&'a mut self, logits: &'a [f32], position: usize) -> Result<Candidates<'a>, SampleError> {
+        Candidates::new(self.isa, logits, &mut self.room).ok_or_else(|| {
+            let bad = |&(_, logit): &(usize, &f32)| logit.is_nan() || *logit == f32::INFINITY;
+            let mut found = logits.iter().enumerate().filter(bad);
+            let token = found.next().map_or(0, |(id, _)| id as u32);
+            SampleError::NotFinite { count: 1 + found.count(), token, vocab_size: logits.len(), position }
+        })
     }
+}
+
+/// Runs the active stages.
+fn filter(
+    candidates: &mut Candidates<'_>,
+    context: Context<'_>,
+    position: usize,
+    mut trace: Option<&mut trace::Recorder>,
+) -> Result<(), SampleError> {
+    if candidates.highest_logit() == f32::NEG_INFINITY {
+        return Err(SampleError::NothingLeft { position, stage: MODEL });
+    }
+    for stage in STAGES.iter().filter(|stage| stage.is_active(context)) {
+        stage.apply(candidates, context);
+        if let Some(trace) = trace.as_deref_mut() {
+            trace.note(stage.name(), candidates);
+        }
+        if candidates.highest_logit() == f32::NEG_INFINITY {
+            return Err(SampleError::NothingLeft { position, stage: stage.name() });
+        }
+    }
+    Ok(())
 }
 
 /// What the sampler makes of one row of logits: a pure function, which tests compare with other implementations.
@@ -204,32 +235,16 @@ pub fn distribution(
 ) -> Result<Distribution, SampleError> {
     let position = prompt.len() + output.len();
     let history = History::new(params, prompt, output);
-    check_finite(logits, position)?;
     let mut sampler = Sampler::default();
-    sampler.filter(logits, Context { params, history: &history }, position, None)?;
-    let candidates = &sampler.candidates;
+    let mut candidates = sampler.candidates(logits, position)?;
+    filter(&mut candidates, Context { params, history: &history }, position, None)?;
     let draw = uniform(params, position);
-    let (ids, weights): (Vec<u32>, Vec<f64>) = candidates.weights().unzip();
-    let total: f64 = weights.iter().sum();
-    Ok(Distribution {
-        ids,
-        probabilities: weights.iter().map(|weight| weight / total).collect(),
-        chosen: draw::draw(candidates, draw.unwrap_or(0.0), &mut sampler.weights),
-        draw,
-    })
+    let weighed = candidates.weigh();
+    let total = weighed.total();
+    let (ids, probabilities) = weighed.left().map(|(id, weight)| (id, weight / total)).unzip();
+    Ok(Distribution { ids, probabilities, chosen: draw::draw(weighed, draw.unwrap_or(0.0)), draw })
 }
 
 fn uniform(params: &SamplingParams, position: usize) -> Option<f64> {
     (!params.is_greedy()).then(|| rng::uniform(params.seed, position as u64))
-}
-
-/// Refuses NaN and positive infinity. Negative infinity is a model's own way to forbid a token.
-fn check_finite(logits: &[f32], position: usize) -> Result<(), SampleError> {
-    let is_bad = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
-    let count = logits.iter().map(|&logit| usize::from(is_bad(logit))).sum();
-    if count == 0 {
-        return Ok(());
-    }
-    let first = logits.iter().position(|&logit| is_bad(logit)).unwrap_or(0);
-    Err(SampleError::NotFinite { count, token: first as u32, vocab_size: logits.len(), position })
 }

@@ -24,16 +24,18 @@ impl Stage for Penalties {
         are_on(context.params)
     }
 
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *context.params;
         for (id, times) in context.history.tokens() {
-            let Some(logit) = candidates.logit_mut(id) else { continue };
-            let raw = f64::from(*logit);
-            let mut penalized = if raw > 0.0 { raw / repetition_penalty } else { raw * repetition_penalty };
-            if times > 0 {
-                penalized -= frequency_penalty * f64::from(times) + presence_penalty;
-            }
-            *logit = penalized as f32;
+            candidates.change(id, |logit| {
+                let raw = f64::from(logit);
+                let mut penalized = if raw > 0.0 { raw / repetition_penalty } else { raw * repetition_penalty };
+                if times > 0 {
+                    penalized -= frequency_penalty * f64::from(times) + presence_penalty;
+                }
+                // No logit is infinite: two that would be are equal.
+                penalized.min(f64::from(f32::MAX)) as f32
+            });
         }
     }
 }

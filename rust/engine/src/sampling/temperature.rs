@@ -13,16 +13,7 @@ impl Stage for Temperature {
         !context.params.is_greedy() && context.params.temperature != 1.0
     }
 
-    /// Divides the distance from the highest logit, which becomes 0: the same distribution, and no temperature is so
-    /// small that different logits overflow to the same infinity.
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
-        let highest = candidates.highest_logit();
-        for entry in candidates.entries_mut() {
-            entry.logit = if entry.logit == highest {
-                0.0
-            } else {
-                ((f64::from(entry.logit) - f64::from(highest)) / context.params.temperature) as f32
-            };
-        }
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+        candidates.divide(context.params.temperature);
     }
 }

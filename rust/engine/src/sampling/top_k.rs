@@ -1,6 +1,5 @@
 //! Keeps the `top_k` most likely tokens, and all that are as likely as the last of them: so do Hugging Face and vLLM.
 
-use super::candidates::by_likelihood;
 use super::{Candidates, Context, Stage};
 
 pub(super) struct TopK;
@@ -14,13 +13,7 @@ impl Stage for TopK {
         context.params.top_k > 0
     }
 
-    fn apply(&self, candidates: &mut Candidates, context: Context<'_>) {
-        let k = context.params.top_k;
-        if k >= candidates.entries().len() {
-            return;
-        }
-        let (_, last, _) = candidates.shuffled().select_nth_unstable_by(k - 1, by_likelihood);
-        let lowest_kept = last.logit;
-        candidates.retain(|entry| entry.logit >= lowest_kept);
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+        candidates.keep_most_likely(context.params.top_k);
     }
 }

@@ -1,7 +1,9 @@
 //! How a token was picked, for those who want to see it.
 
+use ferrule_kernels::arch::Isa;
+
 use super::Candidates;
-use super::candidates::most_likely;
+use super::candidates::{Weighed, most_likely};
 use super::logprobs::Softmax;
 
 /// A token that could have been picked.
@@ -39,35 +41,32 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// Watches the `count` most likely tokens of a row.
-    pub fn new(logits: &[f32], count: usize) -> Self {
+    pub fn new(isa: Isa, logits: &[f32], count: usize) -> Self {
         let dropped_by = |id: u32| (logits[id as usize] == f32::NEG_INFINITY).then_some(super::MODEL);
-        Self { watched: most_likely(logits, count).into_iter().map(|id| (id, dropped_by(id))).collect() }
+        Self { watched: most_likely(isa, logits, count).into_iter().map(|id| (id, dropped_by(id))).collect() }
     }
 
     /// Takes note of what a stage has dropped.
-    pub fn note(&mut self, stage: &'static str, candidates: &Candidates) {
+    pub fn note(&mut self, stage: &'static str, candidates: &Candidates<'_>) {
         for (id, dropped_by) in &mut self.watched {
-            if dropped_by.is_none() && candidates.logit(*id).is_none_or(|logit| logit == f32::NEG_INFINITY) {
+            if dropped_by.is_none() && candidates.logit(*id).is_none() {
                 *dropped_by = Some(stage);
             }
         }
     }
 
     /// The trace of the token that was picked.
-    pub fn finish(mut self, logits: &[f32], candidates: &Candidates, chosen: u32, draw: Option<f64>) -> SampleTrace {
+    pub fn finish(mut self, logits: &[f32], weighed: Weighed<'_>, chosen: u32, draw: Option<f64>) -> SampleTrace {
         if self.watched.iter().all(|&(id, _)| id != chosen) {
             self.watched.push((chosen, None));
         }
-        let raw = Softmax::of(logits);
-        let highest = candidates.highest_logit();
-        let total: f64 = candidates.weights().map(|(_, weight)| weight).sum();
-        let final_probability =
-            |id| candidates.logit(id).map_or(0.0, |logit| super::candidates::weight(logit, highest) / total);
+        let raw = Softmax::of(weighed.isa, logits);
+        let total = weighed.total();
         let describe = |(id, dropped_by): (u32, Option<&'static str>)| TraceCandidate {
             id,
             logit: logits[id as usize],
             probability: raw.probability(logits[id as usize]),
-            final_probability: final_probability(id),
+            final_probability: weighed.weight_of(id) / total,
             dropped_by,
         };
         SampleTrace { candidates: self.watched.into_iter().map(describe).collect(), draw, chosen }

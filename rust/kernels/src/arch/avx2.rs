@@ -17,6 +17,9 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Simd::WEIGHT_BIAS`].
     const WEIGHT_BIAS: u8;
 
+    /// See [`Simd::BYTE_TILE_ROWS`].
+    const BYTE_TILE_ROWS: usize;
+
     /// See [`Simd::dot`]; half of it.
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
 
@@ -50,6 +53,8 @@ impl Avx2 {
 
 impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
+    // Eight accumulators; a product needs two more registers for weights, two for their magnitudes, and two on the way.
+    const BYTE_TILE_ROWS: usize = 4;
 
     /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
@@ -63,6 +68,8 @@ impl Variant for Plain {
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+        #[inline(never)]
         #[target_feature(enable = "avx2,fma,f16c")]
         fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
             kernel.run(token)
@@ -96,6 +103,8 @@ impl<V: Variant> Simd for Ymm<V> {
     // 12 accumulators, two weights and a broadcast activation of 16 registers.
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 1;
+    const BYTE_TILE_ROWS: usize = V::BYTE_TILE_ROWS;
+    const BYTE_TILE_PANELS: usize = 1;
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -212,6 +221,12 @@ impl<V: Variant> Simd for Ymm<V> {
             })
         };
         F32x16(power(n.0), power(n.1))
+    }
+
+    #[inline(always)]
+    fn select_greater(self, a: F32x16, b: F32x16, x: F32x16, y: F32x16) -> F32x16 {
+        let select = |a, b, x, y| simd!(_mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_GT_OQ>(a, b)));
+        F32x16(select(a.0, b.0, x.0, y.0), select(a.1, b.1, x.1, y.1))
     }
 
     #[inline(always)]

@@ -70,6 +70,8 @@ impl Variant for Plain {
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+        #[inline(never)]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
         fn with_features<K: Kernel>(token: Avx512, kernel: K) -> K::Output {
             kernel.run(token)
@@ -88,6 +90,9 @@ impl<V: Variant> Simd for Zmm<V> {
     // 24 accumulators, two weights, and a broadcast activation of 32 registers.
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
+    // 24 accumulators, four weights, and a broadcast activation: the fewest loads for a product.
+    const BYTE_TILE_ROWS: usize = 6;
+    const BYTE_TILE_PANELS: usize = 4;
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -187,6 +192,11 @@ impl<V: Variant> Simd for Zmm<V> {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
         })
+    }
+
+    #[inline(always)]
+    fn select_greater(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        simd!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b), y, x))
     }
 
     #[inline(always)]

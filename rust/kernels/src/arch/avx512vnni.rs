@@ -31,6 +31,8 @@ impl Variant for Vnni {
 
     #[inline(always)]
     fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+        #[inline(never)]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
         fn with_features<K: Kernel>(token: Avx512Vnni, kernel: K) -> K::Output {
             kernel.run(token)

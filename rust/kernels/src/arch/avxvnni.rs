@@ -27,6 +27,8 @@ macro_rules! vnni {
 
         impl Variant for $variant {
             const WEIGHT_BIAS: u8 = 128;
+            // 12 accumulators, two weights and a broadcast activation of 16 registers.
+            const BYTE_TILE_ROWS: usize = 6;
 
             #[inline(always)]
             fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
@@ -36,6 +38,8 @@ macro_rules! vnni {
 
             #[inline(always)]
             fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+                // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+                #[inline(never)]
                 #[target_feature(enable = $features)]
                 fn with_features<K: Kernel>(token: $token, kernel: K) -> K::Output {
                     kernel.run(token)

@@ -75,6 +75,8 @@ impl Simd for Scalar {
     // Sixteen xmm registers: two rows of one panel (8 accumulators) leave room for the weights.
     const TILE_ROWS: usize = 2;
     const TILE_PANELS: usize = 1;
+    const BYTE_TILE_ROWS: usize = 2;
+    const BYTE_TILE_PANELS: usize = 1;
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -163,6 +165,11 @@ impl Simd for Scalar {
     #[inline(always)]
     fn exp2_integer(self, n: F32x16) -> F32x16 {
         F32x16(n.0.map(|n| f32::from_bits((n + (8_388_608.0 + 127.0)).to_bits() << 23)))
+    }
+
+    #[inline(always)]
+    fn select_greater(self, a: F32x16, b: F32x16, x: F32x16, y: F32x16) -> F32x16 {
+        F32x16(std::array::from_fn(|i| if a.0[i] > b.0[i] { x.0[i] } else { y.0[i] }))
     }
 
     #[inline(always)]

@@ -45,6 +45,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Panels of [`LANES`] output columns in that tile.
     const TILE_PANELS: usize;
 
+    /// Rows of activations in a register tile of the integer matmul over many rows.
+    const BYTE_TILE_ROWS: usize;
+    /// Panels of [`LANES`] output columns in that tile.
+    const BYTE_TILE_PANELS: usize;
+
     /// Runs `kernel` in a function compiled with these instructions.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
@@ -81,6 +86,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn round(self, value: Self::F32) -> Self::F32;
     /// 2^n for an integral n in [-126, 127]; 0 for n = -127.
     fn exp2_integer(self, n: Self::F32) -> Self::F32;
+    /// `x` where `a > b`, else `y`; so `y` where either is NaN.
+    fn select_greater(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;
     /// Lane i of `a` for `from <= i < to`, of `b` elsewhere.
     fn select_range(self, from: usize, to: usize, a: Self::F32, b: Self::F32) -> Self::F32;
 

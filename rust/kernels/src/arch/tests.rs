@@ -57,6 +57,9 @@ impl Kernel for Everything<'_> {
         seen.extend(sums.into_iter().flat_map(i32::to_ne_bytes));
         let floats = simd.to_array(simd.to_f32(simd.load_i32(&sums.map(|sum| sum >> 8))));
         seen.extend(floats.into_iter().flat_map(f32::to_ne_bytes));
+        let (x, y) = (simd.load(self.numbers), simd.load(&floats));
+        let selected = simd.to_array(simd.select_greater(x, simd.splat(0.5), x, y));
+        seen.extend(selected.into_iter().flat_map(f32::to_ne_bytes));
         seen
     }
 }

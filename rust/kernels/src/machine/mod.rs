@@ -1,5 +1,6 @@
 //! What this process may use of the machine: processors and memory, as containers limit them.
 
+mod cache;
 mod cgroup;
 
 use std::fs;
@@ -14,6 +15,12 @@ use cgroup::{Cgroup, Controller};
 #[must_use]
 pub fn cpu_count() -> NonZeroUsize {
     cpu_count_in(Path::new("/"), affinity())
+}
+
+/// Bytes of the last caches behind the processors that this process may use, together; 0 where the system does not say.
+#[must_use]
+pub fn last_cache_bytes() -> usize {
+    cache::last_level_bytes(Path::new("/"), &allowed_processors())
 }
 
 /// Bytes of memory that this process can still get: the least of what the system says is available, what every cgroup
@@ -80,17 +87,25 @@ fn address_space_limit() -> u64 {
 }
 
 fn affinity() -> NonZeroUsize {
-    // SAFETY: an array of bits, for which zero is a value; the call is given its size and fills it.
-    let in_mask = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let found = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
-        if found { libc::CPU_COUNT(&set) } else { 0 }
-    };
-    // Machines with more than 1024 processors do not fit the mask.
     // SAFETY: asks for a number of the system.
     let online = || unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    let count = if in_mask > 0 { i64::from(in_mask) } else { online() };
-    usize::try_from(count).ok().and_then(NonZeroUsize::new).unwrap_or(NonZeroUsize::MIN)
+    // Machines with more than 1024 processors do not fit the mask.
+    NonZeroUsize::new(allowed_processors().len())
+        .or_else(|| usize::try_from(online()).ok().and_then(NonZeroUsize::new))
+        .unwrap_or(NonZeroUsize::MIN)
+}
+
+/// The numbers of the processors in the affinity mask; none where the system does not say.
+fn allowed_processors() -> Vec<usize> {
+    // SAFETY: an array of bits, for which zero is a value; the call is given its size and fills it.
+    let (set, found) = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let found = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
+        (set, found)
+    };
+    // SAFETY: the numbers are below the size of the set.
+    let allowed = |processor: &usize| found && unsafe { libc::CPU_ISSET(*processor, &set) };
+    (0..libc::CPU_SETSIZE as usize).filter(allowed).collect()
 }
 
 #[cfg(test)]
@@ -101,10 +116,10 @@ mod tests {
     use super::*;
 
     /// A directory with the files of a pretended machine.
-    struct Fake(PathBuf);
+    pub(super) struct Fake(PathBuf);
 
     impl Fake {
-        fn new(files: &[(&str, &str)]) -> Self {
+        pub fn new(files: &[(&str, &str)]) -> Self {
             static COUNT: AtomicUsize = AtomicUsize::new(0);
             let number = COUNT.fetch_add(1, Ordering::Relaxed);
             let root = std::env::temp_dir().join(format!("ferrule-machine-{}-{number}", std::process::id()));
@@ -114,6 +129,10 @@ mod tests {
                 fs::write(path, text).unwrap();
             }
             Self(root)
+        }
+
+        pub fn root(&self) -> &Path {
+            &self.0
         }
 
         fn cpus(&self, affinity: usize) -> usize {
@@ -146,6 +165,7 @@ mod tests {
     fn this_machine_has_processors_and_memory() {
         assert!(cpu_count() <= affinity());
         assert!(available_memory() > 1 << 20);
+        assert!(last_cache_bytes() < 1 << 40);
     }
 
     /// Row 77 of the faults: a quota of 2 processors on a machine of 16.

@@ -1,4 +1,4 @@
-//! Activations times weights: `out[m, n] = sum over k of x[m, k] * w[n, k]`.
+//! The matmul of floating-point formats.
 //!
 //! One algorithm for one row and for a thousand. Behind every output stands one chain of multiply-adds over k, from the
 //! first to the last, beginning at zero. Tiles, blocks of k and threads only decide which chains run side by side: a
@@ -11,10 +11,11 @@
 
 use std::ops::Range;
 
+use super::unroll::unroll;
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::PackedMatrix;
-use crate::quant::{FloatFormat, FormatVisitor, Line};
+use crate::quant::{FloatFormat, Line};
 use crate::{Exec, PoolError};
 
 /// The most rows that any instruction set has in its register tile.
@@ -36,52 +37,30 @@ const MAX_TASK_PANELS: usize = 32;
 /// Tiles of rows in a task: bounds its time, so that cancelling stays quick, and what its outputs take in the cache.
 const TASK_ROW_TILES: usize = 8;
 
-/// `out[m, n] = x[m, k] * w[n, k]`, all dense and row by row; m is any number.
-///
-/// # Errors
-/// [`PoolError`] if `exec` was cancelled or a task panicked; `out` then holds anything.
-///
-/// # Panics
-/// If `x` and `out` have not the same number of whole rows.
-pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> Result<(), PoolError> {
+/// Multiplies with weights in format `F`.
+pub(super) fn multiply<F: FloatFormat>(
+    exec: &Exec<'_>,
+    x: &[f32],
+    w: &PackedMatrix,
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let [band] = w.bands() else { unreachable!("floating-point formats are alone in their matrix") };
+    let weights = band.lines::<F>(0);
     let (n, k) = (w.rows(), w.cols());
-    let m = out.len().checked_div(n).unwrap_or(0);
-    assert_eq!(out.len(), m * n, "outputs of {n} columns");
-    assert!(n == 0 || x.len() == m * k, "{} activations for {m} rows of {k}", x.len());
-    if out.is_empty() {
-        return Ok(());
-    }
-    w.format().visit(Matmul { exec, x, w, out })
-}
-
-struct Matmul<'a> {
-    exec: &'a Exec<'a>,
-    x: &'a [f32],
-    w: &'a PackedMatrix,
-    out: &'a mut [f32],
-}
-
-impl FormatVisitor for Matmul<'_> {
-    type Output = Result<(), PoolError>;
-
-    fn visit<F: FloatFormat>(self) -> Self::Output {
-        let Self { exec, x, w, out } = self;
-        let (n, k) = (w.rows(), w.cols());
-        let m = out.len() / n;
-        // Rows are split evenly: nine are five and four, not eight and one.
-        let tile_rows = m.div_ceil(m.div_ceil(exec.isa.run(TileRows)));
-        let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
-        // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
-        let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
-        let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
-        let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
-        let (down, across) = (m.div_ceil(task_rows), tiles.across());
-        exec.run(tiles.len(), |task| {
-            // Tasks that follow each other share their weights, which the first of them brings into the cache.
-            let tile = tiles.take(task % down * across + task / down);
-            exec.isa.run(Task::<F> { x, k, weights: w.lines::<F>(), tile_rows, out: tile });
-        })
-    }
+    let m = out.len() / n;
+    // Rows are split evenly: nine are five and four, not eight and one.
+    let tile_rows = m.div_ceil(m.div_ceil(exec.isa.run(TileRows)));
+    let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
+    // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
+    let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
+    let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
+    let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
+    let (down, across) = (m.div_ceil(task_rows), tiles.across());
+    exec.run(tiles.len(), |task| {
+        // Tasks that follow each other share their weights, which the first of them brings into the cache.
+        let tile = tiles.take(task % down * across + task / down);
+        exec.isa.run(Task::<F> { x, k, weights, tile_rows, out: tile });
+    })
 }
 
 /// Asks an instruction set for the rows of its register tile.
@@ -94,18 +73,6 @@ impl Kernel for TileRows {
     fn run<S: Simd>(self, _: S) -> usize {
         S::TILE_ROWS
     }
-}
-
-/// A loop over `0..N`, at most to twelve, that is written out N times. The sums of a tile are an array, which gets into
-/// registers only if every index is a constant early on; the optimizer's own unrolling may come too late for that.
-macro_rules! unroll {
-    ($i:ident in 0..$n:ident $body:block) => { unroll!($i $n $body 0 1 2 3 4 5 6 7 8 9 10 11) };
-    ($i:ident $n:ident $body:block $($number:literal)*) => {
-        $(if const { $number < $n } {
-            let $i = $number;
-            $body
-        })*
-    };
 }
 
 /// One task: all of k for some rows and some panels.

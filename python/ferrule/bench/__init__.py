@@ -1,0 +1,5 @@
+"""How fast a model is here, beside what the machine can give.
+
+`measure` runs the model and `machine` the probes of the ceilings, `record` relates the figures of both, and `report`,
+`compare` and `plot` show them. `ferrule bench` is the command line.
+"""

@@ -1,0 +1,97 @@
+//! How long a token takes to sample: `cargo bench -p ferrule-engine --bench sampling [-- NAME...]`.
+//!
+//! One thread, a vocabulary of 128k. The floor beside every row is one read of the logits in the plainest loop. Floors
+//! and rows take turns, and of each the best and the median of all rounds are shown: the machine may be shared. Rows of
+//! logits take turns too, so that they come from where a batch's logits would be, and not from the nearest cache.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use ferrule_engine::SamplingParams;
+use ferrule_engine::sampling::{History, Sampler, rng};
+
+/// Of Llama 3.
+const VOCAB: usize = 128_256;
+const ROWS: usize = 8;
+const ROUNDS: usize = 31;
+
+/// What is measured: the logits' kind, the parameters, the tokens before.
+struct Case {
+    name: &'static str,
+    logits: fn(u64) -> f32,
+    params: SamplingParams,
+    history: usize,
+}
+
+/// A normal number of this seed and place, by adding twelve uniform ones.
+fn normal(row: u64, place: u64) -> f32 {
+    ((0..12).map(|part| rng::uniform(row, 12 * place + part)).sum::<f64>() - 6.0) as f32
+}
+
+fn cases() -> Vec<Case> {
+    let peaked: fn(u64) -> f32 = |place| 2.5 * normal(place / VOCAB as u64, place);
+    let flat: fn(u64) -> f32 = |place| 0.1 * normal(place / VOCAB as u64, place);
+    let equal: fn(u64) -> f32 = |_| 1.0;
+    let plain = SamplingParams { seed: 1, ..SamplingParams::default() };
+    let filters = SamplingParams { top_k: 40, top_p: 0.95, min_p: 0.05, ..plain.clone() };
+    let case = |name, logits, params| Case { name, logits, params, history: 0 };
+    vec![
+        case("greedy", peaked, SamplingParams { temperature: 0.0, ..plain.clone() }),
+        case("top-k 40, top-p 0.95, min-p 0.05", peaked, filters.clone()),
+        case("the same at temperature 0.7", peaked, SamplingParams { temperature: 0.7, ..filters.clone() }),
+        case("the same, flat row", flat, filters.clone()),
+        Case {
+            name: "the same with penalties, 1k tokens",
+            logits: peaked,
+            params: SamplingParams { repetition_penalty: 1.1, ..filters.clone() },
+            history: 1000,
+        },
+        case("the same with 20 logprobs", peaked, SamplingParams { logprobs: Some(20), ..filters }),
+        case("min-p 0.05", peaked, SamplingParams { min_p: 0.05, ..plain.clone() }),
+        case("top-k 5000", peaked, SamplingParams { top_k: 5000, ..plain.clone() }),
+        case("top-p 0.95", peaked, SamplingParams { top_p: 0.95, ..plain.clone() }),
+        case("top-p 0.95, flat row", flat, SamplingParams { top_p: 0.95, ..plain.clone() }),
+        case("top-p 0.5, flat row", flat, SamplingParams { top_p: 0.5, ..plain.clone() }),
+        case("top-p 0.95, all equal", equal, SamplingParams { top_p: 0.95, ..plain.clone() }),
+        case(
+            "top-p 0.95, flat row, temperature 0.7",
+            flat,
+            SamplingParams { top_p: 0.95, temperature: 0.7, ..plain.clone() },
+        ),
+        case("no filter", flat, plain),
+    ]
+}
+
+/// Microseconds that `work` takes for one of the rows, on average over all of them.
+fn time(rows: &[f32], mut work: impl FnMut(&[f32])) -> f64 {
+    let start = Instant::now();
+    rows.chunks_exact(VOCAB).for_each(&mut work);
+    start.elapsed().as_secs_f64() / ROWS as f64 * 1e6
+}
+
+fn main() {
+    let names: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    println!("{:<38} {:>7} {:>7}   {:>7} {:>7}", "microseconds a token", "best", "median", "floor", "median");
+    let mut sampler = Sampler::default();
+    for case in cases().iter().filter(|case| names.is_empty() || names.iter().any(|name| case.name.contains(name))) {
+        let rows: Vec<f32> = (0..(ROWS * VOCAB) as u64).map(case.logits).collect();
+        let prompt: Vec<u32> = (0..case.history as u32).map(|place| place * 97 % VOCAB as u32).collect();
+        let history = History::new(&case.params, &prompt, &[]);
+        let (mut floor, mut sampled) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            floor.push(time(&rows, |row| {
+                black_box(row.iter().fold(0, |bits, logit| bits ^ logit.to_bits()));
+            }));
+            sampled.push(time(&rows, |row| {
+                black_box(sampler.sample(row, &case.params, &history, prompt.len() + round).expect("a token"));
+            }));
+        }
+        floor.sort_by(f64::total_cmp);
+        sampled.sort_by(f64::total_cmp);
+        let middle = ROUNDS / 2;
+        println!(
+            "{:<38} {:>7.1} {:>7.1}   {:>7.1} {:>7.1}",
+            case.name, sampled[0], sampled[middle], floor[0], floor[middle]
+        );
+    }
+}

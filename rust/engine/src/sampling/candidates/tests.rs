@@ -1,0 +1,151 @@
+//! Any order of operations on rows of any size, against a list that is looked through every time.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// What is left: ids ascending, with logits as stages see them.
+type Plain = Vec<(u32, f32)>;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Change { id: u32, to: f32 },
+    Divide(f64),
+    KeepDownTo(usize),
+    KeepMostLikely(usize),
+    KeepThrough(usize),
+    KeepBest,
+    Weigh,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..4000_u32, logit()).prop_map(|(id, to)| Step::Change { id, to }),
+        2 => (0.01..4.0).prop_map(Step::Divide),
+        // A temperature that makes most logits equal.
+        1 => Just(Step::Divide(1e44)),
+        2 => (1..4000_usize).prop_map(Step::KeepDownTo),
+        3 => prop_oneof![1..60_usize, 1..4000_usize].prop_map(Step::KeepMostLikely),
+        2 => (1..4000_usize).prop_map(Step::KeepThrough),
+        1 => Just(Step::KeepBest),
+        2 => Just(Step::Weigh),
+    ]
+}
+
+fn logit() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        8 => (-30..30).prop_map(|number| number as f32 / 4.0),
+        8 => -8.0_f32..8.0,
+        1 => prop_oneof![Just(f32::NEG_INFINITY), Just(-0.0), Just(f32::MAX), Just(-f32::MAX)],
+    ]
+}
+
+/// The one that has `count - 1` more likely ones, or the last.
+fn nth_most_likely(plain: &Plain, count: usize) -> Candidate {
+    let mut sorted: Vec<Candidate> = plain.iter().map(|&(id, logit)| Candidate { id, logit }).collect();
+    sorted.sort_by(by_likelihood);
+    sorted[count.min(sorted.len()) - 1]
+}
+
+fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
+    match *step {
+        Step::Change { id, to } => {
+            candidates.change(id, |_| to);
+            plain.iter_mut().filter(|entry| entry.0 == id).for_each(|entry| entry.1 = to);
+        }
+        Step::Divide(temperature) => {
+            candidates.divide(temperature);
+            let highest = nth_most_likely(plain, 1).logit;
+            plain.iter_mut().for_each(|entry| entry.1 = logits::scaled(entry.1, highest, temperature));
+        }
+        Step::KeepDownTo(count) => {
+            let lowest = nth_most_likely(plain, count).logit;
+            candidates.keep_down_to(|logit| logit >= lowest);
+            plain.retain(|entry| entry.1 >= lowest);
+        }
+        Step::KeepMostLikely(count) => {
+            let lowest = nth_most_likely(plain, count).logit;
+            candidates.keep_most_likely(count);
+            plain.retain(|entry| entry.1 >= lowest);
+        }
+        Step::KeepThrough(count) => {
+            let last = nth_most_likely(plain, count);
+            candidates.keep_through(last);
+            plain.retain(|&(id, logit)| by_likelihood(&Candidate { id, logit }, &last).is_le());
+        }
+        Step::KeepBest => {
+            candidates.keep_best();
+            let best = nth_most_likely(plain, 1);
+            plain.retain(|entry| entry.0 == best.id);
+        }
+        Step::Weigh => {
+            let weighed = candidates.weigh();
+            let highest = nth_most_likely(plain, 1).logit;
+            let wanted: Vec<(u32, f64)> =
+                plain.iter().map(|&(id, logit)| (id, logits::weight(logit, highest))).collect();
+            assert_eq!(weighed.left().collect::<Vec<_>>(), wanted);
+            let total: f64 = wanted.iter().map(|(_, weight)| weight).sum();
+            assert!((weighed.total() - total).abs() <= 1e-12 * total);
+            for &(id, weight) in &wanted {
+                assert_eq!(weighed.weight_of(id), weight);
+            }
+        }
+    }
+    plain.retain(|entry| entry.1 > f32::NEG_INFINITY);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_order_of_operations_agrees_with_a_list(
+        row in prop_oneof![vec(logit(), 1..100), vec(logit(), 1000..4000)],
+        steps in vec(step(), 1..8),
+        same_room: bool,
+    ) {
+        for isa in Isa::available() {
+            let mut room = Room::default();
+            if same_room {
+                // What is left in the room from another row is not seen.
+                Candidates::new(isa, &[1.0; 5000], &mut room).unwrap().weigh();
+            }
+            let mut candidates = Candidates::new(isa, &row, &mut room).unwrap();
+            let mut plain: Plain = (0..).zip(row.iter().copied()).filter(|(_, logit)| logit.is_finite()).collect();
+            for step in &steps {
+                if plain.is_empty() {
+                    break;
+                }
+                apply(step, &mut candidates, &mut plain);
+                let left: Plain =
+                    (0..row.len() as u32).filter_map(|id| Some((id, candidates.logit(id)?))).collect();
+                prop_assert_eq!(&left, &plain, "{:?}", step);
+                let highest = plain.iter().map(|entry| entry.1).fold(f32::NEG_INFINITY, f32::max);
+                prop_assert_eq!(candidates.highest_logit(), highest);
+            }
+        }
+    }
+
+    #[test]
+    fn the_lowest_that_passes_is_found(highest in logit(), bound in logit()) {
+        prop_assume!(bound <= highest);
+        prop_assert_eq!(lowest_passing(highest, |logit| logit >= bound), bound);
+    }
+
+    #[test]
+    fn the_most_likely_are_the_first_of_all_sorted(row in vec(logit(), 1..3000), count in 0..40_usize) {
+        let mut all: Vec<Candidate> = (0..).zip(&row).map(|(id, &logit)| Candidate { id, logit }).collect();
+        all.sort_by(by_likelihood);
+        let wanted: Vec<u32> = all.iter().map(|candidate| candidate.id).take(count).collect();
+        prop_assert_eq!(most_likely(Isa::best(), &row, count), wanted);
+    }
+}
+
+#[test]
+fn the_lower_id_wins_among_equals_and_zeros_are_equal() {
+    let most_likely = |row: &[f32], count| most_likely(Isa::best(), row, count);
+    assert_eq!(most_likely(&[0.0, -0.0, 1.0, 1.0, 0.0], 4), [2, 3, 0, 1]);
+    assert_eq!(most_likely(&[-0.0, 0.0], 9), [0, 1]);
+    assert_eq!(most_likely(&[1.0], 0), [0_u32; 0]);
+    assert_eq!(most_likely(&[f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY], 2), [1, 0]);
+}

@@ -1,0 +1,70 @@
+//! How near the operations between matmuls come to the memory: `cargo bench -p ferrule-kernels --bench rows`.
+//!
+//! Each reads and writes its numbers once, so the floor is that many bytes at the read bandwidth: compare the bytes per
+//! second. Rows are as wide as in a 1B Llama. They are more than all caches hold, or 512 as in the chunk of a prompt,
+//! which lie in a cache and may be faster than the floor.
+
+mod floor;
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use ferrule_kernels::activation::{Activation, gated};
+use ferrule_kernels::elementwise::add;
+use ferrule_kernels::norm::rms_norm;
+use ferrule_kernels::rope::{Rope, rope_in_place};
+use ferrule_kernels::{Exec, RowsMut};
+
+const HIDDEN: usize = 2048;
+const FFN: usize = 8192;
+const HEAD_DIM: usize = 64;
+
+fn rows(criterion: &mut Criterion) {
+    let machine = floor::Machine::new();
+    let exec = machine.exec();
+    let beyond = floor::beyond_the_cache();
+    let mut group = floor::group(criterion, "512 rows");
+    floor::read(&mut group, &exec, beyond as u64);
+    all(&mut group, &exec, |_| 512);
+    group.finish();
+    let mut group = floor::group(criterion, "rows beyond the caches");
+    floor::read(&mut group, &exec, beyond as u64);
+    all(&mut group, &exec, |row_bytes| beyond / row_bytes);
+    group.finish();
+}
+
+/// Measures each operation on as many rows as `count` says of the bytes that it reads and writes for one.
+fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn(usize) -> usize) {
+    let mut bench = |name: &str, bytes: usize, operation: &mut dyn FnMut()| {
+        group.throughput(Throughput::Bytes(bytes as u64));
+        group.bench_function(name, |bencher| bencher.iter(&mut *operation));
+    };
+    let bytes_of = |numbers: usize| numbers * size_of::<f32>();
+
+    let n = count(bytes_of(2 * HIDDEN));
+    let (x, weight, mut out) = (vec![0.5; n * HIDDEN], [1.0; HIDDEN], vec![1.0; n * HIDDEN]);
+    bench("rms_norm", bytes_of(2 * n * HIDDEN), &mut || rms_norm(exec, &x, &weight, 0.0, 1e-5, &mut out).unwrap());
+    drop((x, out));
+
+    let n = count(bytes_of(3 * HIDDEN));
+    let (mut x, y) = (vec![0.5; n * HIDDEN], vec![1e-9; n * HIDDEN]);
+    bench("add", bytes_of(3 * n * HIDDEN), &mut || add(exec, &mut x, &y).unwrap());
+    drop((x, y));
+
+    let n = count(bytes_of(2 * HIDDEN + HEAD_DIM));
+    let (mut x, cos, sin) = (vec![0.5; n * HIDDEN], vec![0.8; n * HEAD_DIM / 2], vec![0.6; n * HEAD_DIM / 2]);
+    let (heads, head_dim) = (HIDDEN / HEAD_DIM, HEAD_DIM);
+    let rope = Rope { heads, head_dim, rotary_dim: head_dim, interleaved: false, cos: &cos, sin: &sin };
+    bench("rope", bytes_of(n * (2 * HIDDEN + HEAD_DIM)), &mut || {
+        rope_in_place(exec, RowsMut::new(&mut x, HIDDEN, 0), &rope).unwrap();
+    });
+    drop(x);
+
+    let n = count(bytes_of(3 * FFN));
+    let (gate_up, mut out) = (vec![0.5; n * 2 * FFN], vec![1.0; n * FFN]);
+    for (name, activation) in [("silu, gated", Activation::Silu), ("gelu, gated", Activation::Gelu)] {
+        bench(name, bytes_of(3 * n * FFN), &mut || gated(exec, &gate_up, FFN, activation, &mut out).unwrap());
+    }
+}
+
+criterion_group!(benches, rows);
+criterion_main!(benches);

@@ -1,0 +1,133 @@
+//! Activations as the integer matmul reads them: bytes, with one scale for each block of inputs.
+//!
+//! A row's block of [`BLOCK`] inputs is quantized by its largest magnitude, which becomes 127; nothing that other rows
+//! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by quad.
+
+use crate::arch::{Kernel, LANES, Simd};
+use crate::disjoint::Tiles;
+use crate::quant::integer::{BLOCK, BLOCK_QUADS, blocks};
+use crate::{Exec, PoolError};
+
+/// Words that a row has in a block: its scale, what its accumulators begin with, and its quads.
+pub(super) const BLOCK_WORDS: usize = 2 + BLOCK_QUADS;
+
+/// Inputs below which waking the threads costs more than it saves.
+const INLINE_INPUTS: usize = 16 * 1024;
+
+/// The words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` is what takes the
+/// bias of the weights off the products; a quad is four bytes.
+pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
+
+/// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
+pub(super) struct Activations<'a> {
+    words: &'a [i32],
+    blocks: usize,
+    tile_rows: usize,
+}
+
+impl<'a> Activations<'a> {
+    /// Quantizes `x: [m, k]` into `buffer` for tiles of `tile_rows`.
+    ///
+    /// # Errors
+    /// [`PoolError`] if `exec` was cancelled.
+    pub fn quantize(
+        exec: &Exec<'_>,
+        x: &[f32],
+        k: usize,
+        tile_rows: usize,
+        buffer: &'a mut Vec<i32>,
+    ) -> Result<Self, PoolError> {
+        let m = x.len().checked_div(k).unwrap_or(0);
+        let tile_words = blocks(k) * BLOCK_WORDS * tile_rows;
+        let words = m.div_ceil(tile_rows) * tile_words;
+        if buffer.len() < words {
+            buffer.resize(words, 0);
+        }
+        let words = &mut buffer[..words];
+        let tiles = Tiles::of_rows(words, tile_words, 1);
+        let quantize = |tile: usize| {
+            let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
+            let mut tile = tiles.take(tile);
+            let words = tile.contiguous();
+            if rows.len() < tile_rows {
+                words.fill(0);
+            }
+            for (row, x) in rows.enumerate() {
+                exec.isa.run(QuantizeRow { x, row, tile_rows, words });
+            }
+        };
+        if x.len() < INLINE_INPUTS {
+            (0..tiles.len()).for_each(quantize);
+        } else {
+            exec.run(tiles.len(), quantize)?;
+        }
+        Ok(Self { words, blocks: blocks(k), tile_rows })
+    }
+
+    /// The blocks of tile `index`, which has R rows.
+    ///
+    /// # Panics
+    /// If there is no such tile.
+    #[inline(always)]
+    pub fn tile<const R: usize>(&self, index: usize) -> &[BlockOfRows<R>] {
+        debug_assert_eq!(R, self.tile_rows);
+        let tile_words = self.blocks * BLOCK_WORDS * R;
+        self.words[index * tile_words..][..tile_words].as_chunks::<R>().0.as_chunks().0
+    }
+}
+
+struct QuantizeRow<'a> {
+    x: &'a [f32],
+    /// The row's place in the tile.
+    row: usize,
+    tile_rows: usize,
+    /// The tile's words.
+    words: &'a mut [i32],
+}
+
+impl Kernel for QuantizeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, row, tile_rows, words } = self;
+        for (x, words) in x.chunks(BLOCK).zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
+            let mut padded;
+            let x: &[[f32; LANES]; BLOCK / LANES] = match x.as_chunks().0.try_into() {
+                Ok(whole) => whole,
+                Err(_) => {
+                    padded = [[0.0; LANES]; BLOCK / LANES];
+                    padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
+                    &padded
+                }
+            };
+            let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
+            for x in x {
+                let x = simd.load(x);
+                largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
+                // 0, or NaN from an infinity or a NaN: what it is multiplied into then is NaN too, not some number.
+                not_finite = simd.mul_add(x, simd.splat(0.0), not_finite);
+            }
+            let largest = simd.reduce_max(largest);
+            let scale = largest / 127.0 + simd.reduce_add(not_finite);
+            let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let mut sum = simd.splat_i32(0);
+            let mut codes = [[0; LANES]; BLOCK / LANES];
+            for (x, codes) in x.iter().zip(&mut codes) {
+                let code = simd.to_i32(simd.mul(simd.load(x), inverse));
+                sum = simd.add_i32(sum, code);
+                simd.store_i8(code, codes);
+            }
+            let mut sums = [0; LANES];
+            simd.store_i32(sum, &mut sums);
+            words[row] = scale.to_bits().cast_signed();
+            // Of what is not finite the codes are anything; the scale is what makes it NaN.
+            let sum = sums.into_iter().fold(0i32, i32::wrapping_add);
+            words[tile_rows + row] = sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS));
+            let quads = codes.as_flattened().as_chunks::<4>().0;
+            for (quad, word) in quads.iter().zip(words[2 * tile_rows + row..].iter_mut().step_by(tile_rows)) {
+                *word = bytemuck::cast(*quad);
+            }
+        }
+    }
+}

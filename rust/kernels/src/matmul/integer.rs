@@ -1,0 +1,446 @@
+//! The matmul of integer formats: bytes times bytes, added up exactly in blocks of 128 inputs.
+//!
+//! An output is one chain of multiply-adds over the blocks of its row, from the first to the last, beginning at zero:
+//! `sum = integer * (step * scale) + sum`. What is behind an `integer` is exact, so the ways to get there may differ,
+//! and do:
+//!
+//! - Few rows read each weight once, from memory, and unpack it in registers: panels are streams of memory, each with
+//!   its software prefetch, and all rows use what was unpacked.
+//! - Many rows unpack a block of weights once into the cache, and go over it one register tile after the other.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::activations::{Activations, BlockOfRows};
+use super::unroll::unroll;
+use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
+use crate::disjoint::{Tile, Tiles};
+use crate::matrix::{Band, PackedMatrix};
+use crate::quant::integer::{
+    BLOCK, BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, SUPER, Unpack, Unpacked, blocks, panel_lines, split_panel, step_lines,
+};
+use crate::quant::{FloatFormat, FormatVisitor, IntegerFormat};
+use crate::{Exec, PoolError};
+
+/// The most panels that are worked on side by side. Reading four streams at once is much faster than one.
+const MAX_STREAMS: usize = 4;
+
+/// How far ahead of its use a line of weights is asked for.
+const PREFETCH_LINES: usize = 32;
+
+/// Blocks that are unpacked at a time for many rows: of four panels 32 KiB, which most L1 caches hold.
+const UNPACKED_BLOCKS: usize = 4;
+
+/// Lines of that many blocks of one panel.
+const UNPACKED_LINES: usize = UNPACKED_BLOCKS * BLOCK_QUADS;
+
+/// The most panels of a register tile of any instruction set.
+const MAX_TILE_PANELS: usize = 4;
+
+/// The most panels of a task: bounds its time, so that cancelling stays quick.
+const MAX_TASK_PANELS: usize = 16;
+
+/// The most rows of a task, for the same reason.
+const MAX_TASK_ROWS: usize = 512;
+
+thread_local! {
+    /// Quantized activations of the calls that this thread makes, kept from call to call.
+    static QUANTIZED: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Multiplies with weights whose bands are all in integer formats.
+pub(super) fn multiply(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> Result<(), PoolError> {
+    let mut buffer = QUANTIZED.take();
+    let result = multiply_in(exec, x, w, out, &mut buffer);
+    QUANTIZED.set(buffer);
+    result
+}
+
+fn multiply_in(
+    exec: &Exec<'_>,
+    x: &[f32],
+    w: &PackedMatrix,
+    out: &mut [f32],
+    buffer: &mut Vec<i32>,
+) -> Result<(), PoolError> {
+    let (n, k) = (w.rows(), w.cols());
+    let m = out.len() / n;
+    let rows = exec.isa.run(TileRows { m });
+    let x = &Activations::quantize(exec, x, k, rows.of_tile(), buffer)?;
+    let task_rows = m.min(MAX_TASK_ROWS / rows.of_tile() * rows.of_tile());
+    // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
+    let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
+    let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
+    let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
+    let (down, across) = (m.div_ceil(task_rows), tiles.across());
+    exec.run(tiles.len(), |task| {
+        // Tasks that follow each other share their weights.
+        let mut out = tiles.take(task % down * across + task / down);
+        let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
+        for band in w.bands() {
+            let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);
+            if !panels.is_empty() {
+                band.format.visit(Visit { exec, x, k, band, panels, rows, out: &mut out });
+            }
+        }
+    })
+}
+
+/// How rows are cut into tiles.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// All rows are one tile.
+    Few(usize),
+    /// There are tiles of so many rows.
+    Many(usize),
+}
+
+impl Rows {
+    fn of_tile(self) -> usize {
+        match self {
+            Self::Few(rows) | Self::Many(rows) => rows,
+        }
+    }
+}
+
+/// Tiles of few rows that there are kernels for; what lies between is filled up with rows of zeros.
+const FEW_ROWS: [usize; 7] = [1, 2, 4, 6, 8, 12, 16];
+
+/// The most rows that are multiplied with weights as they come from memory: those whose accumulators fit the registers.
+const fn few_rows<S: Simd>() -> usize {
+    let accumulators = S::BYTE_TILE_ROWS * S::BYTE_TILE_PANELS;
+    if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
+}
+
+/// Asks an instruction set for the tiles of `m` rows.
+struct TileRows {
+    m: usize,
+}
+
+impl Kernel for TileRows {
+    type Output = Rows;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> Rows {
+        let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
+        few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few)
+    }
+}
+
+/// Multiplies panels of one band.
+struct Visit<'a, 'o> {
+    exec: &'a Exec<'a>,
+    x: &'a Activations<'a>,
+    k: usize,
+    band: &'a Band,
+    /// Panels of the matrix.
+    panels: Range<usize>,
+    rows: Rows,
+    out: &'a mut Tile<'o, f32>,
+}
+
+impl FormatVisitor for Visit<'_, '_> {
+    type Output = ();
+
+    fn float<F: FloatFormat>(self) {
+        unreachable!("the matrix has integer formats");
+    }
+
+    fn integer<F: IntegerFormat>(self) {
+        let Self { exec, x, k, band, panels, rows, out } = self;
+        let panel_lines = panel_lines::<F>(k);
+        let first_column = out.columns().start;
+        exec.isa.run(Panels::<F> {
+            x,
+            blocks: blocks(k),
+            lines: band.byte_lines(panels.start),
+            panel_lines,
+            column: panels.start * LANES - first_column,
+            end: (panels.end * LANES - first_column).min(out.columns().len()),
+            rows,
+            out,
+            format: PhantomData,
+        });
+    }
+}
+
+/// Panels of one format, times the rows of a task.
+struct Panels<'a, 'o, F> {
+    x: &'a Activations<'a>,
+    blocks: usize,
+    /// The panels, and what follows them in the band.
+    lines: &'a [ByteLine],
+    panel_lines: usize,
+    /// The columns of `out` that the panels are.
+    column: usize,
+    end: usize,
+    rows: Rows,
+    out: &'a mut Tile<'o, f32>,
+    format: PhantomData<F>,
+}
+
+impl<F: IntegerFormat> Kernel for Panels<'_, '_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        macro_rules! few {
+            ($rows:expr, $($n:literal)*) => {
+                match $rows {
+                    $($n => if const { $n <= few_rows::<S>() } { self.few::<S, $n>(simd) })*
+                    rows => unreachable!("a tile of {rows} rows"),
+                }
+            };
+        }
+        match self.rows {
+            Rows::Few(rows) => few!(rows, 1 2 4 6 8 12 16),
+            Rows::Many(_) => {
+                macro_rules! many {
+                    ($($r:literal x $p:literal)*) => {
+                        $(if const { $r == S::BYTE_TILE_ROWS && $p == S::BYTE_TILE_PANELS } {
+                            self.many::<S, $r, $p>(simd);
+                        })*
+                    };
+                }
+                many!(2 x 1  4 x 1  6 x 1  6 x 4);
+            }
+        }
+    }
+}
+
+/// How many panels are worked on side by side for a number of rows: what fits the registers.
+const fn streams<S: Simd>(rows: usize) -> usize {
+    let mut streams = MAX_STREAMS;
+    while streams > 1 && streams * rows > S::BYTE_TILE_ROWS * S::BYTE_TILE_PANELS {
+        streams /= 2;
+    }
+    streams
+}
+
+impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
+    /// Steps and lines of P panels from number `first` on.
+    #[inline(always)]
+    fn panels<const P: usize>(&self, first: usize) -> ([&'a [[u16; LANES]]; P], [&'a [ByteLine]; P]) {
+        let panels: [_; P] =
+            std::array::from_fn(|p| split_panel(&self.lines[(first + p) * self.panel_lines..], self.blocks));
+        (panels.map(|(steps, _)| steps), panels.map(|(_, lines)| lines))
+    }
+
+    /// One tile of rows, with weights as they come from memory.
+    #[inline(always)]
+    fn few<S: Simd, const R: usize>(&mut self, simd: S) {
+        let mut panel = 0;
+        macro_rules! micro {
+            ($p:literal) => {{
+                let (steps, lines) = self.panels::<$p>(panel);
+                let (blocks, first_block) = (0..self.blocks, 0);
+                let end = self.panel_lines - step_lines(self.blocks);
+                let stream = Some(Stream { end, skip: ($p - 1) * self.panel_lines });
+                let (x, format) = (self.x.tile::<R>(0), PhantomData::<F>);
+                let mut sums = [[[0.0; LANES]; $p]; R];
+                let to = &mut sums;
+                simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums: to, format });
+                self.write(0, &sums);
+                self.column += $p * LANES;
+                panel += $p;
+            }};
+        }
+        while self.column + const { streams::<S>(R) } * LANES <= self.end {
+            match const { streams::<S>(R) } {
+                4 => micro!(4),
+                2 => micro!(2),
+                _ => micro!(1),
+            }
+        }
+        while self.column < self.end {
+            micro!(1);
+        }
+    }
+
+    /// Any number of tiles of rows, with weights that are unpacked once for all of them.
+    #[inline(always)]
+    fn many<S: Simd, const R: usize, const P: usize>(&mut self, simd: S) {
+        let mut room = [ByteLine([0; LINE]); MAX_TILE_PANELS * UNPACKED_LINES];
+        let mut sums = [[0.0; LANES]; MAX_TASK_ROWS * MAX_TILE_PANELS];
+        let mut panel = 0;
+        while self.column + P * LANES <= self.end {
+            self.row_tiles::<S, R, P>(simd, panel, &mut room, &mut sums);
+            panel += P;
+        }
+        while self.column < self.end {
+            self.row_tiles::<S, R, 1>(simd, panel, &mut room, &mut sums);
+            panel += 1;
+        }
+    }
+
+    /// P panels from number `panel` on, times all rows of the task. Sums pause in `sums`, close together: rows of the output
+    /// are often a power of two apart and would push each other out of the cache.
+    #[inline(always)]
+    fn row_tiles<S: Simd, const R: usize, const P: usize>(
+        &mut self,
+        simd: S,
+        panel: usize,
+        room: &mut [ByteLine],
+        sums: &mut [[f32; LANES]],
+    ) {
+        let (steps, lines) = self.panels::<P>(panel);
+        let rows = self.out.rows();
+        let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..rows.len().div_ceil(R)];
+        for first in (0..self.blocks).step_by(UNPACKED_BLOCKS) {
+            let range = first..self.blocks.min(first + UNPACKED_BLOCKS);
+            if F::UNPACK_FIRST {
+                for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
+                    simd.vectorize(UnpackBlocks::<F> { lines, blocks: range.clone(), to, format: PhantomData });
+                }
+            }
+            for (tile, sums) in sums.iter_mut().enumerate() {
+                let x = &self.x.tile::<R>(rows.start / R + tile)[range.clone()];
+                let (blocks, stream) = (range.clone(), None);
+                if F::UNPACK_FIRST {
+                    let lines = std::array::from_fn(|p| &room[p * UNPACKED_LINES..][..UNPACKED_LINES]);
+                    let (first_block, format) = (first, PhantomData::<Unpacked>);
+                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums, format });
+                } else {
+                    let (first_block, format) = (0, PhantomData::<F>);
+                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, stream, sums, format });
+                }
+            }
+        }
+        for (tile, sums) in sums.iter().enumerate() {
+            self.write(tile * R, sums);
+        }
+        self.column += P * LANES;
+    }
+
+    /// Writes the sums of a tile whose first row is row `first` of the task, as far as there are such outputs.
+    #[inline(always)]
+    fn write<const R: usize, const P: usize>(&mut self, first: usize, sums: &[[[f32; LANES]; P]; R]) {
+        let rows = first..self.out.rows().len().min(first + R);
+        let columns = self.column..self.end.min(self.column + P * LANES);
+        for (row, sums) in rows.zip(sums) {
+            let out = &mut self.out.row(row)[columns.clone()];
+            out.copy_from_slice(&sums.as_flattened()[..out.len()]);
+        }
+    }
+}
+
+/// Unpacks some blocks of a panel.
+struct UnpackBlocks<'a, F> {
+    /// The panel's blocks.
+    lines: &'a [ByteLine],
+    blocks: Range<usize>,
+    to: &'a mut [ByteLine],
+    format: PhantomData<F>,
+}
+
+impl<F: IntegerFormat> Kernel for UnpackBlocks<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let pairs = self.blocks.flat_map(|block| (0..BLOCK_PAIRS).map(move |pair| (block, pair)));
+        for ((block, pair), to) in pairs.zip(self.to.as_chunks_mut::<PAIR_QUADS>().0) {
+            let pair = F::pair(simd, F::block(self.lines, block), pair);
+            for (quad, to) in to.iter_mut().enumerate() {
+                simd.store_bytes(F::quad(simd, pair, quad), &mut to.0);
+            }
+        }
+    }
+}
+
+/// Panels that come from memory one after the other; as many streams as there are panels side by side.
+struct Stream {
+    /// Lines of a panel after its steps.
+    end: usize,
+    /// Lines from there to the panel that comes next in its stream.
+    skip: usize,
+}
+
+impl Stream {
+    /// Asks for what will be needed [`PREFETCH_LINES`] after part `index` of a block.
+    #[inline(always)]
+    fn prefetch<S: Simd, U: Unpack, const P: usize>(
+        &self,
+        simd: S,
+        block: usize,
+        index: usize,
+        lines: &[&[ByteLine]; P],
+    ) {
+        let first = U::first_line(block);
+        let each = (U::first_line(block + 1) - first).div_ceil(BLOCK_PAIRS);
+        for line in 0..each {
+            let line = first + index * each + line + PREFETCH_LINES;
+            let line = if line < self.end { line } else { line + self.skip };
+            for lines in lines {
+                simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+            }
+        }
+    }
+}
+
+/// The register tile: R rows by P panels over some blocks.
+struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
+    /// The tile's activations in these blocks.
+    x: &'a [BlockOfRows<R>],
+    /// Block 0 begins the chains; later ones go on from `sums`.
+    blocks: Range<usize>,
+    /// Steps of the panels, from super-block 0 on.
+    steps: [&'a [[u16; LANES]]; P],
+    /// Lines of the panels.
+    lines: [&'a [ByteLine]; P],
+    /// The block at the beginning of `lines`.
+    first_block: usize,
+    /// None where lines are in a cache.
+    stream: Option<Stream>,
+    sums: &'a mut [[[f32; LANES]; P]; R],
+    format: PhantomData<U>,
+}
+
+impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, blocks, steps, lines, first_block, stream, sums: paused, .. } = self;
+        let mut sums = [[simd.splat(0.0); P]; R];
+        if blocks.start > 0 {
+            unroll!(r in 0..R {
+                unroll!(p in 0..P { sums[r][p] = simd.load(&paused[r][p]) });
+            });
+        }
+        for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
+            let mut integers = [[simd.splat_i32(0); P]; R];
+            unroll!(r in 0..R {
+                let start = simd.splat_i32(starts[r]);
+                unroll!(p in 0..P { integers[r][p] = start });
+            });
+            let at = lines.map(|lines| U::block(lines, block - first_block));
+            for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
+                let pairs = at.map(|block| U::pair(simd, block, index));
+                for (index, quad) in quads.iter().enumerate() {
+                    let mut weights = [simd.splat_byte(0); P];
+                    unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], index) });
+                    unroll!(r in 0..R {
+                        let x = simd.splat_quad(bytemuck::cast(quad[r]));
+                        unroll!(p in 0..P { integers[r][p] = simd.dot(integers[r][p], weights[p], x) });
+                    });
+                }
+                if let Some(stream) = &stream {
+                    stream.prefetch::<S, U, P>(simd, block, index, &lines);
+                }
+            }
+            let step: [_; P] = std::array::from_fn(|p| simd.load_f16(&steps[p][block * BLOCK / SUPER]));
+            unroll!(r in 0..R {
+                let scale = simd.splat(f32::from_bits(scales[r].cast_unsigned()));
+                unroll!(p in 0..P {
+                    let factor = simd.mul(step[p], scale);
+                    sums[r][p] = simd.mul_add(simd.to_f32(integers[r][p]), factor, sums[r][p]);
+                });
+            });
+        }
+        unroll!(r in 0..R {
+            unroll!(p in 0..P { simd.store(sums[r][p], &mut paused[r][p]) });
+        });
+    }
+}

@@ -1,0 +1,94 @@
+//! int4: codes of -8..=7 times sub-scales of 0..=15. 4.3125 bits a weight.
+//!
+//! A block is a line of sub-scales and sixteen lines of codes. A byte of line i of the codes holds, as code + 8, quad
+//! 2i in its low half and quad 2i + 1 in its high half. Byte 16 j + r of the sub-scales holds those of row r, of group
+//! 2j in its low half and of group 2j + 1 in its high half.
+
+use super::integer::{BLOCK_QUADS, GROUP, IntegerFormat, Unpack};
+use crate::arch::{ByteLine, LANES, Simd};
+
+/// What a stored code is above its value.
+const OFFSET: u8 = 8;
+
+const BLOCK_LINES: usize = 1 + BLOCK_QUADS / 2;
+
+/// Four bits a code.
+pub struct Int4;
+
+/// Two groups to unpack.
+#[derive(Clone, Copy)]
+pub struct Pair<'a, S: Simd> {
+    codes: &'a [ByteLine; 4],
+    /// Of each group the sub-scales, in the low byte of each pair of bytes.
+    scales: [S::Bytes; 2],
+    /// Of each group what `scale * stored code` is above `scale * code + bias`, in each byte.
+    offsets: [S::Bytes; 2],
+}
+
+impl Unpack for Int4 {
+    type Block<'a> = &'a [ByteLine; BLOCK_LINES];
+    type Pair<'a, S: Simd> = Pair<'a, S>;
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        index * BLOCK_LINES
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        &lines.as_chunks().0[index]
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        let [scales, codes @ ..] = block;
+        let both = simd.spread(&scales.0.as_chunks().0[index]);
+        let low = simd.splat_quad([0x0f, 0, 0x0f, 0]);
+        let scales = [simd.and(both, low), simd.and(simd.shift_right::<4>(both), low)];
+        // A product of bytes up to 15 fits a byte, so a product of pairs is two of them.
+        let offset =
+            |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(OFFSET)), simd.splat_byte(S::WEIGHT_BIAS));
+        Pair { codes: &codes.as_chunks().0[index], scales, offsets: [offset(scales[0]), offset(scales[1])] }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let line = simd.load_bytes(&pair.codes[index / 2].0);
+        let codes = if index.is_multiple_of(2) { line } else { simd.shift_right::<4>(line) };
+        let codes = simd.and(codes, simd.splat_byte(0x0f));
+        let group = index / (GROUP / 4);
+        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+    }
+}
+
+impl IntegerFormat for Int4 {
+    const CODES: [i32; 2] = [-8, 7];
+    const SCALES: [i32; 2] = [0, 15];
+    const UNPACK_FIRST: bool = true;
+
+    fn lines(blocks: usize) -> usize {
+        blocks * BLOCK_LINES
+    }
+
+    fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {
+        let [scale_line, code_lines @ ..] = &mut lines.as_chunks_mut::<BLOCK_LINES>().0[block];
+        for (row, scale) in scales.iter().enumerate() {
+            scale_line.0[group / 2 * LANES + row] |= scale << (4 * (group % 2));
+        }
+        for (input, codes) in codes.iter().enumerate() {
+            let quad = group * GROUP / 4 + input / 4;
+            for (row, code) in codes.iter().enumerate() {
+                let code = code.wrapping_add_unsigned(OFFSET) as u8;
+                code_lines[quad / 2].0[row * 4 + input % 4] |= code << (4 * (quad % 2));
+            }
+        }
+    }
+
+    fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32 {
+        let [scales, codes @ ..] = &lines.as_chunks::<BLOCK_LINES>().0[block];
+        let (group, quad) = (input / GROUP, input / 4);
+        let scale = scales.0[group / 2 * LANES + row] >> (4 * (group % 2)) & 0x0f;
+        let code = codes[quad / 2].0[row * 4 + input % 4] >> (4 * (quad % 2)) & 0x0f;
+        i32::from(scale) * (i32::from(code) - i32::from(OFFSET))
+    }
+}

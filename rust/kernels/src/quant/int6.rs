@@ -1,0 +1,134 @@
+//! int6: codes of -32..=31 times sub-scales of 1..=4. 6.1875 bits a weight.
+//!
+//! A super-block is a line of sub-scales and then the codes of its one or two blocks. A group is three lines of codes, kept as
+//! code + 32: the low four bits of its four quads as int4 keeps them, then the upper two, those of quad q in bits 2q and
+//! 2q + 1 of each byte. Byte 16 j + r of the sub-scales holds, less one, those of row r, of group 4j + i in bits 2i and
+//! 2i + 1.
+
+use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, Unpack};
+use crate::arch::{ByteLine, LANES, Simd};
+
+/// What a stored code is above its value.
+const OFFSET: u8 = 32;
+
+const GROUP_LINES: usize = 3;
+
+/// Lines of codes of a block.
+const BLOCK_LINES: usize = BLOCK / GROUP * GROUP_LINES;
+
+const SUPER_BLOCKS: usize = SUPER / BLOCK;
+
+const SUPER_LINES: usize = 1 + SUPER_BLOCKS * BLOCK_LINES;
+
+/// Six bits a code.
+pub struct Int6;
+
+/// One block: the codes, and the half of the sub-scales that is its own.
+#[derive(Clone, Copy)]
+pub struct Block<'a> {
+    scales: &'a [[u8; LANES]; 2],
+    codes: &'a [ByteLine; BLOCK_LINES],
+}
+
+/// Two groups to unpack.
+#[derive(Clone, Copy)]
+pub struct Pair<'a, S: Simd> {
+    codes: &'a [ByteLine; 2 * GROUP_LINES],
+    /// Of each group the sub-scales, in the low byte of each pair of bytes.
+    scales: [S::Bytes; 2],
+    /// Of each group what `scale * stored code` is above `scale * code + bias`, in each byte.
+    offsets: [S::Bytes; 2],
+}
+
+/// Where the codes of a block begin.
+#[inline(always)]
+fn first_code_line(index: usize) -> usize {
+    index / SUPER_BLOCKS * SUPER_LINES + 1 + index % SUPER_BLOCKS * BLOCK_LINES
+}
+
+impl Unpack for Int6 {
+    type Block<'a> = Block<'a>;
+    type Pair<'a, S: Simd> = Pair<'a, S>;
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        first_code_line(index) - usize::from(index.is_multiple_of(SUPER_BLOCKS))
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        let scales = lines[index / SUPER_BLOCKS * SUPER_LINES].0.as_chunks::<LANES>().0;
+        Block {
+            scales: &scales.as_chunks().0[index % SUPER_BLOCKS],
+            codes: lines[first_code_line(index)..].first_chunk().expect("a whole block"),
+        }
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        let four = simd.spread(&block.scales[index / 2]);
+        let two = if index.is_multiple_of(2) { four } else { simd.shift_right::<4>(four) };
+        let low = simd.splat_quad([0x03, 0, 0x03, 0]);
+        let plus_one = |scales| simd.sub_bytes(simd.and(scales, low), simd.splat_quad([-1, 0, -1, 0]));
+        let scales = [plus_one(two), plus_one(simd.shift_right::<2>(two))];
+        // 63 times 4 fits a byte, so a product of pairs is two products of bytes.
+        let offset =
+            |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(OFFSET)), simd.splat_byte(S::WEIGHT_BIAS));
+        Pair { codes: &block.codes.as_chunks().0[index], scales, offsets: [offset(scales[0]), offset(scales[1])] }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let (group, quad) = (index / (GROUP / 4), index % (GROUP / 4));
+        let lines = &pair.codes.as_chunks::<GROUP_LINES>().0[group];
+        let low = simd.load_bytes(&lines[quad / 2].0);
+        let low = if quad.is_multiple_of(2) { low } else { simd.shift_right::<4>(low) };
+        let high = simd.load_bytes(&lines[2].0);
+        let high = match quad {
+            0 => simd.shift_left::<4>(high),
+            1 => simd.shift_left::<2>(high),
+            2 => high,
+            _ => simd.shift_right::<2>(high),
+        };
+        let codes = simd.or(simd.and(low, simd.splat_byte(0x0f)), simd.and(high, simd.splat_byte(0x30)));
+        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+    }
+}
+
+impl IntegerFormat for Int6 {
+    const CODES: [i32; 2] = [-32, 31];
+    const SCALES: [i32; 2] = [1, 4];
+    const UNPACK_FIRST: bool = true;
+
+    fn lines(blocks: usize) -> usize {
+        blocks.div_ceil(SUPER_BLOCKS) + blocks * BLOCK_LINES
+    }
+
+    fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {
+        let of_super = block % SUPER_BLOCKS * (BLOCK / GROUP) + group;
+        let scale_line = &mut lines[block / SUPER_BLOCKS * SUPER_LINES];
+        for (row, scale) in scales.iter().enumerate() {
+            scale_line.0[of_super / 4 * LANES + row] |= (scale - 1) << (2 * (of_super % 4));
+        }
+        let lines = &mut lines[first_code_line(block) + group * GROUP_LINES..][..GROUP_LINES];
+        for (input, codes) in codes.iter().enumerate() {
+            let quad = input / 4;
+            for (row, code) in codes.iter().enumerate() {
+                let (byte, code) = (row * 4 + input % 4, code.wrapping_add_unsigned(OFFSET) as u8);
+                lines[quad / 2].0[byte] |= (code & 0x0f) << (4 * (quad % 2));
+                lines[2].0[byte] |= (code >> 4) << (2 * quad);
+            }
+        }
+    }
+
+    fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32 {
+        let group = input / GROUP;
+        let of_super = block % SUPER_BLOCKS * (BLOCK / GROUP) + group;
+        let scale = lines[block / SUPER_BLOCKS * SUPER_LINES].0[of_super / 4 * LANES + row] >> (2 * (of_super % 4)) & 3;
+        let lines = &lines[first_code_line(block) + group * GROUP_LINES..][..GROUP_LINES];
+        let (quad, byte) = (input % GROUP / 4, row * 4 + input % 4);
+        let low = lines[quad / 2].0[byte] >> (4 * (quad % 2)) & 0x0f;
+        let high = lines[2].0[byte] >> (2 * quad) & 3;
+        (i32::from(scale) + 1) * (i32::from(high << 4 | low) - i32::from(OFFSET))
+    }
+}

@@ -1,0 +1,65 @@
+//! int8: codes of -127..=127, without sub-scales. 8.0625 bits a weight.
+//!
+//! A block is a line for each of its quads, kept as code + 128: what the fastest instruction sets multiply as it is.
+
+use super::integer::{BLOCK_QUADS, GROUP, IntegerFormat, PAIR_QUADS, Unpack, Unpacked};
+use crate::arch::{ByteLine, LANES, Simd};
+
+/// What a stored code is above its value.
+const OFFSET: u8 = 128;
+
+/// Eight bits a code.
+pub struct Int8;
+
+impl Unpack for Int8 {
+    type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
+    type Pair<'a, S: Simd> = &'a [ByteLine; PAIR_QUADS];
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        Unpacked::first_line(index)
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        Unpacked::block(lines, index)
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        Unpacked::pair(simd, block, index)
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let stored = simd.load_bytes(&pair[index].0);
+        if const { S::WEIGHT_BIAS == OFFSET } {
+            stored
+        } else {
+            simd.xor(stored, simd.splat_byte(OFFSET ^ S::WEIGHT_BIAS))
+        }
+    }
+}
+
+impl IntegerFormat for Int8 {
+    const CODES: [i32; 2] = [-127, 127];
+    const SCALES: [i32; 2] = [1, 1];
+    const UNPACK_FIRST: bool = false;
+
+    fn lines(blocks: usize) -> usize {
+        blocks * BLOCK_QUADS
+    }
+
+    fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], _: &[u8; LANES]) {
+        let quads = &mut lines[block * BLOCK_QUADS + group * GROUP / 4..][..GROUP / 4];
+        for (input, codes) in codes.iter().enumerate() {
+            for (row, code) in codes.iter().enumerate() {
+                quads[input / 4].0[row * 4 + input % 4] = (*code as u8) ^ OFFSET;
+            }
+        }
+    }
+
+    fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32 {
+        i32::from(lines[block * BLOCK_QUADS + input / 4].0[row * 4 + input % 4]) - i32::from(OFFSET)
+    }
+}

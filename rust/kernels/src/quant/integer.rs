@@ -1,0 +1,145 @@
+//! What the integer formats have in common.
+//!
+//! A weight is `step * scale * code`: a code of few bits, an integer sub-scale for each [`GROUP`] inputs, and an f16 step
+//! for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format is multiplied as bytes: exactly,
+//! in [`BLOCK`] inputs at a time, whatever the kernel. `benches/quality` is the study behind the choice.
+//!
+//! A panel of sixteen rows is its steps, `[super-blocks][16]` f16 filled up to whole lines, and then its blocks in lines of 64
+//! bytes. A row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked,
+//! a line holds one quad of each row (N16K4).
+
+use crate::arch::{ByteLine, LANES, LINE, Simd};
+
+/// Inputs that share a sub-scale.
+pub const GROUP: usize = 16;
+
+/// Inputs whose products are added up as integers; those of a row share one scale of activations.
+pub const BLOCK: usize = 128;
+
+/// Inputs of a row that share a step.
+pub const SUPER: usize = 2 * BLOCK;
+
+/// Quads of a block, and lines of a block of unpacked weights.
+pub const BLOCK_QUADS: usize = BLOCK / 4;
+
+/// Quads that are unpacked together: those of two groups, whose sub-scales share bytes.
+pub const PAIR_QUADS: usize = 2 * GROUP / 4;
+
+/// Such pairs of groups in a block.
+pub const BLOCK_PAIRS: usize = BLOCK_QUADS / PAIR_QUADS;
+
+/// Weights that unpack to lines of bytes, one for each quad, as [`Simd::dot`] takes them.
+pub trait Unpack: Send + Sync + 'static {
+    /// The lines of one block.
+    type Block<'a>: Copy;
+    /// What the quads of two groups are unpacked from.
+    type Pair<'a, S: Simd>: Copy;
+
+    /// The number of the first line of block `index`.
+    fn first_line(index: usize) -> usize;
+
+    /// Block `index` of a panel whose blocks are `lines`.
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_>;
+
+    /// Groups `2 * index` and `2 * index + 1` of a block.
+    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S>;
+
+    /// Quad `index` of the pair; bytes lie [`Simd::WEIGHT_BIAS`] above the weights.
+    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
+}
+
+/// A format of integer codes with sub-scales and steps.
+pub trait IntegerFormat: Unpack {
+    /// The lowest and the highest code.
+    const CODES: [i32; 2];
+    /// The lowest and the highest sub-scale.
+    const SCALES: [i32; 2];
+    /// Whether multiplying many rows is faster from weights that were unpacked beforehand.
+    const UNPACK_FIRST: bool;
+
+    /// Lines that so many blocks take.
+    fn lines(blocks: usize) -> usize;
+
+    /// Stores group `group` of block `block`, whose lines are zero: codes `[input][row]` and the rows' sub-scales.
+    fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]);
+
+    /// `scale * code` of one weight: of row `row` and input `input` of block `block`.
+    fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32;
+}
+
+/// Weights unpacked beforehand: a line for each quad, raised by the bias of the instruction set at hand.
+pub struct Unpacked;
+
+impl Unpack for Unpacked {
+    type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
+    type Pair<'a, S: Simd> = &'a [ByteLine; PAIR_QUADS];
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        index * BLOCK_QUADS
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        &lines.as_chunks().0[index]
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Simd>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        &block.as_chunks().0[index]
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        simd.load_bytes(&pair[index].0)
+    }
+}
+
+/// Blocks that hold so many inputs.
+pub const fn blocks(cols: usize) -> usize {
+    cols.div_ceil(BLOCK)
+}
+
+/// Lines that the steps of a panel of so many blocks take.
+pub const fn step_lines(blocks: usize) -> usize {
+    (blocks.div_ceil(SUPER / BLOCK) * LANES * size_of::<u16>()).div_ceil(LINE)
+}
+
+/// Lines of a panel over `cols` inputs.
+pub fn panel_lines<F: IntegerFormat>(cols: usize) -> usize {
+    let blocks = blocks(cols);
+    step_lines(blocks) + F::lines(blocks)
+}
+
+/// A panel's steps, one vector of f16 a super-block, and the lines of its blocks.
+#[inline(always)]
+pub fn split_panel(panel: &[ByteLine], blocks: usize) -> (&[[u16; LANES]], &[ByteLine]) {
+    let (steps, lines) = panel.split_at(step_lines(blocks));
+    (bytemuck::cast_slice(steps), lines)
+}
+
+/// The same, to write.
+pub fn split_panel_mut(panel: &mut [ByteLine], blocks: usize) -> (&mut [[u16; LANES]], &mut [ByteLine]) {
+    let (steps, lines) = panel.split_at_mut(step_lines(blocks));
+    (bytemuck::cast_slice_mut(steps), lines)
+}
+
+/// The weights of row `row` of a panel, as f32.
+pub fn read_row<F: IntegerFormat>(panel: &[ByteLine], row: usize, out: &mut [f32]) {
+    let (steps, lines) = split_panel(panel, blocks(out.len()));
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+        let step = half::f16::from_bits(steps[index * BLOCK / SUPER][row]).to_f32();
+        for (input, value) in out.iter_mut().enumerate() {
+            *value = F::weight(lines, index, input, row) as f32 * step;
+        }
+    }
+}
+
+/// The root mean square of `scale * code` where all codes and sub-scales are equally frequent.
+pub fn uniform_deviation<F: IntegerFormat>() -> f32 {
+    let [codes, scales] = [F::CODES, F::SCALES].map(|[lowest, highest]| {
+        let squares = (lowest..=highest).map(|n| (n * n) as f32);
+        squares.sum::<f32>() / (highest - lowest + 1) as f32
+    });
+    (codes * scales).sqrt()
+}

@@ -1,0 +1,242 @@
+//! From floating-point weights to codes, sub-scales and steps, without calibration data.
+//!
+//! Sixteen rows are done side by side, a row a lane. First each group gets the scale with which its codes come nearest
+//! to its weights: several are tried, each mended by least squares. Then steps around the largest scale are tried for the super-block;
+//! with each step every group takes, of the three sub-scales nearest to its own scale, the one with the least squared
+//! error, and the step with the least error in all wins. `benches/quality` compares this search with others.
+//!
+//! Multiplications and additions round one by one, so every instruction set finds the same codes.
+
+use std::marker::PhantomData;
+
+use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, blocks, split_panel_mut};
+use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
+
+/// Shares of the scale that maps a group's largest weight onto the highest code.
+const RATIOS: [f32; 15] = evenly(0.62, 1.15);
+
+/// Shares of the step that maps the largest scale onto the highest sub-scale.
+const STEPS: [f32; 9] = evenly(0.80, 1.12);
+
+/// Stands for a scale of zero where one is divided by; no step reaches down to it.
+const TINY: f32 = 1e-30;
+
+const SUPER_GROUPS: usize = SUPER / GROUP;
+
+/// Numbers from `first` to `last`.
+const fn evenly<const N: usize>(first: f32, last: f32) -> [f32; N] {
+    let mut numbers = [0.0; N];
+    let mut i = 0;
+    while i < N {
+        numbers[i] = first + (last - first) * i as f32 / (N - 1) as f32;
+        i += 1;
+    }
+    numbers
+}
+
+/// Quantizes sixteen rows, `rows: [16, cols]`, into a panel that is all zero.
+pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], panel: &mut [ByteLine]) {
+    let cols = rows.len() / LANES;
+    let (steps, lines) = split_panel_mut(panel, blocks(cols));
+    let mut columns = [[0.0; LANES]; SUPER];
+    let mut quantized = Quantized::default();
+    for (index, start) in (0..cols).step_by(SUPER).enumerate() {
+        columns.as_flattened_mut().fill(0.0);
+        for (row, values) in rows.chunks_exact(cols).enumerate() {
+            for (column, value) in columns.iter_mut().zip(&values[start..]) {
+                column[row] = *value;
+            }
+        }
+        let groups = (cols - start).min(SUPER).div_ceil(GROUP);
+        let groups_of_columns = &columns.as_chunks::<GROUP>().0[..groups];
+        isa.run(Quantize::<F> { groups: groups_of_columns, quantized: &mut quantized, format: PhantomData });
+        steps[index] = quantized.steps;
+        for group in 0..groups {
+            let (block, group_of_block) = (start / BLOCK + group * GROUP / BLOCK, group % (BLOCK / GROUP));
+            F::store(lines, block, group_of_block, &quantized.codes[group], &quantized.scales[group]);
+        }
+    }
+}
+
+/// One super-block of sixteen rows.
+#[derive(Default)]
+struct Quantized {
+    /// f16 of each row.
+    steps: [u16; LANES],
+    scales: [[u8; LANES]; SUPER_GROUPS],
+    /// `[group][input][row]`
+    codes: [[[i8; LANES]; GROUP]; SUPER_GROUPS],
+}
+
+struct Quantize<'a, F> {
+    /// `[group][input][row]`
+    groups: &'a [[[f32; LANES]; GROUP]],
+    quantized: &'a mut Quantized,
+    format: PhantomData<F>,
+}
+
+impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let grid = Grid::new::<F>(simd);
+        let ideal = grid.ideal_scales(self.groups);
+        let (step, scales) = grid.step_and_scales::<F>(self.groups, &ideal);
+        simd.store_f16(simd.add(step, not_finite(simd, self.groups)), &mut self.quantized.steps);
+        for (index, (group, scale)) in self.groups.iter().zip(scales).enumerate() {
+            let inverse = grid.inverse(simd.mul(scale, step));
+            for (codes, column) in self.quantized.codes[index].iter_mut().zip(group) {
+                simd.store_i8(simd.to_i32(grid.code(simd.load(column), inverse)), codes);
+            }
+            let mut narrow = [0; LANES];
+            simd.store_i8(simd.to_i32(scale), &mut narrow);
+            self.quantized.scales[index] = narrow.map(i8::cast_unsigned);
+        }
+    }
+}
+
+/// NaN for each row that holds an infinity or NaN, else 0: such a row shall not come out as something else.
+#[inline(always)]
+fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
+    groups
+        .as_flattened()
+        .iter()
+        .fold(simd.splat(0.0), |sum, column| simd.add(sum, simd.mul(simd.load(column), simd.splat(0.0))))
+}
+
+/// The codes and sub-scales that there are.
+struct Grid<S: Simd> {
+    simd: S,
+    lowest: S::F32,
+    highest: S::F32,
+    lowest_scale: S::F32,
+    highest_scale: S::F32,
+}
+
+impl<S: Simd> Grid<S> {
+    #[inline(always)]
+    fn new<F: IntegerFormat>(simd: S) -> Self {
+        let [[lowest, highest], [lowest_scale, highest_scale]] =
+            [F::CODES, F::SCALES].map(|pair| pair.map(|n| simd.splat(n as f32)));
+        Self { simd, lowest, highest, lowest_scale, highest_scale }
+    }
+
+    /// 1 / scale.
+    #[inline(always)]
+    fn inverse(&self, scale: S::F32) -> S::F32 {
+        self.simd.div(self.simd.splat(1.0), self.simd.max(scale, self.simd.splat(TINY)))
+    }
+
+    /// The code nearest to `value / scale`.
+    #[inline(always)]
+    fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
+        let Self { simd, lowest, highest, .. } = *self;
+        simd.round(simd.max(simd.min(simd.mul(value, inverse), highest), lowest))
+    }
+
+    /// The largest magnitude of each row.
+    #[inline(always)]
+    fn peak(&self, group: &[[f32; LANES]]) -> S::F32 {
+        let simd = self.simd;
+        group.iter().fold(simd.splat(0.0), |peak, column| {
+            let value = simd.load(column);
+            simd.max(simd.max(value, simd.sub(simd.splat(0.0), value)), peak)
+        })
+    }
+
+    /// Of each group the scale that leaves the least squared error.
+    #[inline(always)]
+    fn ideal_scales(&self, groups: &[[[f32; LANES]; GROUP]]) -> [S::F32; SUPER_GROUPS] {
+        let simd = self.simd;
+        let mut ideal = [simd.splat(0.0); SUPER_GROUPS];
+        for (ideal, group) in ideal.iter_mut().zip(groups) {
+            let base = simd.div(self.peak(group), self.highest);
+            let mut best_gain = simd.splat(-1.0);
+            *ideal = base;
+            for ratio in RATIOS {
+                let inverse = self.inverse(simd.mul(base, simd.splat(ratio)));
+                let (mut squares, mut products) = (simd.splat(0.0), simd.splat(0.0));
+                for column in group {
+                    let value = simd.load(column);
+                    let code = self.code(value, inverse);
+                    squares = simd.add(squares, simd.mul(code, code));
+                    products = simd.add(products, simd.mul(code, value));
+                }
+                // The best scale for these codes takes products^2 / squares off the squared error. Without a code other than
+                // zero that is NaN, which is never greater.
+                let scale = simd.div(products, squares);
+                let gain = simd.mul(products, scale);
+                *ideal = simd.select_greater(gain, best_gain, scale, *ideal);
+                best_gain = simd.select_greater(gain, best_gain, gain, best_gain);
+            }
+        }
+        ideal
+    }
+
+    /// The step of each row, and each group's sub-scale.
+    #[inline(always)]
+    fn step_and_scales<F: IntegerFormat>(
+        &self,
+        groups: &[[[f32; LANES]; GROUP]],
+        ideal: &[S::F32; SUPER_GROUPS],
+    ) -> (S::F32, [S::F32; SUPER_GROUPS]) {
+        let simd = self.simd;
+        let mut best = (simd.splat(0.0), [self.lowest_scale; SUPER_GROUPS]);
+        if const { F::SCALES[0] == F::SCALES[1] } {
+            best.0 = self.to_f16(simd.div(self.peak(groups.as_flattened()), self.highest));
+            return best;
+        }
+        let largest = ideal.iter().fold(simd.splat(0.0), |largest, scale| simd.max(*scale, largest));
+        let top = simd.div(largest, self.highest_scale);
+        let mut least = simd.splat(f32::INFINITY);
+        for share in STEPS {
+            let step = self.to_f16(simd.mul(top, simd.splat(share)));
+            let per_step = self.inverse(step);
+            let mut total = simd.splat(0.0);
+            let mut scales = best.1;
+            for ((scale, group), ideal) in scales.iter_mut().zip(groups).zip(ideal) {
+                let nearest = simd.round(self.clamp_scale(simd.mul(*ideal, per_step)));
+                let mut least_of_group = simd.splat(f32::INFINITY);
+                for offset in [-1.0, 0.0, 1.0] {
+                    let tried = self.clamp_scale(simd.add(nearest, simd.splat(offset)));
+                    let error = self.error(group, simd.mul(tried, step));
+                    *scale = simd.select_greater(least_of_group, error, tried, *scale);
+                    least_of_group = simd.min(error, least_of_group);
+                }
+                total = simd.add(total, least_of_group);
+            }
+            best.0 = simd.select_greater(least, total, step, best.0);
+            for (best, scale) in best.1.iter_mut().zip(scales) {
+                *best = simd.select_greater(least, total, scale, *best);
+            }
+            least = simd.min(total, least);
+        }
+        best
+    }
+
+    #[inline(always)]
+    fn clamp_scale(&self, scale: S::F32) -> S::F32 {
+        self.simd.max(self.simd.min(scale, self.highest_scale), self.lowest_scale)
+    }
+
+    /// The squared error of a group with the given scale.
+    #[inline(always)]
+    fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32) -> S::F32 {
+        let simd = self.simd;
+        let inverse = self.inverse(scale);
+        group.iter().fold(simd.splat(0.0), |sum, column| {
+            let value = simd.load(column);
+            let error = simd.sub(simd.mul(self.code(value, inverse), scale), value);
+            simd.add(sum, simd.mul(error, error))
+        })
+    }
+
+    /// Rounded to f16.
+    #[inline(always)]
+    fn to_f16(&self, value: S::F32) -> S::F32 {
+        let mut narrow = [0; LANES];
+        self.simd.store_f16(value, &mut narrow);
+        self.simd.load_f16(&narrow)
+    }
+}
