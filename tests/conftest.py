@@ -74,6 +74,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not rows:
         return
     terminalreporter.section("parity with transformers")
-    terminalreporter.write_line(f"{'case':16} {'format':6} {'max |difference| / max |logit|':>32}  greedy")
+    terminalreporter.write_line(f"{'case':16} {'format':15} {'max |difference| / max |logit|':>32}  greedy")
     for case, quantization, distance, equal in rows:
-        terminalreporter.write_line(f"{case:16} {quantization:6} {distance:32.2e}  {'equal' if equal else 'differs'}")
+        terminalreporter.write_line(f"{case:16} {quantization:15} {distance:32.2e}  {'equal' if equal else 'differs'}")

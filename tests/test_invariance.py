@@ -29,8 +29,19 @@ WAYS = [(16, 1), (16, 2), (512, 1), (512, 2)]
 NEW_TOKENS = 20
 
 
-def load(model: str, quantization: str, tokens: int, threads: int) -> LLM:
-    return LLM(MODELS[model], quantization=quantization, max_num_batched_tokens=tokens, threads=threads, max_num_seqs=8)
+FORMATS = [("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto"), ("int4", "int8")]
+"""Of the weights and of the cache."""
+
+
+def load(model: str, formats: tuple[str, str], tokens: int, threads: int) -> LLM:
+    return LLM(
+        MODELS[model],
+        quantization=formats[0],
+        kv_cache_dtype=formats[1],
+        max_num_batched_tokens=tokens,
+        threads=threads,
+        max_num_seqs=8,
+    )
 
 
 def prompts(model: str) -> list[TokensPrompt]:
@@ -56,28 +67,28 @@ def bits(output: CompletionOutput) -> list[tuple[int, list[tuple[int, str]]]]:
 
 
 @cache
-def alone(model: str, quantization: str) -> list[list[tuple[int, list[tuple[int, str]]]]]:
+def alone(model: str, formats: tuple[str, str]) -> list[list[tuple[int, list[tuple[int, str]]]]]:
     """Each prompt by itself, on one thread."""
-    with load(model, quantization, 512, 1) as llm:
+    with load(model, formats, 512, 1) as llm:
         return [bits(llm.generate(prompt, params(n))[0].outputs[0]) for n, prompt in enumerate(prompts(model))]
 
 
-@pytest.mark.parametrize("quantization", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("tokens", "threads"), WAYS)
-def test_beside_seven_others(model: str, quantization: str, tokens: int, threads: int) -> None:
-    with load(model, quantization, tokens, threads) as llm:
+def test_beside_seven_others(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
+    with load(model, formats, tokens, threads) as llm:
         outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
-        assert [bits(output.outputs[0]) for output in outputs] == alone(model, quantization)
+        assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
 
 
-@pytest.mark.parametrize("quantization", ["f32", "bf16", "f16", "int8", "int4"])
+@pytest.mark.parametrize("formats", [*FORMATS, ("f16", "auto"), ("f32", "bf16")])
 @pytest.mark.parametrize("model", MODELS)
-def test_logits_by_chunks_and_threads(model: str, quantization: str) -> None:
+def test_logits_by_chunks_and_threads(model: str, formats: tuple[str, str]) -> None:
     prompt = prompts(model)[-1]["prompt_token_ids"]
     seen: set[bytes] = set()
     for tokens, threads in WAYS:
-        with load(model, quantization, tokens, threads) as llm:
+        with load(model, formats, tokens, threads) as llm:
             seen.add(llm.logits(prompt).tobytes())
     assert len(seen) == 1
 
@@ -85,7 +96,7 @@ def test_logits_by_chunks_and_threads(model: str, quantization: str) -> None:
 @pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
 def test_logits_of_a_prefix_are_a_prefix_of_the_logits(quantization: str) -> None:
     prompt = prompts("tiny")[-1]["prompt_token_ids"]
-    with load("tiny", quantization, 512, 2) as llm:
+    with load("tiny", (quantization, "auto"), 512, 2) as llm:
         whole = llm.logits(prompt)
         for length in (1, 16, 17, 150):
             assert (llm.logits(prompt[:length]) == whole[:length]).all()

@@ -229,7 +229,7 @@ def test_the_seed_of_an_llm_makes_drawn_seeds_repeat(fake_engine: type[fakes.Eng
     ("option", "value"),
     [
         ("quantization", "int3"),
-        ("kv_cache_dtype", "int8"),
+        ("kv_cache_dtype", "int4"),
         ("threads", 0),
         ("threads", 1.5),
         ("max_model_len", -1),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from conftest import PARITY
+from conftest import PARITY, TINY
 from ferrule import LLM, SamplingParams
+from ferrule.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.native
 
@@ -16,6 +18,10 @@ GOLDEN = Path(__file__).parent / "golden" / "logits"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 TOLERANCE = 1e-4
 """Of the largest logit."""
+INT8_CACHE_TOLERANCE = 0.02
+"""Of the largest logit: K, V and Q have 7 bits below the largest of their head."""
+INT8_CACHE_DIVERGENCE = 1e-3
+"""Nats, the mean over the positions of the text."""
 
 
 @pytest.mark.parametrize("quantization", ["f32", "bf16"])
@@ -35,6 +41,36 @@ def test_as_transformers(case: str, quantization: str, request: pytest.FixtureRe
     rows.append((case, quantization, distance, continuation == greedy))
     assert distance <= TOLERANCE
     assert continuation == greedy
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_int8_cache_is_near_transformers(case: str, request: pytest.FixtureRequest) -> None:
+    with np.load(GOLDEN / case / "golden.npz") as golden:
+        ids: list[int] = golden["input_ids"].tolist()
+        expected = golden["logits"]
+    with LLM(GOLDEN / case, quantization="f32", kv_cache_dtype="int8") as llm:
+        logits = llm.logits(ids)
+    distance = float(np.abs(logits.astype(np.float64) - expected).max() / np.abs(expected).max())
+    rows = request.config.stash.setdefault(PARITY, [])
+    rows.append((case, "f32, int8 cache", distance, bool((logits.argmax(-1) == expected.argmax(-1)).all())))
+    assert TOLERANCE < distance <= INT8_CACHE_TOLERANCE
+
+
+def test_int8_cache_changes_little_of_what_a_model_says() -> None:
+    """The embedded model, whose activations are those of a trained one, on a text longer than a block of attention."""
+    ids = Tokenizer(TINY).encode((GOLDEN.parents[2] / "README.md").read_text())[:400]
+    with LLM(quantization="f32") as llm:
+        exact = log_softmax(llm.logits(ids))
+    with LLM(quantization="f32", kv_cache_dtype="int8") as llm:
+        near = log_softmax(llm.logits(ids))
+    divergence = float((np.exp(exact) * (exact - near)).sum(-1).mean())
+    assert 0 < divergence <= INT8_CACHE_DIVERGENCE
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
 
 
 def test_every_case_is_here() -> None:

@@ -2,27 +2,33 @@
 //!
 //! A row attends in blocks of [`ATTENTION_BLOCK`] tokens at absolute positions. Each block starts from a fresh
 //! (maximum, sum, accumulator) and the blocks that the row sees are merged from left to right ([`record`]). Inside a
-//! block ([`block`]) a score is one chain of multiply-adds over the columns of K, a page's scores are the lanes of a
-//! vector, and an output column is one chain over the tokens. So the operations behind a row's output depend on its
-//! position, the window and the data alone: how rows are cut into tiles and tasks ([`plan`]) changes none of them.
+//! block ([`block`]) a page's scores are the lanes of a vector; a score is one chain of multiply-adds over the columns of
+//! K and an output column is one chain over the tokens ([`float`]), or both are exact sums of integers ([`codes`]). So
+//! the operations behind a row's output depend on its position, the window and the data alone: how rows are cut into
+//! tiles and tasks ([`plan`]) changes none of them.
 
 mod block;
+mod codes;
+mod float;
 mod plan;
 mod record;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
-use block::{BLOCK_PAGES, BlockPages, TileBlock};
+use block::{Arithmetic, BLOCK_PAGES, BlockPages, Digits, Room, Sight, TileBlock};
+use codes::Codes;
+use float::Float;
 use plan::{Plan, Task};
 use record::{Finish, Line, Merge};
 
 use crate::arch::{Kernel, Simd};
 use crate::disjoint::Tiles;
-use crate::kv::{Bf16, F16, F32, KvElement, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
+use crate::kv::{Bf16, F16, F32, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
 use crate::rows::Rows;
 use crate::{Exec, PoolError};
 
@@ -56,7 +62,7 @@ pub struct AttentionShape {
     pub key_dim: usize,
     /// Columns of a head of V and of the output.
     pub value_dim: usize,
-    /// Factor of the scores; it is multiplied into Q.
+    /// Factor of the scores.
     pub scale: f32,
     /// The row at position p sees positions `p - window + 1 ..= p`, or all up to p.
     pub window: Option<usize>,
@@ -98,19 +104,22 @@ pub fn attention(
 
     let call = Call { exec, q, store, layer, shape, sequences };
     match store.format() {
-        KvFormat::F32 => call.run::<F32>(out),
-        KvFormat::F16 => call.run::<F16>(out),
-        KvFormat::Bf16 => call.run::<Bf16>(out),
+        KvFormat::F32 => call.run::<Float<F32>>(out),
+        KvFormat::F16 => call.run::<Float<F16>>(out),
+        KvFormat::Bf16 => call.run::<Float<Bf16>>(out),
+        KvFormat::Int8 => call.run::<Codes>(out),
     }
 }
 
 /// Buffers of a thread, kept from call to call.
 #[derive(Default)]
 struct Scratch {
-    /// `[tile][key_dim][tile's rows]`: scaled Q.
+    /// Q of each tile.
     q: Vec<f32>,
     /// `[tile's row][page of the block]`: scores and then probabilities.
     scores: Vec<Line>,
+    /// `[tile's row]`
+    digits: Vec<Digits>,
     /// `[tile's row]`: records of the block at hand.
     block: Vec<Line>,
     /// `[row]`: records of all blocks so far.
@@ -143,13 +152,13 @@ struct Call<'a> {
 
 /// Rows of a task that are computed together: they share every load of K and V.
 struct Tile {
-    /// Rows of the task; those past the end of the last tile repeat its last row.
+    /// Rows of those that share a head of K and V; those past the end of the last tile repeat its last row.
     rows: Range<usize>,
     /// Rows that the kernel computes: 1, 2, 4 or 8.
     width: usize,
 }
 
-/// The most rows of a tile: as many as leave registers for K and V.
+/// Asks an instruction set for the most rows of a tile.
 struct WidestTile;
 
 impl Kernel for WidestTile {
@@ -157,27 +166,23 @@ impl Kernel for WidestTile {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> usize {
-        match block::registers::<S>() {
-            16.. => 8,
-            4.. => 4,
-            _ => 2,
-        }
+        block::widest_tile::<S>()
     }
 }
 
 impl Call<'_> {
-    fn run<E: KvElement>(&self, out: &mut [f32]) -> Result<(), PoolError> {
+    fn run<A: Arithmetic>(&self, out: &mut [f32]) -> Result<(), PoolError> {
         let shape = self.shape;
         let plan = Plan::new(shape, self.sequences, self.exec.pool.threads());
         let width = shape.heads * shape.value_dim;
         let cells = Tiles::new(out, width, 0..width, 1, shape.value_dim);
         let mut partials = PARTIALS.take();
-        let result = self.run_tasks::<E>(&plan, grown(&mut partials, plan.partial_lines), &cells);
+        let result = self.run_tasks::<A>(&plan, grown(&mut partials, plan.partial_lines), &cells);
         PARTIALS.set(partials);
         result
     }
 
-    fn run_tasks<E: KvElement>(
+    fn run_tasks<A: Arithmetic>(
         &self,
         plan: &Plan,
         mut partials: &mut [Line],
@@ -194,12 +199,12 @@ impl Call<'_> {
         let attend = |index: usize| {
             let task = &plan.tasks[index];
             SCRATCH.with_borrow_mut(|scratch| match spans.get(index).map(|span| span.lock()) {
-                Some(Ok(mut span)) => self.attend::<E>(task, scratch, Some(&mut span)),
+                Some(Ok(mut span)) => self.attend::<A>(task, scratch, Some(&mut span)),
                 // A lock is poisoned by a panic in its task, which ends the run.
                 Some(Err(_)) => {}
                 None => {
-                    self.attend::<E>(task, scratch, None);
-                    self.finish(task, &scratch.state, cells);
+                    self.attend::<A>(task, scratch, None);
+                    self.finish(task, 0..task.rows(shape), &scratch.state, cells);
                 }
             });
         };
@@ -207,80 +212,104 @@ impl Call<'_> {
         if plan.splits.is_empty() {
             return Ok(());
         }
-        let merge = |index: usize| {
-            let split = plan.splits[index].clone();
+        // A poisoned lock would have ended the run.
+        let spans: Vec<_> =
+            spans.into_iter().map(|span| span.into_inner().unwrap_or_else(PoisonError::into_inner)).collect();
+        // One head of K and V at a time, so that there is work for every thread.
+        let head = |index: usize| {
+            let split = plan.splits[index / shape.kv_heads].clone();
             let task = &plan.tasks[split.start];
-            SCRATCH.with_borrow_mut(|scratch| {
-                self.merge(task, &spans[split], scratch);
-                self.finish(task, &scratch.state, cells);
-            });
+            let head = index % shape.kv_heads;
+            if head < task.kv_heads.len() {
+                SCRATCH.with_borrow_mut(|scratch| {
+                    let rows = head * task.head_rows(shape)..(head + 1) * task.head_rows(shape);
+                    self.merge(task, rows.clone(), &spans[split], scratch);
+                    self.finish(task, rows, &scratch.state, cells);
+                });
+            }
         };
-        exec.pool.run(plan.splits.len(), &merge, exec.cancel)
+        exec.pool.run(plan.splits.len() * shape.kv_heads, &head, exec.cancel)
     }
 
     /// Computes the blocks of `task`: merged into `scratch.state`, or each on its own into `span`.
-    fn attend<E: KvElement>(&self, task: &Task, scratch: &mut Scratch, mut span: Option<&mut [Line]>) {
+    fn attend<A: Arithmetic>(&self, task: &Task, scratch: &mut Scratch, mut span: Option<&mut [Line]>) {
         let record_lines = record::lines(self.shape.value_dim);
-        let rows = task.rows(self.shape);
-        let tiles = self.tiles(rows);
-        let q = self.pack_q(task, &tiles, &mut scratch.q);
+        let (rows, head_rows) = (task.rows(self.shape), task.head_rows(self.shape));
+        let tiles = self.tiles(head_rows);
+        let q = self.pack_q::<A>(task, &tiles, &mut scratch.q);
         let scores = grown(&mut scratch.scores, 8 * BLOCK_PAGES);
+        let digits = grown(&mut scratch.digits, 8);
         let records = grown(&mut scratch.block, 8 * record_lines);
         let state = grown(&mut scratch.state, rows * record_lines);
         record::clear(state, record_lines);
+        let mut pages = self.block_pages::<A>(task, task.blocks.start, task.kv_heads.start);
         for (index, block) in task.blocks.clone().enumerate() {
-            let pages = self.block_pages::<E>(task, block);
             let mut q = q;
-            for (number, tile) in tiles.iter().enumerate() {
-                let (tile_q, others) = q.split_at(self.shape.key_dim * tile.width);
-                q = others;
-                let records = &mut records[..tile.width * record_lines];
-                let tile_block = TileArguments { pages: &pages, q: tile_q, scores, records, prefetch: number == 0 };
-                match tile.width {
-                    1 => self.tile_block::<E, 1>(task, tile, block, tile_block),
-                    2 => self.tile_block::<E, 2>(task, tile, block, tile_block),
-                    4 => self.tile_block::<E, 4>(task, tile, block, tile_block),
-                    _ => self.tile_block::<E, 8>(task, tile, block, tile_block),
+            for (head, first_row) in task.kv_heads.clone().zip((0..).step_by(head_rows)) {
+                let next = if head + 1 < task.kv_heads.end {
+                    self.block_pages::<A>(task, block, head + 1)
+                } else if block + 1 < task.blocks.end {
+                    self.block_pages::<A>(task, block + 1, task.kv_heads.start)
+                } else {
+                    pages
+                };
+                for (number, tile) in tiles.iter().enumerate() {
+                    let (tile_q, others) = q.split_at(A::query_words(self.shape.key_dim) * tile.width);
+                    q = others;
+                    let records = &mut records[..tile.width * record_lines];
+                    let room = Room { scores: scores.as_chunks_mut().0, digits };
+                    let tile_block =
+                        TileArguments { pages: &pages, next: &next, q: tile_q, room, records, prefetch: number == 0 };
+                    match tile.width {
+                        1 => self.tile_block::<A, 1>(task, tile, block, tile_block),
+                        2 => self.tile_block::<A, 2>(task, tile, block, tile_block),
+                        4 => self.tile_block::<A, 4>(task, tile, block, tile_block),
+                        _ => self.tile_block::<A, 8>(task, tile, block, tile_block),
+                    }
+                    let records = &records[..tile.rows.len() * record_lines];
+                    let first = (first_row + tile.rows.start) * record_lines;
+                    let place = first..first + records.len();
+                    match &mut span {
+                        Some(span) => span[index * rows * record_lines..][place].copy_from_slice(records),
+                        None => self.exec.isa.run(Merge { state: &mut state[place], block: records, record_lines }),
+                    }
                 }
-                let records = &records[..tile.rows.len() * record_lines];
-                let place = tile.rows.start * record_lines..tile.rows.end * record_lines;
-                match &mut span {
-                    Some(span) => span[index * rows * record_lines..][place].copy_from_slice(records),
-                    None => self.exec.isa.run(Merge { state: &mut state[place], block: records, record_lines }),
-                }
+                pages = next;
             }
         }
     }
 
-    /// Merges the blocks of a task that was cut into `spans`, in the order of the blocks, into `scratch.state`.
-    fn merge(&self, task: &Task, spans: &[Mutex<&mut [Line]>], scratch: &mut Scratch) {
+    /// Merges the blocks of some rows of a task that was cut into `spans`, in the order of the blocks, into
+    /// `scratch.state`.
+    fn merge(&self, task: &Task, rows: Range<usize>, spans: &[&mut [Line]], scratch: &mut Scratch) {
         let record_lines = record::lines(self.shape.value_dim);
-        let state = grown(&mut scratch.state, task.rows(self.shape) * record_lines);
+        let state = grown(&mut scratch.state, rows.len() * record_lines);
         record::clear(state, record_lines);
         for span in spans {
-            if let Ok(span) = span.lock() {
-                for block in span.chunks_exact(state.len()) {
-                    self.exec.isa.run(Merge { state, block, record_lines });
-                }
+            for block in span.chunks_exact(task.rows(self.shape) * record_lines) {
+                let block = &block[rows.start * record_lines..rows.end * record_lines];
+                self.exec.isa.run(Merge { state, block, record_lines });
             }
         }
     }
 
-    /// Writes a task's output from its rows' records.
-    fn finish(&self, task: &Task, state: &[Line], cells: &Tiles<'_, f32>) {
+    /// Writes the output of some rows of a task from their records.
+    fn finish(&self, task: &Task, rows: Range<usize>, state: &[Line], cells: &Tiles<'_, f32>) {
         let records = state.chunks_exact(record::lines(self.shape.value_dim));
-        for (row, record) in (0..task.rows(self.shape)).zip(records) {
-            let (query, head) = self.query_and_head(task, row);
+        for (row, record) in rows.zip(records) {
+            let head_rows = task.head_rows(self.shape);
+            let (query, head) = self.query_and_head(task, task.kv_heads.start + row / head_rows, row % head_rows);
             let cell = (self.sequences[task.sequence].first_row + query) * self.shape.heads + head;
             let mut cell = cells.take(cell);
             self.exec.isa.run(Finish { record, out: cell.contiguous() });
         }
     }
 
-    /// Row `row` of a task: which query of the sequence and which head it is. The heads of a query lie side by side.
-    fn query_and_head(&self, task: &Task, row: usize) -> (usize, usize) {
+    /// Row `row` of those that share a head of K and V: which query of the sequence and which head it is. The heads of a
+    /// query lie side by side.
+    fn query_and_head(&self, task: &Task, kv_head: usize, row: usize) -> (usize, usize) {
         let group = self.shape.heads / self.shape.kv_heads;
-        (task.queries.start + row / group, task.kv_head * group + row % group)
+        (task.queries.start + row / group, kv_head * group + row % group)
     }
 
     fn tiles(&self, rows: usize) -> Vec<Tile> {
@@ -292,21 +321,28 @@ impl Call<'_> {
         (0..rows).step_by(widest).map(tile).collect()
     }
 
-    /// Q of each tile, scaled, with the rows of a tile side by side in every column.
-    fn pack_q<'q>(&self, task: &Task, tiles: &[Tile], q: &'q mut Vec<f32>) -> &'q [f32] {
+    /// Q of each head's tiles, scaled so that 2^score is what the softmax adds up.
+    fn pack_q<'q, A: Arithmetic>(&self, task: &Task, tiles: &[Tile], q: &'q mut Vec<f32>) -> &'q [f32] {
         let key_dim = self.shape.key_dim;
-        let q = grown(q, tiles.iter().map(|tile| tile.width * key_dim).sum());
+        let words = A::query_words(key_dim);
+        // A cap is on the score itself.
+        let base = if self.shape.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
+        let q = grown(q, task.kv_heads.len() * tiles.iter().map(|tile| tile.width * words).sum::<usize>());
         let mut rest = &mut *q;
-        for tile in tiles {
-            let (packed, others) = rest.split_at_mut(tile.width * key_dim);
+        for (kv_head, tile) in task.kv_heads.clone().flat_map(|head| tiles.iter().map(move |tile| (head, tile))) {
+            let (packed, others) = rest.split_at_mut(tile.width * words);
             rest = others;
             for lane in 0..tile.width {
-                let (query, head) = self.query_and_head(task, (tile.rows.start + lane).min(tile.rows.end - 1));
+                let (query, head) = self.query_and_head(task, kv_head, (tile.rows.start + lane).min(tile.rows.end - 1));
                 let row = self.sequences[task.sequence].first_row + query;
-                let columns = &self.q.row(row, (head + 1) * key_dim)[head * key_dim..];
-                for (column, value) in columns.iter().enumerate() {
-                    packed[column * tile.width + lane] = value * self.shape.scale;
-                }
+                self.exec.isa.run(Pack::<A> {
+                    query: &self.q.row(row, (head + 1) * key_dim)[head * key_dim..],
+                    scale: self.shape.scale * base,
+                    row: lane,
+                    rows: tile.width,
+                    tile: packed,
+                    arithmetic: PhantomData,
+                });
             }
         }
         q
@@ -318,61 +354,77 @@ impl Call<'_> {
         self.shape.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// K and V of the pages of a block that any row of the task sees, and K of the next block's.
-    fn block_pages<E: KvElement>(&self, task: &Task, block: usize) -> BlockPages<'_, E> {
+    /// The pages of a block that any row of the task sees, in one head.
+    fn block_pages<A: Arithmetic>(&self, task: &Task, block: usize, kv_head: usize) -> BlockPages<'_, A> {
         let seen = self.visible(task, task.queries.start).start..self.visible(task, task.queries.end - 1).end;
         let seen = seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS);
         let table = self.sequences[task.sequence].pages;
-        let mut pages = BlockPages { keys: [&[]; BLOCK_PAGES], values: [&[]; BLOCK_PAGES], next: [&[]; BLOCK_PAGES] };
-        for index in 0..BLOCK_PAGES {
-            let page = block * BLOCK_PAGES + index;
-            if seen.contains(&page) {
-                pages.keys[index] = self.store.keys::<E>(self.layer, table[page], task.kv_head);
-                pages.values[index] = self.store.values::<E>(self.layer, table[page], task.kv_head);
-            }
-            let page = page + BLOCK_PAGES;
-            if seen.contains(&page) && block + 1 < task.blocks.end {
-                pages.next[index] = self.store.keys::<E>(self.layer, table[page], task.kv_head);
-            }
+        let first = block * BLOCK_PAGES;
+        let mut pages = [A::Page::default(); BLOCK_PAGES];
+        for page in seen.start.max(first)..seen.end.min(first + BLOCK_PAGES) {
+            pages[page - first] = A::page(self.store, self.layer, table[page], kv_head);
         }
         pages
     }
 
-    fn tile_block<E: KvElement, const R: usize>(
+    fn tile_block<A: Arithmetic, const R: usize>(
         &self,
         task: &Task,
         tile: &Tile,
         block: usize,
-        arguments: TileArguments<'_, E>,
+        arguments: TileArguments<'_, '_, A>,
     ) {
         let start = block * ATTENTION_BLOCK;
         let visible = std::array::from_fn(|lane| {
-            let (query, _) = self.query_and_head(task, (tile.rows.start + lane).min(tile.rows.end - 1));
+            let row = (tile.rows.start + lane).min(tile.rows.end - 1);
+            let (query, _) = self.query_and_head(task, task.kv_heads.start, row);
             let Range { start: from, end: to } = self.visible(task, query);
             // Empty ranges, of rows that see nothing of this block, are 0..0.
             let to = to.saturating_sub(start).min(ATTENTION_BLOCK);
             let from = from.saturating_sub(start);
             if from < to { from..to } else { 0..0 }
         });
-        let TileArguments { pages, q, scores, records, prefetch } = arguments;
-        self.exec.isa.run(TileBlock::<E, R> {
+        let TileArguments { pages, next, q, room, records, prefetch } = arguments;
+        self.exec.isa.run(TileBlock::<A, R> {
             pages,
-            q: q.as_chunks().0,
-            visible,
+            next,
+            q,
+            key_dim: self.shape.key_dim,
+            sight: Sight::new(visible),
             softcap: self.shape.softcap,
             value_vectors: value_vectors(self.shape.value_dim),
-            scores: scores.as_chunks_mut().0,
+            room,
             records,
             prefetch,
         });
     }
 }
 
+/// Lays out a row of a tile's Q.
+struct Pack<'a, A> {
+    query: &'a [f32],
+    scale: f32,
+    row: usize,
+    rows: usize,
+    tile: &'a mut [f32],
+    arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic> Kernel for Pack<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        A::pack(simd, self.query, self.scale, self.row, self.rows, self.tile);
+    }
+}
+
 /// What [`Call::tile_block`] hands through.
-struct TileArguments<'a, E: KvElement> {
-    pages: &'a BlockPages<'a, E>,
+struct TileArguments<'a, 's, A: Arithmetic> {
+    pages: &'a BlockPages<'s, A>,
+    next: &'a BlockPages<'s, A>,
     q: &'a [f32],
-    scores: &'a mut [Line],
+    room: Room<'a>,
     records: &'a mut [Line],
     prefetch: bool,
 }

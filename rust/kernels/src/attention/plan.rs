@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::record::{self, Line};
 use super::{ATTENTION_BLOCK, AttentionSequence, AttentionShape};
 
-/// Rows (queries times heads that share K and V) of a task: enough to use each block of K and V several times while
+/// Rows (queries times heads) of a task: enough to use each block of K and V several times while
 /// it is in the cache, few enough to keep Q and the accumulators there too and to notice a cancellation soon.
 const TASK_ROWS: usize = 64;
 
@@ -16,11 +16,12 @@ const TASKS_PER_THREAD: usize = 4;
 /// Bytes of records that tasks cut into spans may leave for merging; tasks beyond that stay whole.
 pub(super) const PARTIAL_BYTES: usize = 16 << 20;
 
-/// Rows of a sequence, of the heads that share one head of K and V, over some blocks.
+/// Rows of a sequence, of the heads that share some heads of K and V, over some blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Task {
     pub(super) sequence: usize,
-    pub(super) kv_head: usize,
+    /// One after the other in each block: they lie side by side in memory, which is read faster in longer runs.
+    pub(super) kv_heads: Range<usize>,
     /// Rows of the sequence.
     pub(super) queries: Range<usize>,
     pub(super) blocks: Range<usize>,
@@ -29,6 +30,11 @@ pub(super) struct Task {
 impl Task {
     /// Rows: queries times heads.
     pub(super) fn rows(&self, shape: &AttentionShape) -> usize {
+        self.kv_heads.len() * self.head_rows(shape)
+    }
+
+    /// Rows that share a head of K and V.
+    pub(super) fn head_rows(&self, shape: &AttentionShape) -> usize {
         self.queries.len() * (shape.heads / shape.kv_heads)
     }
 
@@ -54,8 +60,8 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(shape: &AttentionShape, sequences: &[AttentionSequence<'_>], threads: usize) -> Self {
-        let mut whole = whole_tasks(shape, sequences);
-        let cost = |task: &Task| task.blocks.len() * task.rows(shape).div_ceil(8);
+        let mut whole = whole_tasks(shape, sequences, threads);
+        let cost = |task: &Task| task.blocks.len() * task.kv_heads.len() * task.head_rows(shape).div_ceil(8);
         // Long tasks first: short ones fill the gaps at the end.
         whole.sort_by_key(|task| Reverse(cost(task)));
         let total: usize = whole.iter().map(cost).sum();
@@ -85,8 +91,9 @@ impl Plan {
     }
 }
 
-fn whole_tasks(shape: &AttentionShape, sequences: &[AttentionSequence<'_>]) -> Vec<Task> {
-    let queries_per_task = (TASK_ROWS / (shape.heads / shape.kv_heads)).max(1);
+fn whole_tasks(shape: &AttentionShape, sequences: &[AttentionSequence<'_>], threads: usize) -> Vec<Task> {
+    let group = shape.heads / shape.kv_heads;
+    let queries_per_task = (TASK_ROWS / group).max(1);
     let mut tasks = Vec::new();
     for (sequence, rows) in sequences.iter().enumerate() {
         for first in (0..rows.rows).step_by(queries_per_task) {
@@ -95,12 +102,17 @@ fn whole_tasks(shape: &AttentionShape, sequences: &[AttentionSequence<'_>]) -> V
             let start = shape.window.map_or(0, |window| start.saturating_sub(window));
             let end = rows.first_position + queries.end;
             let blocks = start / ATTENTION_BLOCK..end.div_ceil(ATTENTION_BLOCK);
-            tasks.extend((0..shape.kv_heads).map(|kv_head| Task {
-                sequence,
-                kv_head,
-                queries: queries.clone(),
-                blocks: blocks.clone(),
-            }));
+            // Heads stay together where blocks alone are enough to share out.
+            let together =
+                if blocks.len() < threads * TASKS_PER_THREAD { 1 } else { TASK_ROWS / (group * queries.len()) };
+            for head in (0..shape.kv_heads).step_by(together.max(1)) {
+                tasks.push(Task {
+                    sequence,
+                    kv_heads: head..shape.kv_heads.min(head + together.max(1)),
+                    queries: queries.clone(),
+                    blocks: blocks.clone(),
+                });
+            }
         }
     }
     tasks

@@ -1,8 +1,9 @@
-//! What is known of a row after some blocks: the scores' maximum m, the sum of e^(s - m) and the sum of e^(s - m) v.
+//! What is known of a row after some blocks: the maximum m of its scores s, the sum of 2^(s - m) and the sum of
+//! 2^(s - m) v.
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::kv::value_vectors;
-use crate::math::{exp_scalar, store_partial};
+use crate::math::{exp2_scalar, store_partial};
 
 /// A vector in memory, on a cache line of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -57,8 +58,9 @@ impl Kernel for Merge<'_> {
                 continue;
             }
             let max = state_max.max(block_max);
-            let state_factor = exp_scalar(simd, state_max - max);
-            let block_factor = exp_scalar(simd, block_max - max);
+            // One of the two is 2^0.
+            let factor = exp2_scalar(simd, -(state_max - block_max).abs());
+            let (state_factor, block_factor) = if state_max < block_max { (factor, 1.0) } else { (1.0, factor) };
             state[0] = head(max, state_sum * state_factor + block_sum * block_factor);
             let (state_factor, block_factor) = (simd.splat(state_factor), simd.splat(block_factor));
             for (state, block) in state[1..].iter_mut().zip(&block[1..]) {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::arch::Isa;
 use crate::guard::Guarded;
-use crate::kv::{KvRow, PAGE_NONE};
+use crate::kv::{KvRow, PAGE_NONE, int8};
 use crate::{Cancel, Pool};
 
 /// What a test computes: one sequence of `tokens` tokens, given K and V.
@@ -162,26 +162,40 @@ fn run_in_company(isa: Isa, threads: usize, case: &Case, chunk: usize) -> Vec<f3
     out
 }
 
-/// Attention of every row in f64, from K and V as the format keeps them.
-fn oracle(case: &Case) -> Vec<f64> {
+/// Attention of every row in f64, from Q, K and V as the format keeps them: each element and by how much f32, and in
+/// codes the digits of the probabilities, may miss it.
+fn oracle(case: &Case) -> Vec<(f64, f64)> {
     let AttentionShape { heads, kv_heads, key_dim, value_dim, scale, window, softcap } = case.shape;
     let [q_width, k_width, v_width] = case.widths();
     let stride = q_width + k_width + v_width;
     let qkv = case.qkv();
-    let stored = |value: f32| match case.format {
-        KvFormat::F32 => f64::from(value),
-        KvFormat::F16 => half::f16::from_f32(value).to_f64(),
-        KvFormat::Bf16 => half::bf16::from_f32(value).to_f64(),
+    let kept = |numbers: &[f32]| -> Vec<f64> {
+        let kept = |x: &f32| match case.format {
+            KvFormat::F32 | KvFormat::Int8 => f64::from(*x),
+            KvFormat::F16 => half::f16::from_f32(*x).to_f64(),
+            KvFormat::Bf16 => half::bf16::from_f32(*x).to_f64(),
+        };
+        match case.format {
+            KvFormat::Int8 => int8::reference(numbers).iter().map(kept).collect(),
+            _ => numbers.iter().map(kept).collect(),
+        }
     };
+    let heads_of = |first: usize, width: usize, head: usize| -> Vec<Vec<f64>> {
+        (0..case.tokens).map(|token| kept(&qkv[token * stride + first + head * width..][..width])).collect()
+    };
+    let keys: Vec<_> = (0..kv_heads).map(|head| heads_of(q_width, key_dim, head)).collect();
+    let values: Vec<_> = (0..kv_heads).map(|head| heads_of(q_width + k_width, value_dim, head)).collect();
+    let largest = |numbers: &[f64]| numbers.iter().fold(0f64, |largest, x| largest.max(x.abs()));
     let mut out = Vec::new();
     for (position, row) in qkv.chunks_exact(stride).enumerate() {
         for head in 0..heads {
-            let kv_head = head / (heads / kv_heads);
+            let (keys, values) = (&keys[head / (heads / kv_heads)], &values[head / (heads / kv_heads)]);
             let q = &row[head * key_dim..][..key_dim];
+            let q =
+                if case.format == KvFormat::Int8 { coded_query(q) } else { q.iter().map(|x| f64::from(*x)).collect() };
             let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
             let score = |token: usize| {
-                let k = &qkv[token * stride + q_width + kv_head * key_dim..][..key_dim];
-                let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * stored(*k)).sum();
+                let dot: f64 = q.iter().zip(&keys[token]).map(|(q, k)| q * k).sum();
                 let score = dot * f64::from(scale);
                 softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
@@ -189,20 +203,47 @@ fn oracle(case: &Case) -> Vec<f64> {
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
+            // The largest weight, with the scale of V, in each token's block.
+            let heaviest: Vec<f64> = (start..=position)
+                .map(|token| {
+                    let block = token / ATTENTION_BLOCK * ATTENTION_BLOCK;
+                    let tokens = block.max(start)..(block + ATTENTION_BLOCK).min(position + 1);
+                    tokens.map(|token| weights[token - start] * largest(&values[token]) / 127.0).fold(0.0, f64::max)
+                })
+                .collect();
             for column in 0..value_dim {
-                let v = |token: usize| stored(qkv[token * stride + q_width + k_width + kv_head * value_dim + column]);
-                let total: f64 = weights.iter().enumerate().map(|(i, weight)| weight * v(start + i)).sum();
-                out.push(total / sum);
+                let (mut total, mut tolerance) = (0.0, 0.0);
+                for (i, weight) in weights.iter().enumerate() {
+                    let value = values[start + i][column];
+                    total += weight * value;
+                    if case.format == KvFormat::Int8 {
+                        // Half a step of the second digit.
+                        let code = value / largest(&values[start + i]).max(f64::MIN_POSITIVE) * 127.0;
+                        tolerance += heaviest[i] / 127.0 / 254.0 * code.abs();
+                    }
+                }
+                out.push((total / sum, tolerance / sum + 2e-5));
             }
         }
     }
     out
 }
 
-fn assert_close(got: &[f32], wanted: &[f64], what: &str) {
+/// Q in codes of one scale for 256 columns.
+fn coded_query(q: &[f32]) -> Vec<f64> {
+    let coded = |group: &[f32]| -> Vec<f64> {
+        let largest = group.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let scale = largest / 127.0;
+        group.iter().map(|x| f64::from((x * scale.recip()).round_ties_even()) * f64::from(scale)).collect()
+    };
+    q.chunks(256).flat_map(coded).collect()
+}
+
+fn assert_close(got: &[f32], wanted: &[(f64, f64)], what: &str) {
     assert_eq!(got.len(), wanted.len());
-    for (index, (got, wanted)) in got.iter().zip(wanted).enumerate() {
-        assert!((f64::from(*got) - wanted).abs() <= 2e-5, "{what}, element {index}: {got} for {wanted}");
+    for (index, (got, (wanted, tolerance))) in got.iter().zip(wanted).enumerate() {
+        let off = (f64::from(*got) - wanted).abs();
+        assert!(off <= *tolerance, "{what}, element {index}: {got} for {wanted} within {tolerance}");
     }
 }
 
@@ -237,6 +278,9 @@ fn cutting_the_work_changes_no_bit_without_a_window() {
     check_invariance(&Case::new(4, 64, None, KvFormat::Bf16, 530));
     check_invariance(&Case::new(7, 16, None, KvFormat::F16, 600));
     check_invariance(&Case::new(1, 128, None, KvFormat::F16, 300));
+    check_invariance(&Case::new(1, 16, None, KvFormat::Int8, 1190));
+    check_invariance(&Case::new(4, 64, None, KvFormat::Int8, 530));
+    check_invariance(&Case::new(7, 18, None, KvFormat::Int8, 600));
 }
 
 #[test]
@@ -246,13 +290,16 @@ fn cutting_the_work_changes_no_bit_in_a_window() {
     check_invariance(&Case::new(4, 64, Some(300), KvFormat::F16, 620));
     check_invariance(&Case::new(1, 128, Some(300), KvFormat::Bf16, 580));
     check_invariance(&Case::new(2, 16, Some(300), KvFormat::F32, 1200));
+    check_invariance(&Case::new(2, 16, Some(1), KvFormat::Int8, 600));
+    check_invariance(&Case::new(3, 34, Some(300), KvFormat::Int8, 900));
 }
 
 /// Dims of other models, keys and values of different widths, softcap.
 #[test]
 fn odd_shapes_agree_with_f64() {
-    for (key_dim, value_dim) in [(32, 80), (80, 32), (1, 1), (17, 33), (256, 256), (192, 128)] {
-        let mut case = Case::new(3, key_dim, None, KvFormat::F16, 290);
+    let dims = [(32, 80), (80, 32), (1, 1), (17, 33), (256, 256), (192, 128), (270, 16)];
+    for ((key_dim, value_dim), format) in dims.into_iter().flat_map(|d| [(d, KvFormat::F16), (d, KvFormat::Int8)]) {
+        let mut case = Case::new(3, key_dim, None, format, 290);
         case.shape.value_dim = value_dim;
         case.shape.softcap = Some(1.5);
         let wanted = oracle(&case);
@@ -265,10 +312,10 @@ fn odd_shapes_agree_with_f64() {
 /// A row is not touched by what later rows of the same tile and page hold, though it may be infinite or NaN.
 #[test]
 fn later_tokens_do_not_leak() {
-    let case = Case::new(2, 20, None, KvFormat::F32, 40);
-    let [q_width, k_width, v_width] = case.widths();
-    let stride = q_width + k_width + v_width;
-    for isa in Isa::available() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
+        let case = Case::new(2, 20, None, format, 40);
+        let [q_width, k_width, v_width] = case.widths();
+        let stride = q_width + k_width + v_width;
         let pool = Pool::new(NonZeroUsize::MIN);
         let cancel = Cancel::new();
         let exec = Exec { isa, pool: &pool, cancel: &cancel };
@@ -283,6 +330,70 @@ fn later_tokens_do_not_leak() {
             assert!(out[token * width..].iter().all(|x| x.is_nan()), "what sees a bad token is bad");
         }
     }
+}
+
+/// What is not finite in K or V alone, in one column, and in Q, is seen by its own head's rows alone.
+#[test]
+fn codes_say_what_is_not_finite() {
+    let case = Case::new(2, 20, None, KvFormat::Int8, 40);
+    let [q_width, k_width, v_width] = case.widths();
+    let (stride, width) = (q_width + k_width + v_width, case.shape.heads * 20);
+    for isa in Isa::available() {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let clean = run_chunks(isa, 1, &case, case.tokens);
+        // The second head of K and of V serves the last two of four; a column of Q belongs to one row.
+        let places = [(q_width + 25, 40..80, 18..40), (q_width + k_width + 39, 40..80, 18..40), (21, 20..40, 18..19)];
+        for (bad, (place, columns, rows)) in
+            [f32::NAN, f32::NEG_INFINITY].into_iter().flat_map(|x| places.clone().map(|p| (x, p)))
+        {
+            let mut cached = Cached::new(&case, 0);
+            cached.qkv[18 * stride + place] = bad;
+            let mut store = case.store(3);
+            let out = step(&exec, &mut store, &[(&cached, 0..case.tokens)]).remove(0);
+            for (index, (got, clean)) in out.iter().zip(&clean).enumerate() {
+                let is_bad = rows.contains(&(index / width)) && columns.contains(&(index % width));
+                assert_eq!(got.is_nan(), is_bad, "{}: {bad} at {place}, element {index}", isa.name());
+                assert!(is_bad || got.to_bits() == clean.to_bits(), "{}: element {index}", isa.name());
+            }
+        }
+    }
+}
+
+/// Many light tokens beside one that outweighs each of them a thousand times still count: with the largest alone the
+/// output would be 1.
+#[test]
+fn light_tokens_are_not_lost() {
+    let mut case = Case::new(1, 16, None, KvFormat::Int8, 256);
+    case.shape.kv_heads = 1;
+    case.shape.heads = 1;
+    case.shape.scale = 1.0;
+    for isa in Isa::available() {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let mut cached = Cached::new(&case, 0);
+        for (token, row) in cached.qkv.chunks_exact_mut(48).enumerate() {
+            row.fill(1.0);
+            row[16..32].fill(if token == 3 { 1000f32.ln() / 16.0 } else { 0.0 });
+            row[32..].fill(if token == 3 { 1.0 } else { -1.0 });
+        }
+        let mut store = case.store(16);
+        let out = step(&exec, &mut store, &[(&cached, 0..256)]).remove(0);
+        let wanted = (1000.0 - 255.0) / (1000.0 + 255.0);
+        assert!((out[255 * 16] - wanted).abs() < 0.01, "{}: {} for {wanted}", isa.name(), out[255 * 16]);
+    }
+}
+
+/// How far codes are from exact attention: not a bound of any one element, but of their mean square.
+#[test]
+fn codes_are_near_exact_attention() {
+    let exact = oracle(&Case::new(4, 64, None, KvFormat::F32, 700));
+    let got = run_chunks(Isa::best(), 2, &Case::new(4, 64, None, KvFormat::Int8, 700), 700);
+    let square = |x: f64| x * x;
+    let error: f64 = got.iter().zip(&exact).map(|(got, (exact, _))| square(f64::from(*got) - exact)).sum();
+    let size: f64 = exact.iter().map(|(exact, _)| square(*exact)).sum();
+    let relative = (error / size).sqrt();
+    assert!(relative < 0.02, "{relative}");
 }
 
 #[test]

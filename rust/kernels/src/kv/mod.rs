@@ -1,15 +1,18 @@
 //! The key-value cache in pages.
 //!
-//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers, one layer after the other. In a layer, K lies
-//! as `[kv_head][key_dim][token]`, so that one vector register per column holds a whole page and the scores of a page's
-//! tokens are its lanes; V lies as `[kv_head][token][value_dim]`, so that the output's columns are lanes. Rows of V are
-//! filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes the room of 32.
+//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers, one layer after the other, and in a layer one
+//! head after the other. Of a head, K lies as `[key_dim][token]`, so that one vector register per column holds a whole
+//! page and the scores of a page's tokens are its lanes; V lies as `[token][value_dim]`, so that the output's columns are
+//! lanes. Rows of V are filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes the room of
+//! 32. Codes of one byte lie in quads ([`int8`]).
 
 mod element;
+pub(crate) mod int8;
 
 pub(crate) use element::{Bf16, F16, F32, KvElement};
+use int8::CodePage;
 
-use crate::arch::{Kernel, LANES, Simd};
+use crate::arch::{Isa, Kernel, LANES, LINE, Simd};
 use crate::disjoint::Tiles;
 use crate::math::load_padded;
 use crate::memory::PageSlice;
@@ -34,11 +37,13 @@ pub enum KvFormat {
     F16,
     /// The upper half of an f32.
     Bf16,
+    /// Codes of one byte, with a scale for each token and head.
+    Int8,
 }
 
 impl KvFormat {
     /// Every format, the exact one first.
-    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::Bf16];
+    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::Bf16, Self::Int8];
 
     /// The name that users write.
     #[must_use]
@@ -47,6 +52,7 @@ impl KvFormat {
             Self::F32 => F32::NAME,
             Self::F16 => F16::NAME,
             Self::Bf16 => Bf16::NAME,
+            Self::Int8 => int8::NAME,
         }
     }
 
@@ -54,14 +60,6 @@ impl KvFormat {
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|format| format.name() == name)
-    }
-
-    fn element_bytes(self) -> usize {
-        match self {
-            Self::F32 => size_of::<<F32 as KvElement>::Stored>(),
-            Self::F16 => size_of::<<F16 as KvElement>::Stored>(),
-            Self::Bf16 => size_of::<<Bf16 as KvElement>::Stored>(),
-        }
     }
 }
 
@@ -90,8 +88,10 @@ pub struct KvRow {
 /// Sizes in bytes, from one head's K up to a page.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    key_head: usize,
-    value_head: usize,
+    /// K, and what else comes before V.
+    key: usize,
+    /// K and V.
+    head: usize,
     layer: usize,
     page: usize,
 }
@@ -99,17 +99,25 @@ struct Layout {
 impl Layout {
     /// `None` if a page has more bytes than an address can count.
     fn new(format: KvFormat, shape: KvShape) -> Option<Self> {
-        let vector = LANES * format.element_bytes();
-        let key_head = shape.key_dim.checked_mul(vector)?;
-        let value_head = value_vectors(shape.value_dim).checked_mul(PAGE_TOKENS * vector)?;
-        let layer = key_head.checked_add(value_head)?.checked_mul(shape.kv_heads)?;
-        let page = layer.checked_mul(shape.layers)?.checked_next_multiple_of(64)?;
-        Some(Self { key_head, value_head, layer, page })
+        let KvShape { layers, kv_heads, key_dim, value_dim } = shape;
+        let (key, value) = match format {
+            KvFormat::F32 => float_bytes::<F32>(key_dim, value_dim)?,
+            KvFormat::F16 => float_bytes::<F16>(key_dim, value_dim)?,
+            KvFormat::Bf16 => float_bytes::<Bf16>(key_dim, value_dim)?,
+            KvFormat::Int8 => (int8::key_bytes(key_dim)?, int8::value_bytes(value_dim)?),
+        };
+        let head = key.checked_add(value)?;
+        let layer = head.checked_mul(kv_heads)?;
+        let page = layer.checked_mul(layers)?.checked_next_multiple_of(LINE)?;
+        Some(Self { key, head, layer, page })
     }
 }
 
-/// Columns of K that one task writes.
-const TASK_COLUMNS: usize = 4 * LANES;
+/// Bytes of K and of V of a head.
+fn float_bytes<E: KvElement>(key_dim: usize, value_dim: usize) -> Option<(usize, usize)> {
+    let vector = size_of::<[E::Stored; LANES]>();
+    Some((key_dim.checked_mul(vector)?, value_vectors(value_dim).checked_mul(PAGE_TOKENS * vector)?))
+}
 
 /// Numbers below which waking the threads for a write costs more than it saves.
 const INLINE_ELEMENTS: usize = 16 * 1024;
@@ -178,7 +186,8 @@ impl KvStore {
     }
 
     /// Stores K and V of one layer: row i of `keys` (`[rows, kv_heads * key_dim]`) and of `values`
-    /// (`[rows, kv_heads * value_dim]`) goes to `rows[i]`. Numbers are rounded to nearest, ties to even.
+    /// (`[rows, kv_heads * value_dim]`) goes to `rows[i]`. Numbers are rounded to nearest, ties to even; as codes, to
+    /// nearest multiples of the scale of their token and head.
     ///
     /// # Errors
     /// [`PoolError`] if the run was cancelled or a task panicked.
@@ -193,70 +202,36 @@ impl KvStore {
         keys: Rows<'_>,
         values: Rows<'_>,
     ) -> Result<(), PoolError> {
-        match self.format {
-            KvFormat::F32 => self.write_as::<F32>(exec, layer, rows, keys, values),
-            KvFormat::F16 => self.write_as::<F16>(exec, layer, rows, keys, values),
-            KvFormat::Bf16 => self.write_as::<Bf16>(exec, layer, rows, keys, values),
-        }
-    }
-
-    fn write_as<E: KvElement>(
-        &mut self,
-        exec: &Exec<'_>,
-        layer: usize,
-        rows: &[KvRow],
-        keys: Rows<'_>,
-        values: Rows<'_>,
-    ) -> Result<(), PoolError> {
         assert!(layer < self.shape.layers, "layer {layer} of {}", self.shape.layers);
         assert!(rows.iter().all(|row| row.slot < PAGE_TOKENS), "a slot beyond the page");
         assert!(rows.iter().all(|row| (row.page as usize) < self.pages), "a page beyond the store");
         if rows.is_empty() {
             return Ok(());
         }
-        let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
-        let parallel = rows.len() * kv_heads * (key_dim + value_dim) >= INLINE_ELEMENTS;
-        let run = |tasks: usize, task: &(dyn Fn(usize) + Sync)| {
-            if parallel {
-                return exec.pool.run(tasks, task, exec.cancel);
-            }
-            (0..tasks).for_each(task);
-            Ok(())
+        let write = match self.format {
+            KvFormat::F32 => write_float::<F32>,
+            KvFormat::F16 => write_float::<F16>,
+            KvFormat::Bf16 => write_float::<Bf16>,
+            KvFormat::Int8 => int8::write,
         };
-        let size = size_of::<E::Stored>();
-        let stride = self.layout.page / size;
-        let k_start = layer * self.layout.layer / size;
-        let v_start = k_start + kv_heads * self.layout.key_head / size;
-        let v_end = v_start + kv_heads * self.layout.value_head / size;
-        let pages: &mut [E::Stored] = bytemuck::cast_slice_mut(&mut self.memory);
-
-        // Tasks own columns of all pages, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
-        let columns = kv_heads * key_dim;
-        let tiles = Tiles::new(pages, stride, k_start..v_start, self.pages.max(1), TASK_COLUMNS * PAGE_TOKENS);
-        run(tiles.len(), &|index| {
-            let mut tile = tiles.take(index);
-            let columns = index * TASK_COLUMNS..columns.min((index + 1) * TASK_COLUMNS);
-            let mut stored = [E::Stored::default(); TASK_COLUMNS];
-            for (index, row) in rows.iter().enumerate() {
-                let from = &keys.row(index, columns.end)[columns.clone()];
-                exec.isa.run(Narrow::<E> { from, to: &mut stored });
-                let to = &mut tile.row(row.page as usize)[row.slot..];
-                for (to, value) in to.iter_mut().step_by(PAGE_TOKENS).zip(&stored) {
-                    *to = *value;
-                }
-            }
-        })?;
-
-        let width = value_vectors(value_dim) * LANES;
-        let tiles = Tiles::new(pages, stride, v_start..v_end, self.pages.max(1), (PAGE_TOKENS * width).max(1));
-        run(tiles.len(), &|head| {
+        let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
+        let Layout { head, layer: layer_bytes, page, .. } = self.layout;
+        let layer = layer * layer_bytes..(layer + 1) * layer_bytes;
+        // Tasks own a head of all pages, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
+        let tiles = Tiles::new(&mut self.memory, page, layer, self.pages, head);
+        let task = |head: usize| {
             let mut tile = tiles.take(head);
             for (index, row) in rows.iter().enumerate() {
-                let from = &values.row(index, (head + 1) * value_dim)[head * value_dim..];
-                let to = &mut tile.row(row.page as usize)[row.slot * width..][..width];
-                exec.isa.run(Narrow::<E> { from, to });
+                let key = &keys.row(index, (head + 1) * key_dim)[head * key_dim..];
+                let value = &values.row(index, (head + 1) * value_dim)[head * value_dim..];
+                write(exec.isa, tile.row(row.page as usize), row.slot, key, value);
             }
-        })
+        };
+        if rows.len() * kv_heads * (key_dim + value_dim) < INLINE_ELEMENTS {
+            (0..kv_heads).for_each(task);
+            return Ok(());
+        }
+        exec.pool.run(kv_heads, &task, exec.cancel)
     }
 
     fn page_offset(&self, page: PageId) -> usize {
@@ -264,19 +239,29 @@ impl KvStore {
         page as usize * self.layout.page
     }
 
+    /// Bytes of one head in one page.
+    #[inline]
+    fn head(&self, layer: usize, page: PageId, head: usize) -> &[u8] {
+        let start = self.page_offset(page) + layer * self.layout.layer + head * self.layout.head;
+        &self.memory[start..][..self.layout.head]
+    }
+
     /// K of one head in one page: `[key_dim][token]`.
     #[inline]
     pub(crate) fn keys<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
-        let start = self.page_offset(page) + layer * self.layout.layer + head * self.layout.key_head;
-        bytemuck::cast_slice(&self.memory[start..][..self.layout.key_head])
+        bytemuck::cast_slice(&self.head(layer, page, head)[..self.layout.key])
     }
 
     /// V of one head in one page: `[token][value_vectors]`, vectors of [`LANES`] columns.
     #[inline]
     pub(crate) fn values<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
-        let values = self.shape.kv_heads * self.layout.key_head;
-        let start = self.page_offset(page) + layer * self.layout.layer + values + head * self.layout.value_head;
-        bytemuck::cast_slice(&self.memory[start..][..self.layout.value_head])
+        bytemuck::cast_slice(&self.head(layer, page, head)[self.layout.key..])
+    }
+
+    /// K and V of one head in one page of a store of codes.
+    #[inline]
+    pub(crate) fn codes(&self, layer: usize, page: PageId, head: usize) -> CodePage<'_> {
+        CodePage::new(self.head(layer, page, head), self.shape.key_dim)
     }
 
     /// Every bit of every page set: NaN in all formats, and a canary for reads of what was never written.
@@ -286,18 +271,37 @@ impl KvStore {
     }
 }
 
-/// Rounds a row's columns to what is stored.
-struct Narrow<'a, E: KvElement> {
-    from: &'a [f32],
-    to: &'a mut [E::Stored],
+/// Writes K and V of a token into `slot` of a head.
+fn write_float<E: KvElement>(isa: Isa, head: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
+    let (keys, values) = bytemuck::cast_slice_mut(head).split_at_mut(key.len() * PAGE_TOKENS);
+    isa.run(WriteFloat::<E> { keys, values, slot, key, value });
 }
 
-impl<E: KvElement> Kernel for Narrow<'_, E> {
+struct WriteFloat<'a, E: KvElement> {
+    /// `[key_dim][token]`
+    keys: &'a mut [E::Stored],
+    /// `[token][value_vectors]` vectors
+    values: &'a mut [E::Stored],
+    slot: usize,
+    key: &'a [f32],
+    value: &'a [f32],
+}
+
+impl<E: KvElement> Kernel for WriteFloat<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (from, to) in self.from.chunks(LANES).zip(self.to.as_chunks_mut::<LANES>().0) {
+        for (columns, from) in self.keys.chunks_mut(LANES * PAGE_TOKENS).zip(self.key.chunks(LANES)) {
+            let mut stored = [E::Stored::default(); LANES];
+            E::narrow(simd, load_padded(simd, from), &mut stored);
+            for (to, value) in columns[self.slot..].iter_mut().step_by(PAGE_TOKENS).zip(stored) {
+                *to = value;
+            }
+        }
+        let vectors = self.values.as_chunks_mut().0;
+        let width = value_vectors(self.value.len());
+        for (to, from) in vectors[self.slot * width..].iter_mut().zip(self.value.chunks(LANES)) {
             E::narrow(simd, load_padded(simd, from), to);
         }
     }

@@ -1,4 +1,4 @@
-//! What is written is read back, rounded as the `half` crate rounds, and nothing else changes.
+//! What is written is read back, rounded as the `half` crate or a plain quantizer rounds, and nothing else changes.
 
 use std::num::NonZeroUsize;
 
@@ -9,12 +9,16 @@ use crate::arch::Isa;
 use crate::guard::Guarded;
 use crate::{Cancel, Pool};
 
-/// Bits of `value` as the format keeps it, widened.
-fn stored(format: KvFormat, value: f32) -> f32 {
+/// K and V of a token and head as the format keeps them, widened.
+fn kept(format: KvFormat, key: &[f32], value: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let each =
+        |keep: fn(f32) -> f32| (key.iter().map(|x| keep(*x)).collect(), value.iter().map(|x| keep(*x)).collect());
     match format {
-        KvFormat::F32 => value,
-        KvFormat::F16 => half::f16::from_f32(value).to_f32(),
-        KvFormat::Bf16 => half::bf16::from_f32(value).to_f32(),
+        KvFormat::F32 => each(|x| x),
+        KvFormat::F16 => each(|x| half::f16::from_f32(x).to_f32()),
+        KvFormat::Bf16 => each(|x| half::bf16::from_f32(x).to_f32()),
+        KvFormat::Int8 if key.iter().chain(value).any(|x| !x.is_finite()) => each(|x| x * f32::NAN),
+        KvFormat::Int8 => (int8::reference(key), int8::reference(value)),
     }
 }
 
@@ -46,11 +50,46 @@ fn read<E: KvElement>(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (V
     (keys, values)
 }
 
+struct Bias;
+
+impl Kernel for Bias {
+    type Output = u8;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> u8 {
+        S::WEIGHT_BIAS
+    }
+}
+
+fn read_codes(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
+    let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    let bias = isa.run(Bias);
+    let number = |byte: u8, scale: u16| f32::from(byte as i8) * half::bf16::from_bits(scale).to_f32();
+    for head in 0..kv_heads {
+        let page = store.codes(layer, row.page, head);
+        let quads = page.keys.iter().flat_map(|line| &line.0[row.slot * 4..][..4]);
+        let columns: Vec<f32> = quads.map(|byte| number(byte.wrapping_sub(bias), page.scales[0][row.slot])).collect();
+        keys.extend_from_slice(&columns[..key_dim]);
+        assert!(columns[key_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "K is filled up with zeros");
+        let vectors = value_vectors(value_dim);
+        let lines = &page.values[row.slot / 4 * vectors..][..vectors];
+        let bytes = lines.iter().flat_map(|line| line.0[row.slot % 4..].iter().step_by(4));
+        // What a NaN of K stands for, it stands for in V too.
+        let scale = if f32::is_nan(number(1, page.scales[0][row.slot])) { 0x7fff } else { page.scales[1][row.slot] };
+        let columns: Vec<f32> = bytes.map(|byte| number(*byte, scale)).collect();
+        values.extend_from_slice(&columns[..value_dim]);
+        assert!(columns[value_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "V is filled up with zeros");
+    }
+    (keys, values)
+}
+
 fn read_any(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
     match store.format() {
         KvFormat::F32 => read::<F32>(store, isa, layer, row),
         KvFormat::F16 => read::<F16>(store, isa, layer, row),
         KvFormat::Bf16 => read::<Bf16>(store, isa, layer, row),
+        KvFormat::Int8 => read_codes(store, isa, layer, row),
     }
 }
 
@@ -59,13 +98,33 @@ fn with_exec<T>(isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
     run(&Exec { isa, pool: &pool, cancel: &cancel })
 }
 
-fn same_bits(got: &[f32], wanted: &[f32]) -> bool {
-    got.len() == wanted.len()
-        && got.iter().zip(wanted).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+/// All heads of a token: `[kv_heads * key_dim]` and `[kv_heads * value_dim]`.
+fn kept_heads(format: KvFormat, shape: KvShape, keys: &[f32], values: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let heads = keys.chunks_exact(shape.key_dim).zip(values.chunks_exact(shape.value_dim));
+    let heads: Vec<_> = heads.map(|(key, value)| kept(format, key, value)).collect();
+    (heads.iter().flat_map(|head| head.0.clone()).collect(), heads.iter().flat_map(|head| head.1.clone()).collect())
+}
+
+fn same(got: &[f32], wanted: &[f32]) -> bool {
+    got.len() == wanted.len() && got.iter().zip(wanted).all(|(a, b)| a == b || (a.is_nan() && b.is_nan()))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Codes are off by half a scale at most, and the scale is as small as bf16 has it.
+    #[test]
+    fn codes_are_nearest(
+        numbers in prop::collection::vec(-1f32..1.0, 1..70),
+        exponent in -100i32..100,
+    ) {
+        let numbers: Vec<f32> = numbers.iter().map(|x| x * 2f32.powi(exponent)).collect();
+        let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let scale = largest / 127.0 * (1.0 + 1.0 / 256.0);
+        for (x, code) in numbers.iter().zip(int8::reference(&numbers)) {
+            prop_assert!((x - code).abs() <= scale * 0.500_01, "{x} became {code}, largest {largest}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_read_back(
@@ -89,10 +148,10 @@ proptest! {
                 store.write(exec, 1, &rows, keys, values)
             }).expect("runs");
             for (row, at) in data.chunks_exact(stride).zip(&rows) {
-                let row: Vec<f32> = row[3..].iter().map(|x| stored(format, *x)).collect();
+                let (keys, values) = row[3..].split_at(kv_heads * key_dim);
+                let (wanted_keys, wanted_values) = kept_heads(format, shape, keys, values);
                 let (keys, values) = read_any(&store, isa, 1, *at);
-                let (wanted_keys, wanted_values) = row.split_at(kv_heads * key_dim);
-                prop_assert!(same_bits(&keys, wanted_keys) && same_bits(&values, wanted_values), "{}", isa.name());
+                prop_assert!(same(&keys, &wanted_keys) && same(&values, &wanted_values), "{}", isa.name());
                 let (keys, values) = read_any(&store, isa, 0, *at);
                 prop_assert!(keys.iter().chain(&values).all(|x| *x == 0.0), "the other layer is untouched");
             }
@@ -113,8 +172,8 @@ fn long_writes_and_copies() {
         with_exec(isa, |exec| store.write(exec, 2, &rows, keys, values)).expect("runs");
         store.copy_page(5, 6);
         for (index, at) in rows.iter().enumerate() {
-            let row: Vec<f32> = data[index * stride..][..stride].iter().map(|x| stored(format, *x)).collect();
-            assert_eq!(read_any(&store, isa, 2, *at), (row[..160].to_vec(), row[160..].to_vec()));
+            let (keys, values) = data[index * stride..][..stride].split_at(160);
+            assert_eq!(read_any(&store, isa, 2, *at), kept_heads(format, shape, keys, values));
             if at.page == 5 {
                 let copy = KvRow { page: 6, ..*at };
                 assert_eq!(read_any(&store, isa, 2, copy), read_any(&store, isa, 2, *at));
@@ -129,7 +188,12 @@ fn sizes_are_counted_and_limits_kept() {
     let numbers = 2 * 4 * 16 * (20 + 32);
     assert_eq!(KvStore::page_bytes(KvFormat::F32, shape), Some(numbers * 4));
     assert_eq!(KvStore::page_bytes(KvFormat::F16, shape), Some(numbers * 2));
-    assert_eq!(KvStore::page_bytes(KvFormat::F16, KvShape { key_dim: usize::MAX / 8, ..shape }), None);
+    // A line of scales, five quads of K with sixteen tokens each, four quads of V's tokens with 32 columns each.
+    assert_eq!(KvStore::page_bytes(KvFormat::Int8, shape), Some(2 * 4 * (64 + 5 * 64 + 4 * 128)));
+    for format in KvFormat::ALL {
+        assert_eq!(KvStore::page_bytes(*format, KvShape { key_dim: usize::MAX / 8, ..shape }), None);
+        assert_eq!(KvStore::page_bytes(*format, KvShape { value_dim: usize::MAX / 8, ..shape }), None);
+    }
     assert!(matches!(KvStore::new(KvFormat::F16, shape, usize::MAX / 64), Err(AllocError { bytes: u64::MAX })));
     assert!(matches!(KvStore::new(KvFormat::F16, shape, 1 << 40), Err(AllocError { bytes }) if bytes < u64::MAX));
     assert_eq!(KvStore::new(KvFormat::F16, shape, 0).expect("nothing").pages(), 0);

@@ -13,6 +13,7 @@ struct Apply<'a> {
 #[derive(Clone, Copy)]
 enum Function {
     Exp,
+    Exp2,
     Tanh,
     Erf,
     Silu,
@@ -29,6 +30,7 @@ impl Kernel for Apply<'_> {
             let x = load_padded(simd, x);
             let value = match self.function {
                 Function::Exp => exp(simd, x),
+                Function::Exp2 => exp2(simd, x),
                 Function::Tanh => tanh(simd, x),
                 Function::Erf => erf(simd, x),
                 Function::Silu => silu(simd, x),
@@ -103,6 +105,20 @@ fn exp_is_exact_at_its_ends() {
 }
 
 #[test]
+fn exp2_is_within_two_ulp_and_exact_at_its_ends() {
+    on_every_isa(|isa| {
+        for (from, to) in [(-126.0, 126.9), (-1.0, 1.0), (-1e-3, 1e-3)] {
+            let x = sweep(from, to);
+            let error = worst(&apply(isa, Function::Exp2, &x), &x, f64::exp2, 0.0);
+            assert!(error <= 2.0, "{}: {error} on {from}..{to}", isa.name());
+        }
+        let x = [0.0, -0.0, 1.0, -126.0, -126.6, -1e30, f32::NEG_INFINITY];
+        let wanted = [1.0, 1.0, 2.0, f32::MIN_POSITIVE, 0.0, 0.0, 0.0];
+        assert_eq!(apply(isa, Function::Exp2, &x), wanted, "{}", isa.name());
+    });
+}
+
+#[test]
 fn tanh_and_erf_are_within_a_few_ulp() {
     on_every_isa(|isa| {
         for (from, to) in [(-20.0, 20.0), (-1.0, 1.0), (-1e-3, 1e-3)] {
@@ -136,9 +152,9 @@ fn gates_agree_with_f64() {
 
 #[test]
 fn nan_stays_nan() {
-    use Function::{Erf, Exp, Gelu, GeluTanh, Silu, Tanh};
+    use Function::{Erf, Exp, Exp2, Gelu, GeluTanh, Silu, Tanh};
     on_every_isa(|isa| {
-        for function in [Exp, Tanh, Erf, Silu, Gelu, GeluTanh] {
+        for function in [Exp, Exp2, Tanh, Erf, Silu, Gelu, GeluTanh] {
             let out = apply(isa, function, &[1.0, f32::NAN, -f32::NAN]);
             assert!(out[0].is_finite() && out[1].is_nan() && out[2].is_nan(), "{}", isa.name());
         }

@@ -1,0 +1,208 @@
+//! Pages of floating-point numbers: both products are chains of multiply-adds, all accumulators in registers.
+
+// Plain counting loops over small arrays of registers: iterators over several arrays at once hide what is computed.
+#![allow(clippy::needless_range_loop)]
+
+use std::marker::PhantomData;
+
+use super::block::{Ahead, Arithmetic, TileBlock, largest_lane, prefetch, registers};
+use super::record;
+use crate::arch::{LANES, Simd};
+use crate::kv::{KvElement, KvStore, PAGE_TOKENS, PageId};
+use crate::math::exp2;
+
+/// Numbers stored as `E`, computed as f32.
+pub(super) struct Float<E>(PhantomData<E>);
+
+/// K and V of one head in one page.
+pub(super) struct FloatPage<'a, E: KvElement> {
+    /// `[key_dim][token]`
+    keys: &'a [[E::Stored; LANES]],
+    /// `[token][value_vectors]`
+    values: &'a [[E::Stored; LANES]],
+}
+
+impl<E: KvElement> Clone for FloatPage<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: KvElement> Copy for FloatPage<'_, E> {}
+
+impl<E: KvElement> Default for FloatPage<'_, E> {
+    fn default() -> Self {
+        Self { keys: &[], values: &[] }
+    }
+}
+
+impl<E: KvElement> Arithmetic for Float<E> {
+    type Page<'a> = FloatPage<'a, E>;
+
+    fn page(store: &KvStore, layer: usize, page: PageId, head: usize) -> FloatPage<'_, E> {
+        FloatPage { keys: store.keys::<E>(layer, page, head), values: store.values::<E>(layer, page, head) }
+    }
+
+    fn query_words(key_dim: usize) -> usize {
+        key_dim
+    }
+
+    /// `[key_dim][row]`
+    #[inline(always)]
+    fn pack<S: Simd>(_: S, query: &[f32], scale: f32, row: usize, rows: usize, tile: &mut [f32]) {
+        for (to, value) in tile[row..].iter_mut().step_by(rows).zip(query) {
+            *to = value * scale;
+        }
+    }
+
+    #[inline(always)]
+    fn run<S: Simd, const R: usize>(simd: S, mut block: TileBlock<'_, '_, Self, R>) {
+        let max = all_scores(simd, &mut block);
+        softmax(simd, &mut block, max);
+        let mut vector = 0;
+        while vector < block.value_vectors {
+            let left = block.value_vectors - vector;
+            if const { R * 8 <= registers::<S>() } && left >= 8 {
+                values::<S, E, R, 8>(simd, &mut block, vector);
+                vector += 8;
+            } else if const { R * 4 <= registers::<S>() } && left >= 4 {
+                values::<S, E, R, 4>(simd, &mut block, vector);
+                vector += 4;
+            } else if const { R * 2 <= registers::<S>() } && left >= 2 {
+                values::<S, E, R, 2>(simd, &mut block, vector);
+                vector += 2;
+            } else {
+                values::<S, E, R, 1>(simd, &mut block, vector);
+                vector += 1;
+            }
+            block.prefetch = false;
+        }
+    }
+}
+
+type Block<'a, 's, E, const R: usize> = TileBlock<'a, 's, Float<E>, R>;
+
+/// Scores of all pages that some row sees, -inf where a row does not see a token, and each row's largest by lanes.
+#[inline(always)]
+fn all_scores<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_, '_, E, R>) -> [S::F32; R] {
+    let mut max = [simd.splat(f32::NEG_INFINITY); R];
+    let mut page = block.sight.pages.start;
+    while page < block.sight.pages.end {
+        let left = block.sight.pages.end - page;
+        if const { R * 4 <= registers::<S>() } && left >= 4 {
+            scores::<S, E, R, 4>(simd, block, page, &mut max);
+            page += 4;
+        } else if const { R * 2 <= registers::<S>() } && left >= 2 {
+            scores::<S, E, R, 2>(simd, block, page, &mut max);
+            page += 2;
+        } else {
+            scores::<S, E, R, 1>(simd, block, page, &mut max);
+            page += 1;
+        }
+    }
+    max
+}
+
+/// Scores of `P` pages.
+#[inline(always)]
+fn scores<S: Simd, E: KvElement, const R: usize, const P: usize>(
+    simd: S,
+    block: &mut Block<'_, '_, E, R>,
+    first: usize,
+    max: &mut [S::F32; R],
+) {
+    let mut keys: [&[[E::Stored; LANES]]; P] = [&[]; P];
+    let mut ahead: [&[[E::Stored; LANES]]; P] = [&[]; P];
+    for p in 0..P {
+        keys[p] = &block.pages[first + p].keys[..block.key_dim];
+        ahead[p] = block.pages[first + p].values;
+    }
+    let mut sums = [[simd.splat(0.0); P]; R];
+    let rows: &[[f32; R]] = block.q.as_chunks().0;
+    for (column, q) in rows.iter().enumerate() {
+        let mut key = [simd.splat(0.0); P];
+        for p in 0..P {
+            key[p] = E::widen(simd, &keys[p][column]);
+            prefetch(simd, ahead[p], column);
+        }
+        for r in 0..R {
+            let q = simd.splat(q[r]);
+            for p in 0..P {
+                sums[r][p] = simd.mul_add(q, key[p], sums[r][p]);
+            }
+        }
+    }
+    let masked = block.sight.masks(first, P);
+    for r in 0..R {
+        for p in 0..P {
+            let score = block.finish_score(simd, r, first + p, masked, sums[r][p]);
+            // The maximum second: it is kept where the score is NaN, and the score makes the sum NaN.
+            max[r] = simd.max(score, max[r]);
+            simd.store(score, &mut block.room.scores[r][first + p].0);
+        }
+    }
+}
+
+/// Turns scores into 2^(score - maximum) and writes the heads of the records.
+#[inline(always)]
+fn softmax<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_, '_, E, R>, max: [S::F32; R]) {
+    let record_lines = 1 + block.value_vectors;
+    for r in 0..R {
+        if block.sight.rows[r].is_empty() {
+            block.records[r * record_lines] = record::head(f32::NEG_INFINITY, 0.0);
+            continue;
+        }
+        let max = simd.splat(largest_lane(simd, max[r]));
+        let mut sum = simd.splat(0.0);
+        // An attention sink would begin the sum here.
+        for page in block.sight.pages.clone() {
+            let next = block.next[page].keys;
+            Ahead::new(next, 0, R, block.prefetch).prefetch(simd, next, r);
+            let line = &mut block.room.scores[r][page].0;
+            let probability = exp2(simd, simd.sub(simd.load(line), max));
+            sum = simd.add(sum, probability);
+            simd.store(probability, line);
+        }
+        block.records[r * record_lines] = record::head(simd.to_array(max)[0], simd.reduce_add(sum));
+    }
+}
+
+/// `C` vectors of output columns from `first` on: token by token, so that every row adds its tokens in order.
+#[inline(always)]
+fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
+    simd: S,
+    block: &mut Block<'_, '_, E, R>,
+    first: usize,
+) {
+    let mut sums = [[simd.splat(0.0); C]; R];
+    for page in block.sight.pages.clone() {
+        let tokens = block.pages[page].values.chunks_exact(block.value_vectors);
+        let next = block.next[page].keys;
+        let ahead = Ahead::new(next, 1, PAGE_TOKENS, block.prefetch);
+        let masked = block.sight.masks(page, 1);
+        for (token, values) in tokens.enumerate().take(PAGE_TOKENS) {
+            ahead.prefetch(simd, next, token);
+            let Some((values, _)) = values[first..].split_first_chunk::<C>() else { break };
+            let mut value = [simd.splat(0.0); C];
+            for c in 0..C {
+                value[c] = E::widen(simd, &values[c]);
+            }
+            for r in 0..R {
+                // What a row does not see must not be multiplied by 0 either: it may be infinite or NaN.
+                if masked && !block.sight.rows[r].contains(&(page * PAGE_TOKENS + token)) {
+                    continue;
+                }
+                let probability = simd.splat(block.room.scores[r][page].0[token]);
+                for c in 0..C {
+                    sums[r][c] = simd.mul_add(probability, value[c], sums[r][c]);
+                }
+            }
+        }
+    }
+    let record_lines = 1 + block.value_vectors;
+    for r in 0..R {
+        for c in 0..C {
+            simd.store(sums[r][c], &mut block.records[r * record_lines + 1 + first + c].0);
+        }
+    }
+}

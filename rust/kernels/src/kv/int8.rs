@@ -1,0 +1,158 @@
+//! K and V as codes of one byte, with a scale for each token and head.
+//!
+//! A head of a page is a line of scales, then K as `[key_dim / 4][token][4]`, then V as `[token / 4][value_dim][4]`: four
+//! bytes of a lane are what one dot product of the instruction set sums, over columns of K and over tokens of V. Columns
+//! of K are filled up with zeros to a multiple of four, those of V to a multiple of [`LANES`].
+//!
+//! Codes of K lie [`Simd::WEIGHT_BIAS`] above their values, so that they are the first factors of [`Simd::dot`]; those of V
+//! are as they are, for the second factor beside probabilities, which are never negative and so need no bias. Pages live
+//! in one process, which has one instruction set.
+//!
+//! A scale is a bf16: half the bytes of an f32 with all of its range. Codes are made with the scale as it was rounded, at
+//! most 2^-8 below a 127th of the largest number, so that they stay within 127.5, which rounds to 127: a number is off
+//! by half a scale at most, whatever became of the scale's lower digits.
+//!
+//! A head that is not finite in K or V has NaN for the scale of K. So every row that sees the token gets a score of NaN
+//! and is NaN itself, and no other row is touched.
+
+use crate::arch::{ByteLine, Isa, Kernel, LANES, LINE, Simd};
+use crate::math::load_padded;
+
+use super::{PAGE_TOKENS, value_vectors};
+
+/// Columns of K and tokens of V whose products one instruction sums.
+pub(crate) const QUAD: usize = 4;
+
+/// The largest code.
+pub(crate) const LARGEST: f32 = 127.0;
+
+/// The name that users write.
+pub(super) const NAME: &str = "int8";
+
+const _: () = assert!(2 * PAGE_TOKENS * size_of::<u16>() == LINE, "the scales of a head are a line");
+
+/// Quads of columns of K.
+pub(crate) fn key_quads(key_dim: usize) -> usize {
+    key_dim.div_ceil(QUAD)
+}
+
+/// Bytes of the scales and K of a head.
+pub(super) fn key_bytes(key_dim: usize) -> Option<usize> {
+    key_quads(key_dim).checked_add(1)?.checked_mul(LINE)
+}
+
+/// Bytes of V of a head.
+pub(super) fn value_bytes(value_dim: usize) -> Option<usize> {
+    value_vectors(value_dim).checked_mul(PAGE_TOKENS / QUAD * LINE)
+}
+
+/// K and V of one head in one page.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CodePage<'a> {
+    /// Of K and of V, `[2][token]` in bf16. Empty where there is no page.
+    pub(crate) scales: &'a [[u16; LANES]],
+    /// `[key_quads]` lines of `[token][4]`, with the bias
+    pub(crate) keys: &'a [ByteLine],
+    /// `[token / 4][value_vectors]` lines of `[16 columns][4]`
+    pub(crate) values: &'a [ByteLine],
+}
+
+impl<'a> CodePage<'a> {
+    /// A head's bytes.
+    pub(super) fn new(head: &'a [u8], key_dim: usize) -> Self {
+        let (scales, codes) = head.split_at(LINE);
+        let (keys, values) = bytemuck::cast_slice(codes).split_at(key_quads(key_dim));
+        Self { scales: bytemuck::cast_slice(scales), keys, values }
+    }
+}
+
+/// Writes K and V of a token into `slot` of a head.
+pub(super) fn write(isa: Isa, head: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
+    isa.run(Write { head, slot, key, value });
+}
+
+struct Write<'a> {
+    head: &'a mut [u8],
+    slot: usize,
+    key: &'a [f32],
+    value: &'a [f32],
+}
+
+impl Kernel for Write<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { head, slot, key, value } = self;
+        let (largest_key, largest_value) = (largest(simd, key), largest(simd, value));
+        let finite = largest_key.is_finite() && largest_value.is_finite();
+        let scale = |largest: f32| if finite { round_scale(largest / LARGEST) } else { half::bf16::ZERO };
+        let (key_scale, value_scale) = (scale(largest_key), scale(largest_value));
+        let (scales, codes) = head.split_at_mut(LINE);
+        let scales: &mut [[u16; PAGE_TOKENS]] = bytemuck::cast_slice_mut(scales);
+        scales[0][slot] = if finite { key_scale } else { half::bf16::NAN }.to_bits();
+        scales[1][slot] = value_scale.to_bits();
+
+        let (keys, values) = codes.as_chunks_mut::<LINE>().0.split_at_mut(key_quads(key.len()));
+        let factor = inverse(key_scale.to_f32());
+        for (lines, numbers) in keys.chunks_mut(LANES / QUAD).zip(key.chunks(LANES)) {
+            let codes = if finite { encode(simd, load_padded(simd, numbers), factor) } else { [0; LANES] };
+            for (line, quad) in lines.iter_mut().zip(codes.as_chunks::<QUAD>().0) {
+                line[slot * QUAD..][..QUAD]
+                    .copy_from_slice(&quad.map(|code| (code as u8).wrapping_add(S::WEIGHT_BIAS)));
+            }
+        }
+        let factor = inverse(value_scale.to_f32());
+        let vectors = value_vectors(value.len());
+        let lines = &mut values[slot / QUAD * vectors..][..vectors];
+        for (line, numbers) in lines.iter_mut().zip(value.chunks(LANES)) {
+            let codes = if finite { encode(simd, load_padded(simd, numbers), factor) } else { [0; LANES] };
+            for (byte, code) in line[slot % QUAD..].iter_mut().step_by(QUAD).zip(codes) {
+                *byte = code as u8;
+            }
+        }
+    }
+}
+
+/// A scale that has an inverse, or 0.
+fn round_scale(scale: f32) -> half::bf16 {
+    if scale < f32::MIN_POSITIVE { half::bf16::ZERO } else { half::bf16::from_f32(scale) }
+}
+
+/// The factor that makes codes of numbers: 0 where numbers are too small for a scale.
+#[inline(always)]
+pub(crate) fn inverse(scale: f32) -> f32 {
+    if scale < f32::MIN_POSITIVE { 0.0 } else { scale.recip() }
+}
+
+/// The largest magnitude; not finite where any number is not.
+#[inline(always)]
+pub(crate) fn largest<S: Simd>(simd: S, numbers: &[f32]) -> f32 {
+    let zero = simd.splat(0.0);
+    let (mut largest, mut poison) = (zero, zero);
+    for numbers in numbers.chunks(LANES) {
+        let numbers = load_padded(simd, numbers);
+        largest = simd.max(simd.max(numbers, simd.sub(zero, numbers)), largest);
+        poison = simd.mul_add(numbers, zero, poison);
+    }
+    simd.reduce_max(largest) + simd.reduce_add(poison)
+}
+
+/// Codes of sixteen numbers, whose products with `factor` are within 127.5.
+#[inline(always)]
+pub(crate) fn encode<S: Simd>(simd: S, numbers: S::F32, factor: f32) -> [i8; LANES] {
+    let mut codes = [0; LANES];
+    simd.store_i8(simd.to_i32(simd.mul(numbers, simd.splat(factor))), &mut codes);
+    codes
+}
+
+/// What numbers of one token and head become, written plainly: the oracle of tests.
+#[cfg(test)]
+pub(crate) fn reference(numbers: &[f32]) -> Vec<f32> {
+    let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let scale = half::bf16::from_f32(largest / 127.0).to_f32();
+    if scale < f32::MIN_POSITIVE {
+        return vec![0.0; numbers.len()];
+    }
+    numbers.iter().map(|x| (x * scale.recip()).round_ties_even() * scale).collect()
+}
