@@ -1,6 +1,6 @@
 """The machine's ceilings, as ferrule probes them: answers each line with the best of a few passes.
 
-    python ceilings.py THREADS
+`python ceilings.py THREADS`
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO, cast
 
 
 class ChildError(Exception):
@@ -22,7 +23,7 @@ class Child:
         self._command = command
         self._log = log
         with log.open("w") as errors:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 -- commands are compare.py's own
                 command,
                 env={**os.environ, **variables},
                 stdin=subprocess.PIPE,
@@ -31,37 +32,39 @@ class Child:
                 text=True,
                 bufsize=1,
             )
+        self._requests = cast("TextIO", self._process.stdin)
+        self._answers = cast("TextIO", self._process.stdout)
         self.greeting = self._answer()
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to a request. Raises ChildError."""
-        assert self._process.stdin is not None  # noqa: S101 -- a pipe, as asked above
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._requests.write(json.dumps(request) + "\n")
         except BrokenPipeError:
             raise self._ended() from None
         return self._answer()
 
     def close(self) -> None:
         """Lets it end, or ends it."""
-        assert self._process.stdin is not None  # noqa: S101 -- a pipe, as asked above
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._requests.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._answers.close()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None  # noqa: S101 -- a pipe, as asked above
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             raise self._ended()
         return json.loads(line)
 
     def _ended(self) -> ChildError:
-        status = self._process.wait()
+        self.close()
         last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+        status = self._process.returncode
         return ChildError(f"{' '.join(self._command[:3])} ended with {status}: {''.join(last)} (see {self._log})")
 
     def __enter__(self) -> Self:

@@ -20,11 +20,11 @@ class Peer:
 
 
 PEERS = {
-    "ferrule": Peer("ferrule", "ferrule"),
-    "ferrule-avx2": Peer("ferrule", "ferrule", {"FERRULE_ISA": "avx2"}),
-    "llama.cpp": Peer("llama_cpp", "llama.cpp"),
-    "llama.cpp-avx512": Peer("llama_cpp", "llama.cpp-avx512"),
-    "llama.cpp-avx2": Peer("llama_cpp", "llama.cpp-avx2"),
+    "ferrule": Peer("ferrule_llm", "ferrule"),
+    "ferrule-avx2": Peer("ferrule_llm", "ferrule", {"FERRULE_ISA": "avx2"}),
+    "llama.cpp": Peer("llamacpp", "llama.cpp"),
+    "llama.cpp-avx512": Peer("llamacpp", "llama.cpp-avx512"),
+    "llama.cpp-avx2": Peer("llamacpp", "llama.cpp-avx2"),
 }
 
 

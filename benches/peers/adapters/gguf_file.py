@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 
 FILE_TYPES = {
     "BF16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
@@ -21,7 +22,7 @@ FILE_TYPES = {
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
-def stored_tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
+def stored_tensors(file: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
     """Name and bf16 numbers, as u16, of each tensor of a safetensors file; NumPy has no bf16, nor its reader."""
     data = np.memmap(file, np.uint8, "r")
     (length,) = struct.unpack("<Q", data[:8].tobytes())
@@ -31,7 +32,7 @@ def stored_tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield name, data[start:end].view(np.uint16).reshape(entry["shape"])
 
 
-def rotated_in_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
+def rotated_in_pairs(weight: npt.NDArray[np.uint16], heads: int) -> npt.NDArray[np.uint16]:
     """Rows of q or k in the order that llama.cpp rotates a Llama in: neighbours, where Hugging Face has halves."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
@@ -66,9 +67,9 @@ def write_bf16(checkpoint: Path, file: Path) -> None:
         if values.ndim == 1:
             writer.add_tensor(target, (values.astype(np.uint32) << 16).view(np.float32))
             continue
-        if kind == "llama" and projection in heads:
-            values = rotated_in_pairs(values, heads[projection])
-        writer.add_tensor(target, values.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        rotated = kind == "llama" and projection in heads
+        ordered = rotated_in_pairs(values, heads[projection]) if rotated else values
+        writer.add_tensor(target, ordered.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -96,6 +97,6 @@ def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
     return file
 
 
-def matrix_bytes(file: Path) -> dict[str, int]:
+def tensor_bytes(file: Path) -> dict[str, int]:
     """Bytes of each tensor of a GGUF."""
     return {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors}

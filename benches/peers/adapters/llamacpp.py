@@ -12,7 +12,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from adapters.gguf_file import matrix_bytes, quantized
+from adapters.gguf_file import quantized, tensor_bytes
 from adapters.interface import Job, Loaded, Timing
 
 BATCH = 512
@@ -26,6 +26,12 @@ def LOG(level: int, text: bytes, _: object) -> None:  # noqa: N802 -- a constant
     """Passes on warnings and errors alone."""
     if level in (2, 3):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
         sys.stderr.write(text.decode(errors="replace"))
+
+
+def build_features() -> list[str]:
+    """What the library was built with, instruction sets above all."""
+    pairs = llama_cpp.llama_print_system_info().decode().partition(":")[2].split("|")
+    return [name.strip() for name, _, value in (pair.partition("=") for pair in pairs) if value.strip() == "1"]
 
 
 class LlamaCpp:
@@ -46,14 +52,12 @@ class LlamaCpp:
         self._kv_type, bits = KV_TYPES[job.kv or "f16"]
         self._context: Any = None
         flash = self._choose()
-        tensors = matrix_bytes(file)
+        tensors = tensor_bytes(file)
         untied = tensors["token_embd.weight"] if "output.weight" in tensors else 0
         elements = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-        features = llama_cpp.llama_print_system_info().decode()
-        enabled = [part.split("=")[0].strip() for part in features.split(":", 1)[1].split("|") if part.strip()[-2:] == " 1"]
         self.loaded = Loaded(
             version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}: "
-            + " ".join(enabled),
+            + " ".join(build_features()),
             total_bytes=sum(tensors.values()),
             token_bytes=sum(tensors.values()) - untied,
             kv_bytes_per_token=round(elements * bits / 8),
