@@ -25,6 +25,7 @@ PEERS = {
     "llama.cpp": Peer("llamacpp", "llama.cpp"),
     "llama.cpp-avx512": Peer("llamacpp", "llama.cpp-avx512"),
     "llama.cpp-avx2": Peer("llamacpp", "llama.cpp-avx2"),
+    "transformers": Peer("hf", "transformers"),
 }
 
 
