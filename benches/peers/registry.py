@@ -26,6 +26,8 @@ PEERS = {
     "llama.cpp-avx512": Peer("llamacpp", "llama.cpp-avx512"),
     "llama.cpp-avx2": Peer("llamacpp", "llama.cpp-avx2"),
     "transformers": Peer("hf", "transformers"),
+    "onnxruntime-genai": Peer("onnx_genai", "onnxruntime-genai"),
+    "openvino": Peer("openvino_pipeline", "openvino"),
 }
 
 
