@@ -82,13 +82,13 @@ def test_a_record_is_json_with_every_measurement_and_the_ceilings_of_the_rounds_
 
 def test_contenders_are_read_and_written() -> None:
     assert Contender.parse("ferrule:int4/int8") == Contender("ferrule", "int4", "int8")
-    assert [str(Contender.parse(text)) for text in ("llama.cpp:Q4_0", "ferrule:int4/int8")] == [
-        "llama.cpp:Q4_0",
+    assert [str(Contender.parse(text)) for text in ("openvino:int8", "ferrule:int4/int8")] == [
+        "openvino:int8",
         "ferrule:int4/int8",
     ]
 
 
-@pytest.mark.parametrize("text", ["nobody:Q4_0", "llama.cpp", "llama.cpp:", ":Q4_0", "llama.cpp:/f16"])
+@pytest.mark.parametrize("text", ["nobody:Q4_0", "openvino", "openvino:", ":Q4_0", "openvino:/f16"])
 def test_a_contender_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"peer is|names no format"):
         Contender.parse(text)

@@ -1,6 +1,7 @@
+#!/usr/bin/env python3
 """The same random weights through ferrule and its peers, in turns: speed, bytes, shares of the machine's ceilings.
 
-    python benches/peers/compare.py --shape llama-1b ferrule:int4 llama.cpp:Q4_0 llama.cpp:Q4_K_M
+    python benches/peers/compare.py --shape llama-1b ferrule:int4 llama.cpp-avx512:Q4_0
 
 Every contender stays loaded in a process of its own; a round measures each of them once, and probes the ceilings before
 each. Round by round the prompt is another, so that nobody's cache of prefixes helps.

@@ -22,7 +22,6 @@ class Peer:
 PEERS = {
     "ferrule": Peer("ferrule_llm", "ferrule"),
     "ferrule-avx2": Peer("ferrule_llm", "ferrule", {"FERRULE_ISA": "avx2"}),
-    "llama.cpp": Peer("llamacpp", "llama.cpp"),
     "llama.cpp-avx512": Peer("llamacpp", "llama.cpp-avx512"),
     "llama.cpp-avx2": Peer("llamacpp", "llama.cpp-avx2"),
     "transformers": Peer("hf", "transformers"),
