@@ -1,96 +1,141 @@
-"""Write a Llama-shaped bf16 checkpoint of random numbers, to measure speed at sizes that nobody wants in git.
+"""Write a bf16 checkpoint of random numbers, to measure speed at sizes that nobody wants in git.
 
-The directory has no tokenizer: feed ids. Weights are drawn so that hidden states stay of order one.
+All bytes differ, as those of a trained model do, and a row of K weights has the variance 1 / K, so that hidden states
+stay of order one. The tokenizer has a token for each byte and fills the vocabulary up with tokens that no text holds:
+enough for programs that load no model without one. Feed ids.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
+import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import TensorSpec, serialize_file
+import numpy.typing as npt
+
+SHAPES = Path(__file__).resolve().parents[1] / "python" / "ferrule" / "shapes"
+CHUNK = 1 << 24
+"""Weights drawn at once."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a Llama."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-
-
-SHAPES = {
-    "llama-160m": Shape(hidden=768, layers=12, heads=12, kv_heads=12, head_dim=64, ffn=3072, vocab=32_000),
-    "llama-1b": Shape(hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128_256),
-}
-
-
-def matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
-    """Name, outputs and inputs of every matrix."""
-    yield "model.embed_tokens.weight", shape.vocab, shape.hidden
-    for layer in range(shape.layers):
+def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor: [outputs, inputs] of matrices, [width] of norms."""
+    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    width = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        yield f"{prefix}.self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden
-        yield f"{prefix}.self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden
-        yield f"{prefix}.self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden
-        yield f"{prefix}.self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim
-        yield f"{prefix}.mlp.gate_proj.weight", shape.ffn, shape.hidden
-        yield f"{prefix}.mlp.up_proj.weight", shape.ffn, shape.hidden
-        yield f"{prefix}.mlp.down_proj.weight", shape.hidden, shape.ffn
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
+        yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
+        if config["model_type"] == "qwen3":
+            yield f"{prefix}.self_attn.q_norm.weight", (width,)
+            yield f"{prefix}.self_attn.k_norm.weight", (width,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.mlp.gate_proj.weight", (ffn, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (ffn, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, ffn)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocab, hidden)
 
 
-def to_bf16(values: np.ndarray) -> np.ndarray:
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """The upper halves of f32 values: bf16, rounded towards zero."""
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def write(shape: Shape, directory: Path) -> None:
-    """Write config.json and model.safetensors into `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
+def weights(shape: tuple[int, ...], rng: np.random.Generator) -> Iterator[bytes]:
+    """The bytes of a tensor, a chunk at a time: a norm's ones, or a matrix of normal numbers."""
+    if len(shape) == 1:
+        yield to_bf16(np.ones(shape, dtype=np.float32)).tobytes()
+        return
+    left = shape[0] * shape[1]
+    scale = np.float32(shape[1] ** -0.5)
+    while left > 0:
+        count = min(left, CHUNK)
+        yield to_bf16(rng.standard_normal(count, dtype=np.float32) * scale).tobytes()
+        left -= count
+
+
+def write_safetensors(config: dict[str, Any], file: Path) -> None:
+    """Write the tensors as they are drawn, so that a model larger than memory fits."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in tensors(config):
+        start, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     rng = np.random.default_rng(1)
-    tensors: dict[str, np.ndarray] = {}
-    for name, rows, columns in matrices(shape):
-        scale = np.float32(1 / np.sqrt(columns))
-        tensors[name] = to_bf16(rng.standard_normal((rows, columns), dtype=np.float32) * scale)
-    kinds = ("input", "post_attention")
-    norms = [f"model.layers.{layer}.{kind}_layernorm.weight" for layer in range(shape.layers) for kind in kinds]
-    for name in [*norms, "model.norm.weight"]:
-        tensors[name] = to_bf16(np.ones(shape.hidden, dtype=np.float32))
-    specs = {
-        name: TensorSpec(dtype="bfloat16", shape=values.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)
-        for name, values in tensors.items()
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for _, shape in tensors(config):
+            for chunk in weights(shape, rng):
+                out.write(chunk)
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in byte-level BPE (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    stands_for = {byte: chr(256 + index) for index, byte in enumerate(others)}
+    return [stands_for.get(byte, chr(byte)) for byte in range(256)]
+
+
+def write_tokenizer(config: dict[str, Any], directory: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    special = ["<s>", "</s>"]
+    characters = byte_characters()
+    filler = config["vocab_size"] - len(special) - len(characters)
+    vocabulary = [*special, *characters, *(f"<unused {number}>" for number in range(filler))]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": index, "content": token, **flags} for index, token in enumerate(special)],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {token: index for index, token in enumerate(vocabulary)}, "merges": []},
     }
-    serialize_file(specs, str(directory / "model.safetensors"), None)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.ffn,
-        "vocab_size": shape.vocab,
-        "max_position_embeddings": 8192,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-        "tie_word_embeddings": True,
-    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def write(config: dict[str, Any], directory: Path) -> None:
+    """Write config, weights and tokenizer into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {**config, "dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+    write_safetensors(config, directory / "model.safetensors")
+    write_tokenizer(config, directory)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", choices=SHAPES)
+def main() -> None:
+    """Read the command line and write."""
+    names = ", ".join(sorted(folder.parent.name for folder in SHAPES.glob("*/config.json")))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", help=f"{names}, or the path of a config.json of a Llama or Qwen3")
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
-    write(SHAPES[arguments.shape], arguments.directory)
+    named = SHAPES / arguments.shape / "config.json"
+    source = named if named.exists() else Path(arguments.shape)
+    if not source.is_file():
+        parser.error(f"shape is {arguments.shape!r}; it must be one of {names}, or a file")
+    write(json.loads(source.read_text()), arguments.directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""llama.cpp by the low-level functions of llama-cpp-python: its own decode loop and no Python sampling in between."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from adapters.gguf_file import quantized, tensor_bytes
+from adapters.interface import Job, Loaded, Timing
+
+BATCH = 512
+KV_TYPES = {"f16": (llama_cpp.GGML_TYPE_F16, 16.0), "q8_0": (llama_cpp.GGML_TYPE_Q8_0, 8.5)}
+"""The type of the cache, and the bits of an element in it."""
+TRIALS = 2
+
+
+@llama_cpp.llama_log_callback
+def LOG(level: int, text: bytes, _: object) -> None:  # noqa: N802 -- a constant that C holds
+    """Passes on warnings and errors alone."""
+    if level in (2, 3):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+def build_features() -> list[str]:
+    """What the library was built with, instruction sets above all."""
+    pairs = llama_cpp.llama_print_system_info().decode().partition(":")[2].split("|")
+    return [name.strip() for name, _, value in (pair.partition("=") for pair in pairs) if value.strip() == "1"]
+
+
+class LlamaCpp:
+    """A model, and the context that was faster of those with and without flash attention."""
+
+    def __init__(self, job: Job) -> None:
+        llama_cpp.llama_log_set(LOG, ctypes.c_void_p())
+        llama_cpp.llama_backend_init()
+        file = quantized(job.checkpoint, job.work, job.format, job.threads)
+        config = json.loads((job.checkpoint / "config.json").read_text())
+        self._vocabulary: int = config["vocab_size"]
+        self._model: Any = llama_cpp.llama_model_load_from_file(
+            str(file).encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp could not load {file}")
+        self._job = job
+        self._kv_type, bits = KV_TYPES[job.kv or "f16"]
+        self._context: Any = None
+        flash = self._choose()
+        tensors = tensor_bytes(file)
+        untied = tensors["token_embd.weight"] if "output.weight" in tensors else 0
+        elements = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+        self.loaded = Loaded(
+            version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}: "
+            + " ".join(build_features()),
+            total_bytes=sum(tensors.values()),
+            token_bytes=sum(tensors.values()) - untied,
+            kv_bytes_per_token=round(elements * bits / 8),
+        )
+
+    def measure(self, prompt: list[int], gen: int) -> Timing:
+        """Evaluates the prompt in batches, of which the last token alone has logits, then one token at a time."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        start = time.perf_counter()
+        for first in range(0, len(prompt), BATCH):
+            self._evaluate(prompt[first : first + BATCH])
+        token = self._likeliest()
+        middle = time.perf_counter()
+        for _ in range(gen):
+            self._evaluate([token])
+            token = self._likeliest()
+        return Timing(middle - start, time.perf_counter() - middle, gen)
+
+    def _evaluate(self, tokens: list[int]) -> None:
+        # Positions go on by themselves, and only the last token gets logits.
+        held = (llama_cpp.llama_token * len(tokens))(*tokens)
+        if (status := llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(held, len(tokens)))) != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def _likeliest(self) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+        address = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+        return int(np.ctypeslib.as_array(address, (self._vocabulary,)).argmax())
+
+    def _open(self, flash: bool) -> None:
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = self._job.context
+        params.n_batch = params.n_ubatch = BATCH
+        params.n_threads = params.n_threads_batch = self._job.threads
+        params.type_k = params.type_v = self._kv_type
+        params.flash_attn_type = int(flash)
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp could not make a context")
+
+    def _choose(self) -> bool:
+        """Opens the context with flash attention where that is faster, and says whether; a q8_0 cache needs it."""
+        prompt = list(range(3, 3 + min(BATCH, self._job.context - 32)))
+        seconds: dict[bool, float] = {}
+        for flash in (True,) if self._kv_type != llama_cpp.GGML_TYPE_F16 else (True, False):
+            self._open(flash)
+            self.measure(prompt[:16], 1)  # the first touch of every page
+            timings = [self.measure(prompt, 16) for _ in range(TRIALS)]
+            seconds[flash] = min(timing.prefill_seconds for timing in timings) + 4 * min(
+                timing.decode_seconds for timing in timings
+            )
+        best = min(seconds, key=lambda flash: seconds[flash])
+        self._open(best)
+        return best
+
+
+def load(job: Job) -> LlamaCpp:
+    """Converts where needed, and loads."""
+    return LlamaCpp(job)

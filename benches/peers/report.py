@@ -1,0 +1,150 @@
+"""What a comparison comes to: medians, shares of the ceilings, ratios, as a table and as a record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from adapters.interface import Loaded, Timing
+
+STEADY = 0.85
+"""Integer additions per second, of the most seen: below it the machine was in a bad window, and so was the round."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine could do just before a measurement, a second."""
+
+    read: float
+    """Bytes."""
+    int8: float
+    """Operations, two a multiply-add."""
+    f32: float
+    adds: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One contender, once, and the ceilings before it."""
+
+    timing: Timing
+    ceilings: Ceilings
+
+
+Round = Sequence[Measurement]
+"""One measurement of each contender, the first of which is the one that others are compared with."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What everyone did."""
+
+    shape: str
+    layer_parameters: int
+    """Weights of the layers' projections: a multiply-add each for a prompt's token."""
+    prompt: int
+    gen: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender's medians."""
+
+    contender: str
+    version: str
+    total_bytes: int
+    prefill_tokens_per_second: float
+    prefill_peak_fraction: float
+    """Of the int8 peak."""
+    prefill_ratio: float
+    """The first contender's speed over this one's, round by round."""
+    decode_tokens_per_second: float
+    decode_bandwidth_fraction: float
+    """Of the bytes that could have been read in the time, those that the tokens had to read."""
+    decode_ratio: float
+
+
+def steady_rounds(rounds: Sequence[Round]) -> list[Round]:
+    """Those without a bad window."""
+    most = max((each.ceilings.adds for single in rounds for each in single), default=0.0)
+    return [single for single in rounds if min(each.ceilings.adds for each in single) >= STEADY * most]
+
+
+def rows(workload: Workload, contenders: Sequence[tuple[str, Loaded]], rounds: Sequence[Round]) -> list[Row]:
+    """The medians of each contender."""
+
+    def prefill(each: Measurement) -> float:
+        return workload.prompt / each.timing.prefill_seconds
+
+    def decode(each: Measurement) -> float:
+        return each.timing.decode_tokens / each.timing.decode_seconds
+
+    made: list[Row] = []
+    for index, (name, loaded) in enumerate(contenders):
+        own = [single[index] for single in rounds]
+        # The keys and values of a context that grows to its end.
+        token_bytes = loaded.token_bytes + loaded.kv_bytes_per_token * (workload.prompt + workload.gen / 2)
+        token_operations = 2 * workload.layer_parameters
+        made.append(
+            Row(
+                contender=name,
+                version=loaded.version,
+                total_bytes=loaded.total_bytes,
+                prefill_tokens_per_second=statistics.median(map(prefill, own)),
+                prefill_peak_fraction=statistics.median(
+                    prefill(each) * token_operations / each.ceilings.int8 for each in own
+                ),
+                prefill_ratio=_ratio(prefill, rounds, index),
+                decode_tokens_per_second=statistics.median(map(decode, own)),
+                decode_bandwidth_fraction=statistics.median(
+                    decode(each) * token_bytes / each.ceilings.read for each in own
+                ),
+                decode_ratio=_ratio(decode, rounds, index),
+            )
+        )
+    return made
+
+
+def _ratio(speed: Callable[[Measurement], float], rounds: Sequence[Round], index: int) -> float:
+    return statistics.median(speed(single[0]) / speed(single[index]) for single in rounds)
+
+
+def table(made: Sequence[Row]) -> str:
+    """Markdown; ratios say how many times as fast the first contender is."""
+    first = made[0].contender
+    lines = [
+        f"| | weights, MB | prefill, tokens/s | of the int8 peak | {first} is | decode, tokens/s "
+        f"| of the read bandwidth | {first} is |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in made:
+        prefill_ratio = "" if row is made[0] else f"{row.prefill_ratio:.2f}x"
+        decode_ratio = "" if row is made[0] else f"{row.decode_ratio:.2f}x"
+        lines.append(
+            f"| {row.contender} | {row.total_bytes / 1e6:.0f} "
+            f"| {row.prefill_tokens_per_second:.1f} | {row.prefill_peak_fraction:.0%} | {prefill_ratio} "
+            f"| {row.decode_tokens_per_second:.1f} | {row.decode_bandwidth_fraction:.0%} | {decode_ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def record(
+    command: str, workload: Workload, made: Sequence[Row], rounds: Sequence[Round], steady: Sequence[Round]
+) -> dict[str, Any]:
+    """Everything, for benches/record/: what was run, the medians, and each measurement."""
+    ceilings = [each.ceilings for single in steady for each in single]
+    return {
+        "command": command,
+        **asdict(workload),
+        "rounds_run": len(rounds),
+        "rounds_counted": len(steady),
+        "read_gbps": statistics.median(each.read for each in ceilings) / 1e9,
+        "int8_gops": statistics.median(each.int8 for each in ceilings) / 1e9,
+        "f32_gflops": statistics.median(each.f32 for each in ceilings) / 1e9,
+        "add_probe": statistics.median(each.adds for each in ceilings) / 1e9,
+        "contenders": [asdict(row) for row in made],
+        "rounds": [[asdict(each) for each in single] for single in rounds],
+    }

@@ -1,0 +1,35 @@
+"""What runs in a peer's own environment: loads once, then answers each line with one measurement.
+
+`python serve.py ADAPTER JOB`
+
+JSON a line, both ways. The first answer says what was loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from adapters.interface import Job, Runner
+
+
+def main() -> None:
+    """Serve until the pipe closes."""
+    # Libraries print to stdout when they like; the answers get a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    job = Job(**json.loads(sys.argv[2]))
+    job = replace(job, checkpoint=Path(job.checkpoint), work=Path(job.work))
+    runner: Runner = importlib.import_module(f"adapters.{sys.argv[1]}").load(job)
+    print(json.dumps(asdict(runner.loaded)), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(asdict(runner.measure(request["prompt"], request["gen"]))), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""benches/peers: what a comparison comes to, and the processes that it talks to. No peer needs to be installed."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters.interface import Loaded, Timing
+from child import Child, ChildError
+from compare import layer_parameters
+from registry import PEERS as REGISTRY
+from registry import Contender
+from report import Ceilings, Measurement, Workload, record, rows, steady_rounds, table
+
+ROOT = Path(__file__).parents[1]
+PEERS = ROOT / "benches" / "peers"
+
+QUIET = Ceilings(read=10e9, int8=1e12, f32=2e11, adds=5e9)
+WORKLOAD = Workload("llama-1b", layer_parameters=1_000_000_000, prompt=100, gen=10, threads=2)
+CONTENDERS = [
+    ("ferrule:int4", Loaded("ferrule 1", 500_000_000, 400_000_000, 1000)),
+    ("other:Q4", Loaded("other 2", 600_000_000, 600_000_000, 2000)),
+]
+
+
+def measured(prefill: float, decode: float, ceilings: Ceilings = QUIET) -> Measurement:
+    return Measurement(Timing(prefill, decode, 10), ceilings)
+
+
+ROUNDS = [
+    [measured(1.0, 1.0), measured(2.0, 1.5)],
+    [measured(0.5, 1.0), measured(3.0, 1.5)],
+    [measured(2.0, 1.0), measured(4.0, 4.0)],
+]
+
+
+def test_speeds_and_shares_are_medians() -> None:
+    ferrule, other = rows(WORKLOAD, CONTENDERS, ROUNDS)
+    assert ferrule.prefill_tokens_per_second == 100
+    assert ferrule.prefill_peak_fraction == pytest.approx(100 * 2e9 / 1e12)
+    assert ferrule.decode_tokens_per_second == 10
+    # 400 MB of weights, and 1000 bytes for each of the 105 tokens that the context has on average.
+    assert ferrule.decode_bandwidth_fraction == pytest.approx(10 * (400_000_000 + 105_000) / 10e9)
+    assert other.decode_tokens_per_second == pytest.approx(10 / 1.5)
+    assert other.total_bytes == 600_000_000
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    ferrule, other = rows(WORKLOAD, CONTENDERS, ROUNDS)
+    assert (ferrule.prefill_ratio, ferrule.decode_ratio) == (1, 1)
+    assert other.prefill_ratio == 2  # of 2, 6 and 2; the ratio of the medians is 3
+    assert other.decode_ratio == 1.5  # of 1.5, 1.5 and 4
+
+
+def test_a_round_with_a_bad_window_is_left_out() -> None:
+    bad = Ceilings(read=10e9, int8=1e12, f32=2e11, adds=0.8 * QUIET.adds)
+    rounds = [*ROUNDS, [measured(1.0, 1.0), measured(9.0, 9.0, bad)]]
+    assert steady_rounds(rounds) == ROUNDS
+    assert steady_rounds([]) == []
+
+
+def test_the_table_has_a_line_for_each_and_no_ratio_of_the_first_to_itself() -> None:
+    lines = table(rows(WORKLOAD, CONTENDERS, ROUNDS)).splitlines()
+    assert lines[2] == "| ferrule:int4 | 500 | 100.0 | 20% |  | 10.0 | 40% |  |"
+    assert lines[3] == "| other:Q4 | 600 | 33.3 | 7% | 2.00x | 6.7 | 40% | 1.50x |"
+    assert "ferrule:int4 is" in lines[0]
+
+
+def test_a_record_is_json_with_every_measurement_and_the_ceilings_of_the_rounds_that_count() -> None:
+    bad = Ceilings(read=1e9, int8=1e11, f32=1e10, adds=1e9)
+    rounds = [*ROUNDS, [measured(9.0, 9.0, bad), measured(9.0, 9.0, bad)]]
+    made = record("compare.py a b", WORKLOAD, rows(WORKLOAD, CONTENDERS, ROUNDS), rounds, ROUNDS)
+    read = json.loads(json.dumps(made))
+    assert (read["rounds_run"], read["rounds_counted"]) == (4, 3)
+    assert (read["read_gbps"], read["int8_gops"], read["shape"]) == (10, 1000, "llama-1b")
+    assert [row["contender"] for row in read["contenders"]] == ["ferrule:int4", "other:Q4"]
+    assert read["rounds"][3][1]["timing"]["prefill_seconds"] == 9
+
+
+def test_contenders_are_read_and_written() -> None:
+    assert Contender.parse("ferrule:int4/int8") == Contender("ferrule", "int4", "int8")
+    assert [str(Contender.parse(text)) for text in ("openvino:int8", "ferrule:int4/int8")] == [
+        "openvino:int8",
+        "ferrule:int4/int8",
+    ]
+
+
+@pytest.mark.parametrize("text", ["nobody:Q4_0", "openvino", "openvino:", ":Q4_0", "openvino:/f16"])
+def test_a_contender_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"peer is|names no format"):
+        Contender.parse(text)
+
+
+def test_every_registered_peer_has_its_adapter_and_its_way_to_be_installed() -> None:
+    installer = (PEERS / "install").read_text()
+    for peer in REGISTRY.values():
+        assert (PEERS / "adapters" / f"{peer.adapter}.py").is_file()
+        assert f"    {peer.environment}) " in installer
+
+
+def fake(tmp_path: Path, body: str) -> Child:
+    return Child([sys.executable, "-c", body], {"GREETING": "hello"}, tmp_path / "log")
+
+
+ECHO = """
+import json, os, sys
+print(json.dumps({"greeting": os.environ["GREETING"]}), flush=True)
+for line in sys.stdin:
+    if "stop" in line:
+        sys.exit("enough")
+    print(line, end="", flush=True)
+"""
+
+
+def test_a_child_greets_answers_and_is_closed(tmp_path: Path) -> None:
+    with fake(tmp_path, ECHO) as child:
+        assert child.greeting == {"greeting": "hello"}
+        assert child.ask(prompt=[1, 2], gen=3) == {"prompt": [1, 2], "gen": 3}
+
+
+def test_a_child_that_ends_is_an_error_with_its_last_line(tmp_path: Path) -> None:
+    with fake(tmp_path, ECHO) as child, pytest.raises(ChildError, match="ended with 1: enough"):
+        child.ask(word="stop")
+    with pytest.raises(ChildError, match="ended with 3: no such model"):
+        fake(tmp_path, "import sys; print('no such model', file=sys.stderr); sys.exit(3)")
+
+
+def test_a_measurement_goes_through_the_server_of_an_adapter(tmp_path: Path) -> None:
+    """serve.py itself, with an adapter that prints where it should not."""
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "interface.py").write_text((PEERS / "adapters" / "interface.py").read_text())
+    (tmp_path / "adapters" / "chatty.py").write_text(
+        "from adapters.interface import Loaded, Timing\n"
+        "class Chatty:\n"
+        "    loaded = Loaded('1', 2, 3, 4)\n"
+        "    def measure(self, prompt, gen):\n"
+        "        print('this would break the pipe')\n"
+        "        return Timing(len(prompt), gen, gen)\n"
+        "def load(job):\n"
+        "    assert job.checkpoint.name == 'model'\n"
+        "    return Chatty()\n"
+    )
+    (tmp_path / "serve.py").write_text((PEERS / "serve.py").read_text())
+    job = {"checkpoint": "a/model", "work": "a", "format": "f", "kv": None, "threads": 1, "context": 8}
+    command = [sys.executable, str(tmp_path / "serve.py"), "chatty", json.dumps(job)]
+    with Child(command, {}, tmp_path / "log") as child:
+        assert Loaded(**child.greeting) == Loaded("1", 2, 3, 4)
+        assert Timing(**child.ask(prompt=[1, 2, 3], gen=5)) == Timing(3, 5, 5)
+
+
+SMALL = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "architectures": ["Qwen3ForCausalLM"],
+}
+
+
+def random_checkpoint(tmp_path: Path) -> Path:
+    config = tmp_path / "shape.json"
+    config.write_text(json.dumps(SMALL))
+    generator = ROOT / "benches" / "random_checkpoint.py"
+    subprocess.run([sys.executable, str(generator), str(config), str(tmp_path / "model")], check=True)
+    return tmp_path / "model"
+
+
+def test_a_random_checkpoint_counts_its_projections_and_has_the_variance_it_says(tmp_path: Path) -> None:
+    import numpy as np
+
+    model = random_checkpoint(tmp_path)
+    assert layer_parameters(model) == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)
+    data = (model / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    assert max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__") == (
+        len(data) - 8 - length
+    )
+    start, end = (8 + length + at for at in header["model.layers.1.mlp.down_proj.weight"]["data_offsets"])
+    weights = (np.frombuffer(data[start:end], np.uint16).astype(np.uint32) << 16).view(np.float32)
+    assert weights.var() * 96 == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.native
+def test_a_random_checkpoint_loads_with_its_tokenizer(tmp_path: Path) -> None:
+    from ferrule import LLM, SamplingParams
+
+    with LLM(random_checkpoint(tmp_path)) as llm:
+        assert llm.info()["tokenizer"]
+        assert len(llm.tokenize("é")) == 2
+        output = llm.generate("hello", SamplingParams(max_tokens=3, ignore_eos=True))[0]
+    assert len(output.outputs[0].token_ids) == 3
