@@ -1,8 +1,8 @@
 //! Attention at short and long contexts: `cargo bench -p ferrule-kernels --bench contexts [-- FORMAT... CASE...]`. Pages
 //! hold all layers of a model and lie in no order, as in service.
 //!
-//! Decode is compared with the read bandwidth, chunks of a prompt with the f32 peak, which int8 may exceed. Ceilings and
-//! kernels take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
+//! Decode is compared with the read bandwidth, chunks of a prompt with the peak of the arithmetic. Ceilings and kernels
+//! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
 
 use std::time::Instant;
 
@@ -70,22 +70,20 @@ fn main() {
     let exec = Exec { isa, pool: &pool, cancel: &cancel };
     println!("{threads} threads, {}", isa.name());
     let read = probe::ReadProbe::new(256 << 20).expect("memory");
+    let streams = read.fastest_streams(&exec).unwrap();
     for format in KvFormat::ALL.iter().filter(|format| chosen(format.name(), &formats)) {
         let store = filled(&exec, *format);
+        let peak = if *format == KvFormat::Int8 { probe::int8_pass } else { probe::f32_pass };
         let cases: Vec<_> = CASES.iter().filter(|case| chosen(case.name, &cases)).collect();
         let mut figures =
-            vec![figure("read", "GB/s", None), figure("f32 peak", "GFLOPS", None), figure("integer adds", "G/s", None)];
+            vec![figure("read", "GB/s", None), figure("peak", "Gop/s", None), figure("integer adds", "G/s", None)];
         for case in &cases {
             let name = format!("{} {}", format.name(), case.name);
-            figures.push(if case.rows < 16 {
-                figure(&name, "GB/s", Some(0))
-            } else {
-                figure(&name, "GFLOPS", Some(1))
-            });
+            figures.push(if case.rows < 16 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "Gop/s", Some(1)) });
         }
         for _ in 0..ROUNDS {
-            figures[0].rounds.push(read.pass(&exec).unwrap() / 1e9);
-            figures[1].rounds.push(probe::f32_pass(&exec).unwrap() / 1e9);
+            figures[0].rounds.push(read.pass(&exec, streams).unwrap() / 1e9);
+            figures[1].rounds.push(peak(&exec).unwrap() / 1e9);
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
             for (figure, case) in figures[3..].iter_mut().zip(&cases) {
                 let seconds = seconds(&exec, &store, case);
