@@ -16,7 +16,7 @@ import ferrule
 from ferrule import LLM
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
-QUANTIZATIONS = ("bf16", "f16", "int8", "int4")
+QUANTIZATIONS = ("int8", "int4")
 
 
 def ferrule_model(llm: LLM) -> Model:
