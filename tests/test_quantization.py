@@ -42,7 +42,7 @@ def test_auto_is_int8() -> None:
         assert (llm.logits(prompt) == other.logits(prompt)).all()
 
 
-TOO_MUCH = pytest.mark.xfail(strict=True, reason="3,531,776: a panel's steps are filled up to a line, half of it at 256 wide")
+TOO_MUCH = pytest.mark.xfail(strict=True, reason="3,531,776: where a row has one super-block, half a line is empty")
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
