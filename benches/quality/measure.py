@@ -16,7 +16,7 @@ import ferrule
 from ferrule import LLM
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
-QUANTIZATIONS = ("bf16", "f16", "int8", "int4")
+QUANTIZATIONS = ("int8", "int4")
 
 
 def ferrule_model(llm: LLM) -> Model:
@@ -50,7 +50,8 @@ def main() -> None:
     for quantization in QUANTIZATIONS:
         with LLM(quantization=quantization, kv_cache_dtype="f32") as llm:
             weight_bytes = llm.info()["weight_bytes"]
-            row = {"name": quantization, "weight_bytes": weight_bytes, **reference.distance(ferrule_model(llm)).row()}
+            distance = reference.distance(ferrule_model(llm)).row()
+        row: dict[str, object] = {"name": quantization, "weight_bytes": weight_bytes, **distance}
         rows.append(row)
         print(json.dumps(row), flush=True)
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -88,7 +88,7 @@ impl std::fmt::Display for Dtype {
 
 /// The types that widen to f32 exactly: those that weights may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FloatDtype {
+pub enum FloatDtype {
     /// As it is.
     F32,
     /// Half precision.

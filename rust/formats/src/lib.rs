@@ -18,6 +18,6 @@ mod tensor;
 mod unique;
 
 pub use checkpoint::Checkpoint;
-pub use dtype::Dtype;
+pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
 pub use tensor::{FloatTensor, Tensor};

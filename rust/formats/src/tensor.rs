@@ -62,6 +62,11 @@ impl<'a> Deref for FloatTensor<'a> {
 }
 
 impl FloatTensor<'_> {
+    /// The type of its elements.
+    pub fn float_dtype(&self) -> FloatDtype {
+        self.float
+    }
+
     /// Widens `out.len()` elements, from element `first` on in row-major order, exactly.
     ///
     /// # Panics
