@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::arch::{ByteLine, Isa, LANES};
 use crate::disjoint::Tiles;
 use crate::memory::{AllocError, PageSlice};
-use crate::quant::{self, FloatFormat, Format, FormatVisitor, IntegerFormat, Line, integer};
+use crate::quant::integer::{self, Steps};
+use crate::quant::{self, FloatFormat, Format, FormatVisitor, IntegerFormat, Line};
 use crate::{Exec, PoolError};
 
 /// The rows of a stored matrix. A row holds the weights of one output.
@@ -43,7 +44,10 @@ pub(crate) struct Band {
     /// Panels of the matrix.
     pub panels: Range<usize>,
     panel_bytes: usize,
+    panel_steps: usize,
     data: PageSlice<u8>,
+    /// What integer formats have besides.
+    steps: PageSlice<Steps>,
 }
 
 impl Band {
@@ -61,6 +65,14 @@ impl Band {
     /// If there is no such panel.
     pub fn byte_lines(&self, panel: usize) -> &[ByteLine] {
         bytemuck::cast_slice(&self.data[self.start(panel)..])
+    }
+
+    /// The steps of a panel and of all that follow.
+    ///
+    /// # Panics
+    /// If there is no such panel.
+    pub fn steps(&self, panel: usize) -> &[Steps] {
+        &self.steps[(panel - self.panels.start) * self.panel_steps..]
     }
 
     fn start(&self, panel: usize) -> usize {
@@ -86,6 +98,7 @@ impl PackedMatrix {
         let Self { rows, bands, .. } = &mut packed;
         for band in bands {
             let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
+            let steps = Tiles::of_rows(&mut band.steps, band.panel_steps, 1);
             exec.run(panels.len(), |index| {
                 let first = (band.panels.start + index) * LANES;
                 let mut values = vec![0.0; LANES * cols];
@@ -93,7 +106,9 @@ impl PackedMatrix {
                     source.read_row(row, values);
                 }
                 let mut panel = panels.take(index);
-                band.format.visit(PackPanel { isa: exec.isa, values: &values, panel: panel.contiguous() });
+                let mut steps = (!steps.is_empty()).then(|| steps.take(index));
+                let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
+                band.format.visit(PackPanel { isa: exec.isa, values: &values, steps, panel: panel.contiguous() });
             })?;
         }
         Ok(packed)
@@ -110,11 +125,12 @@ impl PackedMatrix {
     pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
+            let step = band.format.visit(UniformStep { cols });
+            band.steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
             let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
             exec.run(panels.len(), |index| {
-                let mut panel = panels.take(index);
                 let seed = seed ^ ((band.panels.start + index) as u64) << 32;
-                band.format.visit(RandomPanel { seed, cols, panel: panel.contiguous() });
+                fill_randomly(seed, panels.take(index).contiguous());
             })?;
         }
         Ok(packed)
@@ -132,7 +148,9 @@ impl PackedMatrix {
             let data = PageSlice::zeroed(bytes)?;
             // Several streams run through it at once: with small pages of the system a tenth of the time is translation.
             data.prefer_huge_pages();
-            bands.push(Band { format, panels, panel_bytes, data });
+            let panel_steps = format.panel_steps(cols);
+            let steps = PageSlice::zeroed(panel_steps * panels.len())?;
+            bands.push(Band { format, panels, panel_bytes, panel_steps, data, steps });
             rows += count;
         }
         Ok(Self { rows, cols, bands })
@@ -141,7 +159,8 @@ impl PackedMatrix {
     /// The bytes that such a matrix takes; `None` where they do not fit 64 bits.
     #[must_use]
     pub fn bytes_for(format: Format, rows: usize, cols: usize) -> Option<u64> {
-        (rows.div_ceil(LANES) as u64).checked_mul(format.panel_bytes(cols)? as u64)
+        let panel = format.panel_bytes(cols)? + format.panel_steps(cols) * size_of::<Steps>();
+        (rows.div_ceil(LANES) as u64).checked_mul(panel as u64)
     }
 
     /// Outputs.
@@ -164,7 +183,7 @@ impl PackedMatrix {
     /// The memory that it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bands.iter().map(|band| band.data.len()).sum()
+        self.bands.iter().map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
     /// Writes row `row` to `out`, widened exactly. This is how an embedding is looked up.
@@ -189,6 +208,7 @@ struct PackPanel<'a> {
     isa: Isa,
     /// `[16][cols]`
     values: &'a [f32],
+    steps: &'a mut [Steps],
     panel: &'a mut [u8],
 }
 
@@ -200,35 +220,34 @@ impl FormatVisitor for PackPanel<'_> {
     }
 
     fn integer<F: IntegerFormat>(self) {
-        quant::pack_panel::<F>(self.isa, self.values, bytemuck::cast_slice_mut(self.panel));
+        quant::pack_panel::<F>(self.isa, self.values, self.steps, bytemuck::cast_slice_mut(self.panel));
     }
 }
 
-/// Fills a panel with numbers that nothing tells from a model's.
-struct RandomPanel<'a> {
-    seed: u64,
+/// The step with which random codes over `cols` inputs keep the input's variance.
+struct UniformStep {
     cols: usize,
-    panel: &'a mut [u8],
 }
 
-impl FormatVisitor for RandomPanel<'_> {
-    type Output = ();
+impl FormatVisitor for UniformStep {
+    type Output = f32;
 
-    fn float<F: FloatFormat>(self) {
+    fn float<F: FloatFormat>(self) -> f32 {
         unreachable!("random bytes are no floating-point weights");
     }
 
-    fn integer<F: IntegerFormat>(self) {
-        let mut state = self.seed | 1;
-        for bytes in self.panel.as_chunks_mut::<8>().0 {
-            // Knuth's linear congruential generator, its halves added up: the lower bits alone repeat soon.
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            *bytes = (state ^ state >> 32).to_ne_bytes();
-        }
-        let panel: &mut [ByteLine] = bytemuck::cast_slice_mut(self.panel);
-        let (steps, _) = integer::split_panel_mut(panel, integer::blocks(self.cols));
-        let step = 1.0 / (self.cols as f32).sqrt() / integer::uniform_deviation::<F>();
-        steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
+    fn integer<F: IntegerFormat>(self) -> f32 {
+        1.0 / (self.cols as f32).sqrt() / integer::uniform_deviation::<F>()
+    }
+}
+
+/// Fills a panel with codes that nothing tells from a model's.
+fn fill_randomly(seed: u64, panel: &mut [u8]) {
+    let mut state = seed | 1;
+    for bytes in panel.as_chunks_mut::<8>().0 {
+        // Knuth's linear congruential generator, its halves added up: the lower bits alone repeat soon.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *bytes = (state ^ state >> 32).to_ne_bytes();
     }
 }
 
@@ -266,6 +285,7 @@ impl FormatVisitor for ReadRow<'_> {
     }
 
     fn integer<F: IntegerFormat>(self) {
-        integer::read_row::<F>(self.band.byte_lines(self.panel), self.lane, self.out);
+        let (steps, lines) = (self.band.steps(self.panel), self.band.byte_lines(self.panel));
+        integer::read_row::<F>(steps, lines, self.lane, self.out);
     }
 }

@@ -17,9 +17,7 @@ use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
-use crate::quant::integer::{
-    BLOCK, BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, SUPER, Unpack, Unpacked, blocks, panel_lines, split_panel, step_lines,
-};
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, SUPER, Steps, Unpack, Unpacked, blocks};
 use crate::quant::{FloatFormat, FormatVisitor, IntegerFormat};
 use crate::{Exec, PoolError};
 
@@ -149,13 +147,13 @@ impl FormatVisitor for Visit<'_, '_> {
 
     fn integer<F: IntegerFormat>(self) {
         let Self { exec, x, k, band, panels, rows, out } = self;
-        let panel_lines = panel_lines::<F>(k);
         let first_column = out.columns().start;
         exec.isa.run(Panels::<F> {
             x,
             blocks: blocks(k),
+            steps: band.steps(panels.start),
             lines: band.byte_lines(panels.start),
-            panel_lines,
+            panel_lines: F::lines(blocks(k)),
             column: panels.start * LANES - first_column,
             end: (panels.end * LANES - first_column).min(out.columns().len()),
             rows,
@@ -169,7 +167,8 @@ impl FormatVisitor for Visit<'_, '_> {
 struct Panels<'a, 'o, F> {
     x: &'a Activations<'a>,
     blocks: usize,
-    /// The panels, and what follows them in the band.
+    /// Steps and lines of the panels, and what follows them in the band.
+    steps: &'a [Steps],
     lines: &'a [ByteLine],
     panel_lines: usize,
     /// The columns of `out` that the panels are.
@@ -221,10 +220,12 @@ const fn streams<S: Simd>(rows: usize) -> usize {
 impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
     /// Steps and lines of P panels from number `first` on.
     #[inline(always)]
-    fn panels<const P: usize>(&self, first: usize) -> ([&'a [[u16; LANES]]; P], [&'a [ByteLine]; P]) {
-        let panels: [_; P] =
-            std::array::from_fn(|p| split_panel(&self.lines[(first + p) * self.panel_lines..], self.blocks));
-        (panels.map(|(steps, _)| steps), panels.map(|(_, lines)| lines))
+    fn panels<const P: usize>(&self, first: usize) -> ([&'a [Steps]; P], [&'a [ByteLine]; P]) {
+        let supers = self.blocks.div_ceil(SUPER / BLOCK);
+        (
+            std::array::from_fn(|p| &self.steps[(first + p) * supers..][..supers]),
+            std::array::from_fn(|p| &self.lines[(first + p) * self.panel_lines..]),
+        )
     }
 
     /// One tile of rows, with weights as they come from memory.
@@ -235,8 +236,7 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
             ($p:literal) => {{
                 let (steps, lines) = self.panels::<$p>(panel);
                 let (blocks, first_block) = (0..self.blocks, 0);
-                let end = self.panel_lines - step_lines(self.blocks);
-                let ahead = Ahead::Weights { end, skip: ($p - 1) * self.panel_lines };
+                let ahead = Ahead::Weights { end: self.panel_lines, skip: ($p - 1) * self.panel_lines };
                 let (x, format) = (self.x.tile::<R>(0), PhantomData::<F>);
                 let mut sums = [[[0.0; LANES]; $p]; R];
                 let to = &mut sums;
@@ -353,7 +353,7 @@ impl<F: IntegerFormat> Kernel for UnpackBlocks<'_, F> {
 enum Ahead<'a, const R: usize> {
     /// Panels come from memory one after the other; as many streams as there are panels side by side.
     Weights {
-        /// Lines of a panel after its steps.
+        /// Lines of a panel.
         end: usize,
         /// Lines from there to the panel that comes next in its stream.
         skip: usize,
@@ -407,7 +407,7 @@ struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     /// Block 0 begins the chains; later ones go on from `sums`.
     blocks: Range<usize>,
     /// Steps of the panels, from super-block 0 on.
-    steps: [&'a [[u16; LANES]]; P],
+    steps: [&'a [Steps]; P],
     /// Lines of the panels.
     lines: [&'a [ByteLine]; P],
     /// The block at the beginning of `lines`.
@@ -425,43 +425,70 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
         let Self { x, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
-            unroll!(r in 0..R {
-                unroll!(p in 0..P { sums[r][p] = simd.load(&paused[r][p]) });
-            });
+            unroll!(r in 0..R { load_row(simd, &paused[r], &mut sums[r]) });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
             let mut integers = [[simd.splat_i32(0); P]; R];
-            unroll!(r in 0..R {
-                let start = simd.splat_i32(starts[r]);
-                unroll!(p in 0..P { integers[r][p] = start });
-            });
+            unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
-                unroll!(q in [0 1 2 3 4 5 6 7] {
-                    let mut weights = [simd.splat_byte(0); P];
-                    unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], q) });
-                    unroll!(r in 0..R {
-                        let x = simd.splat_quad(bytemuck::cast(quads[q][r]));
-                        unroll!(p in 0..P { integers[r][p] = simd.dot(integers[r][p], weights[p], x) });
-                    });
-                });
+                unroll!(q in [0 1 2 3 4 5 6 7] { add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]) });
                 ahead.prefetch::<S, U, P>(simd, block, index, &lines);
             }
             let mut step = [simd.splat(0.0); P];
             unroll!(p in 0..P { step[p] = simd.load_f16(&steps[p][block * BLOCK / SUPER]) });
             unroll!(r in 0..R {
-                let scale = simd.splat(f32::from_bits(scales[r].cast_unsigned()));
-                unroll!(p in 0..P {
-                    let factor = simd.mul(step[p], scale);
-                    sums[r][p] = simd.mul_add(simd.to_f32(integers[r][p]), factor, sums[r][p]);
-                });
+                add_scaled(simd, &mut sums[r], &integers[r], &step, f32::from_bits(scales[r].cast_unsigned()));
             });
         }
-        unroll!(r in 0..R {
-            unroll!(p in 0..P { simd.store(sums[r][p], &mut paused[r][p]) });
-        });
+        unroll!(r in 0..R { store_row(simd, &sums[r], &mut paused[r]) });
     }
+}
+
+// Each level of the loops is a function of its own: written out in one body they would be thousands of lines.
+
+#[inline(always)]
+fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {
+    unroll!(p in 0..P { to[p] = simd.load(&from[p]) });
+}
+
+#[inline(always)]
+fn store_row<S: Simd, const P: usize>(simd: S, from: &[S::F32; P], to: &mut [[f32; LANES]; P]) {
+    unroll!(p in 0..P { simd.store(from[p], &mut to[p]) });
+}
+
+/// Adds the products of one quad of inputs.
+#[inline(always)]
+fn add_quad<'a, S: Simd, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    integers: &mut [[S::I32; P]; R],
+    pairs: &[U::Pair<'a, S>; P],
+    index: usize,
+    quad: &[i32; R],
+) {
+    let mut weights = [simd.splat_byte(0); P];
+    unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], index) });
+    unroll!(r in 0..R { add_products(simd, &mut integers[r], &weights, quad[r]) });
+}
+
+#[inline(always)]
+fn add_products<S: Simd, const P: usize>(simd: S, integers: &mut [S::I32; P], weights: &[S::Bytes; P], x: i32) {
+    let x = simd.splat_quad(bytemuck::cast(x));
+    unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
+}
+
+/// `sums += integers * (step * scale)`
+#[inline(always)]
+fn add_scaled<S: Simd, const P: usize>(
+    simd: S,
+    sums: &mut [S::F32; P],
+    integers: &[S::I32; P],
+    step: &[S::F32; P],
+    scale: f32,
+) {
+    let scale = simd.splat(scale);
+    unroll!(p in 0..P { sums[p] = simd.mul_add(simd.to_f32(integers[p]), simd.mul(step[p], scale), sums[p]) });
 }

@@ -4,11 +4,10 @@
 //! for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format is multiplied as bytes: exactly,
 //! in [`BLOCK`] inputs at a time, whatever the kernel. `benches/quality` is the study behind the choice.
 //!
-//! A panel of sixteen rows is its steps, `[super-blocks][16]` f16 filled up to whole lines, and then its blocks in lines of 64
-//! bytes. A row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked,
+//! A panel of sixteen rows is its blocks, in lines of 64 bytes; its steps, `[super-blocks][16]` f16, lie elsewhere. A row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked,
 //! a line holds one quad of each row (N16K4).
 
-use crate::arch::{ByteLine, LANES, LINE, Simd};
+use crate::arch::{ByteLine, LANES, Simd};
 
 /// Inputs that share a sub-scale.
 pub const GROUP: usize = 16;
@@ -95,38 +94,21 @@ impl Unpack for Unpacked {
     }
 }
 
+/// The steps of sixteen rows in one super-block, f16.
+pub type Steps = [u16; LANES];
+
 /// Blocks that hold so many inputs.
 pub const fn blocks(cols: usize) -> usize {
     cols.div_ceil(BLOCK)
 }
 
-/// Lines that the steps of a panel of so many blocks take.
-pub const fn step_lines(blocks: usize) -> usize {
-    (blocks.div_ceil(SUPER / BLOCK) * LANES * size_of::<u16>()).div_ceil(LINE)
-}
-
-/// Lines of a panel over `cols` inputs.
-pub fn panel_lines<F: IntegerFormat>(cols: usize) -> usize {
-    let blocks = blocks(cols);
-    step_lines(blocks) + F::lines(blocks)
-}
-
-/// A panel's steps, one vector of f16 a super-block, and the lines of its blocks.
-#[inline(always)]
-pub fn split_panel(panel: &[ByteLine], blocks: usize) -> (&[[u16; LANES]], &[ByteLine]) {
-    let (steps, lines) = panel.split_at(step_lines(blocks));
-    (bytemuck::cast_slice(steps), lines)
-}
-
-/// The same, to write.
-pub fn split_panel_mut(panel: &mut [ByteLine], blocks: usize) -> (&mut [[u16; LANES]], &mut [ByteLine]) {
-    let (steps, lines) = panel.split_at_mut(step_lines(blocks));
-    (bytemuck::cast_slice_mut(steps), lines)
+/// Super-blocks that hold so many inputs.
+pub const fn supers(cols: usize) -> usize {
+    cols.div_ceil(SUPER)
 }
 
 /// The weights of row `row` of a panel, as f32.
-pub fn read_row<F: IntegerFormat>(panel: &[ByteLine], row: usize, out: &mut [f32]) {
-    let (steps, lines) = split_panel(panel, blocks(out.len()));
+pub fn read_row<F: IntegerFormat>(steps: &[Steps], lines: &[ByteLine], row: usize, out: &mut [f32]) {
     for (index, out) in out.chunks_mut(BLOCK).enumerate() {
         let step = half::f16::from_bits(steps[index * BLOCK / SUPER][row]).to_f32();
         for (input, value) in out.iter_mut().enumerate() {

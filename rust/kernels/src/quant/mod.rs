@@ -110,9 +110,9 @@ impl Format {
         self.visit(IsInteger)
     }
 
-    /// Bytes of a panel: sixteen output rows of `cols` weights. None where they cannot be counted.
+    /// Bytes of a panel, sixteen output rows of `cols` weights, without its steps. None where they cannot be counted.
     #[must_use]
-    pub fn panel_bytes(self, cols: usize) -> Option<usize> {
+    pub(crate) fn panel_bytes(self, cols: usize) -> Option<usize> {
         struct PanelBytes(usize);
 
         impl FormatVisitor for PanelBytes {
@@ -124,11 +124,16 @@ impl Format {
 
             fn integer<F: IntegerFormat>(self) -> Option<usize> {
                 // No format takes more than two lines for four inputs: the count itself cannot overflow.
-                (self.0 < usize::MAX / LINE).then(|| integer::panel_lines::<F>(self.0))?.checked_mul(LINE)
+                (self.0 < usize::MAX / LINE).then(|| F::lines(integer::blocks(self.0)))?.checked_mul(LINE)
             }
         }
 
         self.visit(PanelBytes(cols))
+    }
+
+    /// Steps that a panel over `cols` inputs has for each of its rows.
+    pub(crate) fn panel_steps(self, cols: usize) -> usize {
+        if self.is_integer() { integer::supers(cols) } else { 0 }
     }
 }
 

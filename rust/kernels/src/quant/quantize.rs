@@ -9,7 +9,7 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, blocks, split_panel_mut};
+use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, Steps};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 
 /// Shares of the scale that maps a group's largest weight onto the highest code.
@@ -34,10 +34,9 @@ const fn evenly<const N: usize>(first: f32, last: f32) -> [f32; N] {
     numbers
 }
 
-/// Quantizes sixteen rows, `rows: [16, cols]`, into a panel that is all zero.
-pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], panel: &mut [ByteLine]) {
+/// Quantizes sixteen rows, `rows: [16, cols]`, into a panel whose lines are zero.
+pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps], lines: &mut [ByteLine]) {
     let cols = rows.len() / LANES;
-    let (steps, lines) = split_panel_mut(panel, blocks(cols));
     let mut columns = [[0.0; LANES]; SUPER];
     let mut quantized = Quantized::default();
     for (index, start) in (0..cols).step_by(SUPER).enumerate() {
