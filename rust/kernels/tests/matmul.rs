@@ -256,9 +256,6 @@ fn expected_isas() -> Vec<&'static str> {
     let mut isas = vec!["scalar"];
     if has(&["avx2", "fma", "f16c"]) {
         isas.push("avx2");
-        if has(&["avx512f", "avx512vl", "avx512_vnni"]) {
-            isas.push("avxvnni-evex");
-        }
         if has(&["avx_vnni"]) {
             isas.push("avxvnni");
         }

@@ -1,6 +1,6 @@
 //! VNNI on 256-bit registers, in its two encodings: AVX-VNNI's (Alder Lake, 2021, and Zen 5, 2024, onward) and
-//! AVX-512's. The second runs wherever AVX-512 with VNNI does, which is always faster: it is there so that the same code
-//! is tested on machines that lack the first.
+//! AVX-512's. The second runs wherever AVX-512 with VNNI does, which is always faster: it is there for tests alone, of the
+//! same code on machines that lack the first.
 
 use std::arch::x86_64::*;
 
@@ -56,6 +56,7 @@ vnni! {
     Vex, AvxVnni, "avx2,fma,f16c,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32
 }
 
+#[cfg(test)]
 vnni! {
     /// AVX2 with VNNI in the encoding of AVX-512.
     Evex, AvxVnniEvex, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", ["avx512f", "avx512vl", "avx512vnni"],

@@ -24,7 +24,9 @@ pub use avx512::Avx512;
 #[cfg(target_arch = "x86_64")]
 pub use avx512vnni::Avx512Vnni;
 #[cfg(target_arch = "x86_64")]
-pub use avxvnni::{AvxVnni, AvxVnniEvex};
+pub use avxvnni::AvxVnni;
+#[cfg(all(target_arch = "x86_64", test))]
+pub use avxvnni::AvxVnniEvex;
 pub use scalar::Scalar;
 pub use simd::{ByteLine, Kernel, LANES, LINE, Simd};
 
@@ -68,8 +70,8 @@ isa_registry! {
     "scalar" => Scalar,
     #[cfg(target_arch = "x86_64")]
     "avx2" => Avx2,
-    // For tests on machines without AVX-VNNI: those that have this have something faster, so releases leave it out.
-    #[cfg(all(target_arch = "x86_64", debug_assertions))]
+    // For tests on machines without AVX-VNNI: those that have this have something faster.
+    #[cfg(all(target_arch = "x86_64", test))]
     "avxvnni-evex" => AvxVnniEvex,
     #[cfg(target_arch = "x86_64")]
     "avxvnni" => AvxVnni,
