@@ -1,5 +1,5 @@
-//! Attention at short and long contexts: `cargo bench -p ferrule-kernels --bench contexts [-- FORMAT... CASE...]`. Pages
-//! hold all layers of a model and lie in no order, as in service.
+//! Attention at short and long contexts: `cargo bench -p ferrule-kernels --bench contexts [-- FORMAT... CASE...]`.
+//! Pages hold all layers of a model and lie in no order, as in service.
 //!
 //! Decode is compared with the read bandwidth, chunks of a prompt with the peak of the arithmetic. Ceilings and kernels
 //! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.

@@ -1,7 +1,7 @@
 //! How near the matmul comes to the machine: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
 //!
-//! Rows of one token and of few are compared with the read bandwidth, prompts with the peak of f32 or of int8. Ceilings and kernels
-//! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
+//! Rows of one token and of few are compared with the read bandwidth, prompts with the peak of f32 or of int8. Ceilings
+//! and kernels take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
 
 use std::time::Instant;
 

@@ -59,8 +59,8 @@ pub fn weight(logit: f32, highest: f32) -> f64 {
     exp(f64::from(logit) - f64::from(highest))
 }
 
-/// A logit's distance from the highest, which is finite, over the temperature: the highest becomes 0, and no temperature
-/// is so small that different logits overflow to the same infinity.
+/// A logit's distance from the highest, which is finite, over the temperature: the highest becomes 0, and no
+/// temperature is so small that different logits overflow to the same infinity.
 #[inline(always)]
 #[must_use]
 pub fn scaled(logit: f32, highest: f32, temperature: f64) -> f32 {

@@ -28,8 +28,8 @@ pub enum PackError {
 
 /// A matrix of weights, `[rows, cols]`: `rows` outputs, each over `cols` inputs.
 ///
-/// Stored in panels of sixteen rows; the last panel is filled up with rows of zeros. Rows may be stored in several formats, one
-/// below the other: each is a band of whole panels.
+/// Stored in panels of sixteen rows; the last panel is filled up with rows of zeros. Rows may be stored in several
+/// formats, one below the other: each is a band of whole panels.
 #[derive(Debug)]
 pub struct PackedMatrix {
     rows: usize,
@@ -114,8 +114,8 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// Random codes and steps, as quick to make as memory is to write: for measuring. The weights are as large as those of a
-    /// matrix that keeps its input's variance. Integer formats only.
+    /// Random codes and steps, as quick to make as memory is to write: for measuring. The weights are as large as those
+    /// of a matrix that keeps its input's variance. Integer formats only.
     ///
     /// # Errors
     /// [`PackError`] if there is no memory for it or `exec` was cancelled.
@@ -146,7 +146,8 @@ impl PackedMatrix {
             let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
             let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
             let data = PageSlice::zeroed(bytes)?;
-            // Several streams run through it at once: with small pages of the system a tenth of the time is translation.
+            // Several streams run through it at once: with small pages of the system a tenth of the time is
+            // translation.
             data.prefer_huge_pages();
             let panel_steps = format.panel_steps(cols);
             let steps = PageSlice::zeroed(panel_steps * panels.len())?;

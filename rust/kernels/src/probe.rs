@@ -1,4 +1,5 @@
-//! The ceilings of the machine, for standing beside a kernel's figures: measured with the same threads and instructions.
+//! The ceilings of the machine, for standing beside a kernel's figures: measured with the same threads and
+//! instructions.
 //!
 //! A ceiling is only worth something from the same minute as the figure, since machines are shared and clocks move.
 //! So one pass of each probe is short, and a benchmark calls them in turn with what it measures.

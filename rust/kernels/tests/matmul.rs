@@ -208,8 +208,8 @@ fn what_is_not_finite_does_not_become_a_number() {
     }
 }
 
-/// Five channels three hundred times larger than the rest, spread out so that five of sixteen blocks hold one: what is left
-/// of the other channels. With one scale for the row hardly anything would be.
+/// Five channels three hundred times larger than the rest, spread out so that five of sixteen blocks hold one: what is
+/// left of the other channels. With one scale for the row hardly anything would be.
 #[test]
 fn outliers_cost_no_more_than_their_own_blocks() {
     let (n, k) = (64, 2048);

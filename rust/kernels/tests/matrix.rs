@@ -58,8 +58,8 @@ proptest! {
     }
 }
 
-/// The largest error of a weight, in shares of the largest weight of its super-block: half a step between codes, and for int4
-/// and int6 what rounding the sub-scale adds at most.
+/// The largest error of a weight, in shares of the largest weight of its super-block: half a step between codes, and
+/// for int4 and int6 what rounding the sub-scale adds at most.
 fn worst_error(format: Format) -> f32 {
     match format {
         Format::Int8 => 0.6 / 127.0,

@@ -1,7 +1,7 @@
 //! Which format each of a model's matrices gets.
 //!
-//! A few matrices carry most of what quantizing loses, and one costs few bytes: they get more bits. `benches/quality` is
-//! the study behind the table.
+//! A few matrices carry most of what quantizing loses, and one costs few bytes: they get more bits. `benches/quality`
+//! is the study behind the table.
 
 use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8};
 
@@ -63,8 +63,8 @@ impl Quantization {
         self.sensitive
     }
 
-    /// Of the projection back from the feed-forward network's inner width, in layer `layer` of `layers`: the first and the
-    /// last eighth, one each at least, are sensitive.
+    /// Of the projection back from the feed-forward network's inner width, in layer `layer` of `layers`: the first and
+    /// the last eighth, one each at least, are sensitive.
     pub(crate) fn down(self, layer: usize, layers: usize) -> Format {
         let eighth = (layers / 8).max(1);
         if (eighth..layers.saturating_sub(eighth)).contains(&layer) { self.usual } else { self.sensitive }

@@ -1,7 +1,7 @@
 //! Weights of random numbers: to measure shapes that nobody has on disk.
 //!
-//! All bytes differ, as those of a trained model do, so that nothing is faster than it would be in earnest; and a row of
-//! K weights has the variance 1 / K, so that hidden states stay of order one.
+//! All bytes differ, as those of a trained model do, so that nothing is faster than it would be in earnest; and a row
+//! of K weights has the variance 1 / K, so that hidden states stay of order one.
 
 /// A matrix of random numbers; the same name gives the same numbers.
 #[derive(Debug, Clone, Copy)]

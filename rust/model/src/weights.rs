@@ -173,8 +173,8 @@ impl RowSource for MatrixPlan<'_> {
     }
 }
 
-/// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a format would
-/// end within a panel, all rows get the widest.
+/// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a
+/// format would end within a panel, all rows get the widest.
 fn bands(parts: &[(Format, usize)]) -> Vec<(Format, usize)> {
     let mut bands: Vec<(Format, usize)> = Vec::with_capacity(parts.len());
     for &(format, rows) in parts {

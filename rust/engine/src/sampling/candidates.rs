@@ -3,8 +3,8 @@
 //! A filter that keeps the most likely tokens leaves a prefix of the order by likelihood: what is left is told by its
 //! last one, in one number. So filters only move that mark, a temperature only takes note of itself, and the row of
 //! logits stays where the model wrote it. The maxima of its blocks tell which blocks can have something that is left;
-//! once these are few, it is listed, and only the list is worked on. A list is a row like the vocabulary's, but shorter,
-//! so that all that follows is written once.
+//! once these are few, it is listed, and only the list is worked on. A list is a row like the vocabulary's, but
+//! shorter, so that all that follows is written once.
 
 use std::cmp::Ordering;
 

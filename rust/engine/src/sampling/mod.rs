@@ -21,8 +21,8 @@
 //! # Ties and exactness
 //! Among equal logits the lower id is the more likely one, everywhere; only top-k keeps all that equal the last one
 //! kept, as vLLM's and Hugging Face's do. Logits are f32; probabilities and their sums are f64, added up in an order
-//! that depends on the logits alone. Exponentials are off by less than 2 parts in 10^15, and nothing of it depends on the
-//! instruction set: each gives the same bits.
+//! that depends on the logits alone. Exponentials are off by less than 2 parts in 10^15, and nothing of it depends on
+//! the instruction set: each gives the same bits.
 //!
 //! # Speed
 //! A row is read once for the maxima of its blocks; what then happens depends on how many can still be drawn (see

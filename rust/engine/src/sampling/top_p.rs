@@ -16,7 +16,8 @@ const SAMPLE: usize = 1024;
 /// Rows that are not longer need no sample.
 const SHORT: usize = 2 * SAMPLE;
 
-/// So many of the sample may be left between two of them: what lies there is put in order as fast as the row is looked through again.
+/// So many of the sample may be left between two of them: what lies there is put in order as fast as the row is looked
+/// through again.
 const CLOSE: usize = 8;
 
 /// Places among which the last of many equal ones is looked for at once.

@@ -7,7 +7,8 @@ use super::simd::{Kernel, LANES, LINE, Simd};
 /// An intrinsic of the features that the token stands for.
 macro_rules! simd {
     ($call:expr) => {{
-        // SAFETY: `self` exists only where detection saw these features; pointers come from references to whole vectors.
+        // SAFETY: `self` exists only where detection saw these features; pointers come from references to whole
+        // vectors.
         unsafe { $call }
     }};
 }
@@ -24,7 +25,8 @@ pub trait Variant: Copy + Send + Sync + 'static {
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
 }
 
-/// Proof that this machine has what every variant needs, AVX-512 F, BW, VL and DQ and what AVX2 needs, and what `V` adds.
+/// Proof that this machine has what every variant needs, AVX-512 F, BW, VL and DQ and what AVX2 needs, and what `V`
+/// adds.
 #[derive(Clone, Copy, Debug)]
 pub struct Zmm<V>(pub(super) V);
 

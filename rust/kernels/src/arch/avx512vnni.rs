@@ -1,4 +1,5 @@
-//! AVX-512 with VNNI (Cascade Lake, 2019, and Zen 4, 2022, onward): four products of bytes and their sum in one instruction.
+//! AVX-512 with VNNI (Cascade Lake, 2019, and Zen 4, 2022, onward): four products of bytes and their sum in one
+//! instruction.
 
 use std::arch::x86_64::*;
 

@@ -1,6 +1,6 @@
 //! VNNI on 256-bit registers, in its two encodings: AVX-VNNI's (Alder Lake, 2021, and Zen 5, 2024, onward) and
-//! AVX-512's. The second runs wherever AVX-512 with VNNI does, which is always faster: it is there for tests alone, of the
-//! same code on machines that lack the first.
+//! AVX-512's. The second runs wherever AVX-512 with VNNI does, which is always faster: it is there for tests alone, of
+//! the same code on machines that lack the first.
 
 use std::arch::x86_64::*;
 

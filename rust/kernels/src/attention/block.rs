@@ -162,8 +162,8 @@ pub(super) fn prefetch<S: Simd, T>(simd: S, slice: &[T], index: usize) {
     simd.prefetch(slice.as_ptr().wrapping_add(index).cast());
 }
 
-/// Half of the cache lines of the next pages, asked for in equal steps. While scores are computed V of these pages is on
-/// its way; of the next K one half comes during the softmax and the other beside V, so that memory never rests.
+/// Half of the cache lines of the next pages, asked for in equal steps. While scores are computed V of these pages is
+/// on its way; of the next K one half comes during the softmax and the other beside V, so that memory never rests.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     first: usize,

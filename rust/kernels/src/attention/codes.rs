@@ -1,8 +1,8 @@
 //! Pages of int8 codes: both products are sums of bytes' products in i32, which are exact in any order.
 //!
-//! A row's Q becomes codes with one scale for each group of [`GROUP`] columns. Its probabilities are multiplied with the
-//! scales of V and become codes of two digits, `first + second / 127`, with one scale for the block: 14 bits below the
-//! block's largest. With 7 bits the many tokens of a long context that weigh less than a 254th of the largest would
+//! A row's Q becomes codes with one scale for each group of [`GROUP`] columns. Its probabilities are multiplied with
+//! the scales of V and become codes of two digits, `first + second / 127`, with one scale for the block: 14 bits below
+//! the block's largest. With 7 bits the many tokens of a long context that weigh less than a 254th of the largest would
 //! vanish, and together they can be most of the sum. Both digits are in 0..=127, so that they mean the same with and
 //! without a bias.
 

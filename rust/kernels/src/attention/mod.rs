@@ -2,9 +2,9 @@
 //!
 //! A row attends in blocks of [`ATTENTION_BLOCK`] tokens at absolute positions. Each block starts from a fresh
 //! (maximum, sum, accumulator) and the blocks that the row sees are merged from left to right ([`record`]). Inside a
-//! block ([`block`]) a page's scores are the lanes of a vector; a score is one chain of multiply-adds over the columns of
-//! K and an output column is one chain over the tokens ([`float`]), or both are exact sums of integers ([`codes`]). So
-//! the operations behind a row's output depend on its position, the window and the data alone: how rows are cut into
+//! block ([`block`]) a page's scores are the lanes of a vector; a score is one chain of multiply-adds over the columns
+//! of K and an output column is one chain over the tokens ([`float`]), or both are exact sums of integers ([`codes`]).
+//! So the operations behind a row's output depend on its position, the window and the data alone: how rows are cut into
 //! tiles and tasks ([`plan`]) changes none of them.
 
 mod block;
@@ -305,8 +305,8 @@ impl Call<'_> {
         }
     }
 
-    /// Row `row` of those that share a head of K and V: which query of the sequence and which head it is. The heads of a
-    /// query lie side by side.
+    /// Row `row` of those that share a head of K and V: which query of the sequence and which head it is. The heads of
+    /// a query lie side by side.
     fn query_and_head(&self, task: &Task, kv_head: usize, row: usize) -> (usize, usize) {
         let group = self.shape.heads / self.shape.kv_heads;
         (task.queries.start + row / group, kv_head * group + row % group)

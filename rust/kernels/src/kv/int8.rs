@@ -1,16 +1,16 @@
 //! K and V as codes of one byte, with a scale for each token and head.
 //!
-//! A head of a page is a line of scales, then K as `[key_dim / 4][token][4]`, then V as `[token / 4][value_dim][4]`: four
-//! bytes of a lane are what one dot product of the instruction set sums, over columns of K and over tokens of V. Columns
-//! of K are filled up with zeros to a multiple of four, those of V to a multiple of [`LANES`].
+//! A head of a page is a line of scales, then K as `[key_dim / 4][token][4]`, then V as `[token / 4][value_dim][4]`:
+//! four bytes of a lane are what one dot product of the instruction set sums, over columns of K and over tokens of V.
+//! Columns of K are filled up with zeros to a multiple of four, those of V to a multiple of [`LANES`].
 //!
-//! Codes of K lie [`Simd::WEIGHT_BIAS`] above their values, so that they are the first factors of [`Simd::dot`]; those of V
-//! are as they are, for the second factor beside probabilities, which are never negative and so need no bias. Pages live
-//! in one process, which has one instruction set.
+//! Codes of K lie [`Simd::WEIGHT_BIAS`] above their values, so that they are the first factors of [`Simd::dot`]; those
+//! of V are as they are, for the second factor beside probabilities, which are never negative and so need no bias.
+//! Pages live in one process, which has one instruction set.
 //!
-//! A scale is a bf16: half the bytes of an f32 with all of its range. Codes are made with the scale as it was rounded, at
-//! most 2^-8 below a 127th of the largest number, so that they stay within 127.5, which rounds to 127: a number is off
-//! by half a scale at most, whatever became of the scale's lower digits.
+//! A scale is a bf16: half the bytes of an f32 with all of its range. Codes are made with the scale as it was rounded,
+//! at most 2^-8 below a 127th of the largest number, so that they stay within 127.5, which rounds to 127: a number is
+//! off by half a scale at most, whatever became of the scale's lower digits.
 //!
 //! A head that is not finite in K or V has NaN for the scale of K. So every row that sees the token gets a score of NaN
 //! and is NaN itself, and no other row is touched.

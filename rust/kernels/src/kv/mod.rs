@@ -1,10 +1,10 @@
 //! The key-value cache in pages.
 //!
-//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers, one layer after the other, and in a layer one
-//! head after the other. Of a head, K lies as `[key_dim][token]`, so that one vector register per column holds a whole
-//! page and the scores of a page's tokens are its lanes; V lies as `[token][value_dim]`, so that the output's columns are
-//! lanes. Rows of V are filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes the room of
-//! 32. Codes of one byte lie in quads ([`int8`]).
+//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers, one layer after the other, and in a layer
+//! one head after the other. Of a head, K lies as `[key_dim][token]`, so that one vector register per column holds a
+//! whole page and the scores of a page's tokens are its lanes; V lies as `[token][value_dim]`, so that the output's
+//! columns are lanes. Rows of V are filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes
+//! the room of 32. Codes of one byte lie in quads ([`int8`]).
 
 mod element;
 pub(crate) mod int8;

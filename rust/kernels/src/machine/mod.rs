@@ -9,9 +9,10 @@ use std::path::Path;
 
 use cgroup::{Cgroup, Controller};
 
-/// The processors that this process may use: those in its affinity mask, or as many as its cgroup's quota pays for where
-/// that is less. A quota of one and a half processors counts as one, as in [`std::thread::available_parallelism`]: a
-/// second thread would be stopped for half of every period, and the first would wait for it.
+/// The processors that this process may use: those in its affinity mask, or as many as its cgroup's quota pays for
+/// where that is less. A quota of one and a half processors counts as one, as in
+/// [`std::thread::available_parallelism`]: a second thread would be stopped for half of every period, and the first
+/// would wait for it.
 #[must_use]
 pub fn cpu_count() -> NonZeroUsize {
     cpu_count_in(Path::new("/"), affinity())

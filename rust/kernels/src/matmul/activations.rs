@@ -1,7 +1,8 @@
 //! Activations as the integer matmul reads them: bytes, with one scale for each block of inputs.
 //!
 //! A row's block of [`BLOCK`] inputs is quantized by its largest magnitude, which becomes 127; nothing that other rows
-//! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by quad.
+//! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by
+//! quad.
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;

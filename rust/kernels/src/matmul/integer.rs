@@ -274,8 +274,8 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
         }
     }
 
-    /// P panels from number `panel` on, times all rows of the task. Sums pause in `sums`, close together: rows of the output
-    /// are often a power of two apart and would push each other out of the cache.
+    /// P panels from number `panel` on, times all rows of the task. Sums pause in `sums`, close together: rows of the
+    /// output are often a power of two apart and would push each other out of the cache.
     #[inline(always)]
     fn row_tiles<S: Simd, const R: usize, const P: usize>(
         &mut self,

@@ -1,7 +1,7 @@
 //! Activations times weights: `out[m, n] = sum over k of x[m, k] * w[n, k]`.
 //!
-//! Two algorithms, for the two kinds of formats: [`float`] and [`integer`]. What they share is the promise: the operations
-//! behind an output depend on the format, the instruction set and K alone, for one row and for a thousand.
+//! Two algorithms, for the two kinds of formats: [`float`] and [`integer`]. What they share is the promise: the
+//! operations behind an output depend on the format, the instruction set and K alone, for one row and for a thousand.
 
 mod activations;
 mod float;

@@ -1,7 +1,8 @@
 //! Loops that are written out.
 
-/// A loop over `0..N`, at most to sixteen, or over a list of numbers, that is written out. The sums of a tile are an array, which gets into
-/// registers only if every index is a constant early on; the optimizer's own unrolling may come too late for that.
+/// A loop over `0..N`, at most to sixteen, or over a list of numbers, that is written out. The sums of a tile are an
+/// array, which gets into registers only if every index is a constant early on; the optimizer's own unrolling may come
+/// too late for that.
 macro_rules! unroll {
     ($i:ident in [$($number:literal)*] $body:block) => {
         $({

@@ -1,9 +1,9 @@
 //! int6: codes of -32..=31 times sub-scales of 1..=4. 6.1875 bits a weight.
 //!
-//! A super-block is a line of sub-scales and then the codes of its one or two blocks. A group is three lines of codes, kept as
-//! code + 32: the low four bits of its four quads as int4 keeps them, then the upper two, those of quad q in bits 2q and
-//! 2q + 1 of each byte. Byte 16 j + r of the sub-scales holds, less one, those of row r, of group 4j + i in bits 2i and
-//! 2i + 1.
+//! A super-block is a line of sub-scales and then the codes of its one or two blocks. A group is three lines of codes,
+//! kept as code + 32: the low four bits of its four quads as int4 keeps them, then the upper two, those of quad q in
+//! bits 2q and 2q + 1 of each byte. Byte 16 j + r of the sub-scales holds, less one, those of row r, of group 4j + i in
+//! bits 2i and 2i + 1.
 
 use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};

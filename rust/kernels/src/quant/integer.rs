@@ -1,11 +1,12 @@
 //! What the integer formats have in common.
 //!
-//! A weight is `step * scale * code`: a code of few bits, an integer sub-scale for each [`GROUP`] inputs, and an f16 step
-//! for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format is multiplied as bytes: exactly,
-//! in [`BLOCK`] inputs at a time, whatever the kernel. `benches/quality` is the study behind the choice.
+//! A weight is `step * scale * code`: a code of few bits, an integer sub-scale for each [`GROUP`] inputs, and an f16
+//! step for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format is multiplied as bytes:
+//! exactly, in [`BLOCK`] inputs at a time, whatever the kernel. `benches/quality` is the study behind the choice.
 //!
-//! A panel of sixteen rows is its blocks, in lines of 64 bytes; its steps, `[super-blocks][16]` f16, lie elsewhere. A row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked,
-//! a line holds one quad of each row (N16K4).
+//! A panel of sixteen rows is its blocks, in lines of 64 bytes; its steps, `[super-blocks][16]` f16, lie elsewhere. A
+//! row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked, a line holds
+//! one quad of each row (N16K4).
 
 use crate::arch::{ByteLine, LANES, Simd};
 

@@ -1,8 +1,8 @@
 //! Formats in which weights are stored. One file a format, one line in `format_registry`.
 //!
 //! There are two kinds, and the matmuls are generic over format and instruction set. Of a floating-point format
-//! ([`FloatFormat`]) each weight is a number of its own: the format says how sixteen weights of one k become sixteen f32 in a
-//! register. An integer format ([`IntegerFormat`]) says how its codes become lines of bytes.
+//! ([`FloatFormat`]) each weight is a number of its own: the format says how sixteen weights of one k become sixteen
+//! f32 in a register. An integer format ([`IntegerFormat`]) says how its codes become lines of bytes.
 //!
 //! Both are laid out in panels of sixteen output rows: `[K][16]` (N16K1) for floating-point numbers, so that a register
 //! of weights meets one activation, and as [`integer`] says for the others.

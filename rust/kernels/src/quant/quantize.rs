@@ -1,9 +1,10 @@
 //! From floating-point weights to codes, sub-scales and steps, without calibration data.
 //!
 //! Sixteen rows are done side by side, a row a lane. First each group gets the scale with which its codes come nearest
-//! to its weights: several are tried, each mended by least squares. Then steps around the largest scale are tried for the super-block;
-//! with each step every group takes, of the three sub-scales nearest to its own scale, the one with the least squared
-//! error, and the step with the least error in all wins. `benches/quality` compares this search with others.
+//! to its weights: several are tried, each mended by least squares. Then steps around the largest scale are tried for
+//! the super-block; with each step every group takes, of the three sub-scales nearest to its own scale, the one with
+//! the least squared error, and the step with the least error in all wins. `benches/quality` compares this search with
+//! others.
 //!
 //! Multiplications and additions round one by one, so every instruction set finds the same codes.
 
@@ -162,8 +163,8 @@ impl<S: Simd> Grid<S> {
                     squares = simd.add(squares, simd.mul(code, code));
                     products = simd.add(products, simd.mul(code, value));
                 }
-                // The best scale for these codes takes products^2 / squares off the squared error. Without a code other than
-                // zero that is NaN, which is never greater.
+                // The best scale for these codes takes products^2 / squares off the squared error. Without a code other
+                // than zero that is NaN, which is never greater.
                 let scale = simd.div(products, squares);
                 let gain = simd.mul(products, scale);
                 *ideal = simd.select_greater(gain, best_gain, scale, *ideal);
