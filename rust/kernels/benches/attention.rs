@@ -1,103 +1,187 @@
-//! How near attention comes to the machine: `cargo bench -p ferrule-kernels --bench attention`.
+//! Attention at short and long contexts: `cargo bench -p ferrule-kernels --bench attention [-- FORMAT... CASE...]`.
+//! Pages hold all layers of a model and lie in no order, as in service.
 //!
-//! A decode step reads the keys and values of all sequences once; its floor is their bytes at the read bandwidth. A
-//! chunk of a prompt meets as many of them with each of its rows; its floor is two products at a peak. The heads are
-//! those of a 1B Llama.
+//! Decode is compared with the read bandwidth, chunks of a prompt with the peak of the arithmetic. Ceilings and kernels
+//! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
 
-mod floor;
+use std::time::Instant;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ferrule_kernels::arch::Isa;
 use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
 use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_TOKENS, PageId};
-use ferrule_kernels::{Exec, Rows};
+use ferrule_kernels::{Cancel, Exec, Pool, Rows, machine, probe};
 
-const HEADS: usize = 32;
-const KV_HEADS: usize = 8;
-const HEAD_DIM: usize = 64;
-const SHAPE: AttentionShape = AttentionShape {
-    heads: HEADS,
-    kv_heads: KV_HEADS,
-    key_dim: HEAD_DIM,
-    value_dim: HEAD_DIM,
-    scale: 0.125,
-    window: None,
-    softcap: None,
-};
+/// Attention of a 1B Llama.
+const SHAPE: AttentionShape =
+    AttentionShape { heads: 32, kv_heads: 8, key_dim: 64, value_dim: 64, scale: 0.125, window: None, softcap: None };
 
-/// Tokens of a sequence.
-const CONTEXT: usize = 8192;
+const WIDTH: usize = SHAPE.heads * SHAPE.key_dim;
+const KV_WIDTH: usize = SHAPE.kv_heads * SHAPE.key_dim;
 
-/// Rows of a prompt's chunk, the last of its context.
-const CHUNK: usize = 512;
+/// Layers that share a page, as in a model of this size. Each is attended to once before the first comes again.
+const LAYERS: usize = 16;
 
-fn decode(criterion: &mut Criterion) {
-    let machine = floor::Machine::new();
-    let exec = machine.exec();
-    let mut group = floor::group(criterion, "decode at 8192 tokens");
-    floor::read(&mut group, &exec, floor::beyond_the_cache() as u64);
-    for format in KvFormat::ALL {
-        let sequence_bytes = page_bytes(*format) * CONTEXT / PAGE_TOKENS;
-        let sequences = floor::beyond_the_cache().div_ceil(sequence_bytes);
-        let (store, pages) = filled(&exec, *format, sequences * CONTEXT / PAGE_TOKENS);
-        let sequences: Vec<_> = pages
-            .chunks_exact(CONTEXT / PAGE_TOKENS)
-            .enumerate()
-            .map(|(row, pages)| AttentionSequence { first_row: row, rows: 1, first_position: CONTEXT - 1, pages })
-            .collect();
-        group.throughput(Throughput::Bytes((sequences.len() * sequence_bytes) as u64));
-        group.bench_function(format.name(), |bencher| run(bencher, &exec, &store, &sequences));
+/// The longest context.
+const TOKENS: usize = 32768;
+
+const ROUNDS: usize = 7;
+
+/// Rows of some sequences that end at `context` tokens.
+struct Case {
+    name: &'static str,
+    sequences: usize,
+    /// Of each sequence.
+    rows: usize,
+    context: usize,
+}
+
+const CASES: [Case; 8] = [
+    Case { name: "decode-512", sequences: 1, rows: 1, context: 512 },
+    Case { name: "decode-8k", sequences: 1, rows: 1, context: 8192 },
+    Case { name: "decode-32k", sequences: 1, rows: 1, context: 32768 },
+    Case { name: "decode-8k-x4", sequences: 4, rows: 1, context: 8192 },
+    Case { name: "verify-8k", sequences: 1, rows: 5, context: 8192 },
+    Case { name: "prefill-512", sequences: 1, rows: 512, context: 512 },
+    Case { name: "prefill-4k", sequences: 1, rows: 512, context: 4096 },
+    Case { name: "prefill-8k", sequences: 1, rows: 512, context: 8192 },
+];
+
+struct Figure {
+    name: String,
+    unit: &'static str,
+    /// The position of the ceiling to compare with.
+    ceiling: Option<usize>,
+    rounds: Vec<f64>,
+    /// Of a row in all layers, in the same rounds.
+    milliseconds: Vec<f64>,
+}
+
+fn main() {
+    let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let chosen = |name: &str, all: &[&str]| {
+        let some = arguments.iter().any(|argument| all.contains(&argument.as_str()));
+        !some || arguments.iter().any(|argument| argument == name)
+    };
+    let formats: Vec<_> = KvFormat::ALL.iter().map(|format| format.name()).collect();
+    let cases = CASES.map(|case| case.name);
+    let threads = std::env::var("THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or_else(machine::cpu_count);
+    let (pool, cancel) = (Pool::new(threads), Cancel::new());
+    let isa = Isa::from_environment().expect("FERRULE_ISA");
+    let exec = Exec { isa, pool: &pool, cancel: &cancel };
+    println!("{threads} threads, {}", isa.name());
+    let read = probe::ReadProbe::new(256 << 20).expect("memory");
+    let streams = read.fastest_streams(&exec).unwrap();
+    for format in KvFormat::ALL.iter().filter(|format| chosen(format.name(), &formats)) {
+        let store = filled(&exec, *format);
+        let peak = if *format == KvFormat::Int8 { probe::int8_pass } else { probe::f32_pass };
+        let cases: Vec<_> = CASES.iter().filter(|case| chosen(case.name, &cases)).collect();
+        let mut figures =
+            vec![figure("read", "GB/s", None), figure("peak", "Gop/s", None), figure("integer adds", "G/s", None)];
+        for case in &cases {
+            let name = format!("{} {}", format.name(), case.name);
+            figures.push(if case.rows < 16 { figure(&name, "GB/s", Some(0)) } else { figure(&name, "Gop/s", Some(1)) });
+        }
+        for _ in 0..ROUNDS {
+            figures[0].rounds.push(read.pass(&exec, streams).unwrap() / 1e9);
+            figures[1].rounds.push(peak(&exec).unwrap() / 1e9);
+            figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
+            for (figure, case) in figures[3..].iter_mut().zip(&cases) {
+                let seconds = seconds(&exec, &store, case);
+                figure.rounds.push(case.work(&store, figure.unit) / seconds / 1e9);
+                figure.milliseconds.push(seconds * 1e3 / (case.rows * case.sequences) as f64);
+            }
+        }
+        report(&figures);
     }
-    group.finish();
 }
 
-fn prefill(criterion: &mut Criterion) {
-    let machine = floor::Machine::new();
-    let exec = machine.exec();
-    let mut group = floor::group(criterion, "512 rows of a prompt at 8192 tokens");
-    // Of each row and head: a product with the keys of the tokens up to it, and one with their values.
-    let seen: usize = (CONTEXT - CHUNK..CONTEXT).map(|position| position + 1).sum();
-    let operations = (2 * 2 * HEADS * HEAD_DIM * seen) as u64;
-    floor::peaks(&mut group, &exec, operations);
-    for format in KvFormat::ALL {
-        let (store, pages) = filled(&exec, *format, CONTEXT / PAGE_TOKENS);
-        let sequence = AttentionSequence { first_row: 0, rows: CHUNK, first_position: CONTEXT - CHUNK, pages: &pages };
-        group.throughput(Throughput::Elements(operations));
-        group.bench_function(format.name(), |bencher| run(bencher, &exec, &store, &[sequence]));
+impl Case {
+    /// Bytes of K and V that are read, or operations, in all layers.
+    fn work(&self, store: &KvStore, unit: &str) -> f64 {
+        if unit == "GB/s" {
+            let page = KvStore::page_bytes(store.format(), store.shape()).expect("countable");
+            return page as f64 * (self.sequences * self.context / PAGE_TOKENS) as f64;
+        }
+        let before = self.context - self.rows;
+        let pairs = self.sequences * (self.rows * before + self.rows * (self.rows + 1) / 2);
+        (2 * 2 * LAYERS * SHAPE.heads * SHAPE.key_dim * pairs) as f64
     }
-    group.finish();
 }
 
-fn run(bencher: &mut criterion::Bencher<'_>, exec: &Exec<'_>, store: &KvStore, sequences: &[AttentionSequence<'_>]) {
-    let rows: usize = sequences.iter().map(|sequence| sequence.rows).sum();
-    let q: Vec<f32> = pattern(rows * HEADS * HEAD_DIM);
-    let mut out = vec![0.0; q.len()];
-    bencher
-        .iter(|| attention(exec, Rows::new(&q, HEADS * HEAD_DIM, 0), store, 0, &SHAPE, sequences, &mut out).unwrap());
+/// Numbers in [-2, 2) that look random.
+fn numbers(len: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 22) as f32 - 2.0
+    };
+    (0..len).map(|_| next()).collect()
 }
 
-fn page_bytes(format: KvFormat) -> usize {
-    KvStore::page_bytes(format, kv_shape()).and_then(|bytes| usize::try_from(bytes).ok()).expect("a page")
+/// A store in which every token of every layer is written.
+fn filled(exec: &Exec<'_>, format: KvFormat) -> KvStore {
+    let pages = TOKENS / PAGE_TOKENS;
+    let shape =
+        KvShape { layers: LAYERS, kv_heads: SHAPE.kv_heads, key_dim: SHAPE.key_dim, value_dim: SHAPE.value_dim };
+    let mut store = KvStore::new(format, shape, pages).expect("memory");
+    let data = numbers(512 * 2 * KV_WIDTH);
+    let (keys, values) = (Rows::new(&data, 2 * KV_WIDTH, 0), Rows::new(&data, 2 * KV_WIDTH, KV_WIDTH));
+    for first in (0..pages * PAGE_TOKENS).step_by(512) {
+        let place = |i: usize| KvRow { page: (i / PAGE_TOKENS) as PageId, slot: i % PAGE_TOKENS };
+        let rows: Vec<_> = (first..first + 512).map(place).collect();
+        for layer in 0..LAYERS {
+            store.write(exec, layer, &rows, keys, values).unwrap();
+        }
+    }
+    store
 }
 
-fn kv_shape() -> KvShape {
-    KvShape { layers: 1, kv_heads: KV_HEADS, key_dim: HEAD_DIM, value_dim: HEAD_DIM }
+/// Seconds for all layers.
+fn seconds(exec: &Exec<'_>, store: &KvStore, case: &Case) -> f64 {
+    let rows = case.sequences * case.rows;
+    let q = numbers(rows * WIDTH);
+    let mut out = vec![0.0; rows * WIDTH];
+    // Pages in an order of no system, as after hours of service; an odd step visits each.
+    let pages = store.pages();
+    let table: Vec<_> = (0..pages).map(|i| (i * 37 % pages) as PageId).collect();
+    let sequence = |index: usize| AttentionSequence {
+        first_row: index * case.rows,
+        rows: case.rows,
+        first_position: case.context - case.rows,
+        pages: &table[index * case.context / PAGE_TOKENS..][..case.context / PAGE_TOKENS],
+    };
+    let sequences: Vec<_> = (0..case.sequences).map(sequence).collect();
+    let start = Instant::now();
+    for layer in 0..LAYERS {
+        attention(exec, Rows::new(&q, WIDTH, 0), store, layer, &SHAPE, &sequences, &mut out).unwrap();
+    }
+    start.elapsed().as_secs_f64()
 }
 
-/// A store whose pages all hold the same tokens, each page in memory of its own.
-fn filled(exec: &Exec<'_>, format: KvFormat, pages: usize) -> (KvStore, Vec<PageId>) {
-    let mut store = KvStore::new(format, kv_shape(), pages).expect("memory");
-    let rows: Vec<_> = (0..PAGE_TOKENS).map(|slot| KvRow { page: 0, slot }).collect();
-    let tokens = pattern(PAGE_TOKENS * KV_HEADS * HEAD_DIM);
-    let tokens = Rows::new(&tokens, KV_HEADS * HEAD_DIM, 0);
-    store.write(exec, 0, &rows, tokens, tokens).unwrap();
-    let pages: Vec<PageId> = (0..).take(pages).collect();
-    pages[1..].iter().for_each(|page| store.copy_page(0, *page));
-    (store, pages)
+fn figure(name: &str, unit: &'static str, ceiling: Option<usize>) -> Figure {
+    Figure { name: name.to_owned(), unit, ceiling, rounds: Vec::new(), milliseconds: Vec::new() }
 }
 
-fn pattern(count: usize) -> Vec<f32> {
-    (0..count).map(|i| (i * 17 % 255) as f32 / 128.0 - 1.0).collect()
+fn report(figures: &[Figure]) {
+    let sorted = |rounds: &[f64]| {
+        let mut rounds = rounds.to_vec();
+        rounds.sort_by(f64::total_cmp);
+        rounds
+    };
+    let summary = |figure: &Figure| {
+        let rounds = sorted(&figure.rounds);
+        (rounds[rounds.len() - 1], rounds[rounds.len() / 2])
+    };
+    println!("{:<18} {:>8} {:>8}         of the ceiling, best and median; ms a row", "", "best", "median");
+    for figure in figures {
+        let (best, median) = summary(figure);
+        let share = figure.ceiling.map_or(String::new(), |ceiling| {
+            let ceiling = summary(&figures[ceiling]);
+            let milliseconds = sorted(&figure.milliseconds)[ROUNDS / 2];
+            format!("{:>5.0} % {:>5.0} % {milliseconds:>8.3}", 100.0 * best / ceiling.0, 100.0 * median / ceiling.1)
+        });
+        println!("{:<18} {best:>8.1} {median:>8.1} {:<7} {share}", figure.name, figure.unit);
+    }
 }
-
-criterion_group!(benches, decode, prefill);
-criterion_main!(benches);

@@ -1,4 +1,4 @@
-//! What kernels stand beside: the machine's ceilings as benchmarks of their own, in the same group and the same unit.
+//! What kernels stand beside: the read bandwidth as a benchmark of its own, in the same group and the same unit.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::probe::ReadProbe;
-use ferrule_kernels::{Cancel, Exec, Pool, machine, probe};
+use ferrule_kernels::{Cancel, Exec, Pool, machine};
 
 /// Threads and instructions as a model has them; `THREADS` and `FERRULE_ISA` choose others.
 pub struct Machine {
@@ -42,21 +42,9 @@ pub fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a,
 pub fn read(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, bytes: u64) {
     let probe = ReadProbe::new(beyond_the_cache()).expect("memory");
     let streams = probe.fastest_streams(exec).expect("not cancelled");
+    let pass = || Duration::from_secs_f64(bytes as f64 / probe.pass(exec, streams).expect("not cancelled"));
     group.throughput(Throughput::Bytes(bytes));
-    ceiling(group, "floor: read bandwidth", bytes, || probe.pass(exec, streams).expect("not cancelled"));
-}
-
-/// Runs `pass`, which says how much is done in a second, as a benchmark of doing `amount`.
-pub fn ceiling(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, amount: u64, mut pass: impl FnMut() -> f64) {
-    group.bench_function(name, |bencher| {
-        bencher.iter_custom(|count| (0..count).map(|_| Duration::from_secs_f64(amount as f64 / pass())).sum());
+    group.bench_function("floor: read bandwidth", |bencher| {
+        bencher.iter_custom(|count| (0..count).map(|_| pass()).sum());
     });
-}
-
-/// The times that it takes to compute `operations` at the machine's peaks.
-#[allow(dead_code, reason = "not every kernel is bound by arithmetic")]
-pub fn peaks(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, operations: u64) {
-    group.throughput(Throughput::Elements(operations));
-    ceiling(group, "floor: f32 peak", operations, || probe::f32_pass(exec).expect("not cancelled"));
-    ceiling(group, "floor: int8 peak", operations, || probe::int8_pass(exec).expect("not cancelled"));
 }
