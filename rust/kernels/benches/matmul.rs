@@ -56,6 +56,9 @@ fn main() {
         let layers = (3 * machine::last_cache_bytes() / 2).div_ceil(layer_bytes as usize).clamp(LAYERS[0], LAYERS[1]);
         let model: Vec<Vec<_>> = (0..layers).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
         let peak = if format.is_integer() { "int8 peak" } else { "f32 peak" };
+        // Numbers other than zero, so that the memory is there before the clock starts.
+        let most_rows = rows.iter().copied().max().unwrap_or(0);
+        let (x, mut out) = (vec![0.01; most_rows * 8192], vec![0.01; most_rows * 16384]);
         let mut figures =
             vec![figure("read", "GB/s", None), figure(peak, "Gop/s", None), figure("integer adds", "G/s", None)];
         for m in &rows {
@@ -69,7 +72,7 @@ fn main() {
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
             for (figure, m) in figures[3..].iter_mut().zip(&rows) {
                 let layers = if *m < 64 { layers } else { 1 };
-                figure.rounds.push(forward(&exec, &model[..layers], *m, figure.unit));
+                figure.rounds.push(forward(&exec, &model[..layers], *m, &x, &mut out, figure.unit));
             }
         }
         report(&figures);
@@ -94,10 +97,7 @@ fn pack(exec: &Exec<'_>, format: Format, n: usize, k: usize) -> PackedMatrix {
 }
 
 /// All matrices once with `m` rows; weights per second or operations per second.
-fn forward(exec: &Exec<'_>, model: &[Vec<PackedMatrix>], m: usize, unit: &str) -> f64 {
-    // Numbers other than zero, so that the memory is there before the clock starts.
-    let x = vec![0.01; m * 8192];
-    let mut out = vec![0.01; m * 16384];
+fn forward(exec: &Exec<'_>, model: &[Vec<PackedMatrix>], m: usize, x: &[f32], out: &mut [f32], unit: &str) -> f64 {
     let mut work = 0;
     let start = Instant::now();
     for w in model.iter().flatten() {

@@ -241,8 +241,9 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
                 let mut sums = [[[0.0; LANES]; $p]; R];
                 let to = &mut sums;
                 simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums: to, format });
-                self.write(0, &sums);
-                self.column += $p * LANES;
+                let columns = self.column..self.end.min(self.column + $p * LANES);
+                write(&sums, self.out, 0, &columns);
+                self.column = columns.end;
                 panel += $p;
             }};
         }
@@ -285,44 +286,122 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
         sums: &mut [[f32; LANES]],
     ) {
         let (steps, lines) = self.panels::<P>(panel);
-        let (first_tile, tiles) = (self.out.rows().start / R, self.out.rows().len().div_ceil(R));
-        let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..tiles];
+        let tiles = self.out.rows().len().div_ceil(R);
+        let sums = &mut sums.as_chunks_mut().0.as_chunks_mut().0[..tiles];
+        let columns = self.column..self.end.min(self.column + P * LANES);
+        let (x, first_tile) = (self.x, self.out.rows().start / R);
         for first in (0..self.blocks).step_by(UNPACKED_BLOCKS) {
-            let range = first..self.blocks.min(first + UNPACKED_BLOCKS);
+            let blocks = first..self.blocks.min(first + UNPACKED_BLOCKS);
+            let last = blocks.end == self.blocks;
+            let next_line = if last { P * self.panel_lines } else { F::first_line(blocks.end) };
+            let next_weights = lines.map(|lines| lines.as_ptr().wrapping_add(next_line));
+            let share = F::first_line(UNPACKED_BLOCKS).div_ceil(tiles);
+            let out = last.then_some((&mut *self.out, columns.clone()));
             if F::UNPACK_FIRST {
                 for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
-                    simd.vectorize(UnpackBlocks::<F> { lines, blocks: range.clone(), to, format: PhantomData });
+                    simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
                 }
-            }
-            for (tile, sums) in sums.iter_mut().enumerate() {
-                let x = &self.x.tile::<R>(first_tile + tile)[range.clone()];
-                let blocks = range.clone();
-                let next = if tile + 1 < tiles { &self.x.tile::<R>(first_tile + tile + 1)[range.clone()] } else { &[] };
-                let ahead = Ahead::Activations { blocks: next, first };
-                if F::UNPACK_FIRST {
-                    let lines = std::array::from_fn(|p| &room[p * UNPACKED_LINES..][..UNPACKED_LINES]);
-                    let (first_block, format) = (first, PhantomData::<Unpacked>);
-                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums, format });
-                } else {
-                    let (first_block, format) = (0, PhantomData::<F>);
-                    simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums, format });
-                }
+                let lines = std::array::from_fn(|p| &room[p * UNPACKED_LINES..][..UNPACKED_LINES]);
+                let (first_block, format) = (first, PhantomData::<Unpacked>);
+                let next = (next_weights, share);
+                simd.vectorize(RowTiles::<_, R, P> {
+                    x,
+                    first_tile,
+                    blocks,
+                    steps,
+                    lines,
+                    first_block,
+                    next_weights: next,
+                    sums,
+                    out,
+                    format,
+                });
+            } else {
+                let (first_block, format) = (0, PhantomData::<F>);
+                let next = (next_weights, share);
+                simd.vectorize(RowTiles::<_, R, P> {
+                    x,
+                    first_tile,
+                    blocks,
+                    steps,
+                    lines,
+                    first_block,
+                    next_weights: next,
+                    sums,
+                    out,
+                    format,
+                });
             }
         }
-        for (tile, sums) in sums.iter().enumerate() {
-            self.write(tile * R, sums);
-        }
-        self.column += P * LANES;
+        self.column = columns.end;
     }
+}
 
-    /// Writes the sums of a tile whose first row is row `first` of the task, as far as there are such outputs.
+/// Some blocks of P panels, times all tiles of a task.
+struct RowTiles<'a, 'o, U, const R: usize, const P: usize> {
+    x: &'a Activations<'a>,
+    first_tile: usize,
+    blocks: Range<usize>,
+    steps: [&'a [Steps]; P],
+    lines: [&'a [ByteLine]; P],
+    /// The block at the beginning of `lines`.
+    first_block: usize,
+    /// Where the weights are that come next, and how many lines of them each tile asks for.
+    next_weights: ([*const ByteLine; P], usize),
+    sums: &'a mut [[[[f32; LANES]; P]; R]],
+    /// After the last block, the columns that the sums are.
+    out: Option<(&'a mut Tile<'o, f32>, Range<usize>)>,
+    format: PhantomData<U>,
+}
+
+impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R, P> {
+    type Output = ();
+
     #[inline(always)]
-    fn write<const R: usize, const P: usize>(&mut self, first: usize, sums: &[[[f32; LANES]; P]; R]) {
-        let rows = first..self.out.rows().len().min(first + R);
-        let columns = self.column..self.end.min(self.column + P * LANES);
-        for (row, sums) in rows.zip(sums) {
-            let out = &mut self.out.row(row)[columns.clone()];
-            out.copy_from_slice(&sums.as_flattened()[..out.len()]);
+    fn run<S: Simd>(mut self, simd: S) {
+        let Self { x, first_tile, blocks, steps, lines, first_block, sums, .. } = self;
+        let tile_of = |tile: usize| &x.tile::<R>(first_tile + tile)[blocks.clone()];
+        let (next_weights, share) = self.next_weights;
+        for tile in 0..sums.len() {
+            for line in tile * share..(tile + 1) * share {
+                for weights in next_weights {
+                    simd.prefetch(weights.wrapping_add(line).cast());
+                }
+            }
+            let mut ahead = Ahead::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
+            if tile + 1 < sums.len() {
+                let next_sums = sums[tile + 1].each_ref().map(|row| row.as_flattened().as_ptr());
+                let outputs = self.out.as_mut().map(|(out, columns)| {
+                    let last = out.rows().len() - 1;
+                    std::array::from_fn(|row| out.row(last.min((tile + 1) * R + row))[columns.clone()].as_ptr())
+                });
+                let rows = [Some(next_sums), outputs];
+                ahead = Ahead::Tile { blocks: tile_of(tile + 1), first: blocks.start, rows };
+            }
+            let (x, blocks, format) = (tile_of(tile), blocks.clone(), PhantomData::<U>);
+            let sums = &mut sums[tile];
+            Micro { x, blocks, steps, lines, first_block, ahead, sums, format }.run(simd);
+            if let Some((out, columns)) = &mut self.out {
+                write(sums, out, tile * R, columns);
+            }
+        }
+    }
+}
+
+/// Writes the sums of a tile whose first row is row `first` of the task, as far as there are such outputs.
+#[inline(always)]
+fn write<const R: usize, const P: usize>(
+    sums: &[[[f32; LANES]; P]; R],
+    out: &mut Tile<'_, f32>,
+    first: usize,
+    columns: &Range<usize>,
+) {
+    let rows = first..out.rows().len().min(first + R);
+    for (row, sums) in rows.zip(sums) {
+        let out = &mut out.row(row)[columns.clone()];
+        match <&mut [[f32; LANES]; P]>::try_from(out.as_chunks_mut().0) {
+            Ok(whole) => *whole = *sums,
+            Err(_) => out.copy_from_slice(&sums.as_flattened()[..out.len()]),
         }
     }
 }
@@ -358,11 +437,13 @@ enum Ahead<'a, const R: usize> {
         /// Lines from there to the panel that comes next in its stream.
         skip: usize,
     },
-    /// The next tile multiplies the same weights with other activations.
-    Activations {
+    /// The next tile multiplies the same weights with other activations, and has other sums.
+    Tile {
         blocks: &'a [BlockOfRows<R>],
         /// The number of the first of `blocks`.
         first: usize,
+        /// Where the rows of its sums begin, and those of its outputs if they are written next.
+        rows: [Option<[*const f32; R]>; 2],
     },
 }
 
@@ -388,11 +469,19 @@ impl<const R: usize> Ahead<'_, R> {
                     }
                 }
             }
-            Self::Activations { blocks, first } => {
-                if let Some(block) = blocks.get(block - first) {
+            Self::Tile { blocks, first, rows } => {
+                let block = block - first;
+                if let Some(block) = blocks.get(block) {
                     let part = size_of_val(block) / BLOCK_PAIRS;
                     for byte in (0..part).step_by(LINE) {
                         simd.prefetch(block.as_ptr().cast::<u8>().wrapping_add(index * part + byte));
+                    }
+                }
+                // The rows that fall to this block; of each as many panels as a block has parts.
+                const { assert!(MAX_TILE_PANELS <= BLOCK_PAIRS) }
+                for rows in rows.iter().flatten() {
+                    for row in rows.iter().skip(block).step_by(UNPACKED_BLOCKS) {
+                        simd.prefetch(row.wrapping_add(index * LANES).cast());
                     }
                 }
             }
