@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource, machine, matmul, probe};
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource, Scratch, machine, matmul, probe};
 
 /// Rows of a fixed pattern.
 struct Pattern;
@@ -56,9 +56,12 @@ fn main() {
         let layers = (3 * machine::last_cache_bytes() / 2).div_ceil(layer_bytes as usize).clamp(LAYERS[0], LAYERS[1]);
         let model: Vec<Vec<_>> = (0..layers).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
         let peak = if format.is_integer() { "int8 peak" } else { "f32 peak" };
-        // Numbers other than zero, so that the memory is there before the clock starts.
         let most_rows = rows.iter().copied().max().unwrap_or(0);
-        let (x, mut out) = (vec![0.01; most_rows * 8192], vec![0.01; most_rows * 16384]);
+        let (mut x, mut out) = (Scratch::default(), Scratch::default());
+        let (x, out) = (x.take(most_rows * 8192), out.take(most_rows * 16384));
+        // Written, so that the memory is there before the clock starts.
+        x.fill(0.01);
+        out.fill(0.01);
         let mut figures =
             vec![figure("read", "GB/s", None), figure(peak, "Gop/s", None), figure("integer adds", "G/s", None)];
         for m in &rows {
@@ -72,7 +75,7 @@ fn main() {
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
             for (figure, m) in figures[3..].iter_mut().zip(&rows) {
                 let layers = if *m < 64 { layers } else { 1 };
-                figure.rounds.push(forward(&exec, &model[..layers], *m, &x, &mut out, figure.unit));
+                figure.rounds.push(forward(&exec, &model[..layers], *m, x, out, figure.unit));
             }
         }
         report(&figures);

@@ -34,7 +34,7 @@ mod rowwise_tests;
 pub use cancel::Cancel;
 pub use matmul::matmul;
 pub use matrix::{PackError, PackedMatrix, RowSource};
-pub use memory::AllocError;
+pub use memory::{AllocError, Scratch};
 pub use pool::{Exec, Pool, PoolError};
 pub use quant::Format;
 pub use rows::{Rows, RowsMut};

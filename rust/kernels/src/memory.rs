@@ -1,4 +1,4 @@
-//! Memory for weights and caches: aligned to cache lines, touched only when used, and an error where there is none.
+//! Memory for weights, caches and what lies between two operations: aligned to cache lines, touched only when used.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -29,6 +29,12 @@ unsafe impl<T: Send> Send for PageSlice<T> {}
 unsafe impl<T: Sync> Sync for PageSlice<T> {}
 
 impl<T: Pod> PageSlice<T> {
+    fn empty() -> Self {
+        // Aligned like everything else, so that a view of it as another type is as good as any.
+        const NOWHERE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+        Self { start: NonNull::without_provenance(NOWHERE), len: 0, owner: PhantomData }
+    }
+
     /// `len` elements whose bytes are all zero.
     ///
     /// # Errors
@@ -39,9 +45,7 @@ impl<T: Pod> PageSlice<T> {
             return Err(AllocError { bytes: u64::MAX });
         };
         if bytes == 0 {
-            // Aligned like everything else, so that a view of it as another type is as good as any.
-            const NOWHERE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
-            return Ok(Self { start: NonNull::without_provenance(NOWHERE), len, owner: PhantomData });
+            return Ok(Self { len, ..Self::empty() });
         }
         // SAFETY: asks for new anonymous memory at an address of the kernel's choice; nothing existing is touched.
         let start = unsafe {
@@ -70,6 +74,36 @@ impl<T> PageSlice<T> {
             // SAFETY: advice about the mapping of `zeroed`; what it holds does not change.
             unsafe { libc::madvise(self.start.as_ptr().cast(), self.len * size_of::<T>(), libc::MADV_HUGEPAGE) };
         }
+    }
+}
+
+/// Room for what one operation leaves to the next, kept from call to call.
+#[derive(Debug)]
+pub struct Scratch<T>(PageSlice<T>);
+
+impl<T: Pod> Default for Scratch<T> {
+    fn default() -> Self {
+        Self(PageSlice::empty())
+    }
+}
+
+impl<T: Pod> Scratch<T> {
+    /// `len` elements that hold anything: write before you read.
+    ///
+    /// # Panics
+    /// If the system refuses the memory.
+    pub fn take(&mut self, len: usize) -> &mut [T] {
+        /// Less is not worth a huge page.
+        const HUGE_BYTES: usize = 2 << 20;
+        if self.0.len < len {
+            *self = Self::default();
+            self.0 = PageSlice::zeroed(len.next_power_of_two()).unwrap_or_else(|error| panic!("{error}"));
+            // Rows of a tile are far apart: with small pages of the system each would be a walk through its tables.
+            if size_of_val(&*self.0) >= HUGE_BYTES {
+                self.0.prefer_huge_pages();
+            }
+        }
+        &mut self.0[..len]
     }
 }
 
@@ -119,6 +153,21 @@ mod tests {
         slice[4999] = 1.0;
         assert_eq!(slice[4999], 1.0);
         assert!(PageSlice::<u8>::zeroed(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn scratch_grows_and_is_kept() {
+        let mut scratch = Scratch::<u32>::default();
+        assert!(scratch.take(0).is_empty());
+        scratch.take(100).fill(7);
+        assert_eq!(scratch.take(60), [7; 60]);
+        assert_eq!(scratch.take(1 << 20).len(), 1 << 20);
+    }
+
+    #[test]
+    #[should_panic(expected = "refused")]
+    fn too_much_scratch_is_a_panic() {
+        Scratch::<u64>::default().take(1 << 59);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use ferrule_kernels::elementwise::add_bias;
 use ferrule_kernels::kv::{KvRow, KvStore, PAGE_TOKENS};
 use ferrule_kernels::norm::{layer_norm, rms_norm, rms_norm_in_place};
 use ferrule_kernels::rope::{Rope, rope_in_place};
-use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, matmul};
+use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, Scratch, matmul};
 
 use crate::batch::Batch;
 use crate::rope::{RopeRows, RopeSpec};
@@ -79,14 +79,14 @@ impl AttentionPass<'_> {
         &self,
         store: &mut KvStore,
         x: &[f32],
-        qkv: &mut Vec<f32>,
-        mixed: &mut Vec<f32>,
+        qkv: &mut Scratch<f32>,
+        mixed: &mut Scratch<f32>,
         out: &mut [f32],
     ) -> Result<(), PoolError> {
         let Self { exec, layer, rows, .. } = self;
         let AttentionSpec { heads, kv_heads, key_dim, value_dim, scale, window, .. } = *self.spec;
         let width = layer.qkv.weight.rows();
-        let qkv = resized(qkv, rows.count * width);
+        let qkv = qkv.take(rows.count * width);
         linear(exec, &layer.qkv, x, qkv)?;
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
         let rotated = [(0, heads), (first_key, kv_heads)];
@@ -105,7 +105,7 @@ impl AttentionPass<'_> {
         }
         let view = |first| Rows::new(qkv, width, first);
         store.write(exec, self.place, &rows.places[self.group], view(first_key), view(first_value))?;
-        let mixed = resized(mixed, rows.count * heads * value_dim);
+        let mixed = mixed.take(rows.count * heads * value_dim);
         let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale, window, softcap: None };
         attention(exec, view(0), store, self.place, &shape, &rows.sequences[self.group], mixed)?;
         linear(exec, &layer.output, mixed, out)
@@ -118,15 +118,15 @@ pub(crate) fn feed_forward(
     layer: &Layer,
     spec: &FfnSpec,
     x: &[f32],
-    gate_up: &mut Vec<f32>,
-    activated: &mut Vec<f32>,
+    gate_up: &mut Scratch<f32>,
+    activated: &mut Scratch<f32>,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
     let FfnSpec::Gated { intermediate_size, activation, .. } = *spec;
     let rows = x.len() / layer.gate_up.weight.cols();
-    let gate_up = resized(gate_up, rows * 2 * intermediate_size);
+    let gate_up = gate_up.take(rows * 2 * intermediate_size);
     linear(exec, &layer.gate_up, x, gate_up)?;
-    let activated = resized(activated, rows * intermediate_size);
+    let activated = activated.take(rows * intermediate_size);
     gated(exec, gate_up, intermediate_size, activation.into(), activated)?;
     linear(exec, &layer.down, activated, out)
 }
@@ -142,10 +142,4 @@ pub(crate) fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32]) -> 
         NormSpec::Rms { eps, weight_offset } => rms_norm(exec, x, &norm.weight, weight_offset, eps, out),
         NormSpec::Layer { eps } => layer_norm(exec, x, &norm.weight, norm.bias.as_deref(), eps, out),
     }
-}
-
-/// `buffer`, made `length` long. What it held stays: every user writes all of it before reading.
-pub(crate) fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
-    buffer.resize(length, 0.0);
-    buffer
 }

@@ -1,14 +1,15 @@
 //! The forward pass: one for every architecture, over a ragged batch of prompt pieces and decode rows.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::add;
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
-use ferrule_kernels::{Cancel, Exec, Pool, PoolError, machine, matmul};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
-use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm, resized};
+use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm};
 use crate::quantization::Quantization;
 use crate::rope::RopeRows;
 use crate::spec::{AttentionSpec, ModelSpec};
@@ -43,14 +44,14 @@ pub struct Transformer {
 #[derive(Default)]
 struct Buffers {
     /// The residual stream.
-    hidden: Vec<f32>,
-    normed: Vec<f32>,
+    hidden: Scratch<f32>,
+    normed: Scratch<f32>,
     /// What a block adds to the residual stream.
-    update: Vec<f32>,
+    update: Scratch<f32>,
     /// Queries, keys and values; gate and up.
-    inner: Vec<f32>,
+    inner: Scratch<f32>,
     /// What attention mixed; what the gate let through.
-    mixed: Vec<f32>,
+    mixed: Scratch<f32>,
     ropes: Vec<RopeRows>,
 }
 
@@ -173,14 +174,13 @@ impl Transformer {
         let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
         let width = spec.hidden_size;
 
-        let hidden = resized(&mut buffers.hidden, rows.count * width);
+        let hidden = buffers.hidden.take(rows.count * width);
         for (token, row) in batch.tokens().zip(hidden.chunks_exact_mut(width)) {
             weights.embedding.read_row(token as usize, row);
         }
         for ((layer, layer_spec), &(group, place)) in weights.layers.iter().zip(&spec.layers).zip(&*places) {
-            let hidden = &mut buffers.hidden;
-            let normed = resized(&mut buffers.normed, rows.count * width);
-            let update = resized(&mut buffers.update, rows.count * width);
+            let normed = buffers.normed.take(rows.count * width);
+            let update = buffers.update.take(rows.count * width);
             norm(&exec, &layer.attention_norm, hidden, normed)?;
             let pass = AttentionPass {
                 exec,
@@ -199,10 +199,15 @@ impl Transformer {
         }
 
         // Only the rows whose logits are wanted go through the final norm and the head.
-        let wanted = gather_wanted(batch, &buffers.hidden, width, &mut buffers.update);
-        let normed = resized(&mut buffers.normed, wanted * width);
-        norm(&exec, &weights.final_norm, &buffers.update, normed)?;
-        let logits = resized(logits, wanted * spec.vocab_size);
+        let wanted = wanted_rows(batch);
+        let count = wanted.iter().map(ExactSizeIterator::len).sum::<usize>();
+        let update = buffers.update.take(count * width);
+        for (row, to) in wanted.into_iter().flatten().zip(update.chunks_exact_mut(width)) {
+            to.copy_from_slice(&hidden[row * width..][..width]);
+        }
+        let normed = buffers.normed.take(count * width);
+        norm(&exec, &weights.final_norm, update, normed)?;
+        logits.resize(count * spec.vocab_size, 0.0);
         match &weights.head {
             Some(head) => linear(&exec, head, normed, logits),
             None => matmul(&exec, normed, &weights.embedding, logits),
@@ -228,19 +233,17 @@ impl LanguageModel for Transformer {
     }
 }
 
-/// Copies the hidden rows whose logits are wanted to `out`; says how many.
-fn gather_wanted(batch: Batch<'_>, hidden: &[f32], width: usize, out: &mut Vec<f32>) -> usize {
-    out.clear();
-    let mut first = 0;
-    for sequence in batch.sequences {
-        let end = first + sequence.tokens.len();
-        let from = match sequence.logits {
-            LogitRows::None => end,
-            LogitRows::Last => end - 1,
-            LogitRows::All => first,
-        };
-        out.extend_from_slice(&hidden[from * width..end * width]);
-        first = end;
-    }
-    out.len() / width
+/// The rows of a batch whose logits are wanted, for each sequence.
+fn wanted_rows(batch: Batch<'_>) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let rows = batch.sequences.iter().map(|sequence| {
+        let first = end;
+        end += sequence.tokens.len();
+        match sequence.logits {
+            LogitRows::None => end..end,
+            LogitRows::Last => end - 1..end,
+            LogitRows::All => first..end,
+        }
+    });
+    rows.collect()
 }

@@ -6,6 +6,7 @@
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
+use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK, BLOCK_QUADS, blocks};
 use crate::{Exec, PoolError};
 
@@ -36,15 +37,11 @@ impl<'a> Activations<'a> {
         x: &[f32],
         k: usize,
         tile_rows: usize,
-        buffer: &'a mut Vec<i32>,
+        buffer: &'a mut Scratch<i32>,
     ) -> Result<Self, PoolError> {
         let m = x.len().checked_div(k).unwrap_or(0);
         let tile_words = blocks(k) * BLOCK_WORDS * tile_rows;
-        let words = m.div_ceil(tile_rows) * tile_words;
-        if buffer.len() < words {
-            buffer.resize(words, 0);
-        }
-        let words = &mut buffer[..words];
+        let words = buffer.take(m.div_ceil(tile_rows) * tile_words);
         let tiles = Tiles::of_rows(words, tile_words, 1);
         let quantize = |tile: usize| {
             let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);

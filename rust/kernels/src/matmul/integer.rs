@@ -17,6 +17,7 @@ use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
+use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, SUPER, Steps, Unpack, Unpacked, blocks};
 use crate::quant::{FloatFormat, FormatVisitor, IntegerFormat};
 use crate::{Exec, PoolError};
@@ -44,7 +45,7 @@ const MAX_TASK_ROWS: usize = 512;
 
 thread_local! {
     /// Quantized activations of the calls that this thread makes, kept from call to call.
-    static QUANTIZED: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
+    static QUANTIZED: RefCell<Scratch<i32>> = RefCell::default();
 }
 
 /// Multiplies with weights whose bands are all in integer formats.
@@ -60,7 +61,7 @@ fn multiply_in(
     x: &[f32],
     w: &PackedMatrix,
     out: &mut [f32],
-    buffer: &mut Vec<i32>,
+    buffer: &mut Scratch<i32>,
 ) -> Result<(), PoolError> {
     let (n, k) = (w.rows(), w.cols());
     let m = out.len() / n;
