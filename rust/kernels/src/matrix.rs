@@ -145,10 +145,9 @@ impl PackedMatrix {
             let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
             let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
             let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
-            let data = PageSlice::zeroed(bytes)?;
             // Several streams run through it at once: with small pages of the system a tenth of the time is
             // translation.
-            data.prefer_huge_pages();
+            let data = PageSlice::zeroed_in_huge_pages(bytes)?;
             let panel_steps = format.panel_steps(cols);
             let steps = PageSlice::zeroed(panel_steps * panels.len())?;
             bands.push(Band { format, panels, panel_bytes, panel_steps, data, steps });

@@ -31,7 +31,7 @@ unsafe impl<T: Sync> Sync for PageSlice<T> {}
 impl<T: Pod> PageSlice<T> {
     fn empty() -> Self {
         // Aligned like everything else, so that a view of it as another type is as good as any.
-        const NOWHERE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+        const NOWHERE: NonZeroUsize = NonZeroUsize::new(SMALL_PAGE).unwrap();
         Self { start: NonNull::without_provenance(NOWHERE), len: 0, owner: PhantomData }
     }
 
@@ -40,41 +40,71 @@ impl<T: Pod> PageSlice<T> {
     /// # Errors
     /// [`AllocError`] if the system has not that much memory to give, or limits forbid it.
     pub fn zeroed(len: usize) -> Result<Self, AllocError> {
-        const { assert!(align_of::<T>() <= 4096, "a page is aligned to 4096 bytes") };
+        const { assert!(align_of::<T>() <= SMALL_PAGE, "a page is aligned to 4096 bytes") };
         let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()) else {
             return Err(AllocError { bytes: u64::MAX });
         };
         if bytes == 0 {
             return Ok(Self { len, ..Self::empty() });
         }
-        // SAFETY: asks for new anonymous memory at an address of the kernel's choice; nothing existing is touched.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        match NonNull::new(start.cast::<T>()) {
-            Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { start, len, owner: PhantomData }),
-            _ => Err(AllocError { bytes: bytes as u64 }),
+        let start = map(bytes)?;
+        Ok(Self { start: start.cast(), len, owner: PhantomData })
+    }
+
+    /// As [`PageSlice::zeroed`], in pages of 2 MiB as far as whole ones fit in; those are then also taken from the system
+    /// 2 MiB at a time. Where the system has none to give, all is as with small pages.
+    ///
+    /// # Errors
+    /// As [`PageSlice::zeroed`].
+    pub fn zeroed_in_huge_pages(len: usize) -> Result<Self, AllocError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        if bytes < HUGE_PAGE || bytes > isize::MAX as usize - HUGE_PAGE {
+            return Self::zeroed(len);
         }
+        // The system puts mappings anywhere: of a larger one, what begins with a huge page is kept.
+        let mapped = map(bytes + HUGE_PAGE)?;
+        let before = mapped.addr().get().next_multiple_of(HUGE_PAGE) - mapped.addr().get();
+        // SAFETY: asks for a constant.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
+        let used = bytes.next_multiple_of(page);
+        // SAFETY: all three pieces lie in the mapping just made, and nobody has seen it; the first and the last begin and
+        // end with pages and are given back, and advice about the middle does not change what it holds.
+        let start = unsafe {
+            let start = mapped.add(before);
+            for (start, bytes) in [(mapped, before), (start.add(used), HUGE_PAGE - before - (used - bytes))] {
+                if bytes > 0 {
+                    libc::munmap(start.as_ptr().cast(), bytes);
+                }
+            }
+            #[cfg(target_os = "linux")]
+            libc::madvise(start.as_ptr().cast(), used, libc::MADV_HUGEPAGE);
+            start
+        };
+        Ok(Self { start: start.cast(), len, owner: PhantomData })
     }
 }
 
-impl<T> PageSlice<T> {
-    /// Asks for pages of 2 MiB, which are then also taken from the system 2 MiB at a time. Where the system has none
-    /// to give, everything stays as it is.
-    pub fn prefer_huge_pages(&self) {
-        #[cfg(target_os = "linux")]
-        if self.len > 0 {
-            // SAFETY: advice about the mapping of `zeroed`; what it holds does not change.
-            unsafe { libc::madvise(self.start.as_ptr().cast(), self.len * size_of::<T>(), libc::MADV_HUGEPAGE) };
-        }
-    }
+/// The smallest page that systems have.
+const SMALL_PAGE: usize = 4096;
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// New memory, all zero.
+fn map(bytes: usize) -> Result<NonNull<u8>, AllocError> {
+    // SAFETY: asks for new anonymous memory at an address of the kernel's choice; nothing existing is touched.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    NonNull::new(start.cast::<u8>())
+        .filter(|start| start.as_ptr().cast() != libc::MAP_FAILED)
+        .ok_or(AllocError { bytes: bytes as u64 })
 }
 
 /// Room for what one operation leaves to the next, kept from call to call.
@@ -93,15 +123,11 @@ impl<T: Pod> Scratch<T> {
     /// # Panics
     /// If the system refuses the memory.
     pub fn take(&mut self, len: usize) -> &mut [T] {
-        /// Less is not worth a huge page.
-        const HUGE_BYTES: usize = 2 << 20;
         if self.0.len < len {
             *self = Self::default();
-            self.0 = PageSlice::zeroed(len.next_power_of_two()).unwrap_or_else(|error| panic!("{error}"));
             // Rows of a tile are far apart: with small pages of the system each would be a walk through its tables.
-            if size_of_val(&*self.0) >= HUGE_BYTES {
-                self.0.prefer_huge_pages();
-            }
+            let grown = PageSlice::zeroed_in_huge_pages(len.next_power_of_two());
+            self.0 = grown.unwrap_or_else(|error| panic!("{error}"));
         }
         &mut self.0[..len]
     }
@@ -153,6 +179,17 @@ mod tests {
         slice[4999] = 1.0;
         assert_eq!(slice[4999], 1.0);
         assert!(PageSlice::<u8>::zeroed(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn huge_pages_begin_where_huge_pages_do() {
+        for len in [1, 4095, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (5 << 20) + 4096] {
+            let mut slice = PageSlice::<u8>::zeroed_in_huge_pages(len).unwrap();
+            assert!(slice.iter().all(|byte| *byte == 0) && slice.len() == len);
+            assert!(len < HUGE_PAGE || slice.as_ptr().addr().is_multiple_of(HUGE_PAGE));
+            slice[len - 1] = 1;
+        }
+        assert!(PageSlice::<u64>::zeroed_in_huge_pages(usize::MAX / 4).is_err());
     }
 
     #[test]

@@ -35,9 +35,8 @@ impl ReadProbe {
     /// [`AllocError`] if there is not that much.
     pub fn new(bytes: usize) -> Result<Self, AllocError> {
         let lines = bytes.div_ceil(size_of::<Line>()).next_multiple_of(TASK_LINES);
-        let mut lines = PageSlice::<Line>::zeroed(lines)?;
         // Small pages cost a tenth of the bandwidth.
-        lines.prefer_huge_pages();
+        let mut lines = PageSlice::<Line>::zeroed_in_huge_pages(lines)?;
         // Pages that were never written all show the same page of zeros, which never leaves the cache.
         lines.iter_mut().for_each(|line| line[0] = 1.0);
         Ok(Self { lines })

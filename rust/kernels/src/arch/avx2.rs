@@ -20,8 +20,20 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Simd::BYTE_TILE_ROWS`].
     const BYTE_TILE_ROWS: usize;
 
+    /// See [`Simd::CODE_ROWS`].
+    const CODE_ROWS: usize;
+
     /// See [`Simd::dot`]; half of it.
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
+
+    /// See [`Simd::partial`].
+    fn partial(shares: [i16; 2]) -> i32;
+
+    /// See [`Simd::dot_codes`]; half of it.
+    fn dot_codes(self, acc: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+
+    /// See [`Simd::add_scaled`]; half of it.
+    fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i) -> __m256i;
 
     /// Runs `kernel` in a function compiled with the variant's instructions.
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
@@ -55,6 +67,7 @@ impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
     // Eight accumulators; a product needs two more registers for weights, two for their magnitudes, and two on the way.
     const BYTE_TILE_ROWS: usize = 4;
+    const CODE_ROWS: usize = usize::MAX;
 
     /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
@@ -64,6 +77,21 @@ impl Variant for Plain {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         })
+    }
+
+    #[inline(always)]
+    fn partial(shares: [i16; 2]) -> i32 {
+        bytemuck::cast(shares)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        simd!(_mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, x)))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i) -> __m256i {
+        simd!(_mm256_add_epi32(acc, _mm256_madd_epi16(partial, scale)))
     }
 
     #[inline(always)]
@@ -99,6 +127,7 @@ impl<V: Variant> Simd for Ymm<V> {
     type Bytes = Int512;
 
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
+    const CODE_ROWS: usize = V::CODE_ROWS;
 
     // 12 accumulators, two weights and a broadcast activation of 16 registers.
     const TILE_ROWS: usize = 6;
@@ -296,6 +325,21 @@ impl<V: Variant> Simd for Ymm<V> {
     #[inline(always)]
     fn dot(self, acc: Int512, w: Int512, x: Int512) -> Int512 {
         Int512(self.0.dot(acc.0, w.0, x.0), self.0.dot(acc.1, w.1, x.1))
+    }
+
+    #[inline(always)]
+    fn partial(shares: [i16; 2]) -> i32 {
+        V::partial(shares)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: Int512, codes: Int512, x: Int512) -> Int512 {
+        Int512(self.0.dot_codes(acc.0, codes.0, x.0), self.0.dot_codes(acc.1, codes.1, x.1))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: Int512, partial: Int512, scale: Int512) -> Int512 {
+        Int512(self.0.add_scaled(acc.0, partial.0, scale.0), self.0.add_scaled(acc.1, partial.1, scale.1))
     }
 
     #[inline(always)]

@@ -18,8 +18,20 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Simd::WEIGHT_BIAS`].
     const WEIGHT_BIAS: u8;
 
+    /// See [`Simd::CODE_ROWS`].
+    const CODE_ROWS: usize;
+
     /// See [`Simd::dot`].
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
+
+    /// See [`Simd::partial`].
+    fn partial(shares: [i16; 2]) -> i32;
+
+    /// See [`Simd::dot_codes`].
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i;
+
+    /// See [`Simd::add_scaled`].
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i;
 
     /// Runs `kernel` in a function compiled with the variant's instructions.
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
@@ -58,6 +70,7 @@ impl Avx512 {
 
 impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
+    const CODE_ROWS: usize = usize::MAX;
 
     /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
@@ -68,6 +81,21 @@ impl Variant for Plain {
             let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
             _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
         })
+    }
+
+    #[inline(always)]
+    fn partial(shares: [i16; 2]) -> i32 {
+        bytemuck::cast(shares)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        simd!(_mm512_add_epi16(acc, _mm512_maddubs_epi16(codes, x)))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
+        simd!(_mm512_add_epi32(acc, _mm512_madd_epi16(partial, scale)))
     }
 
     #[inline(always)]
@@ -88,6 +116,7 @@ impl<V: Variant> Simd for Zmm<V> {
     type Bytes = __m512i;
 
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
+    const CODE_ROWS: usize = V::CODE_ROWS;
 
     // 24 accumulators, two weights, and a broadcast activation of 32 registers.
     const TILE_ROWS: usize = 12;
@@ -245,6 +274,21 @@ impl<V: Variant> Simd for Zmm<V> {
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         self.0.dot(acc, w, x)
+    }
+
+    #[inline(always)]
+    fn partial(shares: [i16; 2]) -> i32 {
+        V::partial(shares)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        self.0.dot_codes(acc, codes, x)
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
+        self.0.add_scaled(acc, partial, scale)
     }
 
     #[inline(always)]

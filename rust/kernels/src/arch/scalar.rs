@@ -71,6 +71,7 @@ impl Simd for Scalar {
     type Bytes = U8x64;
 
     const WEIGHT_BIAS: u8 = 0;
+    const CODE_ROWS: usize = 0;
 
     // Sixteen xmm registers: two rows of one panel (8 accumulators) leave room for the weights.
     const TILE_ROWS: usize = 2;
@@ -217,6 +218,24 @@ impl Simd for Scalar {
         let product = |i: usize| i32::from(w.0[i] as i8) * i32::from(x.0[i] as i8);
         I32x16(std::array::from_fn(|i| {
             acc.0[i].wrapping_add(product(4 * i) + product(4 * i + 1) + product(4 * i + 2) + product(4 * i + 3))
+        }))
+    }
+
+    #[inline(always)]
+    fn partial([a, b]: [i16; 2]) -> i32 {
+        i32::from(a) + i32::from(b)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: I32x16, codes: U8x64, x: U8x64) -> I32x16 {
+        self.dot(acc, codes, x)
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: I32x16, partial: I32x16, scale: U8x64) -> I32x16 {
+        I32x16(std::array::from_fn(|i| {
+            let factor = i32::from(i16::from_le_bytes([scale.0[4 * i], scale.0[4 * i + 1]]));
+            acc.0[i].wrapping_add(partial.0[i].wrapping_mul(factor))
         }))
     }
 

@@ -151,10 +151,9 @@ impl KvStore {
     pub fn new(format: KvFormat, shape: KvShape, pages: usize) -> Result<Self, AllocError> {
         let uncountable = AllocError { bytes: u64::MAX };
         let layout = Layout::new(format, shape).ok_or(uncountable)?;
-        let memory = PageSlice::zeroed(layout.page.checked_mul(pages).ok_or(uncountable)?)?;
         // Each head of each page is read on its own: with small pages of the system every one would be a miss in the
         // translation cache (an eighth of the time of a long decode).
-        memory.prefer_huge_pages();
+        let memory = PageSlice::zeroed_in_huge_pages(layout.page.checked_mul(pages).ok_or(uncountable)?)?;
         Ok(Self { format, shape, pages, layout, memory })
     }
 

@@ -7,7 +7,7 @@
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
-use crate::quant::integer::{BLOCK, BLOCK_QUADS, blocks};
+use crate::quant::integer::{BLOCK, BLOCK_QUADS, Codes, blocks};
 use crate::{Exec, PoolError};
 
 /// Words that a row has in a block: its scale, what its accumulators begin with, and its quads.
@@ -20,15 +20,31 @@ const INLINE_INPUTS: usize = 16 * 1024;
 /// bias of the weights off the products; a quad is four bytes.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
+/// What partial sums begin with where codes are multiplied, those of a block for each kind of [`Codes`].
+const STARTS: [Codes; 2] = [Codes::FOUR_BITS, Codes::SIX_BITS];
+
+/// Words that a row has for them in a block.
+pub(super) const START_WORDS: usize = STARTS[0].sums() + STARTS[1].sums();
+
+/// The words of one block of R rows, `[start][row]`.
+pub(super) type StartsOfRows<const R: usize> = [[i32; R]; START_WORDS];
+
+/// Where those for `codes` are.
+pub(super) const fn first_start(codes: Codes) -> usize {
+    if codes.quads == STARTS[0].quads { 0 } else { STARTS[0].sums() }
+}
+
 /// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
 pub(super) struct Activations<'a> {
     words: &'a [i32],
+    /// `[tile][block][start][row]`, or nothing if no codes are multiplied.
+    starts: &'a [i32],
     blocks: usize,
     tile_rows: usize,
 }
 
 impl<'a> Activations<'a> {
-    /// Quantizes `x: [m, k]` into `buffer` for tiles of `tile_rows`.
+    /// Quantizes `x: [m, k]` into `buffer` for tiles of `tile_rows`; `by_codes` if codes will be multiplied.
     ///
     /// # Errors
     /// [`PoolError`] if `exec` was cancelled.
@@ -37,29 +53,35 @@ impl<'a> Activations<'a> {
         x: &[f32],
         k: usize,
         tile_rows: usize,
+        by_codes: bool,
         buffer: &'a mut Scratch<i32>,
     ) -> Result<Self, PoolError> {
-        let m = x.len().checked_div(k).unwrap_or(0);
-        let tile_words = blocks(k) * BLOCK_WORDS * tile_rows;
-        let words = buffer.take(m.div_ceil(tile_rows) * tile_words);
-        let tiles = Tiles::of_rows(words, tile_words, 1);
+        let tiles = x.len().checked_div(k).unwrap_or(0).div_ceil(tile_rows);
+        let [tile_words, tile_starts] = [BLOCK_WORDS, START_WORDS].map(|words| blocks(k) * words * tile_rows);
+        let tile_starts = if by_codes { tile_starts } else { 0 };
+        let (words, starts) = buffer.take(tiles * (tile_words + tile_starts)).split_at_mut(tiles * tile_words);
+        let word_tiles = Tiles::of_rows(words, tile_words, 1);
+        let start_tiles = Tiles::of_rows(starts, tile_starts, 1);
         let quantize = |tile: usize| {
             let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
-            let mut tile = tiles.take(tile);
-            let words = tile.contiguous();
+            let mut words = word_tiles.take(tile);
+            let words = words.contiguous();
+            let mut starts = by_codes.then(|| start_tiles.take(tile));
+            let starts = starts.as_mut().map_or(&mut [][..], |starts| starts.contiguous());
             if rows.len() < tile_rows {
                 words.fill(0);
+                starts.fill(0);
             }
             for (row, x) in rows.enumerate() {
-                exec.isa.run(QuantizeRow { x, row, tile_rows, words });
+                exec.isa.run(QuantizeRow { x, row, tile_rows, words, starts });
             }
         };
         if x.len() < INLINE_INPUTS {
-            (0..tiles.len()).for_each(quantize);
+            (0..tiles).for_each(quantize);
         } else {
-            exec.run(tiles.len(), quantize)?;
+            exec.run(tiles, quantize)?;
         }
-        Ok(Self { words, blocks: blocks(k), tile_rows })
+        Ok(Self { words, starts, blocks: blocks(k), tile_rows })
     }
 
     /// The blocks of tile `index`, which has R rows.
@@ -72,6 +94,17 @@ impl<'a> Activations<'a> {
         let tile_words = self.blocks * BLOCK_WORDS * R;
         self.words[index * tile_words..][..tile_words].as_chunks::<R>().0.as_chunks().0
     }
+
+    /// What partial sums of the blocks of tile `index` begin with.
+    ///
+    /// # Panics
+    /// If there is no such tile, or no codes were to be multiplied.
+    #[inline(always)]
+    pub fn starts<const R: usize>(&self, index: usize) -> &[StartsOfRows<R>] {
+        debug_assert_eq!(R, self.tile_rows);
+        let tile_starts = self.blocks * START_WORDS * R;
+        self.starts[index * tile_starts..][..tile_starts].as_chunks::<R>().0.as_chunks().0
+    }
 }
 
 struct QuantizeRow<'a> {
@@ -81,6 +114,8 @@ struct QuantizeRow<'a> {
     tile_rows: usize,
     /// The tile's words.
     words: &'a mut [i32],
+    /// What the tile's partial sums begin with, if codes will be multiplied.
+    starts: &'a mut [i32],
 }
 
 impl Kernel for QuantizeRow<'_> {
@@ -88,7 +123,8 @@ impl Kernel for QuantizeRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, row, tile_rows, words } = self;
+        let Self { x, row, tile_rows, words, starts } = self;
+        let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
         for (x, words) in x.chunks(BLOCK).zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
             let mut padded;
             let x: &[[f32; LANES]; BLOCK / LANES] = match x.as_chunks().0.try_into() {
@@ -126,6 +162,22 @@ impl Kernel for QuantizeRow<'_> {
             for (quad, word) in quads.iter().zip(words[2 * tile_rows + row..].iter_mut().step_by(tile_rows)) {
                 *word = bytemuck::cast(*quad);
             }
+            if let Some(starts) = starts.next() {
+                for kind in STARTS {
+                    let words = starts[first_start(kind) * tile_rows + row..].iter_mut().step_by(tile_rows);
+                    for (quads, word) in quads.chunks_exact(kind.quads).zip(words) {
+                        *word = S::partial(shares(quads).map(|share| -kind.offset * share));
+                    }
+                }
+            }
         }
     }
+}
+
+/// The sums of the first two inputs of all quads, and of the others.
+#[inline(always)]
+fn shares(quads: &[[i8; 4]]) -> [i16; 2] {
+    quads.iter().fold([0; 2], |[first, second], &[a, b, c, d]| {
+        [first + i16::from(a) + i16::from(b), second + i16::from(c) + i16::from(d)]
+    })
 }

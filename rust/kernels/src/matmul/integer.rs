@@ -12,13 +12,15 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::{Activations, BlockOfRows};
+use super::activations::{Activations, BlockOfRows, StartsOfRows, first_start};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
 use crate::memory::Scratch;
-use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, SUPER, Steps, Unpack, Unpacked, blocks};
+use crate::quant::integer::{
+    BLOCK, BLOCK_PAIRS, BLOCK_QUADS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack, Unpacked, blocks,
+};
 use crate::quant::{FloatFormat, FormatVisitor, IntegerFormat};
 use crate::{Exec, PoolError};
 
@@ -36,6 +38,9 @@ const UNPACKED_LINES: usize = UNPACKED_BLOCKS * BLOCK_QUADS;
 
 /// The most panels of a register tile of any instruction set.
 const MAX_TILE_PANELS: usize = 4;
+
+/// How many tasks a thread gets, unless they would be larger than tasks may be or smaller than kernels like.
+const TASKS_A_THREAD: usize = 16;
 
 /// The most panels of a task: bounds its time, so that cancelling stays quick.
 const MAX_TASK_PANELS: usize = 16;
@@ -65,11 +70,11 @@ fn multiply_in(
 ) -> Result<(), PoolError> {
     let (n, k) = (w.rows(), w.cols());
     let m = out.len() / n;
-    let rows = exec.isa.run(TileRows { m });
-    let x = &Activations::quantize(exec, x, k, rows.of_tile(), buffer)?;
+    let (rows, by_codes) = exec.isa.run(TileRows { m });
+    let x = &Activations::quantize(exec, x, k, rows.of_tile(), by_codes, buffer)?;
     let task_rows = m.min(MAX_TASK_ROWS / rows.of_tile() * rows.of_tile());
-    // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
-    let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
+    // Many tasks a thread even out their speeds; whole groups of streams keep tails away.
+    let share = n.div_ceil(LANES).div_ceil(TASKS_A_THREAD * exec.pool.threads());
     let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
     let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
     let (down, across) = (m.div_ceil(task_rows), tiles.across());
@@ -112,18 +117,24 @@ const fn few_rows<S: Simd>() -> usize {
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
 }
 
-/// Asks an instruction set for the tiles of `m` rows.
+/// Whether formats multiply codes in tiles of so many rows, as far as they can.
+const fn by_codes<S: Simd>(rows: usize) -> bool {
+    rows <= S::CODE_ROWS
+}
+
+/// Asks an instruction set for the tiles of `m` rows, and whether codes are multiplied in them.
 struct TileRows {
     m: usize,
 }
 
 impl Kernel for TileRows {
-    type Output = Rows;
+    type Output = (Rows, bool);
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> Rows {
+    fn run<S: Simd>(self, _: S) -> (Rows, bool) {
         let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
-        few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few)
+        let rows = few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few);
+        (rows, by_codes::<S>(rows.of_tile()))
     }
 }
 
@@ -223,41 +234,26 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
     #[inline(always)]
     fn panels<const P: usize>(&self, first: usize) -> ([&'a [Steps]; P], [&'a [ByteLine]; P]) {
         let supers = self.blocks.div_ceil(SUPER / BLOCK);
-        (
-            std::array::from_fn(|p| &self.steps[(first + p) * supers..][..supers]),
-            std::array::from_fn(|p| &self.lines[(first + p) * self.panel_lines..]),
-        )
+        let (mut steps, mut lines) = ([self.steps; P], [self.lines; P]);
+        for p in 0..P {
+            steps[p] = &self.steps[(first + p) * supers..][..supers];
+            lines[p] = &self.lines[(first + p) * self.panel_lines..];
+        }
+        (steps, lines)
     }
 
     /// One tile of rows, with weights as they come from memory.
     #[inline(always)]
     fn few<S: Simd, const R: usize>(&mut self, simd: S) {
-        let mut panel = 0;
-        macro_rules! micro {
-            ($p:literal) => {{
-                let (steps, lines) = self.panels::<$p>(panel);
-                let (blocks, first_block) = (0..self.blocks, 0);
-                let ahead = Ahead::Weights { end: self.panel_lines, skip: ($p - 1) * self.panel_lines };
-                let (x, format) = (self.x.tile::<R>(0), PhantomData::<F>);
-                let mut sums = [[[0.0; LANES]; $p]; R];
-                let to = &mut sums;
-                simd.vectorize(Micro { x, blocks, steps, lines, first_block, ahead, sums: to, format });
-                let columns = self.column..self.end.min(self.column + $p * LANES);
-                write(&sums, self.out, 0, &columns);
-                self.column = columns.end;
-                panel += $p;
-            }};
+        let streams = const { streams::<S>(R) };
+        let groups = (self.end - self.column) / (streams * LANES);
+        match streams {
+            4 => simd.vectorize(Streams::<_, R, 4> { of: self, first: 0, groups }),
+            2 => simd.vectorize(Streams::<_, R, 2> { of: self, first: 0, groups }),
+            _ => simd.vectorize(Streams::<_, R, 1> { of: self, first: 0, groups }),
         }
-        while self.column + const { streams::<S>(R) } * LANES <= self.end {
-            match const { streams::<S>(R) } {
-                4 => micro!(4),
-                2 => micro!(2),
-                _ => micro!(1),
-            }
-        }
-        while self.column < self.end {
-            micro!(1);
-        }
+        let rest = (self.end - self.column).div_ceil(LANES);
+        simd.vectorize(Streams::<_, R, 1> { of: self, first: groups * streams, groups: rest });
     }
 
     /// Any number of tiles of rows, with weights that are unpacked once for all of them.
@@ -298,7 +294,7 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
             let next_weights = lines.map(|lines| lines.as_ptr().wrapping_add(next_line));
             let share = F::first_line(UNPACKED_BLOCKS).div_ceil(tiles);
             let out = last.then_some((&mut *self.out, columns.clone()));
-            if F::UNPACK_FIRST {
+            if const { F::UNPACK_FIRST && !by_codes::<S>(R) } {
                 for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
                     simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
                 }
@@ -335,6 +331,40 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
             }
         }
         self.column = columns.end;
+    }
+}
+
+/// One tile of R rows, times groups of P panels that are read side by side.
+struct Streams<'s, 'a, 'o, F, const R: usize, const P: usize> {
+    of: &'s mut Panels<'a, 'o, F>,
+    /// The first panel.
+    first: usize,
+    groups: usize,
+}
+
+impl<F: IntegerFormat, const R: usize, const P: usize> Kernel for Streams<'_, '_, '_, F, R, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { of, first, groups } = self;
+        let x = of.x.tile::<R>(0);
+        let starts = if const { by_codes::<S>(R) } { of.x.starts(0) } else { &[] };
+        let mut sums = [[[0.0; LANES]; P]; R];
+        for group in 0..groups {
+            let (steps, lines) = of.panels::<P>(first + group * P);
+            // The steps of the panels that come next: too few for the processor to see a stream in them.
+            let bytes = P * size_of_val(steps[0]);
+            for byte in (bytes..2 * bytes).step_by(LINE) {
+                simd.prefetch(steps[0].as_ptr().cast::<u8>().wrapping_add(byte));
+            }
+            let ahead = Ahead::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
+            let (blocks, first_block, format) = (0..of.blocks, 0, PhantomData::<F>);
+            Micro { x, starts, blocks, steps, lines, first_block, ahead, sums: &mut sums, format }.run(simd);
+            let columns = of.column..of.end.min(of.column + P * LANES);
+            write(&sums, of.out, 0, &columns);
+            of.column = columns.end;
+        }
     }
 }
 
@@ -379,9 +409,11 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R
                 let rows = [Some(next_sums), outputs];
                 ahead = Ahead::Tile { blocks: tile_of(tile + 1), first: blocks.start, rows };
             }
-            let (x, blocks, format) = (tile_of(tile), blocks.clone(), PhantomData::<U>);
+            let (tile_x, blocks, format) = (tile_of(tile), blocks.clone(), PhantomData::<U>);
+            let starts =
+                if const { by_codes::<S>(R) } { &x.starts(first_tile + tile)[blocks.clone()] } else { &[][..] };
             let sums = &mut sums[tile];
-            Micro { x, blocks, steps, lines, first_block, ahead, sums, format }.run(simd);
+            Micro { x: tile_x, starts, blocks, steps, lines, first_block, ahead, sums, format }.run(simd);
             if let Some((out, columns)) = &mut self.out {
                 write(sums, out, tile * R, columns);
             }
@@ -494,6 +526,8 @@ impl<const R: usize> Ahead<'_, R> {
 struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     /// The tile's activations in these blocks.
     x: &'a [BlockOfRows<R>],
+    /// What partial sums begin with in these blocks, where codes are multiplied.
+    starts: &'a [StartsOfRows<R>],
     /// Block 0 begins the chains; later ones go on from `sums`.
     blocks: Range<usize>,
     /// Steps of the panels, from super-block 0 on.
@@ -512,20 +546,32 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let Self { x, starts: code_starts, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let codes = const { if by_codes::<S>(R) { U::BY_CODES } else { None } };
+        let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
             unroll!(r in 0..R { load_row(simd, &paused[r], &mut sums[r]) });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
             let mut integers = [[simd.splat_i32(0); P]; R];
-            unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
+            if codes.is_none() {
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
+            }
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
-                unroll!(q in [0 1 2 3 4 5 6 7] { add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]) });
+                if let Some(codes) = codes {
+                    let each = PAIR_QUADS / codes.quads;
+                    let starts = &code_starts[block - first][first_start(codes) + index * each..][..each];
+                    unroll!(p in 0..P { add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads, starts) });
+                } else {
+                    unroll!(q in [0 1 2 3 4 5 6 7] {
+                        add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q])
+                    });
+                }
                 ahead.prefetch::<S, U, P>(simd, block, index, &lines);
             }
             let mut step = [simd.splat(0.0); P];
@@ -568,6 +614,38 @@ fn add_quad<'a, S: Simd, U: Unpack, const R: usize, const P: usize>(
 fn add_products<S: Simd, const P: usize>(simd: S, integers: &mut [S::I32; P], weights: &[S::Bytes; P], x: i32) {
     let x = simd.splat_quad(bytemuck::cast(x));
     unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
+}
+
+/// Adds the products of two groups of inputs with panel `p`, by their codes.
+#[inline(always)]
+fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    integers: &mut [[S::I32; P]; R],
+    pair: U::Pair<'_, S>,
+    p: usize,
+    quads: &[[i32; R]; PAIR_QUADS],
+    starts: &[[i32; R]],
+) {
+    let each = PAIR_QUADS / starts.len();
+    for (index, starts) in starts.iter().enumerate() {
+        let first = index * each;
+        let scale = U::scale(simd, pair, first / (GROUP / 4));
+        let mut codes = [simd.splat_byte(0); GROUP / 4];
+        unroll!(q in [0 1 2 3] {
+            if q < each {
+                codes[q] = U::codes(simd, pair, first + q);
+            }
+        });
+        unroll!(r in 0..R {
+            let mut partial = simd.splat_i32(starts[r]);
+            unroll!(q in [0 1 2 3] {
+                if q < each {
+                    partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
+                }
+            });
+            integers[r][p] = simd.add_scaled(integers[r][p], partial, scale);
+        });
+    }
 }
 
 /// `sums += integers * (step * scale)`

@@ -6,6 +6,7 @@
 //! too small to share done on the spot.
 
 mod fork;
+mod shares;
 mod team;
 
 use std::cell::Cell;
@@ -81,7 +82,7 @@ impl Pool {
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync), cancel: &Cancel) -> Result<(), PoolError> {
         let job = Job::new(tasks, job, cancel);
         if tasks <= 1 || self.threads() == 1 || IN_TASK.get() {
-            job.work(|| cancel.poll());
+            job.work_alone();
             return job.result();
         }
         let local = self.local();

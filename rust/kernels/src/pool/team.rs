@@ -11,11 +11,12 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use super::shares::Shares;
 use super::{IN_TASK, PoolError, WAIT_INTERVAL, fork};
 use crate::Cancel;
 
@@ -28,7 +29,6 @@ pub struct Job<'a> {
     tasks: usize,
     task: &'a (dyn Fn(usize) + Sync),
     cancel: &'a Cancel,
-    progress: Progress,
     /// A task was left out because of `cancel`.
     cut_short: AtomicBool,
     panicked: AtomicBool,
@@ -36,29 +36,29 @@ pub struct Job<'a> {
     panic: Mutex<Option<String>>,
 }
 
-/// The number of the next task, on cache lines of its own: all threads write it.
-#[repr(align(128))]
-struct Progress(AtomicUsize);
-
 impl<'a> Job<'a> {
     pub fn new(tasks: usize, task: &'a (dyn Fn(usize) + Sync), cancel: &'a Cancel) -> Self {
         Self {
             tasks,
             task,
             cancel,
-            progress: Progress(AtomicUsize::new(0)),
             cut_short: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
         }
     }
 
-    /// Does tasks until none is left, one panics, or `cancelled` says so.
-    pub fn work(&self, cancelled: impl Fn() -> bool) {
+    /// Does all tasks on this thread alone.
+    pub fn work_alone(&self) {
+        let mut tasks = 0..self.tasks;
+        self.work(|| tasks.next(), || self.cancel.poll());
+    }
+
+    /// Does tasks until there is no next one, one panics, or `cancelled` says so.
+    fn work(&self, mut next: impl FnMut() -> Option<usize>, cancelled: impl Fn() -> bool) {
         self.catch(|| {
-            loop {
-                let task = self.progress.0.fetch_add(1, Ordering::Relaxed);
-                if task >= self.tasks || self.panicked.load(Ordering::Relaxed) {
+            while let Some(task) = next() {
+                if self.panicked.load(Ordering::Relaxed) {
                     break;
                 }
                 if cancelled() {
@@ -119,6 +119,7 @@ pub struct Team {
 
 struct Shared {
     gate: Gate,
+    shares: Shares,
     /// The job behind the open gate.
     job: AtomicPtr<Job<'static>>,
     leaving: AtomicBool,
@@ -145,6 +146,7 @@ impl Team {
     pub fn start(helpers: usize) -> Self {
         let shared = Arc::new(Shared {
             gate: Gate(AtomicU64::new(0)),
+            shares: Shares::new(helpers + 1),
             job: AtomicPtr::default(),
             leaving: AtomicBool::new(false),
             caller_sleeps: AtomicBool::new(false),
@@ -166,6 +168,7 @@ impl Team {
         let generation = fork::generation();
         *shared.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
         shared.job.store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
+        shared.shares.deal(job.tasks, wanted.min(self.helpers.len()) + 1);
         // Nobody is inside, so nothing but the number is in the gate.
         let number = run_number(shared.gate.0.load(Ordering::Relaxed)).wrapping_add(1) << 32;
         shared.gate.0.store(number | OPEN, Ordering::SeqCst);
@@ -175,7 +178,7 @@ impl Team {
             }
         }
         // From here to the end nothing may unwind: helpers hold on to the job, which lives in the caller's frames.
-        job.work(|| job.cancel.poll());
+        job.work(|| shared.shares.take(0), || job.cancel.poll());
         shared.gate.0.fetch_and(!OPEN, Ordering::SeqCst);
         shared.wait_until_left(job, generation);
     }
@@ -202,7 +205,7 @@ impl Shared {
                 // SAFETY: `enter` counted this thread in while the gate was open. The caller of `Team::run` stored the
                 // job before it opened the gate, and does not return, so that the job lives, until all are out.
                 let job = unsafe { &*self.job.load(Ordering::Relaxed) };
-                job.work(|| job.cancel.is_cancelled());
+                job.work(|| self.shares.take(index + 1), || job.cancel.is_cancelled());
                 self.leave();
             }
         }

@@ -4,7 +4,7 @@
 //! 2i in its low half and quad 2i + 1 in its high half. Byte 16 j + r of the sub-scales holds those of row r, of group
 //! 2j in its low half and of group 2j + 1 in its high half.
 
-use super::integer::{BLOCK_QUADS, GROUP, IntegerFormat, Unpack};
+use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What a stored code is above its value.
@@ -26,6 +26,8 @@ pub struct Pair<'a, S: Simd> {
 }
 
 impl Unpack for Int4 {
+    const BY_CODES: Option<Codes> = Some(Codes::FOUR_BITS);
+
     type Block<'a> = &'a [ByteLine; BLOCK_LINES];
     type Pair<'a, S: Simd> = Pair<'a, S>;
 
@@ -53,11 +55,20 @@ impl Unpack for Int4 {
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let (codes, group) = (Self::codes(simd, pair, index), index / (GROUP / 4));
+        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let line = simd.load_bytes(&pair.codes[index / 2].0);
         let codes = if index.is_multiple_of(2) { line } else { simd.shift_right::<4>(line) };
-        let codes = simd.and(codes, simd.splat_byte(0x0f));
-        let group = index / (GROUP / 4);
-        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+        simd.and(codes, simd.splat_byte(0x0f))
+    }
+
+    #[inline(always)]
+    fn scale<S: Simd>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        pair.scales[index]
     }
 }
 

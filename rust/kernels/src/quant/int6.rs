@@ -5,7 +5,7 @@
 //! bits 2q and 2q + 1 of each byte. Byte 16 j + r of the sub-scales holds, less one, those of row r, of group 4j + i in
 //! bits 2i and 2i + 1.
 
-use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, Unpack};
+use super::integer::{BLOCK, Codes, GROUP, IntegerFormat, SUPER, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What a stored code is above its value.
@@ -47,6 +47,8 @@ fn first_code_line(index: usize) -> usize {
 }
 
 impl Unpack for Int6 {
+    const BY_CODES: Option<Codes> = Some(Codes::SIX_BITS);
+
     type Block<'a> = Block<'a>;
     type Pair<'a, S: Simd> = Pair<'a, S>;
 
@@ -79,6 +81,12 @@ impl Unpack for Int6 {
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let (codes, group) = (Self::codes(simd, pair, index), index / (GROUP / 4));
+        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let (group, quad) = (index / (GROUP / 4), index % (GROUP / 4));
         let lines = &pair.codes.as_chunks::<GROUP_LINES>().0[group];
         let low = simd.load_bytes(&lines[quad / 2].0);
@@ -90,8 +98,12 @@ impl Unpack for Int6 {
             2 => high,
             _ => simd.shift_right::<2>(high),
         };
-        let codes = simd.or(simd.and(low, simd.splat_byte(0x0f)), simd.and(high, simd.splat_byte(0x30)));
-        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+        simd.or(simd.and(low, simd.splat_byte(0x0f)), simd.and(high, simd.splat_byte(0x30)))
+    }
+
+    #[inline(always)]
+    fn scale<S: Simd>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        pair.scales[index]
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A block is a line for each of its quads, kept as code + 128: what the fastest instruction sets multiply as it is.
 
-use super::integer::{BLOCK_QUADS, GROUP, IntegerFormat, PAIR_QUADS, Unpack, Unpacked};
+use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack, Unpacked};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What a stored code is above its value.
@@ -12,6 +12,8 @@ const OFFSET: u8 = 128;
 pub struct Int8;
 
 impl Unpack for Int8 {
+    const BY_CODES: Option<Codes> = None;
+
     type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
     type Pair<'a, S: Simd> = &'a [ByteLine; PAIR_QUADS];
 
@@ -38,6 +40,14 @@ impl Unpack for Int8 {
         } else {
             simd.xor(stored, simd.splat_byte(OFFSET ^ S::WEIGHT_BIAS))
         }
+    }
+
+    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        Unpacked::codes(simd, pair, index)
+    }
+
+    fn scale<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        Unpacked::scale(simd, pair, index)
     }
 }
 

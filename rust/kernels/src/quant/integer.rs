@@ -30,6 +30,9 @@ pub const BLOCK_PAIRS: usize = BLOCK_QUADS / PAIR_QUADS;
 
 /// Weights that unpack to lines of bytes, one for each quad, as [`Simd::dot`] takes them.
 pub trait Unpack: Send + Sync + 'static {
+    /// How codes are multiplied where that is faster; `None` if they are the weights.
+    const BY_CODES: Option<Codes>;
+
     /// The lines of one block.
     type Block<'a>: Copy;
     /// What the quads of two groups are unpacked from.
@@ -46,7 +49,38 @@ pub trait Unpack: Send + Sync + 'static {
 
     /// Quad `index` of the pair; bytes lie [`Simd::WEIGHT_BIAS`] above the weights.
     fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
+
+    /// The codes of quad `index` of the pair, as they are stored.
+    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
+
+    /// The sub-scales of group `index` of the pair, as [`Simd::add_scaled`] takes them.
+    fn scale<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
 }
+
+/// How stored codes, which are an offset above their values, are multiplied as they are: in partial sums that begin with
+/// what takes the offset off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codes {
+    /// What a stored code is above its value.
+    pub offset: i16,
+    /// Quads whose products make a partial sum: as many as fit 16 bits, whatever the codes.
+    pub quads: usize,
+}
+
+impl Codes {
+    /// Of codes of four bits.
+    pub const FOUR_BITS: Self = Self { offset: 8, quads: 4 };
+    /// Of codes of six bits.
+    pub const SIX_BITS: Self = Self { offset: 32, quads: 2 };
+
+    /// Partial sums of a block.
+    pub const fn sums(self) -> usize {
+        BLOCK_QUADS / self.quads
+    }
+}
+
+/// The largest magnitude of an activation is 127.
+const _: () = assert!(8 * 4 * 4 * 127 < 1 << 15 && 32 * 2 * 4 * 127 < 1 << 15);
 
 /// A format of integer codes with sub-scales and steps.
 pub trait IntegerFormat: Unpack {
@@ -71,6 +105,8 @@ pub trait IntegerFormat: Unpack {
 pub struct Unpacked;
 
 impl Unpack for Unpacked {
+    const BY_CODES: Option<Codes> = None;
+
     type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
     type Pair<'a, S: Simd> = &'a [ByteLine; PAIR_QUADS];
 
@@ -92,6 +128,14 @@ impl Unpack for Unpacked {
     #[inline(always)]
     fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         simd.load_bytes(&pair[index].0)
+    }
+
+    fn codes<S: Simd>(_: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
+        unreachable!("codes are the weights");
+    }
+
+    fn scale<S: Simd>(_: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
+        unreachable!("there are no sub-scales");
     }
 }
 
