@@ -20,20 +20,26 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Simd::BYTE_TILE_ROWS`].
     const BYTE_TILE_ROWS: usize;
 
-    /// See [`Simd::CODE_ROWS`].
-    const CODE_ROWS: usize;
+    /// See [`Simd::BY_CODES`].
+    const BY_CODES: bool;
 
     /// See [`Simd::dot`]; half of it.
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
 
     /// See [`Simd::partial`].
-    fn partial(shares: [i16; 2]) -> i32;
+    fn partial(_shares: [i16; 2]) -> i32 {
+        unreachable!("weights are multiplied")
+    }
 
     /// See [`Simd::dot_codes`]; half of it.
-    fn dot_codes(self, acc: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+    fn dot_codes(self, _acc: __m256i, _codes: __m256i, _x: __m256i) -> __m256i {
+        unreachable!("weights are multiplied")
+    }
 
     /// See [`Simd::add_scaled`]; half of it.
-    fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i) -> __m256i;
+    fn add_scaled(self, _acc: __m256i, _partial: __m256i, _scale: __m256i) -> __m256i {
+        unreachable!("weights are multiplied")
+    }
 
     /// Runs `kernel` in a function compiled with the variant's instructions.
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
@@ -67,7 +73,7 @@ impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
     // Eight accumulators; a product needs two more registers for weights, two for their magnitudes, and two on the way.
     const BYTE_TILE_ROWS: usize = 4;
-    const CODE_ROWS: usize = usize::MAX;
+    const BY_CODES: bool = true;
 
     /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
@@ -127,7 +133,7 @@ impl<V: Variant> Simd for Ymm<V> {
     type Bytes = Int512;
 
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
-    const CODE_ROWS: usize = V::CODE_ROWS;
+    const BY_CODES: bool = V::BY_CODES;
 
     // 12 accumulators, two weights and a broadcast activation of 16 registers.
     const TILE_ROWS: usize = 6;

@@ -18,20 +18,26 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Simd::WEIGHT_BIAS`].
     const WEIGHT_BIAS: u8;
 
-    /// See [`Simd::CODE_ROWS`].
-    const CODE_ROWS: usize;
+    /// See [`Simd::BY_CODES`].
+    const BY_CODES: bool;
 
     /// See [`Simd::dot`].
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
 
     /// See [`Simd::partial`].
-    fn partial(shares: [i16; 2]) -> i32;
+    fn partial(_shares: [i16; 2]) -> i32 {
+        unreachable!("weights are multiplied")
+    }
 
     /// See [`Simd::dot_codes`].
-    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i;
+    fn dot_codes(self, _acc: __m512i, _codes: __m512i, _x: __m512i) -> __m512i {
+        unreachable!("weights are multiplied")
+    }
 
     /// See [`Simd::add_scaled`].
-    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i;
+    fn add_scaled(self, _acc: __m512i, _partial: __m512i, _scale: __m512i) -> __m512i {
+        unreachable!("weights are multiplied")
+    }
 
     /// Runs `kernel` in a function compiled with the variant's instructions.
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
@@ -70,7 +76,7 @@ impl Avx512 {
 
 impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
-    const CODE_ROWS: usize = usize::MAX;
+    const BY_CODES: bool = true;
 
     /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
@@ -116,7 +122,7 @@ impl<V: Variant> Simd for Zmm<V> {
     type Bytes = __m512i;
 
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
-    const CODE_ROWS: usize = V::CODE_ROWS;
+    const BY_CODES: bool = V::BY_CODES;
 
     // 24 accumulators, two weights, and a broadcast activation of 32 registers.
     const TILE_ROWS: usize = 12;

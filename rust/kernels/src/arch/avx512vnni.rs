@@ -23,30 +23,12 @@ impl Avx512Vnni {
 
 impl Variant for Vnni {
     const WEIGHT_BIAS: u8 = 128;
-    const CODE_ROWS: usize = 4;
+    const BY_CODES: bool = false;
 
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: `self` exists only where detection saw the instruction.
         unsafe { _mm512_dpbusd_epi32(acc, w, x) }
-    }
-
-    /// A partial sum is one number: its shares come together at once.
-    #[inline(always)]
-    fn partial([a, b]: [i16; 2]) -> i32 {
-        i32::from(a) + i32::from(b)
-    }
-
-    #[inline(always)]
-    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        self.dot(acc, codes, x)
-    }
-
-    /// The lower half of a partial sum is all of it.
-    #[inline(always)]
-    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
-        // SAFETY: `self` exists only where detection saw the instructions.
-        unsafe { _mm512_dpwssd_epi32(acc, partial, _mm512_and_si512(scale, _mm512_set1_epi32(0xffff))) }
     }
 
     #[inline(always)]

@@ -7,9 +7,9 @@ use std::arch::x86_64::*;
 use super::avx2::{Variant, Ymm, detect_common};
 use super::simd::Kernel;
 
-/// Writes a variant from its features and its instructions.
+/// Writes a variant from its features and its instruction.
 macro_rules! vnni {
-    ($(#[$doc:meta])* $variant:ident, $token:ident, $features:tt, [$($feature:tt),*], $dot:ident, $dot_pairs:ident) => {
+    ($(#[$doc:meta])* $variant:ident, $token:ident, $features:tt, [$($feature:tt),*], $dot:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $variant(());
@@ -29,30 +29,12 @@ macro_rules! vnni {
             const WEIGHT_BIAS: u8 = 128;
             // 12 accumulators, two weights and a broadcast activation of 16 registers.
             const BYTE_TILE_ROWS: usize = 6;
-            const CODE_ROWS: usize = 4;
+            const BY_CODES: bool = false;
 
             #[inline(always)]
             fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
                 // SAFETY: `self` exists only where detection saw the instruction.
                 unsafe { $dot(acc, w, x) }
-            }
-
-            /// A partial sum is one number: its shares come together at once.
-            #[inline(always)]
-            fn partial([a, b]: [i16; 2]) -> i32 {
-                i32::from(a) + i32::from(b)
-            }
-
-            #[inline(always)]
-            fn dot_codes(self, acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
-                self.dot(acc, codes, x)
-            }
-
-            /// The lower half of a partial sum is all of it.
-            #[inline(always)]
-            fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i) -> __m256i {
-                // SAFETY: `self` exists only where detection saw the instructions.
-                unsafe { $dot_pairs(acc, partial, _mm256_and_si256(scale, _mm256_set1_epi32(0xffff))) }
             }
 
             #[inline(always)]
@@ -72,12 +54,12 @@ macro_rules! vnni {
 
 vnni! {
     /// AVX2 with AVX-VNNI.
-    Vex, AvxVnni, "avx2,fma,f16c,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32, _mm256_dpwssd_avx_epi32
+    Vex, AvxVnni, "avx2,fma,f16c,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32
 }
 
 #[cfg(test)]
 vnni! {
     /// AVX2 with VNNI in the encoding of AVX-512.
     Evex, AvxVnniEvex, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", ["avx512f", "avx512vl", "avx512vnni"],
-    _mm256_dpbusd_epi32, _mm256_dpwssd_epi32
+    _mm256_dpbusd_epi32
 }

@@ -71,7 +71,7 @@ impl Simd for Scalar {
     type Bytes = U8x64;
 
     const WEIGHT_BIAS: u8 = 0;
-    const CODE_ROWS: usize = 0;
+    const BY_CODES: bool = true;
 
     // Sixteen xmm registers: two rows of one panel (8 accumulators) leave room for the weights.
     const TILE_ROWS: usize = 2;

@@ -40,9 +40,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// takes unsigned bytes there, else 0. Whoever multiplies subtracts this many times the sum of the other factor.
     const WEIGHT_BIAS: u8;
 
-    /// Rows of activations up to which multiplying codes, and the sums of groups with their sub-scales, is faster than
-    /// multiplying weights.
-    const CODE_ROWS: usize;
+    /// Whether it is faster to multiply codes, and what they add up to with their sub-scales, than to multiply weights.
+    const BY_CODES: bool;
 
     /// Rows of activations in a register tile of the floating-point matmul.
     const TILE_ROWS: usize;
@@ -146,15 +145,20 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// -128..=127, with the values of `x`, -127..=127. The bias is not taken off: the result is larger by its product
     /// with the sum of the lane's four `x`.
     fn dot(self, acc: Self::I32, w: Self::Bytes, x: Self::Bytes) -> Self::I32;
-    /// What begins a lane's partial sum for [`Simd::dot_codes`]: the numbers are two shares of it, of 16 bits each.
-    fn partial(shares: [i16; 2]) -> i32;
-    /// For each lane the partial sum `acc`, and four products of `codes`, 0..=63, with the values of `x`, -127..=127.
-    /// Partial sums are kept in shares, of the first two products and of the others: each must fit 16 bits, and so must
-    /// their sum.
-    fn dot_codes(self, acc: Self::I32, codes: Self::Bytes, x: Self::Bytes) -> Self::I32;
+    /// What begins a lane's partial sum for [`Simd::dot_codes`], from the shares of both halves.
+    fn partial(_shares: [i16; 2]) -> i32 {
+        unreachable!("weights are multiplied")
+    }
+    /// For each lane the partial sum `acc`, and four products of `codes`, 0..=63, with the values of `x`, -127..=127. A
+    /// partial sum may be kept in two shares of 16 bits, of the first two products and of the others.
+    fn dot_codes(self, _acc: Self::I32, _codes: Self::Bytes, _x: Self::Bytes) -> Self::I32 {
+        unreachable!("weights are multiplied")
+    }
     /// For each lane `acc` and the product of its partial sum with its factor, which `scale` holds twice, as two numbers
     /// of 16 bits.
-    fn add_scaled(self, acc: Self::I32, partial: Self::I32, scale: Self::Bytes) -> Self::I32;
+    fn add_scaled(self, _acc: Self::I32, _partial: Self::I32, _scale: Self::Bytes) -> Self::I32 {
+        unreachable!("weights are multiplied")
+    }
     /// Sixty-four bytes from memory.
     fn load_bytes(self, from: &[u8; LINE]) -> Self::Bytes;
     /// Writes sixty-four bytes.

@@ -52,19 +52,6 @@ impl Kernel for Everything<'_> {
             let total: i32 = x[4 * lane..][..4].iter().map(|byte| i32::from(*byte as i8)).sum();
             *sum -= i32::from(S::WEIGHT_BIAS) * total;
         }
-        // The sum of a group's weights, code - 8 times what sixteen inputs are, in one partial sum; then times a scale.
-        let codes = simd.and(a, simd.splat_byte(0x0f));
-        let share = |x: &[u8]| -8 * 4 * x.iter().map(|byte| i16::from(*byte as i8)).sum::<i16>();
-        let starts = std::array::from_fn(|i| S::partial([share(&x[4 * i..][..2]), share(&x[4 * i + 2..][..2])]));
-        let mut partial = simd.load_i32(&starts);
-        for _ in 0..4 {
-            partial = simd.dot_codes(partial, codes, simd.load_bytes(&x));
-        }
-        let scale = simd.and(simd.spread(sixteen), simd.splat_quad([0x0f, 0, 0x0f, 0]));
-        let mut groups = [0; LANES];
-        simd.store_i32(simd.add_scaled(start, partial, scale), &mut groups);
-        seen.extend(groups.into_iter().flat_map(i32::to_ne_bytes));
-
         let total = simd.add_i32(simd.load_i32(&sums), simd.splat_i32(i32::MAX));
         simd.store_i32(total, &mut sums);
         seen.extend(sums.into_iter().flat_map(i32::to_ne_bytes));
@@ -74,6 +61,36 @@ impl Kernel for Everything<'_> {
         let selected = simd.to_array(simd.select_greater(x, simd.splat(0.5), x, y));
         seen.extend(selected.into_iter().flat_map(f32::to_ne_bytes));
         seen
+    }
+}
+
+/// A group's products by codes, where that is how they are multiplied.
+struct ByCodes<'a>(Everything<'a>);
+
+impl Kernel for ByCodes<'_> {
+    type Output = Option<[i32; LANES]>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        if !S::BY_CODES {
+            return None;
+        }
+        let Everything { a, b, .. } = self.0;
+        let x = b.map(|byte| (byte as i8).max(-127) as u8);
+        let codes = simd.and(simd.load_bytes(a), simd.splat_byte(0x0f));
+        let scale = simd.and(simd.spread(b.first_chunk().expect("sixteen")), simd.splat_quad([0x0f, 0, 0x0f, 0]));
+        // Sixteen inputs: four quads that are all the same.
+        let share = |x: &[u8]| -8 * 4 * x.iter().map(|byte| i16::from(*byte as i8)).sum::<i16>();
+        let mut partial = simd.load_i32(&std::array::from_fn(|i| {
+            let (first, second) = x[4 * i..][..4].split_at(2);
+            S::partial([share(first), share(second)])
+        }));
+        for _ in 0..4 {
+            partial = simd.dot_codes(partial, codes, simd.load_bytes(&x));
+        }
+        let mut sums = [0; LANES];
+        simd.store_i32(simd.add_scaled(simd.splat_i32(-1_000_003), partial, scale), &mut sums);
+        Some(sums)
     }
 }
 
@@ -90,6 +107,13 @@ proptest! {
         let expected = Isa::named("scalar").expect("everywhere").run(kernel());
         for isa in Isa::available() {
             prop_assert!(isa.run(kernel()) == expected, "{}", isa.name());
+            let sums = isa.run(ByCodes(kernel()));
+            for (lane, sum) in sums.into_iter().flatten().enumerate() {
+                let products = (4 * lane..4 * lane + 4)
+                    .map(|i| (i32::from(a[i] & 0x0f) - 8) * i32::from((b[i] as i8).max(-127)));
+                let expected = 4 * products.sum::<i32>() * i32::from(b[lane] & 0x0f) - 1_000_003;
+                prop_assert_eq!(sum, expected, "{}", isa.name());
+            }
         }
     }
 }

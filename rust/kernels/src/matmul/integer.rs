@@ -117,11 +117,6 @@ const fn few_rows<S: Simd>() -> usize {
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
 }
 
-/// Whether formats multiply codes in tiles of so many rows, as far as they can.
-const fn by_codes<S: Simd>(rows: usize) -> bool {
-    rows <= S::CODE_ROWS
-}
-
 /// Asks an instruction set for the tiles of `m` rows, and whether codes are multiplied in them.
 struct TileRows {
     m: usize,
@@ -134,7 +129,7 @@ impl Kernel for TileRows {
     fn run<S: Simd>(self, _: S) -> (Rows, bool) {
         let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
         let rows = few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few);
-        (rows, by_codes::<S>(rows.of_tile()))
+        (rows, S::BY_CODES)
     }
 }
 
@@ -294,7 +289,7 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
             let next_weights = lines.map(|lines| lines.as_ptr().wrapping_add(next_line));
             let share = F::first_line(UNPACKED_BLOCKS).div_ceil(tiles);
             let out = last.then_some((&mut *self.out, columns.clone()));
-            if const { F::UNPACK_FIRST && !by_codes::<S>(R) } {
+            if const { F::UNPACK_FIRST && !S::BY_CODES } {
                 for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
                     simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
                 }
@@ -349,7 +344,7 @@ impl<F: IntegerFormat, const R: usize, const P: usize> Kernel for Streams<'_, '_
     fn run<S: Simd>(self, simd: S) {
         let Self { of, first, groups } = self;
         let x = of.x.tile::<R>(0);
-        let starts = if const { by_codes::<S>(R) } { of.x.starts(0) } else { &[] };
+        let starts = if S::BY_CODES { of.x.starts(0) } else { &[] };
         let mut sums = [[[0.0; LANES]; P]; R];
         for group in 0..groups {
             let (steps, lines) = of.panels::<P>(first + group * P);
@@ -410,8 +405,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R
                 ahead = Ahead::Tile { blocks: tile_of(tile + 1), first: blocks.start, rows };
             }
             let (tile_x, blocks, format) = (tile_of(tile), blocks.clone(), PhantomData::<U>);
-            let starts =
-                if const { by_codes::<S>(R) } { &x.starts(first_tile + tile)[blocks.clone()] } else { &[][..] };
+            let starts = if S::BY_CODES { &x.starts(first_tile + tile)[blocks.clone()] } else { &[][..] };
             let sums = &mut sums[tile];
             Micro { x: tile_x, starts, blocks, steps, lines, first_block, ahead, sums, format }.run(simd);
             if let Some((out, columns)) = &mut self.out {
@@ -481,15 +475,10 @@ enum Ahead<'a, const R: usize> {
 }
 
 impl<const R: usize> Ahead<'_, R> {
-    /// Asks for a share of it, at part `index` of a block.
+    /// Asks for a share of it, at part `index` of a block and panel `p`: a little at a time, since whoever asks for more
+    /// than the cache can wait for waits himself.
     #[inline(always)]
-    fn prefetch<S: Simd, U: Unpack, const P: usize>(
-        &self,
-        simd: S,
-        block: usize,
-        index: usize,
-        lines: &[&[ByteLine]; P],
-    ) {
+    fn prefetch<S: Simd, U: Unpack>(&self, simd: S, block: usize, index: usize, p: usize, lines: &[ByteLine]) {
         match self {
             Self::Weights { end, skip } => {
                 let first = U::first_line(block);
@@ -497,11 +486,10 @@ impl<const R: usize> Ahead<'_, R> {
                 for line in 0..each {
                     let line = first + index * each + line + PREFETCH_LINES;
                     let line = if line < *end { line } else { line + skip };
-                    for lines in lines {
-                        simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
-                    }
+                    simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
                 }
             }
+            Self::Tile { .. } if p > 0 => {}
             Self::Tile { blocks, first, rows } => {
                 let block = block - first;
                 if let Some(block) = blocks.get(block) {
@@ -547,7 +535,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { x, starts: code_starts, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
-        let codes = const { if by_codes::<S>(R) { U::BY_CODES } else { None } };
+        let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
@@ -566,13 +554,18 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
                 if let Some(codes) = codes {
                     let each = PAIR_QUADS / codes.quads;
                     let starts = &code_starts[block - first][first_start(codes) + index * each..][..each];
-                    unroll!(p in 0..P { add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads, starts) });
+                    unroll!(p in 0..P {
+                        add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads, starts);
+                        ahead.prefetch::<S, U>(simd, block, index, p, lines[p]);
+                    });
                 } else {
                     unroll!(q in [0 1 2 3 4 5 6 7] {
-                        add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q])
+                        add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
+                        if q % 2 == 1 && q / 2 < P {
+                            ahead.prefetch::<S, U>(simd, block, index, q / 2, lines[q / 2]);
+                        }
                     });
                 }
-                ahead.prefetch::<S, U, P>(simd, block, index, &lines);
             }
             let mut step = [simd.splat(0.0); P];
             unroll!(p in 0..P { step[p] = simd.load_f16(&steps[p][block * BLOCK / SUPER]) });
