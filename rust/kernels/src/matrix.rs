@@ -149,7 +149,7 @@ impl PackedMatrix {
             // translation.
             let data = PageSlice::zeroed_in_huge_pages(bytes)?;
             let panel_steps = format.panel_steps(cols);
-            let steps = PageSlice::zeroed(panel_steps * panels.len())?;
+            let steps = PageSlice::zeroed_in_huge_pages(panel_steps * panels.len())?;
             bands.push(Band { format, panels, panel_bytes, panel_steps, data, steps });
             rows += count;
         }

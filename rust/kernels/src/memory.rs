@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Mutex;
 
 use bytemuck::Pod;
 
@@ -51,35 +52,18 @@ impl<T: Pod> PageSlice<T> {
         Ok(Self { start: start.cast(), len, owner: PhantomData })
     }
 
-    /// As [`PageSlice::zeroed`], in pages of 2 MiB as far as whole ones fit in; those are then also taken from the system
-    /// 2 MiB at a time. Where the system has none to give, all is as with small pages.
+    /// As [`PageSlice::zeroed`], in pages of 2 MiB, which slices made one after the other share where they meet. Memory is
+    /// then taken from the system 2 MiB at a time; where it has no such pages to give, all is as with small ones.
     ///
     /// # Errors
     /// As [`PageSlice::zeroed`].
     pub fn zeroed_in_huge_pages(len: usize) -> Result<Self, AllocError> {
         let bytes = len.saturating_mul(size_of::<T>());
-        if bytes < HUGE_PAGE || bytes > isize::MAX as usize - HUGE_PAGE {
+        if bytes == 0 || bytes > isize::MAX as usize - 2 * HUGE_PAGE {
             return Self::zeroed(len);
         }
-        // The system puts mappings anywhere: of a larger one, what begins with a huge page is kept.
-        let mapped = map(bytes + HUGE_PAGE)?;
-        let before = mapped.addr().get().next_multiple_of(HUGE_PAGE) - mapped.addr().get();
-        // SAFETY: asks for a constant.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
-        let used = bytes.next_multiple_of(page);
-        // SAFETY: all three pieces lie in the mapping just made, and nobody has seen it; the first and the last begin and
-        // end with pages and are given back, and advice about the middle does not change what it holds.
-        let start = unsafe {
-            let start = mapped.add(before);
-            for (start, bytes) in [(mapped, before), (start.add(used), HUGE_PAGE - before - (used - bytes))] {
-                if bytes > 0 {
-                    libc::munmap(start.as_ptr().cast(), bytes);
-                }
-            }
-            #[cfg(target_os = "linux")]
-            libc::madvise(start.as_ptr().cast(), used, libc::MADV_HUGEPAGE);
-            start
-        };
+        // Small steps add up: what a limit on the address space would forbid in advance may still fit.
+        let start = take_of_region(bytes).or_else(|_| map(bytes))?;
         Ok(Self { start: start.cast(), len, owner: PhantomData })
     }
 }
@@ -88,6 +72,51 @@ impl<T: Pod> PageSlice<T> {
 const SMALL_PAGE: usize = 4096;
 
 const HUGE_PAGE: usize = 2 << 20;
+
+/// Address space that is mapped at once for many slices. Costs nothing until it is written.
+const REGION: usize = 256 << 20;
+
+/// What is left of the newest region: its first address and its bytes.
+static REGION_LEFT: Mutex<(usize, usize)> = Mutex::new((0, 0));
+
+/// Memory from the newest region, or, if it is much, of its own. Each slice unmaps its part of a region by itself.
+fn take_of_region(bytes: usize) -> Result<NonNull<u8>, AllocError> {
+    // SAFETY: asks for a constant.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
+    let bytes = bytes.next_multiple_of(page);
+    // Whoever holds the lock may be a thread that a fork left behind.
+    let Ok(mut left) = REGION_LEFT.try_lock() else { return map_in_huge_pages(bytes) };
+    if bytes > REGION / 4 {
+        return map_in_huge_pages(bytes);
+    }
+    if left.1 < bytes {
+        let region = map_in_huge_pages(REGION)?;
+        let (start, rest) = std::mem::replace(&mut *left, (region.as_ptr().expose_provenance(), REGION));
+        // SAFETY: it was left of a region, so no slice has it.
+        unsafe { unmap(std::ptr::with_exposed_provenance_mut(start), rest) };
+    }
+    let start = NonNull::new(std::ptr::with_exposed_provenance_mut(left.0));
+    *left = (left.0 + bytes, left.1 - bytes);
+    start.ok_or(AllocError { bytes: bytes as u64 })
+}
+
+/// New memory of whole pages, all zero, that begins with a huge page.
+fn map_in_huge_pages(bytes: usize) -> Result<NonNull<u8>, AllocError> {
+    // The system puts mappings anywhere: of a larger one, what begins with a huge page is kept.
+    let mapped = map(bytes + HUGE_PAGE)?;
+    let before = mapped.addr().get().next_multiple_of(HUGE_PAGE) - mapped.addr().get();
+    // SAFETY: the pieces lie in the mapping just made, which nobody has seen, and begin with pages; advice about memory
+    // does not change what it holds.
+    let start = unsafe {
+        let start = mapped.add(before);
+        unmap(mapped.as_ptr(), before);
+        unmap(start.add(bytes).as_ptr(), HUGE_PAGE - before);
+        #[cfg(target_os = "linux")]
+        libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
+        start
+    };
+    Ok(start)
+}
 
 /// New memory, all zero.
 fn map(bytes: usize) -> Result<NonNull<u8>, AllocError> {
@@ -105,6 +134,17 @@ fn map(bytes: usize) -> Result<NonNull<u8>, AllocError> {
     NonNull::new(start.cast::<u8>())
         .filter(|start| start.as_ptr().cast() != libc::MAP_FAILED)
         .ok_or(AllocError { bytes: bytes as u64 })
+}
+
+/// Gives memory of [`map`] back.
+///
+/// # Safety
+/// `start` is the start of a page of a mapping, and from there on `bytes` belong to the caller; nothing borrows them.
+unsafe fn unmap(start: *mut u8, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: as the caller promised.
+        unsafe { libc::munmap(start.cast(), bytes) };
+    }
 }
 
 /// Room for what one operation leaves to the next, kept from call to call.
@@ -153,11 +193,8 @@ impl<T> DerefMut for PageSlice<T> {
 
 impl<T> Drop for PageSlice<T> {
     fn drop(&mut self) {
-        let bytes = self.len * size_of::<T>();
-        if bytes > 0 {
-            // SAFETY: the mapping was made by `zeroed` with this length and nothing borrows it any more.
-            unsafe { libc::munmap(self.start.as_ptr().cast(), bytes) };
-        }
+        // SAFETY: a slice owns the pages that it begins on, up to its end, and nothing borrows it any more.
+        unsafe { unmap(self.start.as_ptr().cast(), self.len * size_of::<T>()) };
     }
 }
 
@@ -182,12 +219,21 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_begin_where_huge_pages_do() {
-        for len in [1, 4095, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (5 << 20) + 4096] {
-            let mut slice = PageSlice::<u8>::zeroed_in_huge_pages(len).unwrap();
-            assert!(slice.iter().all(|byte| *byte == 0) && slice.len() == len);
-            assert!(len < HUGE_PAGE || slice.as_ptr().addr().is_multiple_of(HUGE_PAGE));
-            slice[len - 1] = 1;
+    fn slices_in_huge_pages_are_their_own() {
+        let lens = [1, 4095, 4096, HUGE_PAGE - 1, HUGE_PAGE, (5 << 20) + 4096, REGION / 4 + 1, REGION / 4, 100];
+        for _ in 0..3 {
+            let mut slices: Vec<_> =
+                lens.iter().map(|len| PageSlice::<u8>::zeroed_in_huge_pages(*len).unwrap()).collect();
+            for (number, (slice, len)) in (1..).zip(slices.iter_mut().zip(lens)) {
+                assert!(slice.iter().all(|byte| *byte == 0) && slice.len() == len);
+                assert_eq!(slice.as_ptr().addr() % SMALL_PAGE, 0);
+                slice.fill(number);
+            }
+            slices.remove(2);
+            slices.remove(4);
+            for slice in slices {
+                assert!(slice.iter().all(|byte| *byte == slice[0]));
+            }
         }
         assert!(PageSlice::<u64>::zeroed_in_huge_pages(usize::MAX / 4).is_err());
     }
