@@ -4,6 +4,8 @@
 //! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by
 //! quad.
 
+use std::ops::Range;
+
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
@@ -14,7 +16,10 @@ use crate::{Exec, PoolError};
 pub(super) const BLOCK_WORDS: usize = 2 + BLOCK_QUADS;
 
 /// Inputs below which waking the threads costs more than it saves.
-const INLINE_INPUTS: usize = 16 * 1024;
+const INLINE_INPUTS: usize = 4 * 1024;
+
+/// Tasks that even out the speeds of threads.
+const TASKS_A_THREAD: usize = 4;
 
 /// The words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` is what takes the
 /// bias of the weights off the products; a quad is four bytes.
@@ -56,30 +61,30 @@ impl<'a> Activations<'a> {
         by_codes: bool,
         buffer: &'a mut Scratch<i32>,
     ) -> Result<Self, PoolError> {
-        let tiles = x.len().checked_div(k).unwrap_or(0).div_ceil(tile_rows);
-        let [tile_words, tile_starts] = [BLOCK_WORDS, START_WORDS].map(|words| blocks(k) * words * tile_rows);
-        let tile_starts = if by_codes { tile_starts } else { 0 };
-        let (words, starts) = buffer.take(tiles * (tile_words + tile_starts)).split_at_mut(tiles * tile_words);
-        let word_tiles = Tiles::of_rows(words, tile_words, 1);
-        let start_tiles = Tiles::of_rows(starts, tile_starts, 1);
-        let quantize = |tile: usize| {
-            let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
-            let mut words = word_tiles.take(tile);
-            let words = words.contiguous();
-            let mut starts = by_codes.then(|| start_tiles.take(tile));
-            let starts = starts.as_mut().map_or(&mut [][..], |starts| starts.contiguous());
-            if rows.len() < tile_rows {
-                words.fill(0);
-                starts.fill(0);
-            }
-            for (row, x) in rows.enumerate() {
-                exec.isa.run(QuantizeRow { x, row, tile_rows, words, starts });
-            }
+        // Rows are cut into tiles, and tiles into blocks: few rows are enough for all threads.
+        let pieces = x.len().checked_div(k).unwrap_or(0).div_ceil(tile_rows) * blocks(k);
+        let [piece_words, piece_starts] = [BLOCK_WORDS, START_WORDS].map(|words| words * tile_rows);
+        let piece_starts = if by_codes { piece_starts } else { 0 };
+        let (words, starts) = buffer.take(pieces * (piece_words + piece_starts)).split_at_mut(pieces * piece_words);
+        let share = pieces.div_ceil(TASKS_A_THREAD * exec.pool.threads()).max(1);
+        let tasks = Tiles::of_rows(words, piece_words, share);
+        let task_starts = Tiles::of_rows(starts, piece_starts, share);
+        let quantize = |task: usize| {
+            let mut words = tasks.take(task);
+            let mut starts = by_codes.then(|| task_starts.take(task));
+            exec.isa.run(QuantizePieces {
+                x,
+                k,
+                tile_rows,
+                pieces: words.rows(),
+                words: words.contiguous(),
+                starts: starts.as_mut().map_or(&mut [], |starts| starts.contiguous()),
+            });
         };
         if x.len() < INLINE_INPUTS {
-            (0..tiles).for_each(quantize);
+            (0..tasks.len()).for_each(quantize);
         } else {
-            exec.run(tiles, quantize)?;
+            exec.run(tasks.len(), quantize)?;
         }
         Ok(Self { words, starts, blocks: blocks(k), tile_rows })
     }
@@ -107,69 +112,92 @@ impl<'a> Activations<'a> {
     }
 }
 
-struct QuantizeRow<'a> {
+/// Quantizes blocks of tiles, which follow each other tile by tile.
+struct QuantizePieces<'a> {
+    /// All rows.
     x: &'a [f32],
-    /// The row's place in the tile.
-    row: usize,
+    k: usize,
     tile_rows: usize,
-    /// The tile's words.
+    pieces: Range<usize>,
     words: &'a mut [i32],
-    /// What the tile's partial sums begin with, if codes will be multiplied.
+    /// What partial sums begin with, if codes will be multiplied.
     starts: &'a mut [i32],
 }
 
-impl Kernel for QuantizeRow<'_> {
+impl Kernel for QuantizePieces<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, row, tile_rows, words, starts } = self;
+        let Self { x, k, tile_rows, pieces, words, starts } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
-        for (x, words) in x.chunks(BLOCK).zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
-            let mut padded;
-            let x: &[[f32; LANES]; BLOCK / LANES] = match x.as_chunks().0.try_into() {
-                Ok(whole) => whole,
-                Err(_) => {
-                    padded = [[0.0; LANES]; BLOCK / LANES];
-                    padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
-                    &padded
-                }
-            };
-            let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
-            for x in x {
-                let x = simd.load(x);
-                largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
-                // 0, or NaN from an infinity or a NaN: what it is multiplied into then is NaN too, not some number.
-                not_finite = simd.mul_add(x, simd.splat(0.0), not_finite);
+        for (piece, words) in pieces.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
+            let (tile, block) = (piece / blocks(k), piece % blocks(k));
+            let starts = starts.next().unwrap_or_default();
+            let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
+            if rows.len() < tile_rows {
+                words.fill(0);
+                starts.fill(0);
             }
-            let largest = simd.reduce_max(largest);
-            let scale = largest / 127.0 + simd.reduce_add(not_finite);
-            let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-            let mut sum = simd.splat_i32(0);
-            let mut codes = [[0; LANES]; BLOCK / LANES];
-            for (x, codes) in x.iter().zip(&mut codes) {
-                let code = simd.to_i32(simd.mul(simd.load(x), inverse));
-                sum = simd.add_i32(sum, code);
-                simd.store_i8(code, codes);
-            }
-            let mut sums = [0; LANES];
-            simd.store_i32(sum, &mut sums);
-            words[row] = scale.to_bits().cast_signed();
-            // Of what is not finite the codes are anything; the scale is what makes it NaN.
-            let sum = sums.into_iter().fold(0i32, i32::wrapping_add);
-            words[tile_rows + row] = sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS));
-            let quads = codes.as_flattened().as_chunks::<4>().0;
-            for (quad, word) in quads.iter().zip(words[2 * tile_rows + row..].iter_mut().step_by(tile_rows)) {
-                *word = bytemuck::cast(*quad);
-            }
-            if let Some(starts) = starts.next() {
-                for kind in STARTS {
-                    let words = starts[first_start(kind) * tile_rows + row..].iter_mut().step_by(tile_rows);
-                    for (quads, word) in quads.chunks_exact(kind.quads).zip(words) {
-                        *word = S::partial(shares(quads).map(|share| -kind.offset * share));
+            for (row, x) in rows.enumerate() {
+                let x = &x[block * BLOCK..k.min((block + 1) * BLOCK)];
+                match x.as_chunks().0.try_into() {
+                    Ok(whole) => quantize_block(simd, whole, row, tile_rows, words, starts),
+                    Err(_) => {
+                        let mut padded = [[0.0; LANES]; BLOCK / LANES];
+                        padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
+                        quantize_block(simd, &padded, row, tile_rows, words, starts);
                     }
                 }
             }
+        }
+    }
+}
+
+/// Quantizes what row `row` of a tile holds in one block, to the tile's words.
+#[inline(always)]
+fn quantize_block<S: Simd>(
+    simd: S,
+    x: &[[f32; LANES]; BLOCK / LANES],
+    row: usize,
+    tile_rows: usize,
+    words: &mut [i32],
+    starts: &mut [i32],
+) {
+    let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
+    for x in x {
+        let x = simd.load(x);
+        largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
+        // 0, or NaN from an infinity or a NaN: what it is multiplied into then is NaN too, not some number.
+        not_finite = simd.mul_add(x, simd.splat(0.0), not_finite);
+    }
+    let largest = simd.reduce_max(largest);
+    let scale = largest / 127.0 + simd.reduce_add(not_finite);
+    let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let mut sum = simd.splat_i32(0);
+    let mut codes = [[0; LANES]; BLOCK / LANES];
+    for (x, codes) in x.iter().zip(&mut codes) {
+        let code = simd.to_i32(simd.mul(simd.load(x), inverse));
+        sum = simd.add_i32(sum, code);
+        simd.store_i8(code, codes);
+    }
+    let mut sums = [0; LANES];
+    simd.store_i32(sum, &mut sums);
+    words[row] = scale.to_bits().cast_signed();
+    // Of what is not finite the codes are anything; the scale is what makes it NaN.
+    let sum = sums.into_iter().fold(0i32, i32::wrapping_add);
+    words[tile_rows + row] = sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS));
+    let quads = codes.as_flattened().as_chunks::<4>().0;
+    for (quad, word) in quads.iter().zip(words[2 * tile_rows + row..].iter_mut().step_by(tile_rows)) {
+        *word = bytemuck::cast(*quad);
+    }
+    if starts.is_empty() {
+        return;
+    }
+    for kind in STARTS {
+        let words = starts[first_start(kind) * tile_rows + row..].iter_mut().step_by(tile_rows);
+        for (quads, word) in quads.chunks_exact(kind.quads).zip(words) {
+            *word = S::partial(shares(quads).map(|share| -kind.offset * share));
         }
     }
 }

@@ -240,15 +240,15 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
     /// One tile of rows, with weights as they come from memory.
     #[inline(always)]
     fn few<S: Simd, const R: usize>(&mut self, simd: S) {
-        let streams = const { streams::<S>(R) };
-        let groups = (self.end - self.column) / (streams * LANES);
-        match streams {
+        let side_by_side = streams::<S>(R);
+        let groups = (self.end - self.column) / (side_by_side * LANES);
+        match const { streams::<S>(R) } {
             4 => simd.vectorize(Streams::<_, R, 4> { of: self, first: 0, groups }),
             2 => simd.vectorize(Streams::<_, R, 2> { of: self, first: 0, groups }),
             _ => simd.vectorize(Streams::<_, R, 1> { of: self, first: 0, groups }),
         }
         let rest = (self.end - self.column).div_ceil(LANES);
-        simd.vectorize(Streams::<_, R, 1> { of: self, first: groups * streams, groups: rest });
+        simd.vectorize(Streams::<_, R, 1> { of: self, first: groups * side_by_side, groups: rest });
     }
 
     /// Any number of tiles of rows, with weights that are unpacked once for all of them.
@@ -279,7 +279,7 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
     ) {
         let (steps, lines) = self.panels::<P>(panel);
         let tiles = self.out.rows().len().div_ceil(R);
-        let sums = &mut sums.as_chunks_mut().0.as_chunks_mut().0[..tiles];
+        let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..tiles];
         let columns = self.column..self.end.min(self.column + P * LANES);
         let (x, first_tile) = (self.x, self.out.rows().start / R);
         for first in (0..self.blocks).step_by(UNPACKED_BLOCKS) {
@@ -287,42 +287,20 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
             let last = blocks.end == self.blocks;
             let next_line = if last { P * self.panel_lines } else { F::first_line(blocks.end) };
             let next_weights = lines.map(|lines| lines.as_ptr().wrapping_add(next_line));
-            let share = F::first_line(UNPACKED_BLOCKS).div_ceil(tiles);
+            let next_lines = F::first_line(UNPACKED_BLOCKS).div_ceil(tiles);
             let out = last.then_some((&mut *self.out, columns.clone()));
-            if const { F::UNPACK_FIRST && !S::BY_CODES } {
+            let unpack = const { F::UNPACK_FIRST && !S::BY_CODES };
+            if unpack {
                 for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
                     simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
                 }
+            }
+            let pass = Pass { x, first_tile, blocks, steps, next_weights, next_lines, sums, out };
+            if unpack {
                 let lines = std::array::from_fn(|p| &room[p * UNPACKED_LINES..][..UNPACKED_LINES]);
-                let (first_block, format) = (first, PhantomData::<Unpacked>);
-                let next = (next_weights, share);
-                simd.vectorize(RowTiles::<_, R, P> {
-                    x,
-                    first_tile,
-                    blocks,
-                    steps,
-                    lines,
-                    first_block,
-                    next_weights: next,
-                    sums,
-                    out,
-                    format,
-                });
+                simd.vectorize(RowTiles { pass, lines, first_block: first, format: PhantomData::<Unpacked> });
             } else {
-                let (first_block, format) = (0, PhantomData::<F>);
-                let next = (next_weights, share);
-                simd.vectorize(RowTiles::<_, R, P> {
-                    x,
-                    first_tile,
-                    blocks,
-                    steps,
-                    lines,
-                    first_block,
-                    next_weights: next,
-                    sums,
-                    out,
-                    format,
-                });
+                simd.vectorize(RowTiles { pass, lines, first_block: 0, format: PhantomData::<F> });
             }
         }
         self.column = columns.end;
@@ -365,31 +343,37 @@ impl<F: IntegerFormat, const R: usize, const P: usize> Kernel for Streams<'_, '_
 
 /// Some blocks of P panels, times all tiles of a task.
 struct RowTiles<'a, 'o, U, const R: usize, const P: usize> {
+    pass: Pass<'a, 'o, R, P>,
+    lines: [&'a [ByteLine]; P],
+    /// The block at the beginning of `lines`.
+    first_block: usize,
+    format: PhantomData<U>,
+}
+
+/// What [`RowTiles`] has to do, however the weights are stored.
+struct Pass<'a, 'o, const R: usize, const P: usize> {
     x: &'a Activations<'a>,
     first_tile: usize,
     blocks: Range<usize>,
     steps: [&'a [Steps]; P],
-    lines: [&'a [ByteLine]; P],
-    /// The block at the beginning of `lines`.
-    first_block: usize,
-    /// Where the weights are that come next, and how many lines of them each tile asks for.
-    next_weights: ([*const ByteLine; P], usize),
+    /// The weights that come next, and how many lines of each panel a tile asks for.
+    next_weights: [*const ByteLine; P],
+    next_lines: usize,
     sums: &'a mut [[[[f32; LANES]; P]; R]],
     /// After the last block, the columns that the sums are.
     out: Option<(&'a mut Tile<'o, f32>, Range<usize>)>,
-    format: PhantomData<U>,
 }
 
 impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R, P> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let Self { x, first_tile, blocks, steps, lines, first_block, sums, .. } = self;
+    fn run<S: Simd>(self, simd: S) {
+        let Self { pass, lines, first_block, .. } = self;
+        let Pass { x, first_tile, blocks, steps, next_weights, next_lines, sums, mut out } = pass;
         let tile_of = |tile: usize| &x.tile::<R>(first_tile + tile)[blocks.clone()];
-        let (next_weights, share) = self.next_weights;
         for tile in 0..sums.len() {
-            for line in tile * share..(tile + 1) * share {
+            for line in tile * next_lines..(tile + 1) * next_lines {
                 for weights in next_weights {
                     simd.prefetch(weights.wrapping_add(line).cast());
                 }
@@ -397,7 +381,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R
             let mut ahead = Ahead::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
             if tile + 1 < sums.len() {
                 let next_sums = sums[tile + 1].each_ref().map(|row| row.as_flattened().as_ptr());
-                let outputs = self.out.as_mut().map(|(out, columns)| {
+                let outputs = out.as_mut().map(|(out, columns)| {
                     let last = out.rows().len() - 1;
                     std::array::from_fn(|row| out.row(last.min((tile + 1) * R + row))[columns.clone()].as_ptr())
                 });
@@ -408,7 +392,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R
             let starts = if S::BY_CODES { &x.starts(first_tile + tile)[blocks.clone()] } else { &[][..] };
             let sums = &mut sums[tile];
             Micro { x: tile_x, starts, blocks, steps, lines, first_block, ahead, sums, format }.run(simd);
-            if let Some((out, columns)) = &mut self.out {
+            if let Some((out, columns)) = &mut out {
                 write(sums, out, tile * R, columns);
             }
         }
