@@ -42,7 +42,7 @@ lint: $(VENV)/ready ## formatting, lints and types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-develop: $(VENV)/ready ## install a developer build (optimized, incremental, no LTO)
+develop: $(VENV)/ready ## install a developer build (optimized, no LTO)
 	$(MATURIN) develop --quiet
 
 release: $(VENV)/ready ## install the release build
