@@ -18,13 +18,14 @@ import ferrule
 
 
 def anonymous_bytes() -> int:
+    """Anonymous memory of this process."""
     status = Path("/proc/self/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    assert found, "RssAnon is there since Linux 4.5"
-    return int(found[1]) * 1024
+    [kilobytes] = re.findall(r"RssAnon:\s+(\d+) kB", status)
+    return int(kilobytes) * 1024
 
 
 def main() -> None:
+    """Measure and print a record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="llama-1b")
     parser.add_argument("--quantization", default="int4")

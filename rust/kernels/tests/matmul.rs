@@ -99,6 +99,35 @@ proptest! {
     }
 }
 
+/// The largest codes and activations there are, of either sign, must not meet the end of 16 bits anywhere.
+#[test]
+fn extremes_are_exact() {
+    const K: usize = 256;
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| Format::ALL.iter().map(move |f| (isa, *f))) {
+        with_exec(isa, 1, |exec| {
+            // Rows of one sign, of either; rows whose signs change with each input, and with each two.
+            let sign =
+                |row: usize, input: usize| [1.0, -1.0, [1.0, -1.0][input % 2], [1.0, -1.0][input / 2 % 2]][row % 4];
+            let signs = |rows: usize, size: f32| (0..rows * K).map(|i| size * sign(i / K, i % K)).collect::<Vec<_>>();
+            let source = Dense { cols: K, values: signs(32, 2.0) };
+            let w = PackedMatrix::pack(exec, &[(format, 32)], K, &source).unwrap();
+            let mut row = vec![0.0; K];
+            for m in [1, 4, 32] {
+                let x = signs(m, 127.0);
+                let out = product(exec, &x, &w);
+                for column in 0..32 {
+                    w.read_row(column, &mut row);
+                    for (x, out) in x.chunks(K).zip(out.chunks(32)) {
+                        let exact: f64 = x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                        let error = (f64::from(out[column]) - exact).abs();
+                        assert!(error <= 1e-5 * exact.abs() + 1e-2, "{format:?} {isa:?}: {} {exact}", out[column]);
+                    }
+                }
+            }
+        });
+    }
+}
+
 /// Enough rows for every height of tile, and K past the blocks of all of them but the lowest.
 const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 40, 100];
 const K: usize = 1033;
@@ -306,9 +335,11 @@ fn nothing_in_gives_nothing_out() {
     with_exec(Isa::best(), 2, |exec| {
         let w = packed(exec, Format::F32, 17, 5, 1);
         matmul(exec, &[], &w, &mut []).unwrap();
-        let w = packed(exec, Format::F32, 17, 0, 1);
-        let mut out = [f32::NAN; 34];
-        matmul(exec, &[], &w, &mut out).unwrap();
-        assert_eq!(out, [0.0; 34]);
+        for format in Format::ALL {
+            let w = packed(exec, *format, 17, 0, 1);
+            let mut out = [f32::NAN; 40 * 17];
+            matmul(exec, &[], &w, &mut out).unwrap();
+            assert_eq!(out, [0.0; 40 * 17]);
+        }
     });
 }

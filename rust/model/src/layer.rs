@@ -128,9 +128,12 @@ pub(crate) fn feed_forward(
 ) -> Result<(), PoolError> {
     let FfnSpec::Gated { intermediate_size, activation, .. } = *spec;
     let width = layer.gate_up.weight.cols();
-    let inner = gate_up.take(FFN_ROWS.min(x.len() / width) * 2 * intermediate_size);
-    let activated = activated.take(FFN_ROWS.min(x.len() / width) * intermediate_size);
-    for (x, out) in x.chunks(FFN_ROWS * width).zip(out.chunks_mut(FFN_ROWS * width)) {
+    let rows = x.len() / width;
+    // Pieces of the same size: a last one of one row would read all weights for it.
+    let piece = rows.div_ceil(rows.div_ceil(FFN_ROWS).max(1)).max(1);
+    let inner = gate_up.take(piece * 2 * intermediate_size);
+    let activated = activated.take(piece * intermediate_size);
+    for (x, out) in x.chunks(piece * width).zip(out.chunks_mut(piece * width)) {
         let rows = x.len() / width;
         let (inner, activated) =
             (&mut inner[..rows * 2 * intermediate_size], &mut activated[..rows * intermediate_size]);

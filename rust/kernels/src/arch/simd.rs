@@ -40,7 +40,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// takes unsigned bytes there, else 0. Whoever multiplies subtracts this many times the sum of the other factor.
     const WEIGHT_BIAS: u8;
 
-    /// Whether it is faster to multiply codes, and what they add up to with their sub-scales, than to multiply weights.
+    /// Whether it is faster to multiply codes, and their partial sums by sub-scales, than to multiply weights.
     const BY_CODES: bool;
 
     /// Rows of activations in a register tile of the floating-point matmul.
@@ -150,7 +150,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         unreachable!("weights are multiplied")
     }
     /// For each lane the partial sum `acc`, and four products of `codes`, 0..=63, with the values of `x`, -127..=127. A
-    /// partial sum may be kept in two shares of 16 bits, of the first two products and of the others.
+    /// partial sum may be kept in two shares of 16 bits, of the first two products and of the others: as many products
+    /// may be added as fit them.
     fn dot_codes(self, _acc: Self::I32, _codes: Self::Bytes, _x: Self::Bytes) -> Self::I32 {
         unreachable!("weights are multiplied")
     }

@@ -64,8 +64,11 @@ impl Kernel for Everything<'_> {
     }
 }
 
-/// A group's products by codes, where that is how they are multiplied.
-struct ByCodes<'a>(Everything<'a>);
+/// A group's products by codes of so many bits, where that is how they are multiplied.
+struct ByCodes<'a> {
+    bytes: Everything<'a>,
+    bits: u32,
+}
 
 impl Kernel for ByCodes<'_> {
     type Output = Option<[i32; LANES]>;
@@ -75,12 +78,13 @@ impl Kernel for ByCodes<'_> {
         if !S::BY_CODES {
             return None;
         }
-        let Everything { a, b, .. } = self.0;
+        let Everything { a, b, .. } = self.bytes;
         let x = b.map(|byte| (byte as i8).max(-127) as u8);
-        let codes = simd.and(simd.load_bytes(a), simd.splat_byte(0x0f));
+        let codes = simd.and(simd.load_bytes(a), simd.splat_byte((1 << self.bits) - 1));
         let scale = simd.and(simd.spread(b.first_chunk().expect("sixteen")), simd.splat_quad([0x0f, 0, 0x0f, 0]));
         // Sixteen inputs: four quads that are all the same.
-        let share = |x: &[u8]| -8 * 4 * x.iter().map(|byte| i16::from(*byte as i8)).sum::<i16>();
+        let offset = 1 << (self.bits - 1);
+        let share = |x: &[u8]| -offset * 4 * x.iter().map(|byte| i16::from(*byte as i8)).sum::<i16>();
         let mut partial = simd.load_i32(&std::array::from_fn(|i| {
             let (first, second) = x[4 * i..][..4].split_at(2);
             S::partial([share(first), share(second)])
@@ -92,6 +96,15 @@ impl Kernel for ByCodes<'_> {
         simd.store_i32(simd.add_scaled(simd.splat_i32(-1_000_003), partial, scale), &mut sums);
         Some(sums)
     }
+}
+
+/// What [`ByCodes`] must give.
+fn by_codes(a: &[u8; LINE], b: &[u8; LINE], bits: u32) -> [i32; LANES] {
+    std::array::from_fn(|lane| {
+        let weight = |i: usize| i32::from(a[i] & ((1 << bits) - 1)) - (1 << (bits - 1));
+        let products = (4 * lane..4 * lane + 4).map(|i| weight(i) * i32::from((b[i] as i8).max(-127)));
+        4 * products.sum::<i32>() * i32::from(b[lane] & 0x0f) - 1_000_003
+    })
 }
 
 proptest! {
@@ -107,12 +120,10 @@ proptest! {
         let expected = Isa::named("scalar").expect("everywhere").run(kernel());
         for isa in Isa::available() {
             prop_assert!(isa.run(kernel()) == expected, "{}", isa.name());
-            let sums = isa.run(ByCodes(kernel()));
-            for (lane, sum) in sums.into_iter().flatten().enumerate() {
-                let products = (4 * lane..4 * lane + 4)
-                    .map(|i| (i32::from(a[i] & 0x0f) - 8) * i32::from((b[i] as i8).max(-127)));
-                let expected = 4 * products.sum::<i32>() * i32::from(b[lane] & 0x0f) - 1_000_003;
-                prop_assert_eq!(sum, expected, "{}", isa.name());
+            for bits in [4, 6] {
+                if let Some(sums) = isa.run(ByCodes { bytes: kernel(), bits }) {
+                    prop_assert_eq!(sums, by_codes(&a, &b, bits), "{}", isa.name());
+                }
             }
         }
     }
@@ -127,6 +138,11 @@ fn extreme_products_are_exact() {
         let expected = Isa::named("scalar").expect("everywhere").run(kernel());
         for isa in Isa::available() {
             assert_eq!(isa.run(kernel()), expected, "{}", isa.name());
+            for bits in [4, 6] {
+                if let Some(sums) = isa.run(ByCodes { bytes: kernel(), bits }) {
+                    assert_eq!(sums, by_codes(&a, &b, bits), "{}", isa.name());
+                }
+            }
         }
     }
 }

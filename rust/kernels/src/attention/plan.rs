@@ -48,7 +48,7 @@ impl Task {
 #[derive(Debug)]
 pub(super) struct Plan {
     /// First `spans` spans of tasks that were cut, those of one task next to each other; their records are merged
-    /// later. Then whole tasks, the longest first.
+    /// later. Then whole tasks, in a stretch for each thread, the longest of a stretch first.
     pub(super) tasks: Vec<Task>,
     /// For each task that was cut: its spans in `tasks`.
     pub(super) splits: Vec<Range<usize>>,
@@ -86,7 +86,8 @@ impl Plan {
             plan.partial_lines += lines;
         }
         plan.spans = plan.tasks.len();
-        plan.tasks.append(&mut rest);
+        // Each thread begins with a stretch of its own: dealt like cards, every stretch has long ones, and first.
+        plan.tasks.extend((0..threads).flat_map(|thread| rest.iter().skip(thread).step_by(threads)).cloned());
         plan
     }
 }

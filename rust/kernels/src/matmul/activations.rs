@@ -9,11 +9,11 @@ use std::ops::Range;
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
-use crate::quant::integer::{BLOCK, BLOCK_QUADS, Codes, blocks};
+use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_QUADS, Codes, GROUP, blocks};
 use crate::{Exec, PoolError};
 
 /// Words that a row has in a block: its scale, what its accumulators begin with, and its quads.
-pub(super) const BLOCK_WORDS: usize = 2 + BLOCK_QUADS;
+const BLOCK_WORDS: usize = 2 + BLOCK_QUADS;
 
 /// Inputs below which waking the threads costs more than it saves.
 const INLINE_INPUTS: usize = 4 * 1024;
@@ -25,24 +25,17 @@ const TASKS_A_THREAD: usize = 4;
 /// bias of the weights off the products; a quad is four bytes.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
-/// What partial sums begin with where codes are multiplied, those of a block for each kind of [`Codes`].
-const STARTS: [Codes; 2] = [Codes::FOUR_BITS, Codes::SIX_BITS];
+/// Words that a row has in a block where codes are multiplied: what partial sums begin with, for each kind of codes and
+/// each group.
+const START_WORDS: usize = Codes::ALL.len() * BLOCK_GROUPS;
 
-/// Words that a row has for them in a block.
-pub(super) const START_WORDS: usize = STARTS[0].sums() + STARTS[1].sums();
-
-/// The words of one block of R rows, `[start][row]`.
-pub(super) type StartsOfRows<const R: usize> = [[i32; R]; START_WORDS];
-
-/// Where those for `codes` are.
-pub(super) const fn first_start(codes: Codes) -> usize {
-    if codes.quads == STARTS[0].quads { 0 } else { STARTS[0].sums() }
-}
+/// The words of one block of R rows, `[kind][group][row]`.
+pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes::ALL.len()];
 
 /// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
 pub(super) struct Activations<'a> {
     words: &'a [i32],
-    /// `[tile][block][start][row]`, or nothing if no codes are multiplied.
+    /// `[tile][block][kind][group][row]`, or nothing if no codes are multiplied.
     starts: &'a [i32],
     blocks: usize,
     tile_rows: usize,
@@ -108,7 +101,7 @@ impl<'a> Activations<'a> {
     pub fn starts<const R: usize>(&self, index: usize) -> &[StartsOfRows<R>] {
         debug_assert_eq!(R, self.tile_rows);
         let tile_starts = self.blocks * START_WORDS * R;
-        self.starts[index * tile_starts..][..tile_starts].as_chunks::<R>().0.as_chunks().0
+        self.starts[index * tile_starts..][..tile_starts].as_chunks::<R>().0.as_chunks().0.as_chunks().0
     }
 }
 
@@ -194,10 +187,11 @@ fn quantize_block<S: Simd>(
     if starts.is_empty() {
         return;
     }
-    for kind in STARTS {
-        let words = starts[first_start(kind) * tile_rows + row..].iter_mut().step_by(tile_rows);
-        for (quads, word) in quads.chunks_exact(kind.quads).zip(words) {
-            *word = S::partial(shares(quads).map(|share| -kind.offset * share));
+    let mut starts = starts[row..].iter_mut().step_by(tile_rows);
+    for kind in Codes::ALL {
+        for (quads, start) in quads.chunks_exact(GROUP / 4).zip(&mut starts) {
+            // Of what is not finite the codes are anything, -128 too.
+            *start = S::partial(shares(quads).map(|share| share.wrapping_mul(-kind.offset())));
         }
     }
 }

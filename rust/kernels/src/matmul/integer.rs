@@ -7,12 +7,14 @@
 //! - Few rows read each weight once, from memory, and unpack it in registers: panels are streams of memory, each with
 //!   its software prefetch, and all rows use what was unpacked.
 //! - Many rows unpack a block of weights once into the cache, and go over it one register tile after the other.
+//! - Without an instruction that adds products of bytes up in 32 bits, codes are multiplied as they are, for any number
+//!   of rows, in partial sums of 16 bits, which sub-scales then multiply.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::{Activations, BlockOfRows, StartsOfRows, first_start};
+use super::activations::{Activations, BlockOfRows, StartsOfRows};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
@@ -45,8 +47,8 @@ const TASKS_A_THREAD: usize = 16;
 /// The most panels of a task: bounds its time, so that cancelling stays quick.
 const MAX_TASK_PANELS: usize = 16;
 
-/// The most rows of a task, for the same reason.
-const MAX_TASK_ROWS: usize = 512;
+/// The most rows of a task, for the same reason: a usual chunk of 512, in whole tiles of 2, 4 or 6.
+const MAX_TASK_ROWS: usize = 516;
 
 thread_local! {
     /// Quantized activations of the calls that this thread makes, kept from call to call.
@@ -289,7 +291,7 @@ impl<'a, F: IntegerFormat> Panels<'a, '_, F> {
             let next_weights = lines.map(|lines| lines.as_ptr().wrapping_add(next_line));
             let next_lines = F::first_line(UNPACKED_BLOCKS).div_ceil(tiles);
             let out = last.then_some((&mut *self.out, columns.clone()));
-            let unpack = const { F::UNPACK_FIRST && !S::BY_CODES };
+            let unpack = const { F::BY_CODES.is_some() && !S::BY_CODES };
             if unpack {
                 for (lines, to) in lines.iter().zip(room.chunks_exact_mut(UNPACKED_LINES)) {
                     simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
@@ -518,7 +520,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, starts: code_starts, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let Self { x, starts: group_starts, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
         let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
@@ -536,8 +538,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
                 if let Some(codes) = codes {
-                    let each = PAIR_QUADS / codes.quads;
-                    let starts = &code_starts[block - first][first_start(codes) + index * each..][..each];
+                    let starts = &group_starts[block - first][codes as usize].as_chunks().0[index];
                     unroll!(p in 0..P {
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads, starts);
                         ahead.prefetch::<S, U>(simd, block, index, p, lines[p]);
@@ -601,24 +602,16 @@ fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
     pair: U::Pair<'_, S>,
     p: usize,
     quads: &[[i32; R]; PAIR_QUADS],
-    starts: &[[i32; R]],
+    starts: &[[i32; R]; 2],
 ) {
-    let each = PAIR_QUADS / starts.len();
-    for (index, starts) in starts.iter().enumerate() {
-        let first = index * each;
-        let scale = U::scale(simd, pair, first / (GROUP / 4));
+    for (group, starts) in starts.iter().enumerate() {
+        let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
         let mut codes = [simd.splat_byte(0); GROUP / 4];
-        unroll!(q in [0 1 2 3] {
-            if q < each {
-                codes[q] = U::codes(simd, pair, first + q);
-            }
-        });
+        unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
         unroll!(r in 0..R {
             let mut partial = simd.splat_i32(starts[r]);
             unroll!(q in [0 1 2 3] {
-                if q < each {
-                    partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
-                }
+                partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
             });
             integers[r][p] = simd.add_scaled(integers[r][p], partial, scale);
         });

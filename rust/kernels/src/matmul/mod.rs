@@ -24,6 +24,10 @@ pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> 
     let m = out.len().checked_div(n).unwrap_or(0);
     assert_eq!(out.len(), m * n, "outputs of {n} columns");
     assert!(n == 0 || x.len() == m * k, "{} activations for {m} rows of {k}", x.len());
+    if k == 0 {
+        out.fill(0.0);
+        return Ok(());
+    }
     match w.formats().next() {
         Some((format, _)) if !out.is_empty() => format.visit(Matmul { exec, x, w, out }),
         _ => Ok(()),

@@ -2,7 +2,7 @@
 //!
 //! A forward pass is some hundred short parallel runs in a row, so starting one must cost less than a microsecond, and
 //! nothing may burn a core while no run is going on. Threads therefore spin for some tens of microseconds after each
-//! run and then sleep ([`team`]). Here is what surrounds that: one run at a time, fresh threads after a fork, runs
+//! run and then sleep ([`team`]), and share tasks out by stretches ([`shares`]). Here is what surrounds that: one run at a time, fresh threads after a fork, runs
 //! too small to share done on the spot.
 
 mod fork;
@@ -79,6 +79,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError`] if `cancel` was up before the last task began, or a task panicked. The pool stays usable.
+    ///
+    /// # Panics
+    /// If there are 2^32 tasks or more.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync), cancel: &Cancel) -> Result<(), PoolError> {
         let job = Job::new(tasks, job, cancel);
         if tasks <= 1 || self.threads() == 1 || IN_TASK.get() {

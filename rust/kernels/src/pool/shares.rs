@@ -75,7 +75,8 @@ impl Shares {
             }
             let middle = first + (end - first) / 2;
             if richest.replace((first, end), (first, middle)) {
-                // Nobody changes an empty share but its owner.
+                // Nobody changes an empty share but its owner. Until then others do not see these tasks and may go home:
+                // they are done all the same.
                 own.set((middle + 1, end));
                 return Some(middle as usize);
             }

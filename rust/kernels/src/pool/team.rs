@@ -119,6 +119,7 @@ pub struct Team {
 
 struct Shared {
     gate: Gate,
+    /// Who does which tasks of the run.
     shares: Shares,
     /// The job behind the open gate.
     job: AtomicPtr<Job<'static>>,

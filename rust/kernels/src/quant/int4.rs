@@ -8,7 +8,7 @@ use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What a stored code is above its value.
-const OFFSET: u8 = 8;
+const OFFSET: u8 = Codes::FourBits.offset() as u8;
 
 const BLOCK_LINES: usize = 1 + BLOCK_QUADS / 2;
 
@@ -26,7 +26,7 @@ pub struct Pair<'a, S: Simd> {
 }
 
 impl Unpack for Int4 {
-    const BY_CODES: Option<Codes> = Some(Codes::FOUR_BITS);
+    const BY_CODES: Option<Codes> = Some(Codes::FourBits);
 
     type Block<'a> = &'a [ByteLine; BLOCK_LINES];
     type Pair<'a, S: Simd> = Pair<'a, S>;
@@ -75,7 +75,6 @@ impl Unpack for Int4 {
 impl IntegerFormat for Int4 {
     const CODES: [i32; 2] = [-8, 7];
     const SCALES: [i32; 2] = [0, 15];
-    const UNPACK_FIRST: bool = true;
 
     fn lines(blocks: usize) -> usize {
         blocks * BLOCK_LINES

@@ -9,7 +9,7 @@ use super::integer::{BLOCK, Codes, GROUP, IntegerFormat, SUPER, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What a stored code is above its value.
-const OFFSET: u8 = 32;
+const OFFSET: u8 = Codes::SixBits.offset() as u8;
 
 const GROUP_LINES: usize = 3;
 
@@ -47,7 +47,7 @@ fn first_code_line(index: usize) -> usize {
 }
 
 impl Unpack for Int6 {
-    const BY_CODES: Option<Codes> = Some(Codes::SIX_BITS);
+    const BY_CODES: Option<Codes> = Some(Codes::SixBits);
 
     type Block<'a> = Block<'a>;
     type Pair<'a, S: Simd> = Pair<'a, S>;
@@ -110,7 +110,6 @@ impl Unpack for Int6 {
 impl IntegerFormat for Int6 {
     const CODES: [i32; 2] = [-32, 31];
     const SCALES: [i32; 2] = [1, 4];
-    const UNPACK_FIRST: bool = true;
 
     fn lines(blocks: usize) -> usize {
         blocks.div_ceil(SUPER_BLOCKS) + blocks * BLOCK_LINES

@@ -54,7 +54,6 @@ impl Unpack for Int8 {
 impl IntegerFormat for Int8 {
     const CODES: [i32; 2] = [-127, 127];
     const SCALES: [i32; 2] = [1, 1];
-    const UNPACK_FIRST: bool = false;
 
     fn lines(blocks: usize) -> usize {
         blocks * BLOCK_QUADS

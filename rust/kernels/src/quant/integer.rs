@@ -1,8 +1,9 @@
 //! What the integer formats have in common.
 //!
 //! A weight is `step * scale * code`: a code of few bits, an integer sub-scale for each [`GROUP`] inputs, and an f16
-//! step for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format is multiplied as bytes:
-//! exactly, in [`BLOCK`] inputs at a time, whatever the kernel. `benches/quality` is the study behind the choice.
+//! step for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format can be multiplied as bytes;
+//! where that is slower, codes are, and what they add up to in a group with its sub-scale. Either way products are exact
+//! in [`BLOCK`] inputs at a time. `benches/quality` is the study behind the choice.
 //!
 //! A panel of sixteen rows is its blocks, in lines of 64 bytes; its steps, `[super-blocks][16]` f16, lie elsewhere. A
 //! row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked, a line holds
@@ -25,12 +26,15 @@ pub const BLOCK_QUADS: usize = BLOCK / 4;
 /// Quads that are unpacked together: those of two groups, whose sub-scales share bytes.
 pub const PAIR_QUADS: usize = 2 * GROUP / 4;
 
+/// Groups of a block.
+pub const BLOCK_GROUPS: usize = BLOCK / GROUP;
+
 /// Such pairs of groups in a block.
 pub const BLOCK_PAIRS: usize = BLOCK_QUADS / PAIR_QUADS;
 
 /// Weights that unpack to lines of bytes, one for each quad, as [`Simd::dot`] takes them.
 pub trait Unpack: Send + Sync + 'static {
-    /// How codes are multiplied where that is faster; `None` if they are the weights.
+    /// The codes that are multiplied where [`Simd::BY_CODES`] says so; `None` if they are the weights.
     const BY_CODES: Option<Codes>;
 
     /// The lines of one block.
@@ -57,30 +61,32 @@ pub trait Unpack: Send + Sync + 'static {
     fn scale<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
 }
 
-/// How stored codes, which are an offset above their values, are multiplied as they are: in partial sums that begin with
-/// what takes the offset off.
+/// What a stored code is above its value. Codes are multiplied as they are stored, in partial sums that begin with what
+/// takes the offset off, one for each group of inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Codes {
-    /// What a stored code is above its value.
-    pub offset: i16,
-    /// Quads whose products make a partial sum: as many as fit 16 bits, whatever the codes.
-    pub quads: usize,
+pub enum Codes {
+    /// Codes of four bits.
+    FourBits,
+    /// Codes of six bits.
+    SixBits,
 }
 
 impl Codes {
-    /// Of codes of four bits.
-    pub const FOUR_BITS: Self = Self { offset: 8, quads: 4 };
-    /// Of codes of six bits.
-    pub const SIX_BITS: Self = Self { offset: 32, quads: 2 };
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::FourBits, Self::SixBits];
 
-    /// Partial sums of a block.
-    pub const fn sums(self) -> usize {
-        BLOCK_QUADS / self.quads
+    /// What is between the stored code and its value.
+    pub const fn offset(self) -> i16 {
+        match self {
+            Self::FourBits => 8,
+            Self::SixBits => 32,
+        }
     }
 }
 
-/// The largest magnitude of an activation is 127.
-const _: () = assert!(8 * 4 * 4 * 127 < 1 << 15 && 32 * 2 * 4 * 127 < 1 << 15);
+/// A share of a partial sum, two inputs of each quad of a group, fits 16 bits: the largest magnitude of a code is its
+/// offset, that of an activation 127.
+const _: () = assert!(Codes::SixBits.offset() as usize * GROUP / 2 * 127 < 1 << 15);
 
 /// A format of integer codes with sub-scales and steps.
 pub trait IntegerFormat: Unpack {
@@ -88,9 +94,6 @@ pub trait IntegerFormat: Unpack {
     const CODES: [i32; 2];
     /// The lowest and the highest sub-scale.
     const SCALES: [i32; 2];
-    /// Whether multiplying many rows is faster from weights that were unpacked beforehand.
-    const UNPACK_FIRST: bool;
-
     /// Lines that so many blocks take.
     fn lines(blocks: usize) -> usize;
 
