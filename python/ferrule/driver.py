@@ -44,6 +44,7 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
         self._gone = "the engine is closed"
+        self._closing = False
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._undelivered: deque[tuple[int, Sequence[StepOutput]]] = deque()
@@ -100,11 +101,13 @@ class Driver:
 
     def close(self) -> None:
         """Frees the engine once a running step is over; whoever still waits gets an EngineError."""
+        # Who steps takes the lock again and again, and might keep it from us for a whole prompt.
+        self._closing = True
         with self._lock:
             self._engine = None
 
     def _alive(self) -> Engine:
-        if self._engine is None:
+        if self._closing or self._engine is None:
             raise EngineError(self._gone)
         return self._engine
 
