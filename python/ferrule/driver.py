@@ -36,6 +36,7 @@ class Inbox:
 
 _STEP = operator.methodcaller("step")
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+_exiting = threading.Event()
 
 
 class Driver:
@@ -66,13 +67,19 @@ class Driver:
 
         Raises EngineError, KeyboardInterrupt.
         """
-        while True:
-            with self._lock:
-                self._deliver()
-                if not inbox.items:
-                    self._step()
-                if inbox.items:
-                    return [inbox.items.pop(key) for key in sorted(inbox.items)]
+        try:
+            while True:
+                with self._lock:
+                    self._deliver()
+                    if not inbox.items:
+                        self._step()
+                    if inbox.items:
+                        return [inbox.items.pop(key) for key in sorted(inbox.items)]
+        except EngineError:
+            if _exiting.is_set() and threading.current_thread().daemon:
+                # Nobody is left to tell. The interpreter is about to go, and this thread with it.
+                threading.Event().wait()
+            raise
 
     def abort(self, request_id: int) -> None:
         """Ends a request; nothing more arrives for it."""
@@ -142,6 +149,7 @@ class Driver:
 
 def _close_all() -> None:
     # A daemon thread inside the engine must not come back to an interpreter that is gone.
+    _exiting.set()
     for driver in list(_drivers):
         driver.close()
 
