@@ -41,7 +41,8 @@ const UNPACKED_LINES: usize = UNPACKED_BLOCKS * BLOCK_QUADS;
 /// The most panels of a register tile of any instruction set.
 const MAX_TILE_PANELS: usize = 4;
 
-/// How many tasks a thread gets, unless they would be larger than tasks may be or smaller than kernels like.
+/// How many tasks a thread gets, unless they would be larger than tasks may be or smaller than kernels like: the last ones
+/// should be short, and following each other in memory they cost little.
 const TASKS_A_THREAD: usize = 16;
 
 /// The most panels of a task: bounds its time, so that cancelling stays quick.
