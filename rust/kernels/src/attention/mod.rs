@@ -113,7 +113,7 @@ pub fn attention(
 
 /// Buffers of a thread, kept from call to call.
 #[derive(Default)]
-struct Scratch {
+struct Buffers {
     /// Q of each tile.
     q: Vec<f32>,
     /// `[tile's row][page of the block]`: scores and then probabilities.
@@ -127,7 +127,7 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
     /// Records of tasks that were cut into spans of blocks; at most [`plan::PARTIAL_BYTES`].
     static PARTIALS: RefCell<Vec<Line>> = RefCell::default();
 }
@@ -198,13 +198,13 @@ impl Call<'_> {
         }
         let attend = |index: usize| {
             let task = &plan.tasks[index];
-            SCRATCH.with_borrow_mut(|scratch| match spans.get(index).map(|span| span.lock()) {
-                Some(Ok(mut span)) => self.attend::<A>(task, scratch, Some(&mut span)),
+            BUFFERS.with_borrow_mut(|buffers| match spans.get(index).map(|span| span.lock()) {
+                Some(Ok(mut span)) => self.attend::<A>(task, buffers, Some(&mut span)),
                 // A lock is poisoned by a panic in its task, which ends the run.
                 Some(Err(_)) => {}
                 None => {
-                    self.attend::<A>(task, scratch, None);
-                    self.finish(task, 0..task.rows(shape), &scratch.state, cells);
+                    self.attend::<A>(task, buffers, None);
+                    self.finish(task, 0..task.rows(shape), &buffers.state, cells);
                 }
             });
         };
@@ -221,26 +221,26 @@ impl Call<'_> {
             let task = &plan.tasks[split.start];
             let head = index % shape.kv_heads;
             if head < task.kv_heads.len() {
-                SCRATCH.with_borrow_mut(|scratch| {
+                BUFFERS.with_borrow_mut(|buffers| {
                     let rows = head * task.head_rows(shape)..(head + 1) * task.head_rows(shape);
-                    self.merge(task, rows.clone(), &spans[split], scratch);
-                    self.finish(task, rows, &scratch.state, cells);
+                    self.merge(task, rows.clone(), &spans[split], buffers);
+                    self.finish(task, rows, &buffers.state, cells);
                 });
             }
         };
         exec.pool.run(plan.splits.len() * shape.kv_heads, &head, exec.cancel)
     }
 
-    /// Computes the blocks of `task`: merged into `scratch.state`, or each on its own into `span`.
-    fn attend<A: Arithmetic>(&self, task: &Task, scratch: &mut Scratch, mut span: Option<&mut [Line]>) {
+    /// Computes the blocks of `task`: merged into `buffers.state`, or each on its own into `span`.
+    fn attend<A: Arithmetic>(&self, task: &Task, buffers: &mut Buffers, mut span: Option<&mut [Line]>) {
         let record_lines = record::lines(self.shape.value_dim);
         let (rows, head_rows) = (task.rows(self.shape), task.head_rows(self.shape));
         let tiles = self.tiles(head_rows);
-        let q = self.pack_q::<A>(task, &tiles, &mut scratch.q);
-        let scores = grown(&mut scratch.scores, 8 * BLOCK_PAGES);
-        let digits = grown(&mut scratch.digits, 8);
-        let records = grown(&mut scratch.block, 8 * record_lines);
-        let state = grown(&mut scratch.state, rows * record_lines);
+        let q = self.pack_q::<A>(task, &tiles, &mut buffers.q);
+        let scores = grown(&mut buffers.scores, 8 * BLOCK_PAGES);
+        let digits = grown(&mut buffers.digits, 8);
+        let records = grown(&mut buffers.block, 8 * record_lines);
+        let state = grown(&mut buffers.state, rows * record_lines);
         record::clear(state, record_lines);
         let mut pages = self.block_pages::<A>(task, task.blocks.start, task.kv_heads.start);
         for (index, block) in task.blocks.clone().enumerate() {
@@ -280,10 +280,10 @@ impl Call<'_> {
     }
 
     /// Merges the blocks of some rows of a task that was cut into `spans`, in the order of the blocks, into
-    /// `scratch.state`.
-    fn merge(&self, task: &Task, rows: Range<usize>, spans: &[&mut [Line]], scratch: &mut Scratch) {
+    /// `buffers.state`.
+    fn merge(&self, task: &Task, rows: Range<usize>, spans: &[&mut [Line]], buffers: &mut Buffers) {
         let record_lines = record::lines(self.shape.value_dim);
-        let state = grown(&mut scratch.state, rows.len() * record_lines);
+        let state = grown(&mut buffers.state, rows.len() * record_lines);
         record::clear(state, record_lines);
         for span in spans {
             for block in span.chunks_exact(task.rows(self.shape) * record_lines) {

@@ -6,6 +6,7 @@
 mod activations;
 mod float;
 mod integer;
+mod tile;
 pub(crate) mod unroll;
 
 use crate::matrix::PackedMatrix;

@@ -41,14 +41,6 @@ impl Unpack for Int8 {
             simd.xor(stored, simd.splat_byte(OFFSET ^ S::WEIGHT_BIAS))
         }
     }
-
-    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        Unpacked::codes(simd, pair, index)
-    }
-
-    fn scale<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        Unpacked::scale(simd, pair, index)
-    }
 }
 
 impl IntegerFormat for Int8 {

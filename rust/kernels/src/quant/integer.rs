@@ -55,10 +55,14 @@ pub trait Unpack: Send + Sync + 'static {
     fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
 
     /// The codes of quad `index` of the pair, as they are stored.
-    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
+    fn codes<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
+        unreachable!("codes are the weights")
+    }
 
     /// The sub-scales of group `index` of the pair, as [`Simd::add_scaled`] takes them.
-    fn scale<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
+    fn scale<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
+        unreachable!("there are no sub-scales")
+    }
 }
 
 /// What a stored code is above its value. Codes are multiplied as they are stored, in partial sums that begin with what
@@ -131,14 +135,6 @@ impl Unpack for Unpacked {
     #[inline(always)]
     fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         simd.load_bytes(&pair[index].0)
-    }
-
-    fn codes<S: Simd>(_: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
-        unreachable!("codes are the weights");
-    }
-
-    fn scale<S: Simd>(_: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
-        unreachable!("there are no sub-scales");
     }
 }
 

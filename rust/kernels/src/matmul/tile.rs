@@ -1,0 +1,208 @@
+//! The register tile of the integer matmul, and what it asks of memory ahead of time.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::activations::{BlockOfRows, StartsOfRows};
+use super::unroll::unroll;
+use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
+
+/// How far ahead of its use a line of weights is asked for.
+const PREFETCH_LINES: usize = 32;
+
+/// Blocks that are unpacked at a time for many rows: of four panels 32 KiB, which most L1 caches hold.
+pub(super) const UNPACKED_BLOCKS: usize = 4;
+
+/// The most panels of a register tile of any instruction set.
+pub(super) const MAX_TILE_PANELS: usize = 4;
+
+/// What will be needed next, and is asked for while a tile is computed.
+pub(super) enum Ahead<'a, const R: usize> {
+    /// Panels come from memory one after the other; as many streams as there are panels side by side.
+    Weights {
+        /// Lines of a panel.
+        end: usize,
+        /// Lines from there to the panel that comes next in its stream.
+        skip: usize,
+    },
+    /// The next tile multiplies the same weights with other activations, and has other sums.
+    Tile {
+        blocks: &'a [BlockOfRows<R>],
+        /// The number of the first of `blocks`.
+        first: usize,
+        /// Where the rows of its sums begin, and those of its outputs if they are written next.
+        rows: [Option<[*const f32; R]>; 2],
+    },
+}
+
+impl<const R: usize> Ahead<'_, R> {
+    /// Asks for a share of it, at part `index` of a block and panel `p`: a little at a time, since whoever asks for more
+    /// than the cache can wait for waits himself.
+    #[inline(always)]
+    fn prefetch<S: Simd, U: Unpack>(&self, simd: S, block: usize, index: usize, p: usize, lines: &[ByteLine]) {
+        match self {
+            Self::Weights { end, skip } => {
+                let first = U::first_line(block);
+                let each = (U::first_line(block + 1) - first).div_ceil(BLOCK_PAIRS);
+                for line in 0..each {
+                    let line = first + index * each + line + PREFETCH_LINES;
+                    let line = if line < *end { line } else { line + skip };
+                    simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+                }
+            }
+            Self::Tile { .. } if p > 0 => {}
+            Self::Tile { blocks, first, rows } => {
+                let block = block - first;
+                if let Some(block) = blocks.get(block) {
+                    let part = size_of_val(block) / BLOCK_PAIRS;
+                    for byte in (0..part).step_by(LINE) {
+                        simd.prefetch(block.as_ptr().cast::<u8>().wrapping_add(index * part + byte));
+                    }
+                }
+                // The rows that fall to this block; of each as many panels as a block has parts.
+                const { assert!(MAX_TILE_PANELS <= BLOCK_PAIRS) }
+                for rows in rows.iter().flatten() {
+                    for row in rows.iter().skip(block).step_by(UNPACKED_BLOCKS) {
+                        simd.prefetch(row.wrapping_add(index * LANES).cast());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The register tile: R rows by P panels over some blocks.
+pub(super) struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
+    /// The tile's activations in these blocks.
+    pub x: &'a [BlockOfRows<R>],
+    /// What partial sums begin with in these blocks, where codes are multiplied.
+    pub starts: &'a [StartsOfRows<R>],
+    /// Block 0 begins the chains; later ones go on from `sums`.
+    pub blocks: Range<usize>,
+    /// Steps of the panels, from super-block 0 on.
+    pub steps: [&'a [Steps]; P],
+    /// Lines of the panels.
+    pub lines: [&'a [ByteLine]; P],
+    /// The block at the beginning of `lines`.
+    pub first_block: usize,
+    pub ahead: Ahead<'a, R>,
+    pub sums: &'a mut [[[f32; LANES]; P]; R],
+    pub format: PhantomData<U>,
+}
+
+impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, starts: group_starts, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let codes = if S::BY_CODES { U::BY_CODES } else { None };
+        let first = blocks.start;
+        let mut sums = [[simd.splat(0.0); P]; R];
+        if blocks.start > 0 {
+            unroll!(r in 0..R { load_row(simd, &paused[r], &mut sums[r]) });
+        }
+        for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
+            let mut integers = [[simd.splat_i32(0); P]; R];
+            if codes.is_none() {
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
+            }
+            let mut at = [U::block(lines[0], block - first_block); P];
+            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
+            for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
+                let mut pairs = [U::pair(simd, at[0], index); P];
+                unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
+                if let Some(codes) = codes {
+                    let starts = &group_starts[block - first][codes as usize].as_chunks().0[index];
+                    unroll!(p in 0..P {
+                        add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads, starts);
+                        ahead.prefetch::<S, U>(simd, block, index, p, lines[p]);
+                    });
+                } else {
+                    unroll!(q in [0 1 2 3 4 5 6 7] {
+                        add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
+                        if q % 2 == 1 && q / 2 < P {
+                            ahead.prefetch::<S, U>(simd, block, index, q / 2, lines[q / 2]);
+                        }
+                    });
+                }
+            }
+            let mut step = [simd.splat(0.0); P];
+            unroll!(p in 0..P { step[p] = simd.load_f16(&steps[p][block * BLOCK / SUPER]) });
+            unroll!(r in 0..R {
+                add_scaled(simd, &mut sums[r], &integers[r], &step, f32::from_bits(scales[r].cast_unsigned()));
+            });
+        }
+        unroll!(r in 0..R { store_row(simd, &sums[r], &mut paused[r]) });
+    }
+}
+
+// Each level of the loops is a function of its own: written out in one body they would be thousands of lines.
+
+#[inline(always)]
+fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {
+    unroll!(p in 0..P { to[p] = simd.load(&from[p]) });
+}
+
+#[inline(always)]
+fn store_row<S: Simd, const P: usize>(simd: S, from: &[S::F32; P], to: &mut [[f32; LANES]; P]) {
+    unroll!(p in 0..P { simd.store(from[p], &mut to[p]) });
+}
+
+/// Adds the products of one quad of inputs.
+#[inline(always)]
+fn add_quad<'a, S: Simd, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    integers: &mut [[S::I32; P]; R],
+    pairs: &[U::Pair<'a, S>; P],
+    index: usize,
+    quad: &[i32; R],
+) {
+    let mut weights = [simd.splat_byte(0); P];
+    unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], index) });
+    unroll!(r in 0..R { add_products(simd, &mut integers[r], &weights, quad[r]) });
+}
+
+#[inline(always)]
+fn add_products<S: Simd, const P: usize>(simd: S, integers: &mut [S::I32; P], weights: &[S::Bytes; P], x: i32) {
+    let x = simd.splat_quad(bytemuck::cast(x));
+    unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
+}
+
+/// Adds the products of two groups of inputs with panel `p`, by their codes.
+#[inline(always)]
+fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    integers: &mut [[S::I32; P]; R],
+    pair: U::Pair<'_, S>,
+    p: usize,
+    quads: &[[i32; R]; PAIR_QUADS],
+    starts: &[[i32; R]; 2],
+) {
+    for (group, starts) in starts.iter().enumerate() {
+        let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
+        let mut codes = [simd.splat_byte(0); GROUP / 4];
+        unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
+        unroll!(r in 0..R {
+            let mut partial = simd.splat_i32(starts[r]);
+            unroll!(q in [0 1 2 3] {
+                partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
+            });
+            integers[r][p] = simd.add_scaled(integers[r][p], partial, scale);
+        });
+    }
+}
+
+/// `sums += integers * (step * scale)`
+#[inline(always)]
+fn add_scaled<S: Simd, const P: usize>(
+    simd: S,
+    sums: &mut [S::F32; P],
+    integers: &[S::I32; P],
+    step: &[S::F32; P],
+    scale: f32,
+) {
+    let scale = simd.splat(scale);
+    unroll!(p in 0..P { sums[p] = simd.mul_add(simd.to_f32(integers[p]), simd.mul(step[p], scale), sums[p]) });
+}
