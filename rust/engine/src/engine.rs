@@ -2,16 +2,22 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ferrule_kernels::Cancel;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
+use crate::pace::Pace;
 use crate::pages::{PAGE_NONE, Pages};
 use crate::request::{LengthLimits, check_prompt};
 use crate::sampling::{Sample, SampleError, Sampler};
-use crate::scheduler::{Schedule, Scheduled, Scheduler};
+use crate::scheduler::{Schedule, Scheduled, Scheduler, StepLimits};
 use crate::sequence::Sequence;
-use crate::{ConfigError, EngineError, FinishReason, PageStatistics, Request, RequestError, RequestId, StepOutput};
+use crate::{
+    ConfigError, EngineError, FinishReason, Metrics, PageStatistics, Request, RequestError, RequestId, StepOutput,
+    TokenLogprobs,
+};
 
 /// What an engine may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,26 +30,17 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Tokens that one step computes, at the most: the chunk into which long prompts are cut.
     pub max_num_batched_tokens: usize,
+    /// Requests that wait for a place, at the most.
+    pub max_queued_requests: Option<usize>,
+    /// How long a step should take at the most that computes prompts beside sequences that decode.
+    pub target_itl: Duration,
+    /// Whether pages are kept for requests that begin with the same tokens.
+    pub enable_prefix_caching: bool,
 }
 
-/// The state of an engine in numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EngineStatistics {
-    /// Requests that hold pages.
-    pub running: usize,
-    /// Requests that wait, new ones and those that gave their pages up.
-    pub waiting: usize,
-    /// Pages of each group of layers.
-    pub pages: Vec<PageStatistics>,
-    /// How often a request gave its pages up, since the engine began.
-    pub preemptions: u64,
-    /// Forward passes that came to their end.
-    pub steps: u64,
-    /// Tokens that they computed.
-    pub computed_tokens: u64,
-    /// Tokens that were sampled.
-    pub sampled_tokens: u64,
-}
+/// Logits of one sequence in a step, at the most: more of them than one token's are wanted where log-probabilities of a
+/// prompt are to be told, and each row is as long as the vocabulary.
+const MAX_LOGITS: usize = 1 << 24;
 
 /// Serves any number of requests from one model.
 #[derive(Debug)]
@@ -56,9 +53,10 @@ pub struct Engine<M> {
     /// Logits of the latest step, `[sampled rows, vocab]`.
     logits: Vec<f32>,
     next_id: u64,
-    steps: u64,
-    computed_tokens: u64,
-    sampled_tokens: u64,
+    pace: Pace,
+    metrics: Metrics,
+    /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
+    published: Arc<Mutex<Metrics>>,
     /// Why it serves no more.
     dead: Option<String>,
     /// What the next step tells the requests that died with the engine.
@@ -88,24 +86,24 @@ impl<M: LanguageModel> Engine<M> {
         if let Some(&pages) = config.pages.iter().find(|&&pages| pages > limit) {
             return Err(ConfigError::PoolTooLarge { pages, limit });
         }
-        let pages = Pages::new(groups, &config.pages);
-        let limits = LengthLimits { max_model_len: config.max_model_len, kv_capacity: pages.capacity_of_one() };
-        let max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
-        let scheduler = Scheduler::new(pages, max_num_seqs, config.max_num_batched_tokens);
-        Ok(Self {
+        let scheduler = new_scheduler(&model, &config);
+        let kv_capacity = scheduler.pages.capacity_of_one();
+        let mut engine = Self {
             model,
             scheduler,
-            config,
-            limits,
+            limits: LengthLimits { max_model_len: config.max_model_len, kv_capacity },
             sampler: Sampler::default(),
             logits: Vec::new(),
             next_id: 0,
-            steps: 0,
-            computed_tokens: 0,
-            sampled_tokens: 0,
+            pace: Pace::new(config.target_itl),
+            metrics: Metrics::default(),
+            published: Arc::default(),
             dead: None,
             last_outputs: Vec::new(),
-        })
+            config,
+        };
+        engine.publish();
+        Ok(engine)
     }
 
     /// The model.
@@ -127,8 +125,41 @@ impl<M: LanguageModel> Engine<M> {
     /// Queues a request.
     ///
     /// # Errors
-    /// [`RequestError`] if it can never be served; nothing is queued then.
+    /// [`RequestError`] if it can never be served, or too many wait; nothing is queued then.
     pub fn add_request(&mut self, request: Request) -> Result<RequestId, RequestError> {
+        self.add(request, None)
+    }
+
+    /// Queues a request with the prompt of an earlier one. It waits until that prompt is computed, and shares its
+    /// pages: so a prompt with many continuations is computed once. If the other one ends before, or its prompt turns
+    /// out to be different, this is a request like any other.
+    ///
+    /// # Errors
+    /// As [`Engine::add_request`].
+    pub fn fork_request(&mut self, request: Request, of: RequestId) -> Result<RequestId, RequestError> {
+        self.add(request, Some(of))
+    }
+
+    fn add(&mut self, request: Request, twin: Option<RequestId>) -> Result<RequestId, RequestError> {
+        let checked = self.check_request(&request);
+        self.metrics.requests_refused += u64::from(checked.is_err());
+        if checked.is_ok() {
+            self.next_id += 1;
+            let same = |other: &&Sequence| {
+                Some(other.id) == twin
+                    && other.tokens[..other.prompt_len] == request.prompt
+                    && other.params.cache_salt == request.params.cache_salt
+            };
+            let twin = self.scheduler.sequences().find(same).map(|twin| twin.id);
+            let shareable = self.model.shareable_tokens(request.prompt.len());
+            let tables = self.scheduler.pages.tables(request.params.cache_salt.clone(), shareable);
+            self.scheduler.add(Sequence::new(RequestId(self.next_id - 1), request, twin, tables));
+        }
+        self.publish();
+        checked.map(|()| RequestId(self.next_id - 1))
+    }
+
+    fn check_request(&self, request: &Request) -> Result<(), RequestError> {
         if let Some(reason) = &self.dead {
             return Err(RequestError::Dead { reason: reason.clone() });
         }
@@ -136,17 +167,23 @@ impl<M: LanguageModel> Engine<M> {
         request.params.validate(vocab_size)?;
         check_prompt(&request.prompt, vocab_size)?;
         self.limits.check(request.prompt.len(), 1)?;
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
-        let tables = self.scheduler.pages.empty_tables();
-        self.scheduler.add(Sequence::new(id, request, tables));
-        Ok(id)
+        let waiting = self.scheduler.waiting.len();
+        match self.config.max_queued_requests {
+            // Those for whom there is a place wait for no more than the next step.
+            Some(limit) if waiting >= limit + self.scheduler.free_places() => {
+                Err(RequestError::QueueFull { waiting, limit })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Ends a request in whatever state it is; its pages are free at once, and no step says anything of it any more.
     /// False if there is no such request, or it has ended before.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        self.scheduler.remove(id).is_some()
+        let aborted = self.scheduler.remove(id).is_some();
+        self.metrics.requests_finished.abort += u64::from(aborted);
+        self.publish();
+        aborted
     }
 
     /// Whether a step would do something.
@@ -154,18 +191,38 @@ impl<M: LanguageModel> Engine<M> {
         self.scheduler.sequences().next().is_some() || !self.last_outputs.is_empty()
     }
 
-    /// The state in numbers.
-    pub fn statistics(&self) -> EngineStatistics {
-        let scheduler = &self.scheduler;
-        EngineStatistics {
-            running: scheduler.running.len(),
-            waiting: scheduler.waiting.len(),
-            pages: scheduler.pages.statistics(scheduler.sequences().map(|sequence| &sequence.tables)),
-            preemptions: scheduler.preemptions,
-            steps: self.steps,
-            computed_tokens: self.computed_tokens,
-            sampled_tokens: self.sampled_tokens,
-        }
+    /// The engine in numbers.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The same as of the latest call that has ended: to be read beside a step that runs.
+    pub fn published_metrics(&self) -> Arc<Mutex<Metrics>> {
+        Arc::clone(&self.published)
+    }
+
+    /// How the pages of each group of layers are used.
+    pub fn page_statistics(&self) -> Vec<PageStatistics> {
+        self.scheduler.pages.statistics()
+    }
+
+    /// Checks that every page is accounted for. Takes time in proportion to the pages: for tests.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn audit_pages(&self) -> Result<(), String> {
+        self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))
+    }
+
+    fn publish(&mut self) {
+        let Self { metrics, scheduler, published, .. } = self;
+        metrics.running = scheduler.running.len();
+        metrics.waiting = scheduler.waiting.len();
+        metrics.preemptions = scheduler.preemptions;
+        metrics.prefix_queries_tokens = scheduler.prefix_queries;
+        metrics.prefix_hits_tokens = scheduler.prefix_hits;
+        metrics.note_pages(&scheduler.pages.statistics());
+        published.lock().unwrap_or_else(PoisonError::into_inner).clone_from(metrics);
     }
 
     /// One forward pass over what the scheduler picks, and a token for each sequence that is computed to its end.
@@ -191,15 +248,24 @@ impl<M: LanguageModel> Engine<M> {
     }
 
     fn schedule_forward_sample(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
-        let plan = self.scheduler.schedule();
+        let begin = Instant::now();
+        let plan = self.scheduler.schedule(self.pace.budget());
         if plan.chunks.is_empty() {
             return Ok(Vec::new());
         }
         self.forward(&plan, cancel)?;
-        Ok(self.sample_and_finish(&plan))
+        let outputs = self.sample_and_finish(&plan);
+        let time = begin.elapsed();
+        let decoded = plan.chunks.iter().filter(|chunk| chunk.count == 1).count();
+        let prompts = plan.chunks.iter().map(|chunk| chunk.count).filter(|&count| count > 1).sum();
+        self.pace.note(time.as_secs_f64(), decoded, prompts);
+        self.metrics.steps += 1;
+        self.metrics.step_seconds.note(time);
+        self.publish();
+        Ok(outputs)
     }
 
-    /// Computes what was planned; logits only where a token is sampled.
+    /// Computes what was planned; logits only where a token is sampled or told of.
     fn forward(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
         for copy in &plan.copies {
             self.model.copy_page(copy.group, copy.from, copy.to);
@@ -211,7 +277,7 @@ impl<M: LanguageModel> Engine<M> {
                 first_position: sequence.computed,
                 prompt_len: sequence.prompt_len,
                 pages: sequence.tables.tables(),
-                logits: if count == sequence.pending() { LogitRows::Last } else { LogitRows::None },
+                logits: wanted_logits(sequence, count),
             }
         };
         let sequences: Vec<SequenceChunk<'_>> = plan.chunks.iter().map(chunk).collect();
@@ -221,24 +287,40 @@ impl<M: LanguageModel> Engine<M> {
     /// Takes note of what is computed, samples, and parts with the requests that end.
     fn sample_and_finish(&mut self, plan: &Schedule) -> Vec<StepOutput> {
         let vocab_size = self.model.vocab_size();
-        let mut rows = self.logits.chunks_exact(vocab_size);
+        let logits = std::mem::take(&mut self.logits);
+        let mut rows = logits.chunks_exact(vocab_size);
         let mut outputs = Vec::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
+            let count = match wanted_logits(sequence, chunk.count) {
+                LogitRows::None => 0,
+                LogitRows::Last => 1,
+                LogitRows::All => chunk.count,
+            };
+            let rows: Vec<&[f32]> = rows.by_ref().take(count).collect();
+            assert_eq!(rows.len(), count, "the model gave fewer rows of logits than were asked for");
             sequence.computed += chunk.count;
-            self.computed_tokens += chunk.count as u64;
-            if sequence.pending() > 0 {
+            self.metrics.computed_tokens += chunk.count as u64;
+            if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
+                self.metrics.note_prompt(sequence.prompt_len, &sequence.timing);
+            }
+            self.scheduler.pages.keep(&mut sequence.tables, &sequence.tokens, sequence.computed);
+            if rows.is_empty() {
                 continue;
             }
-            let logits = rows.next().expect("the model gave fewer rows of logits than were asked for");
-            let sampled = self.sampler.sample(logits, &sequence.params, &sequence.history, sequence.tokens.len());
-            self.sampled_tokens += u64::from(sampled.is_ok());
-            outputs.push(advance(sequence, sampled, self.limits.tokens()));
+            let output = advance(sequence, &rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics);
+            if let Some(FinishReason::Sampling(SampleError::NotFinite { .. })) = output.finish {
+                // Whatever made these logits may be in the pages.
+                self.scheduler.pages.disown(&mut sequence.tables);
+            }
+            outputs.push(output);
         }
-        self.steps += 1;
-        for output in outputs.iter().filter(|output| output.finish.is_some()) {
+        for output in &outputs {
+            let Some(reason) = &output.finish else { continue };
+            self.metrics.requests_finished.note(reason);
             self.scheduler.remove(output.request);
         }
+        self.logits = logits;
         outputs
     }
 
@@ -251,35 +333,55 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Ends the engine. What its parts hold is not to be trusted any more, so that nothing of it is used again.
     pub(crate) fn die(&mut self, reason: String) {
-        let output = |sequence: &Sequence| StepOutput {
-            request: sequence.id,
-            token_ids: Vec::new(),
-            finish: Some(FinishReason::Dead { reason: reason.clone() }),
-            logprobs: Vec::new(),
-            trace: Vec::new(),
-            timing: sequence.timing,
-        };
+        let finish = FinishReason::Dead { reason: reason.clone() };
+        let output = |sequence: &Sequence| StepOutput { finish: Some(finish.clone()), ..StepOutput::empty(sequence) };
         self.last_outputs = self.scheduler.sequences().map(output).collect();
-        let pages = Pages::new(self.model.kv_groups(), &self.config.pages);
-        self.scheduler = Scheduler::new(pages, self.config.max_num_seqs, self.config.max_num_batched_tokens);
+        self.metrics.requests_finished.error += self.last_outputs.len() as u64;
+        self.scheduler = new_scheduler(&self.model, &self.config);
         self.dead = Some(reason);
+        self.publish();
     }
 }
 
-/// Gives a sequence its token, and says what its request gets.
-fn advance(sequence: &mut Sequence, sampled: Result<Sample, SampleError>, most_tokens: usize) -> StepOutput {
-    let mut output = StepOutput {
-        request: sequence.id,
-        token_ids: Vec::new(),
-        finish: None,
-        logprobs: Vec::new(),
-        trace: Vec::new(),
-        timing: sequence.timing,
+fn new_scheduler<M: LanguageModel>(model: &M, config: &EngineConfig) -> Scheduler {
+    let pages = Pages::new(model.kv_groups(), &config.pages, config.enable_prefix_caching);
+    let limits = StepLimits {
+        max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        logit_rows: MAX_LOGITS / model.vocab_size().max(1),
     };
+    Scheduler::new(pages, limits)
+}
+
+/// The logits that are wanted of a sequence's next `count` tokens.
+fn wanted_logits(sequence: &Sequence, count: usize) -> LogitRows {
+    if sequence.chunk_tells(count) {
+        LogitRows::All
+    } else if count == sequence.pending() {
+        LogitRows::Last
+    } else {
+        LogitRows::None
+    }
+}
+
+/// Tells of a sequence's prompt and gives it its token, from the logits of its latest rows; what its request gets.
+fn advance(
+    sequence: &mut Sequence,
+    rows: &[&[f32]],
+    sampler: &mut Sampler,
+    most_tokens: usize,
+    metrics: &mut Metrics,
+) -> StepOutput {
+    let mut output = StepOutput::empty(sequence);
+    let sampled = tell_prompt(sequence, rows, sampler, &mut output.prompt_logprobs).and_then(|()| {
+        let last = rows.last().filter(|_| sequence.pending() == 0);
+        last.map(|row| sampler.sample(row, &sequence.params, &sequence.history, sequence.tokens.len())).transpose()
+    });
     match sampled {
         Err(error) => output.finish = Some(FinishReason::Sampling(error)),
-        Ok(Sample { token, logprobs, trace }) => {
-            sequence.push(token);
+        Ok(None) => {}
+        Ok(Some(Sample { token, logprobs, trace })) => {
+            let since_last = sequence.push(token);
             output.token_ids.push(token);
             output.logprobs.extend(logprobs);
             output.trace.extend(trace);
@@ -289,9 +391,28 @@ fn advance(sequence: &mut Sequence, sampled: Result<Sample, SampleError>, most_t
             } else if sequence.output_len() >= sequence.params.max_tokens || sequence.tokens.len() >= most_tokens {
                 output.finish = Some(FinishReason::Length);
             }
+            metrics.note_token(since_last, &sequence.timing, output.finish.is_some());
         }
     }
     output
+}
+
+/// Adds the log-probabilities of the prompt's tokens that the rows of the latest chunk tell.
+fn tell_prompt(
+    sequence: &mut Sequence,
+    rows: &[&[f32]],
+    sampler: &mut Sampler,
+    told: &mut Vec<TokenLogprobs>,
+) -> Result<(), SampleError> {
+    let count = sequence.params.prompt_logprobs.unwrap_or(0);
+    // The row of a position tells of the token after it.
+    for (row, position) in rows.iter().zip(sequence.computed + 1 - rows.len()..) {
+        if position == sequence.next_prompt_logprob && sequence.tells_prompt() {
+            told.push(sampler.logprobs(row, sequence.tokens[position], count, position)?);
+            sequence.next_prompt_logprob += 1;
+        }
+    }
+    Ok(())
 }
 
 /// What a panic said.

@@ -21,7 +21,7 @@ impl<M: LanguageModel> Engine<M> {
         self.check_alive()?;
         let tokens = self.tokens_to_evaluate(token_ids)?;
         let mut result = self.room_for_logits(tokens.len())?;
-        let mut tables = self.scheduler.pages.empty_tables();
+        let mut tables = self.scheduler.pages.private_tables();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.evaluate(&tokens, &mut tables, cancel, &mut result)))
             .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
         match outcome {
@@ -71,10 +71,7 @@ impl<M: LanguageModel> Engine<M> {
             pages.release_passed(tables, computed);
             let count = pages.fits(tables, computed, wanted);
             if count == 0 {
-                assert!(
-                    self.scheduler.preempt_youngest(),
-                    "all pages together do not hold a sequence that they should"
-                );
+                assert!(self.scheduler.preempt_last(), "all pages together do not hold a sequence that they should");
                 continue;
             }
             pages.extend(tables, computed, count, &mut Vec::new());

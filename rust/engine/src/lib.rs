@@ -5,13 +5,16 @@
 //! [`sampling`] chain turns logits into a token; the step's [`StepOutput`]s go up. Token ids only: text lives above.
 //!
 //! The promise kept here: **what a request gets depends on the request alone**. Not on its neighbours, on how its
-//! prompt was cut into chunks, or on whether it had to give its pages up and was computed again.
+//! prompt was cut into chunks, on whether a part of it came from the prefix cache, or on whether it had to give its
+//! pages up and was computed again.
 #![forbid(unsafe_code)]
 
 mod engine;
 mod error;
 mod evaluate;
+pub mod metrics;
 mod output;
+mod pace;
 pub mod pages;
 mod params;
 mod request;
@@ -19,8 +22,9 @@ pub mod sampling;
 mod scheduler;
 mod sequence;
 
-pub use engine::{Engine, EngineConfig, EngineStatistics};
+pub use engine::{Engine, EngineConfig};
 pub use error::{ConfigError, EngineError};
+pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};
 pub use pages::{PAGE_NONE, PageStatistics};
 pub use params::{ParamError, SamplingParams, limits};

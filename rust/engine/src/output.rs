@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::sequence::Sequence;
 use crate::{RequestId, SampleError, SampleTrace, TokenLogprobs};
 
 /// Why a request ended.
@@ -65,6 +66,23 @@ pub struct RequestTiming {
     pub last_token: Option<Duration>,
     /// How often it gave its pages up and was computed again.
     pub preemptions: u32,
+    /// Tokens of its prompt that were not computed, since their keys and values were there.
+    pub cached_tokens: usize,
+}
+
+impl StepOutput {
+    /// Nothing yet.
+    pub(crate) fn empty(sequence: &Sequence) -> Self {
+        Self {
+            request: sequence.id,
+            token_ids: Vec::new(),
+            finish: None,
+            logprobs: Vec::new(),
+            trace: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            timing: sequence.timing,
+        }
+    }
 }
 
 /// What one request got in one step.
@@ -80,6 +98,8 @@ pub struct StepOutput {
     pub logprobs: Vec<TokenLogprobs>,
     /// Parallel to `token_ids` where a trace was asked for, else empty.
     pub trace: Vec<SampleTrace>,
+    /// Where they were asked for, those of the tokens of the prompt that follow the ones told before.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// When things happened so far.
     pub timing: RequestTiming,
 }

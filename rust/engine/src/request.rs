@@ -56,6 +56,14 @@ pub enum RequestError {
         /// Tokens of one sequence that all pages together hold.
         capacity: usize,
     },
+    /// As many wait as may.
+    #[error("the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}")]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+        /// Requests that may wait.
+        limit: usize,
+    },
     /// A defect of ferrule ended the engine.
     #[error("the engine is dead: {reason}")]
     Dead {

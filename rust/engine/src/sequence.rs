@@ -1,10 +1,14 @@
 //! A request on its way: its tokens so far, how many of them are computed, and the pages that hold them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::pages::PageTables;
 use crate::sampling::History;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
+
+/// What one level of priority is worth: a request goes before those of the next level that came up to so many requests
+/// earlier. So a request of any priority is overtaken by a limited number of others, and its turn comes.
+const PLACES_A_LEVEL: i64 = 256;
 
 /// A request that the engine works on. Whether it waits or runs is which of the scheduler's queues it is in.
 #[derive(Debug)]
@@ -20,23 +24,36 @@ pub(crate) struct Sequence {
     pub params: SamplingParams,
     pub history: History,
     pub timing: RequestTiming,
+    /// The request with the same prompt whose pages it shares, once they are computed.
+    pub twin: Option<RequestId>,
+    /// Position of the first token of the prompt whose log-probability is still to be told; the prompt's end if none.
+    pub next_prompt_logprob: usize,
     arrival: Instant,
 }
 
 impl Sequence {
-    pub fn new(id: RequestId, request: Request, tables: PageTables) -> Self {
+    pub fn new(id: RequestId, request: Request, twin: Option<RequestId>, tables: PageTables) -> Self {
         let Request { prompt, params } = request;
+        let untold = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {
             id,
             prompt_len: prompt.len(),
             computed: 0,
             tables,
             history: History::new(&params, &prompt, &[]),
+            twin,
+            next_prompt_logprob: untold.min(prompt.len()),
             params,
             tokens: prompt,
             timing: RequestTiming::default(),
             arrival: Instant::now(),
         }
+    }
+
+    /// Its place among all: lower ones go first. It never changes.
+    pub fn rank(&self) -> (i64, RequestId) {
+        let RequestId(arrival) = self.id;
+        ((arrival as i64).saturating_add(i64::from(self.params.priority) * PLACES_A_LEVEL), self.id)
     }
 
     /// Tokens that are not computed yet: one in a decode step, more in a prefill. Never zero while it lives.
@@ -49,17 +66,62 @@ impl Sequence {
         self.tokens.len() - self.prompt_len
     }
 
+    /// Leading tokens that need not be computed if their keys and values are known: the last token's logits are wanted,
+    /// and those before each token of the prompt whose log-probability is to be told.
+    pub fn reusable(&self) -> usize {
+        if self.tells_prompt() { self.next_prompt_logprob - 1 } else { self.tokens.len() - 1 }
+    }
+
+    /// Whether log-probabilities of its prompt are still to be told.
+    pub fn tells_prompt(&self) -> bool {
+        self.next_prompt_logprob < self.prompt_len
+    }
+
+    /// Tokens that the next chunk has at the most, where each row with logits takes a part of `logit_rows`.
+    pub fn chunk_limit(&self, logit_rows: usize) -> usize {
+        if !self.tells_prompt() {
+            return usize::MAX;
+        }
+        // Up to the first row whose logits are wanted there is no limit.
+        match (self.next_prompt_logprob - 1).saturating_sub(self.computed) {
+            0 => logit_rows.max(1),
+            before => before,
+        }
+    }
+
+    /// Whether the logits of a chunk of `count` tokens tell log-probabilities of the prompt.
+    pub fn chunk_tells(&self, count: usize) -> bool {
+        self.tells_prompt() && self.computed + count >= self.next_prompt_logprob
+    }
+
+    /// Takes note that its first tokens are computed, since others did it.
+    pub fn note_reused(&mut self, computed: usize) {
+        if self.output_len() == 0 {
+            self.timing.cached_tokens += computed - self.computed;
+        }
+        self.computed = computed;
+    }
+
+    /// Takes note that it has given its pages back.
+    pub fn start_over(&mut self) {
+        self.computed = 0;
+        if self.output_len() == 0 {
+            self.timing.cached_tokens = 0;
+        }
+    }
+
     /// Takes note that it is part of a batch.
     pub fn note_scheduled(&mut self) {
         self.timing.first_scheduled.get_or_insert_with(|| self.arrival.elapsed());
     }
 
-    /// Appends a sampled token.
-    pub fn push(&mut self, token: u32) {
+    /// Appends a sampled token; the time since the one before, or since its arrival.
+    pub fn push(&mut self, token: u32) -> Duration {
         self.tokens.push(token);
         self.history.push(token);
         let now = self.arrival.elapsed();
+        let last = self.timing.last_token.replace(now);
         self.timing.first_token.get_or_insert(now);
-        self.timing.last_token = Some(now);
+        now - last.unwrap_or_default()
     }
 }

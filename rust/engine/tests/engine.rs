@@ -13,7 +13,15 @@ use ferrule_kernels::Cancel;
 use ferrule_model::LogitRows;
 
 fn config() -> EngineConfig {
-    EngineConfig { pages: vec![32], max_model_len: 256, max_num_seqs: 8, max_num_batched_tokens: 64 }
+    EngineConfig {
+        pages: vec![32],
+        max_model_len: 256,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        max_queued_requests: None,
+        target_itl: Duration::MAX,
+        enable_prefix_caching: true,
+    }
 }
 
 fn greedy(max_tokens: usize) -> SamplingParams {
@@ -37,7 +45,7 @@ fn finish_of(outputs: &[StepOutput], id: RequestId) -> Option<FinishReason> {
 }
 
 fn free(engine: &Engine<FakeModel>) -> Vec<usize> {
-    engine.statistics().pages.iter().map(|pages| pages.free).collect()
+    engine.page_statistics().iter().map(|pages| pages.free).collect()
 }
 
 #[test]
@@ -267,9 +275,14 @@ fn times_are_told_in_order() {
         (timing.first_scheduled.unwrap(), timing.first_token.unwrap(), timing.last_token.unwrap());
     assert!(Duration::from_millis(2) <= scheduled && scheduled <= first && first <= last);
     assert_eq!(outputs[0].timing.first_token, timing.first_token);
-    let statistics = engine.statistics();
+    let metrics = engine.metrics();
     // The last token is sampled and never computed.
-    assert_eq!((statistics.computed_tokens, statistics.sampled_tokens, statistics.steps), (102, 3, 4));
+    assert_eq!((metrics.computed_tokens, metrics.generated_tokens, metrics.steps), (102, 3, 4));
+    assert_eq!((metrics.prompt_tokens, metrics.cached_prompt_tokens), (100, 0));
+    let counts = [&metrics.queue_seconds, &metrics.inter_token_seconds, &metrics.decode_seconds, &metrics.step_seconds];
+    assert_eq!(counts.map(|histogram| histogram.count), [1, 2, 1, 4]);
+    assert_eq!(metrics.requests_finished.length, 1);
+    assert_eq!(*engine.published_metrics().lock().unwrap(), *metrics);
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! Random arrivals, aborts, cancelled steps and small pools: whatever happens, pages are conserved, the limits hold,
-//! every request ends, and gets what it would have got alone.
+//! Random arrivals, aborts, forks, evictions, cancelled steps and small pools: whatever happens, pages are conserved, the
+//! limits hold, every request ends, and gets what it would have got alone.
 
 mod fake;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::{
@@ -15,14 +16,25 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 
-const SCENARIOS: u32 = 1500;
+const SCENARIOS: u32 = 10_000;
 
-/// A request, and what happens to it from outside.
+/// Completions of a prompt, and what happens to them from outside.
 #[derive(Debug, Clone)]
 struct Arrival {
     step: usize,
     request: Request,
-    abort_at: Option<usize>,
+    /// Completions: the first as the request says, the others with other seeds.
+    completions: u64,
+    /// When which of them is ended.
+    abort: Option<(usize, u64)>,
+}
+
+impl Arrival {
+    fn request(&self, completion: u64) -> Request {
+        let mut request = self.request.clone();
+        request.params.seed = request.params.seed.wrapping_add(completion);
+        request
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -32,6 +44,8 @@ struct Scenario {
     arrivals: Vec<Arrival>,
     cancelled: Vec<usize>,
     poison: Option<u32>,
+    /// Tokens of a prompt up to which its pages can be shared.
+    trained: usize,
     /// Steps before which the logits of so many tokens are asked for.
     evaluations: BTreeMap<usize, usize>,
 }
@@ -41,6 +55,7 @@ struct Scenario {
 struct Got {
     tokens: Vec<u32>,
     logprobs: Vec<TokenLogprobs>,
+    prompt_logprobs: Vec<TokenLogprobs>,
     trace: Vec<SampleTrace>,
     finish: Option<FinishReason>,
 }
@@ -54,9 +69,18 @@ fn params() -> impl Strategy<Value = SamplingParams> {
     );
     let penalties = (prop_oneof![Just(1.0), 0.5..2.0], prop_oneof![Just(0.0), -1.0..1.0], 0.0..0.3);
     let lengths = (1..40_usize, 0..5_usize, vec(0..VOCAB as u32, 0..3));
-    (filters, penalties, lengths, any::<u64>(), option::of(0..3_usize), option::of(0..3_usize)).prop_map(
-        |((temperature, top_k, top_p, min_p), (repetition, presence, frequency), lengths, seed, logprobs, trace)| {
+    let told = (
+        option::of(0..3_usize),
+        option::of(0..3_usize),
+        option::weighted(0.2, 0..3_usize),
+        prop_oneof![Just(1_usize), 1..60_usize],
+    );
+    let served = (-1..2_i32, prop_oneof![3 => Just(None), 1 => Just(Some("salt"))]);
+    (filters, penalties, lengths, any::<u64>(), told, served).prop_map(
+        |((temperature, top_k, top_p, min_p), (repetition, presence, frequency), lengths, seed, told, served)| {
             let (max_tokens, min_tokens, stop_token_ids) = lengths;
+            let (logprobs, trace, prompt_logprobs, prompt_logprobs_from) = told;
+            let (priority, cache_salt) = served;
             SamplingParams {
                 temperature,
                 top_k,
@@ -72,42 +96,66 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 stop_token_ids,
                 logprobs,
                 trace,
+                prompt_logprobs,
+                prompt_logprobs_from,
+                priority,
+                cache_salt: cache_salt.map(Into::into),
             }
         },
     )
 }
 
-fn scenario() -> impl Strategy<Value = Scenario> {
+/// Prompts that begin alike, for a while.
+fn prompt() -> impl Strategy<Value = Vec<u32>> {
+    let own = vec(0..VOCAB as u32, 1..40);
+    (0..3_u32, 0..60_usize, own).prop_map(|(template, shared, own)| {
+        let shared = (0..shared as u32).map(|index| (template * 7 + index * 5) % VOCAB as u32);
+        shared.chain(own).collect()
+    })
+}
+
+fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
     let group = (2..14_usize, option::of(2..70_usize));
-    let limits = (20..140_usize, 1..7_usize, 1..50_usize);
-    let arrival = (0..30_usize, vec(0..VOCAB as u32, 1..90), params(), option::weighted(0.2, 0..60_usize));
+    let limits = (20..140_usize, 1..7_usize, 1..50_usize, option::weighted(0.2, 1..4_usize), any::<bool>());
+    (vec(group, 1..4), limits).prop_map(
+        |(groups, (max_model_len, max_num_seqs, max_num_batched_tokens, max_queued_requests, caching))| {
+            let (pages, windows) = groups.into_iter().unzip();
+            let config = EngineConfig {
+                pages,
+                max_model_len,
+                max_num_seqs,
+                max_num_batched_tokens,
+                max_queued_requests,
+                target_itl: Duration::from_millis(150),
+                enable_prefix_caching: caching,
+            };
+            (config, windows)
+        },
+    )
+}
+
+fn scenario() -> impl Strategy<Value = Scenario> {
+    let completions = prop_oneof![3 => Just(1_u64), 1 => 2..5_u64];
+    let abort = option::weighted(0.2, (0..60_usize, 0..4_u64));
+    let arrival = (0..30_usize, prompt(), params(), completions, abort);
     (
-        (vec(group, 1..4), limits),
+        config(),
         vec(arrival, 1..10),
         vec(0..80_usize, 0..4),
         option::weighted(0.2, 0..VOCAB as u32),
+        prop_oneof![2 => Just(usize::MAX), 1 => 10..80_usize],
         btree_map(0..40_usize, 1..60_usize, 0..2),
     )
-        .prop_map(
-            |((groups, (max_model_len, max_num_seqs, batched)), arrivals, cancelled, poison, evaluations)| {
-                let (pages, windows) = groups.into_iter().unzip();
-                let mut arrivals: Vec<Arrival> = arrivals
-                    .into_iter()
-                    .map(|(step, prompt, params, abort_at)| Arrival {
-                        step,
-                        request: Request { prompt, params },
-                        abort_at,
-                    })
-                    .collect();
-                arrivals.sort_by_key(|arrival| arrival.step);
-                for (index, arrival) in arrivals.iter_mut().enumerate() {
-                    // Tells the sequences apart in the fake's record.
-                    arrival.request.prompt[0] = index as u32;
-                }
-                let config = EngineConfig { pages, max_model_len, max_num_seqs, max_num_batched_tokens: batched };
-                Scenario { config, windows, arrivals, cancelled, poison, evaluations }
-            },
-        )
+        .prop_map(|((config, windows), arrivals, cancelled, poison, trained, evaluations)| {
+            let arrival = |(step, prompt, params, completions, abort): (_, _, _, u64, Option<(usize, u64)>)| Arrival {
+                step,
+                request: Request { prompt, params },
+                completions,
+                abort: abort.map(|(step, which)| (step, which % completions)),
+            };
+            let arrivals = arrivals.into_iter().map(arrival).collect();
+            Scenario { config, windows, arrivals, cancelled, poison, trained, evaluations }
+        })
 }
 
 fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::StepOutput>) {
@@ -116,6 +164,7 @@ fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::Step
         assert_eq!(got.finish, None, "an output after the end");
         got.tokens.extend(output.token_ids);
         got.logprobs.extend(output.logprobs);
+        got.prompt_logprobs.extend(output.prompt_logprobs);
         got.trace.extend(output.trace);
         got.finish = output.finish;
     }
@@ -128,9 +177,13 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
         max_model_len,
         max_num_seqs: 1,
         max_num_batched_tokens: 1000,
+        max_queued_requests: None,
+        enable_prefix_caching: false,
+        ..scenario.config
     };
     let mut model = FakeModel::new(&config, &scenario.windows);
     model.poison = scenario.poison;
+    model.trained = scenario.trained;
     let mut engine = Engine::new(model, config).unwrap();
     let id = engine.add_request(request.clone()).unwrap();
     let mut got = BTreeMap::from([(id, Got::default())]);
@@ -140,18 +193,13 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     got.remove(&id).unwrap()
 }
 
-fn check_pages(engine: &Engine<FakeModel>) {
-    for pages in engine.statistics().pages {
-        assert_eq!(pages.free + pages.held, pages.total, "pages are lost or held twice");
-    }
-}
-
 /// Logits of all tokens, in the middle of everything.
 fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
+    let trained = engine.model().trained;
     let tokens: Vec<i64> = (0..length as i64).map(|index| 60 + index % 4).collect();
     match engine.logits(&tokens, &Cancel::new()) {
         Ok(logits) => {
-            let mut state = first_state(length);
+            let mut state = first_state(length, trained);
             let expected = tokens.iter().flat_map(|&token| {
                 state = mix(state, token as u64);
                 logits_after(state)
@@ -164,76 +212,105 @@ fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
     }
 }
 
+/// The requests under way, and what they got so far.
+struct Play<'a> {
+    scenario: &'a Scenario,
+    engine: Engine<FakeModel>,
+    /// For each arrival its completions; none where it was refused or ended from outside.
+    ids: Vec<Vec<Option<RequestId>>>,
+    got: BTreeMap<RequestId, Got>,
+}
+
+impl Play<'_> {
+    fn arrive(&mut self, index: usize) -> Result<(), TestCaseError> {
+        let Self { scenario, engine, ids, got } = self;
+        let arrival = &scenario.arrivals[index];
+        for completion in 0..arrival.completions {
+            let request = arrival.request(completion);
+            let added = match ids[index].first() {
+                Some(&Some(first)) => engine.fork_request(request, first),
+                _ => engine.add_request(request),
+            };
+            ids[index].push(added.as_ref().ok().copied());
+            match added {
+                Ok(new) => drop(got.insert(new, Got::default())),
+                Err(RequestError::PromptTooLong { .. } | RequestError::PromptExceedsKv { .. }) => {
+                    prop_assert!(arrival.request.prompt.len() + 1 > engine.max_model_len());
+                }
+                Err(RequestError::QueueFull { waiting, limit }) => {
+                    prop_assert_eq!((Some(limit), waiting >= limit), (scenario.config.max_queued_requests, true));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, index: usize, completion: u64) -> Result<(), TestCaseError> {
+        let Some(id) = self.ids[index].get_mut(completion as usize) else { return Ok(()) };
+        let Some(aborted) = *id else { return Ok(()) };
+        let is_running = self.got[&aborted].finish.is_none();
+        prop_assert_eq!(self.engine.abort(aborted), is_running);
+        prop_assert!(!self.engine.abort(aborted), "aborted twice");
+        if is_running {
+            self.got.remove(&aborted);
+            *id = None;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), TestCaseError> {
+        let has_work = self.engine.has_unfinished_requests();
+        let batches = self.engine.model().batches.borrow().len();
+        match self.engine.step(&Cancel::new()) {
+            Ok(outputs) => collect(&mut self.got, outputs),
+            Err(error) => prop_assert_eq!(error, EngineError::Cancelled),
+        }
+        let done = self.engine.model().batches.borrow().len() - batches;
+        prop_assert_eq!(done, usize::from(has_work), "a step does work");
+        Ok(())
+    }
+}
+
 fn play(scenario: &Scenario) -> Result<(), TestCaseError> {
     let mut model = FakeModel::new(&scenario.config, &scenario.windows);
     model.faults = scenario.cancelled.iter().map(|&number| (number, Fault::CancelledMidway)).collect();
+    model.trained = scenario.trained;
     // Logits of evaluation are compared with ones that no poison touched.
     model.poison = scenario.poison.filter(|_| scenario.evaluations.is_empty());
     let scenario = &Scenario { poison: model.poison, ..scenario.clone() };
-    let mut engine = Engine::new(model, scenario.config.clone()).unwrap();
-    let mut ids: Vec<Option<RequestId>> = vec![None; scenario.arrivals.len()];
-    let mut got = BTreeMap::new();
+    let engine = Engine::new(model, scenario.config.clone()).unwrap();
+    let ids = vec![Vec::new(); scenario.arrivals.len()];
+    let mut play = Play { scenario, engine, ids, got: BTreeMap::new() };
     let mut step = 0;
-    while step < 100 || engine.has_unfinished_requests() {
+    while step < 70 || play.engine.has_unfinished_requests() {
         prop_assert!(step < 20_000, "the requests do not end");
-        for (arrival, id) in scenario.arrivals.iter().zip(&mut ids) {
+        for (index, arrival) in scenario.arrivals.iter().enumerate() {
             if arrival.step == step {
-                match engine.add_request(arrival.request.clone()) {
-                    Ok(new) => {
-                        got.insert(new, Got::default());
-                        *id = Some(new);
-                    }
-                    Err(RequestError::PromptTooLong { .. } | RequestError::PromptExceedsKv { .. }) => {
-                        prop_assert!(arrival.request.prompt.len() + 1 > engine.max_model_len());
-                    }
-                    Err(error) => panic!("{error}"),
-                }
+                play.arrive(index)?;
             }
-            if let (Some(aborted), true) = (*id, arrival.abort_at == Some(step)) {
-                prop_assert_eq!(engine.abort(aborted), got[&aborted].finish.is_none());
-                prop_assert!(!engine.abort(aborted), "aborted twice");
-                check_pages(&engine);
-                if got[&aborted].finish.is_none() {
-                    got.remove(&aborted);
-                    *id = None;
-                }
+            if let Some((_, completion)) = arrival.abort.filter(|&(at, _)| at == step) {
+                play.abort(index, completion)?;
             }
         }
         if let Some(&length) = scenario.evaluations.get(&step) {
-            check_evaluation(&mut engine, length);
-            check_pages(&engine);
+            check_evaluation(&mut play.engine, length);
         }
-        let has_work = engine.has_unfinished_requests();
-        let batches = engine.model().batches.borrow().len();
-        match engine.step(&Cancel::new()) {
-            Ok(outputs) => collect(&mut got, outputs),
-            Err(error) => prop_assert_eq!(error, EngineError::Cancelled),
-        }
-        prop_assert_eq!(engine.model().batches.borrow().len() - batches, usize::from(has_work), "a step does work");
-        check_pages(&engine);
+        play.step()?;
+        prop_assert_eq!(play.engine.audit_pages(), Ok(()));
         step += 1;
     }
-    for pages in engine.statistics().pages {
+    for pages in play.engine.page_statistics() {
         prop_assert_eq!(pages.free, pages.total);
     }
-    for (arrival, id) in scenario.arrivals.iter().zip(&ids) {
-        if let Some(id) = id {
-            prop_assert_eq!(&got[id], &alone(scenario, &arrival.request, engine.max_model_len()));
+    for (arrival, ids) in scenario.arrivals.iter().zip(&play.ids) {
+        for (completion, id) in (0..).zip(ids) {
+            if let Some(id) = id {
+                let request = arrival.request(completion);
+                prop_assert_eq!(&play.got[id], &alone(scenario, &request, play.engine.max_model_len()));
+            }
         }
     }
-    check_order(&engine, scenario)
-}
-
-/// Requests are begun in the order in which they arrived.
-fn check_order(engine: &Engine<FakeModel>, scenario: &Scenario) -> Result<(), TestCaseError> {
-    let batches = engine.model().batches.borrow();
-    let mut begun: Vec<u32> = Vec::new();
-    for (first_position, tokens, _) in batches.iter().flatten() {
-        if *first_position == 0 && (tokens[0] as usize) < scenario.arrivals.len() && !begun.contains(&tokens[0]) {
-            begun.push(tokens[0]);
-        }
-    }
-    prop_assert!(begun.is_sorted(), "begun in the order {:?}", begun);
     Ok(())
 }
 
@@ -249,7 +326,15 @@ proptest! {
 /// FAULTS row 67: four times what the pool holds.
 #[test]
 fn a_pool_at_a_quarter_of_the_demand_changes_nothing() {
-    let config = EngineConfig { pages: vec![16], max_model_len: 200, max_num_seqs: 16, max_num_batched_tokens: 64 };
+    let config = EngineConfig {
+        pages: vec![16],
+        max_model_len: 200,
+        max_num_seqs: 16,
+        max_num_batched_tokens: 64,
+        max_queued_requests: None,
+        target_itl: Duration::MAX,
+        enable_prefix_caching: false,
+    };
     let mut small = engine(&config, &[None]);
     let mut large = engine(&EngineConfig { pages: vec![100], ..config }, &[None]);
     let request = |seed: u64| Request {
@@ -263,7 +348,7 @@ fn a_pool_at_a_quarter_of_the_demand_changes_nothing() {
         }
         collect(got, fake::run(engine));
     }
-    assert!(small.statistics().preemptions > 0 && large.statistics().preemptions == 0);
+    assert!(small.metrics().preemptions > 0 && large.metrics().preemptions == 0);
     assert_eq!(got[0], got[1]);
     assert!(got[0].values().all(|got| got.tokens.len() == 40));
 }

@@ -92,6 +92,10 @@ pub trait LanguageModel {
     /// The groups of layers that share a page table.
     fn kv_groups(&self) -> &[KvGroup];
 
+    /// How many leading positions of a sequence with so long a prompt have keys and values that depend on its tokens
+    /// up to there and on nothing else: the pages of those may be shared with any sequence that begins alike.
+    fn shareable_tokens(&self, prompt_len: usize) -> usize;
+
     /// Copies a page of a group, in all its layers.
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId);
 

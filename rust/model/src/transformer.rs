@@ -224,6 +224,10 @@ impl LanguageModel for Transformer {
         &self.groups
     }
 
+    fn shareable_tokens(&self, prompt_len: usize) -> usize {
+        self.spec.ropes.iter().map(|rope| rope.shareable_tokens(prompt_len)).min().unwrap_or(usize::MAX)
+    }
+
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
         self.stores[group].copy_page(from, to);
     }

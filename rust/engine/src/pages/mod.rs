@@ -4,49 +4,39 @@
 //! [`PagePool`] of its own and every sequence a table per group, which names the page of each
 //! `PAGE_TOKENS` positions. A page may be held by several sequences (a shared prefix); then nobody writes to it: the one
 //! who would gets a copy first. Groups with a window give pages back as soon as no later row can see them.
+//!
+//! With a [`PrefixTree`] full pages are kept under their tokens after their last holder, until the room is needed, and
+//! a sequence that begins with the same tokens takes them as they are: what they hold depends on nothing else. A
+//! sequence holds the page of every node on its way in groups without a window, and gives its pages back the last one
+//! first. So the page given back longest ago never has one behind it that is younger or in use.
 
 mod budget;
 mod pool;
+mod prefix;
+mod tables;
 
 pub use budget::divide;
 pub use pool::PagePool;
+pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
+pub(crate) use tables::PageTables;
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::KvGroup;
+use pool::Allocated;
+use prefix::{Place, PrefixTree};
 
 /// Stands in a table for a page that was given back, because no later row can see its positions.
 pub const PAGE_NONE: PageId = PageId::MAX;
 
 /// How the pages of one group are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct PageStatistics {
     /// Pages of the pool.
     pub total: usize,
     /// Pages that nobody holds.
     pub free: usize,
-    /// Entries in the tables of all sequences; a page that two of them share counts twice.
-    pub held: usize,
-}
-
-/// The pages of one sequence.
-#[derive(Debug, Default)]
-pub(crate) struct PageTables {
-    /// For each group, the page of every `PAGE_TOKENS` positions.
-    tables: Vec<Vec<PageId>>,
-    /// For each group, how many leading entries are [`PAGE_NONE`].
-    passed: Vec<usize>,
-}
-
-impl PageTables {
-    /// The tables as the model takes them.
-    pub fn tables(&self) -> &[Vec<PageId>] {
-        &self.tables
-    }
-
-    /// Pages held in a group.
-    pub fn held(&self, group: usize) -> usize {
-        self.tables[group].len() - self.passed[group]
-    }
+    /// Those of the free pages that are kept for requests that begin with the same tokens.
+    pub cached: usize,
 }
 
 /// A page to be copied before the next forward pass, since its other holders must not see what is written.
@@ -61,12 +51,21 @@ pub(crate) struct PageCopy {
 #[derive(Debug)]
 pub(crate) struct Pages {
     groups: Vec<Group>,
+    /// What is kept, if anything is.
+    tree: Option<PrefixTree>,
 }
 
 #[derive(Debug)]
 struct Group {
     pool: PagePool,
     window: Option<usize>,
+}
+
+impl Group {
+    /// The first page that the row at position `computed` sees.
+    fn first_seen(&self, computed: usize) -> usize {
+        self.window.map_or(0, |window| (computed + 1).saturating_sub(window) / PAGE_TOKENS)
+    }
 }
 
 /// Pages that cover `tokens` positions from the start of a page.
@@ -87,19 +86,24 @@ fn most_held(window: Option<usize>, tokens: usize, chunk: usize) -> usize {
 }
 
 impl Pages {
-    /// Pools of so many pages for the model's groups.
-    pub fn new(groups: &[KvGroup], pages: &[usize]) -> Self {
+    /// Pools of so many pages for the model's groups; with `keep` full pages outlive their holders.
+    pub fn new(groups: &[KvGroup], pages: &[usize], keep: bool) -> Self {
         let group = |(group, &pages): (&KvGroup, &usize)| Group {
             pool: PagePool::new(pages),
             // A row always sees itself.
             window: group.window.map(|window| window.max(1)),
         };
-        Self { groups: groups.iter().zip(pages).map(group).collect() }
+        Self { groups: groups.iter().zip(pages).map(group).collect(), tree: keep.then(PrefixTree::default) }
     }
 
-    /// Tables that hold nothing yet.
-    pub fn empty_tables(&self) -> PageTables {
-        PageTables { tables: vec![Vec::new(); self.groups.len()], passed: vec![0; self.groups.len()] }
+    /// Tables that hold nothing yet, of a sequence whose first `shareable` positions depend on its tokens alone.
+    pub fn tables(&self, namespace: Namespace, shareable: usize) -> PageTables {
+        PageTables::new(self.groups.len(), namespace, shareable)
+    }
+
+    /// Tables that hold nothing yet and share nothing.
+    pub fn private_tables(&self) -> PageTables {
+        self.tables(None, 0)
     }
 
     /// Tokens of one sequence that the pools hold when it has no neighbours. Endless for a window that fits.
@@ -121,55 +125,197 @@ impl Pages {
             let Some(free) = group.pool.free().checked_sub(copies) else { return 0 };
             (table.len() + free).saturating_mul(PAGE_TOKENS) - computed
         };
-        self.groups.iter().zip(&tables.tables).map(fits).min().unwrap_or(wanted).min(wanted)
+        self.groups.iter().zip(tables.tables()).map(fits).min().unwrap_or(wanted).min(wanted)
     }
 
     /// Gives a sequence the pages to write `count` tokens after the `computed` ones, which [`Pages::fits`] has granted.
     /// Pages that it shares with others are replaced; what must be copied is added to `copies`.
     pub fn extend(&mut self, tables: &mut PageTables, computed: usize, count: usize, copies: &mut Vec<PageCopy>) {
-        const GRANTED: &str = "a page was granted that is not free";
         let needed = pages_for(computed + count);
-        for (index, (group, table)) in self.groups.iter_mut().zip(&mut tables.tables).enumerate() {
-            let shared: Vec<usize> = shared_from(&group.pool, table, computed / PAGE_TOKENS).collect();
+        for index in 0..self.groups.len() {
+            let table = &mut tables.tables[index];
+            let shared: Vec<usize> = shared_from(&self.groups[index].pool, table, computed / PAGE_TOKENS).collect();
             for place in shared {
-                let (from, to) = (table[place], group.pool.allocate().expect(GRANTED));
+                let (from, to) = (table[place], self.allocate(index));
                 copies.push(PageCopy { group: index, from, to });
-                group.pool.release(from);
+                self.groups[index].pool.release(from);
                 table[place] = to;
             }
             while table.len() < needed {
-                table.push(group.pool.allocate().expect(GRANTED));
+                table.push(self.allocate(index));
             }
+        }
+    }
+
+    /// A page of a group, where one is known to be free. What was kept there is forgotten.
+    fn allocate(&mut self, group: usize) -> PageId {
+        let Group { pool, window } = &mut self.groups[group];
+        let Allocated { page, was_kept } = pool.allocate().expect("a page was granted that is not free");
+        if was_kept && let Some(tree) = &mut self.tree {
+            let gone = tree.remove_page((group, page), window.is_none());
+            self.forget(gone);
+        }
+        page
+    }
+
+    fn forget(&mut self, pages: Vec<GroupPage>) {
+        for (group, page) in pages {
+            self.groups[group].pool.forget(page);
         }
     }
 
     /// Gives back the pages that no row from position `computed` on can see.
     pub fn release_passed(&mut self, tables: &mut PageTables, computed: usize) {
         for ((group, table), passed) in self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.passed) {
-            let Some(window) = group.window else { continue };
-            let first_seen = (computed + 1).saturating_sub(window);
-            for entry in table.iter_mut().take(first_seen / PAGE_TOKENS).skip(*passed) {
+            for entry in table.iter_mut().take(group.first_seen(computed)).skip(*passed) {
                 group.pool.release(std::mem::replace(entry, PAGE_NONE));
                 *passed += 1;
             }
         }
     }
 
-    /// Gives back all pages of a sequence.
+    /// Gives back all pages of a sequence, the last one first.
     pub fn release(&mut self, tables: &mut PageTables) {
         for ((group, table), passed) in self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.passed) {
-            table.drain(..).skip(*passed).for_each(|page| group.pool.release(page));
+            table.drain(..).skip(*passed).rev().for_each(|page| group.pool.release(page));
             *passed = 0;
         }
+        tables.start_over();
+    }
+
+    /// Takes kept pages in the place of what a sequence would compute after its `computed` tokens, no further than
+    /// `most`; says how many tokens are computed then.
+    pub fn reuse(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize, most: usize) -> usize {
+        let Some(tree) = &self.tree else { return computed };
+        let first = tables.followed();
+        if first != computed / PAGE_TOKENS {
+            // The tree has lost sight of it.
+            return computed;
+        }
+        let mut nodes = Vec::new();
+        // For each group, the page from which on none is missing; and with how many nodes all windows are whole.
+        let mut whole_from = vec![0; self.groups.len()];
+        let mut usable = 0;
+        let mut place = tables.place();
+        for page_tokens in tables.shareable_pages(tokens, most) {
+            let Some(node) = tree.find(place, page_tokens) else { break };
+            nodes.push(node);
+            place = Place::After(node);
+            let end = first + nodes.len();
+            for (whole_from, &page) in whole_from.iter_mut().zip(tree.pages(node)) {
+                if page == PAGE_NONE {
+                    *whole_from = end;
+                }
+            }
+            let seen = self.groups.iter().map(|group| group.first_seen(end * PAGE_TOKENS));
+            if seen.zip(&whole_from).all(|(seen, &whole_from)| whole_from <= seen) {
+                usable = nodes.len();
+            }
+        }
+        nodes.truncate(usable);
+        let Some(&last) = nodes.last() else { return computed };
+        let end = first + usable;
+        self.release_passed(tables, end * PAGE_TOKENS);
+        let tree = self.tree.as_ref().expect("it was there above");
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let seen = group.first_seen(end * PAGE_TOKENS);
+            let (table, passed) = (&mut tables.tables[index], &mut tables.passed[index]);
+            while table.len() < seen {
+                table.push(PAGE_NONE);
+                *passed += 1;
+            }
+            for (place, &node) in (first..end).zip(&nodes).filter(|&(place, _)| place >= seen) {
+                let page = tree.pages(node)[index];
+                group.pool.hold(page);
+                match table.get_mut(place) {
+                    // It had begun to compute this one itself.
+                    Some(own) => group.pool.release(std::mem::replace(own, page)),
+                    None => table.push(page),
+                }
+            }
+        }
+        tables.follow(last, end);
+        end * PAGE_TOKENS
+    }
+
+    /// Keeps the full pages of a sequence's `computed` tokens under these tokens. Where they are kept already, it takes
+    /// those and gives its own back.
+    pub fn keep(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) {
+        let Some(tree) = &mut self.tree else { return };
+        let first = tables.followed();
+        let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, computed).collect();
+        for (index, page_tokens) in (first..).zip(pages) {
+            let place = tables.place();
+            let node = if let Some(node) = tree.find(place.clone(), page_tokens) {
+                for (group, table) in tables.tables.iter_mut().enumerate() {
+                    let pool = &mut self.groups[group].pool;
+                    match (table[index], tree.pages(node)[group]) {
+                        (own, kept) if own == kept || own == PAGE_NONE => {}
+                        (own, PAGE_NONE) => {
+                            tree.set_page(node, group, own);
+                            pool.keep(own);
+                        }
+                        (own, kept) => {
+                            pool.hold(kept);
+                            pool.release(own);
+                            table[index] = kept;
+                        }
+                    }
+                }
+                node
+            } else {
+                let pages: Vec<PageId> = tables.tables.iter().map(|table| table[index]).collect();
+                let Some(node) = tree.insert(place, page_tokens, &pages) else {
+                    // What came before it has been forgotten.
+                    tables.stop_sharing();
+                    return;
+                };
+                for (group, page) in self.groups.iter_mut().zip(pages).filter(|&(_, page)| page != PAGE_NONE) {
+                    group.pool.keep(page);
+                }
+                tables.first_kept.get_or_insert(node);
+                node
+            };
+            tables.follow(node, index + 1);
+        }
+    }
+
+    /// Forgets what was kept of a sequence, and of all that went on from there.
+    pub fn disown(&mut self, tables: &mut PageTables) {
+        if let (Some(tree), Some(first)) = (&mut self.tree, tables.first_kept.take()) {
+            let gone = tree.remove(first);
+            self.forget(gone);
+        }
+    }
+
+    /// Lets a sequence that holds nothing, or less, have the first `computed` tokens of another, whose tokens are the
+    /// same so far. False if the other has given them back already.
+    pub fn fork(&mut self, tables: &mut PageTables, donor: &PageTables, computed: usize) -> bool {
+        let needed = pages_for(computed);
+        let has_all = |(index, group): (usize, &Group)| {
+            donor.passed[index] <= group.first_seen(computed) && donor.tables[index].len() >= needed
+        };
+        if !self.groups.iter().enumerate().all(has_all) {
+            return false;
+        }
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let seen = group.first_seen(computed).min(needed);
+            let taken = &donor.tables[index][seen..needed];
+            taken.iter().for_each(|&page| group.pool.hold(page));
+            let table = std::iter::repeat_n(PAGE_NONE, seen).chain(taken.iter().copied()).collect();
+            let own = std::mem::replace(&mut tables.tables[index], table);
+            let passed = std::mem::replace(&mut tables.passed[index], seen);
+            own.into_iter().skip(passed).for_each(|page| group.pool.release(page));
+        }
+        true
     }
 
     /// Whether a sequence can be computed up to `tokens` in chunks of `chunk` with the pages that are free, when
     /// `promised` says how many of each group others still need for their own prefill.
-    pub fn has_room(&self, tokens: usize, chunk: usize, promised: &[usize]) -> bool {
-        self.groups
-            .iter()
-            .zip(promised)
-            .all(|(group, promised)| most_held(group.window, tokens, chunk) + promised <= group.pool.free())
+    pub fn has_room(&self, tables: &PageTables, tokens: usize, chunk: usize, promised: &[usize]) -> bool {
+        let mut needed = promised.to_vec();
+        self.add_promised(tables, tokens, chunk, &mut needed);
+        self.groups.iter().zip(needed).all(|(group, needed)| needed <= group.pool.free())
     }
 
     /// Adds to `promised`, for each group, the pages that a sequence will still take on its way to `tokens`.
@@ -184,47 +330,66 @@ impl Pages {
         self.groups.len()
     }
 
-    /// How the pages of each group are used by the holders of these tables.
-    pub fn statistics<'a>(&self, holders: impl Iterator<Item = &'a PageTables> + Clone) -> Vec<PageStatistics> {
-        let group = |(index, group): (usize, &Group)| PageStatistics {
-            total: group.pool.total(),
-            free: group.pool.free(),
-            held: holders.clone().map(|tables| tables.held(index)).sum(),
-        };
-        self.groups.iter().enumerate().map(group).collect()
+    /// How the pages of each group are used.
+    pub fn statistics(&self) -> Vec<PageStatistics> {
+        let of =
+            |Group { pool, .. }: &Group| PageStatistics { total: pool.total(), free: pool.free(), cached: pool.idle() };
+        self.groups.iter().map(of).collect()
+    }
+
+    /// Checks the books against the tables of all holders: every page has as many holders as tables name it, and those
+    /// that are kept are those in the tree.
+    pub fn audit<'a>(&self, holders: impl Iterator<Item = &'a PageTables> + Clone) -> Result<(), String> {
+        for (index, Group { pool, .. }) in self.groups.iter().enumerate() {
+            let mut named = vec![0; pool.total()];
+            for tables in holders.clone() {
+                for &page in tables.tables[index].iter().skip(tables.passed[index]) {
+                    named[page as usize] += 1;
+                }
+            }
+            if let Some(page) = (0..pool.total()).find(|&page| pool.holders(page as PageId) != named[page]) {
+                let counted = pool.holders(page as PageId);
+                return Err(format!(
+                    "group {index}: page {page} has {counted} holders, {} tables name it",
+                    named[page]
+                ));
+            }
+            let held = named.iter().filter(|&&holders| holders > 0).count();
+            if pool.free() + held != pool.total() {
+                return Err(format!("group {index}: {} pages free, {held} held of {}", pool.free(), pool.total()));
+            }
+        }
+        let mut in_tree: Vec<GroupPage> = self.tree.iter().flat_map(PrefixTree::all_pages).collect();
+        in_tree.sort_unstable();
+        let pages = self.groups.iter().enumerate();
+        let kept = pages.flat_map(|(index, Group { pool, .. })| {
+            let kept = (0..pool.total() as PageId).filter(|&page| pool.is_kept(page));
+            kept.map(move |page| (index, page))
+        });
+        if kept.collect::<Vec<_>>() == in_tree { Ok(()) } else { Err("pages are kept that nobody can find".into()) }
     }
 }
 
-/// The places in a table, from `first` on, of pages that others hold too.
+/// The places in a table, from `first` on, of pages that must not be written to.
 fn shared_from<'a>(pool: &'a PagePool, table: &'a [PageId], first: usize) -> impl Iterator<Item = usize> + 'a {
-    (first..table.len()).filter(|&place| table[place] != PAGE_NONE && pool.is_shared(table[place]))
+    (first..table.len()).filter(|&place| table[place] != PAGE_NONE && !pool.is_writable(table[place]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    impl Pages {
-        /// A second holder of everything that a sequence holds, as `n > 1` and beams will make them.
-        fn fork(&mut self, tables: &PageTables) -> PageTables {
-            for (group, table) in self.groups.iter_mut().zip(&tables.tables) {
-                table.iter().filter(|&&page| page != PAGE_NONE).for_each(|&page| group.pool.share(page));
-            }
-            PageTables { tables: tables.tables.clone(), passed: tables.passed.clone() }
-        }
-    }
-
     fn pages(groups: &[(usize, Option<usize>)]) -> Pages {
         let (sizes, windows): (Vec<usize>, Vec<Option<usize>>) = groups.iter().copied().unzip();
         let groups: Vec<KvGroup> =
             windows.into_iter().map(|window| KvGroup { layers: 1, window, page_bytes: 1 }).collect();
-        Pages::new(&groups, &sizes)
+        Pages::new(&groups, &sizes, true)
     }
 
     #[test]
     fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
         let mut pages = pages(&[(3, None), (5, None)]);
-        let mut tables = pages.empty_tables();
+        let mut tables = pages.private_tables();
         let mut copies = Vec::new();
         assert_eq!(pages.capacity_of_one(), 48);
         assert_eq!(pages.fits(&tables, 0, 100), 48);
@@ -233,17 +398,17 @@ mod tests {
         assert_eq!(pages.fits(&tables, 17, 100), 31);
         // A cancelled step left the table longer than what is computed.
         assert_eq!(pages.fits(&tables, 3, 100), 45);
-        let other = pages.empty_tables();
+        let other = pages.private_tables();
         assert_eq!(pages.fits(&other, 0, 100), 16);
         pages.release(&mut tables);
-        assert_eq!(pages.statistics([&tables].into_iter())[0], PageStatistics { total: 3, free: 3, held: 0 });
+        assert_eq!(pages.statistics()[0], PageStatistics { total: 3, free: 3, cached: 0 });
         assert!(copies.is_empty());
     }
 
     #[test]
     fn a_window_gives_pages_back_that_no_later_row_sees() {
         let mut pages = pages(&[(4, Some(20)), (100, None)]);
-        let mut tables = pages.empty_tables();
+        let mut tables = pages.private_tables();
         pages.extend(&mut tables, 0, 64, &mut Vec::new());
         // The row at 35 sees positions 16 to 35.
         pages.release_passed(&mut tables, 34);
@@ -266,7 +431,7 @@ mod tests {
             let smallest =
                 (1..9).find(|&count| pages(&[(count, Some(window))]).capacity_of_one() == usize::MAX).unwrap();
             let mut pages = pages(&[(smallest, Some(window))]);
-            let mut tables = pages.empty_tables();
+            let mut tables = pages.private_tables();
             for computed in 0..300 {
                 pages.release_passed(&mut tables, computed);
                 assert_eq!(pages.fits(&tables, computed, 1), 1, "window {window}, {smallest} pages, at {computed}");
@@ -278,10 +443,11 @@ mod tests {
     #[test]
     fn whoever_writes_to_a_shared_page_gets_a_copy() {
         let mut pages = pages(&[(4, None)]);
-        let mut first = pages.empty_tables();
+        let mut first = pages.private_tables();
         let mut copies = Vec::new();
         pages.extend(&mut first, 0, 20, &mut copies);
-        let mut second = pages.fork(&first);
+        let mut second = pages.private_tables();
+        assert!(pages.fork(&mut second, &first, 20));
         let (full, partial) = (first.tables()[0][0], first.tables()[0][1]);
         // One page of the two that are free goes to the copy.
         assert_eq!(pages.fits(&second, 20, 100), 28);
@@ -301,9 +467,10 @@ mod tests {
     #[test]
     fn a_copy_that_finds_no_page_waits() {
         let mut pages = pages(&[(2, None)]);
-        let mut first = pages.empty_tables();
+        let mut first = pages.private_tables();
         pages.extend(&mut first, 0, 20, &mut Vec::new());
-        let mut second = pages.fork(&first);
+        let mut second = pages.private_tables();
+        assert!(pages.fork(&mut second, &first, 20));
         assert_eq!(pages.fits(&second, 20, 1), 0);
         pages.release(&mut first);
         assert_eq!(pages.fits(&second, 20, 100), 12);

@@ -1,14 +1,40 @@
-//! The pages of one group: which are free, and how many hold each of the others.
+//! The pages of one group: which are free, how many hold each of the others, and which are worth keeping.
+//!
+//! A page whose contents may be of use again is *kept*: given back by its last holder it is free, but handed out only
+//! when no page without contents is left, the one given back longest ago first. Until then it can be held again as it
+//! is.
+
+use std::collections::BTreeMap;
 
 use ferrule_kernels::kv::PageId;
 
 /// Pages handed out one by one and counted by holder.
 #[derive(Debug)]
 pub struct PagePool {
-    /// Free pages; the last is handed out next, so that pages in use stay few and warm.
-    free: Vec<PageId>,
-    /// Holders of each page.
-    holders: Vec<u32>,
+    /// Free pages without contents; the last is handed out next, so that pages in use stay few and warm.
+    empty: Vec<PageId>,
+    /// Free pages with contents, by the time at which they were given back.
+    idle: BTreeMap<u64, PageId>,
+    pages: Vec<Page>,
+    /// Pages given back so far.
+    time: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Page {
+    holders: u32,
+    is_kept: bool,
+    /// When it was given back; its key among the idle ones.
+    since: u64,
+}
+
+/// A page for a new holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allocated {
+    /// The page.
+    pub page: PageId,
+    /// Whether it was kept for its contents, which nobody must look for any more.
+    pub was_kept: bool,
 }
 
 impl PagePool {
@@ -16,35 +42,66 @@ impl PagePool {
     #[must_use]
     pub fn new(pages: usize) -> Self {
         let last = PageId::try_from(pages).expect("the engine's configuration is checked for this");
-        Self { free: (0..last).rev().collect(), holders: vec![0; pages] }
+        Self { empty: (0..last).rev().collect(), idle: BTreeMap::new(), pages: vec![Page::default(); pages], time: 0 }
     }
 
     /// Pages of the pool.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.holders.len()
+        self.pages.len()
     }
 
     /// Pages that nobody holds.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.free.len()
+        self.empty.len() + self.idle.len()
+    }
+
+    /// Those of the free pages that are kept.
+    #[must_use]
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Holders of a page.
+    #[must_use]
+    pub fn holders(&self, page: PageId) -> u32 {
+        self.pages[page as usize].holders
+    }
+
+    /// Whether a page is kept.
+    #[must_use]
+    pub fn is_kept(&self, page: PageId) -> bool {
+        self.pages[page as usize].is_kept
+    }
+
+    /// Whether a page may be written to by its holder: nobody else holds it or will look for what is there.
+    #[must_use]
+    pub fn is_writable(&self, page: PageId) -> bool {
+        let Page { holders, is_kept, .. } = self.pages[page as usize];
+        holders == 1 && !is_kept
     }
 
     /// A page for its first holder, if one is free.
-    pub fn allocate(&mut self) -> Option<PageId> {
-        let page = self.free.pop()?;
-        self.holders[page as usize] = 1;
-        Some(page)
+    pub fn allocate(&mut self) -> Option<Allocated> {
+        let (page, was_kept) = match self.empty.pop() {
+            Some(page) => (page, false),
+            None => (self.idle.pop_first()?.1, true),
+        };
+        self.pages[page as usize] = Page { holders: 1, ..Page::default() };
+        Some(Allocated { page, was_kept })
     }
 
-    /// Adds a holder to a page that is held.
+    /// Adds a holder to a page that is held or kept.
     ///
     /// # Panics
-    /// If the page is free.
-    pub fn share(&mut self, page: PageId) {
-        let holders = &mut self.holders[page as usize];
-        assert!(*holders > 0, "page {page} is free and cannot be shared");
+    /// If the page is free and has no contents.
+    pub fn hold(&mut self, page: PageId) {
+        let Page { holders, is_kept, since } = &mut self.pages[page as usize];
+        if *holders == 0 {
+            assert!(*is_kept, "page {page} is free and cannot be held");
+            self.idle.remove(since);
+        }
         *holders += 1;
     }
 
@@ -53,44 +110,89 @@ impl PagePool {
     /// # Panics
     /// If the page is free already.
     pub fn release(&mut self, page: PageId) {
-        let holders = &mut self.holders[page as usize];
+        let Page { holders, is_kept, since } = &mut self.pages[page as usize];
         *holders = holders.checked_sub(1).unwrap_or_else(|| panic!("page {page} is released more often than held"));
-        if *holders == 0 {
-            self.free.push(page);
+        if *holders > 0 {
+            return;
+        }
+        if *is_kept {
+            self.time += 1;
+            *since = self.time;
+            self.idle.insert(self.time, page);
+        } else {
+            self.empty.push(page);
         }
     }
 
-    /// Whether a page has more than one holder: then it must not be written to.
-    #[must_use]
-    pub fn is_shared(&self, page: PageId) -> bool {
-        self.holders[page as usize] > 1
+    /// Keeps the contents of a page that is held, beyond its last holder.
+    ///
+    /// # Panics
+    /// If nobody holds it.
+    pub fn keep(&mut self, page: PageId) {
+        let Page { holders, is_kept, .. } = &mut self.pages[page as usize];
+        assert!(*holders > 0, "page {page} is free and has nothing to keep");
+        *is_kept = true;
+    }
+
+    /// Keeps a page no longer.
+    pub fn forget(&mut self, page: PageId) {
+        let Page { holders, is_kept, since } = &mut self.pages[page as usize];
+        if std::mem::take(is_kept) && *holders == 0 {
+            self.idle.remove(since);
+            self.empty.push(page);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use proptest::prelude::*;
 
     use super::*;
 
     proptest! {
-        /// Against a map from pages to holders: no page is handed out twice, none is lost.
+        /// Against a map from pages to holders and a queue of idle ones: no page is handed out twice, none is lost, and
+        /// what is kept goes last and by age.
         #[test]
-        fn pages_are_conserved(size in 0_usize..12, steps in prop::collection::vec((0_u8..3, 0_usize..12), 0..200)) {
+        fn pages_are_conserved(size in 0_usize..12, steps in prop::collection::vec((0_u8..6, 0_usize..12), 0..300)) {
             let mut pool = PagePool::new(size);
             let mut held: BTreeMap<PageId, u32> = BTreeMap::new();
+            let mut kept: BTreeSet<PageId> = BTreeSet::new();
+            let mut idle: Vec<PageId> = Vec::new();
             for (action, which) in steps {
                 let chosen = held.keys().nth(which % held.len().max(1)).copied();
                 match (action, chosen) {
                     (0, _) => match pool.allocate() {
-                        Some(page) => prop_assert!((page as usize) < size && held.insert(page, 1).is_none()),
+                        Some(Allocated { page, was_kept }) => {
+                            prop_assert!((page as usize) < size && held.insert(page, 1).is_none());
+                            prop_assert_eq!(was_kept, held.len() + idle.len() > size);
+                            if was_kept {
+                                prop_assert_eq!(page, idle.remove(0));
+                                kept.remove(&page);
+                            }
+                        }
                         None => prop_assert_eq!(held.len(), size),
                     },
                     (1, Some(page)) => {
-                        pool.share(page);
+                        pool.hold(page);
                         *held.get_mut(&page).unwrap() += 1;
+                    }
+                    (2, Some(page)) => {
+                        pool.keep(page);
+                        kept.insert(page);
+                    }
+                    (3, _) if !idle.is_empty() => {
+                        let page = idle.remove(which % idle.len());
+                        pool.hold(page);
+                        held.insert(page, 1);
+                    }
+                    (4, _) if which < size => {
+                        let page = which as PageId;
+                        pool.forget(page);
+                        kept.remove(&page);
+                        idle.retain(|&other| other != page);
                     }
                     (_, Some(page)) => {
                         pool.release(page);
@@ -98,12 +200,18 @@ mod tests {
                         *count -= 1;
                         if *count == 0 {
                             held.remove(&page);
+                            if kept.contains(&page) {
+                                idle.push(page);
+                            }
                         }
                     }
                     (_, None) => {}
                 }
                 prop_assert_eq!(pool.free() + held.len(), pool.total());
-                prop_assert!(held.iter().all(|(&page, &count)| pool.is_shared(page) == (count > 1)));
+                prop_assert_eq!(pool.idle(), idle.len());
+                let is_writable = |(page, &count): (&PageId, &u32)| count == 1 && !kept.contains(page);
+                prop_assert!(held.iter().all(|one| pool.is_writable(*one.0) == is_writable(one)));
+                prop_assert!((0..size as PageId).all(|page| pool.is_kept(page) == kept.contains(&page)));
             }
         }
     }
@@ -112,7 +220,7 @@ mod tests {
     #[should_panic(expected = "page 0 is released more often than held")]
     fn a_page_is_released_once_per_holder() {
         let mut pool = PagePool::new(1);
-        let page = pool.allocate().unwrap();
+        let page = pool.allocate().unwrap().page;
         pool.release(page);
         pool.release(page);
     }

@@ -3,6 +3,8 @@
 //! Numbers come in as wide as JSON has them, so that a value that does not fit is refused under its field's name
 //! rather than by a parser that knows only a line and a column.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -28,6 +30,10 @@ struct Fields {
     stop_token_ids: Value,
     logprobs: Value,
     trace: Value,
+    prompt_logprobs: Value,
+    prompt_logprobs_from: Value,
+    priority: Value,
+    cache_salt: Value,
 }
 
 /// Reads the object. Ranges of reals are left to [`SamplingParams::validate`].
@@ -56,6 +62,11 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
         stop_token_ids: tokens("stop_token_ids", &fields.stop_token_ids, vocab_size, limits::MAX_STOP_TOKEN_IDS)?,
         logprobs: integer(&limits::LOGPROBS, &fields.logprobs)?,
         trace: integer(&limits::TRACE, &fields.trace)?,
+        prompt_logprobs: integer(&limits::PROMPT_LOGPROBS, &fields.prompt_logprobs)?,
+        prompt_logprobs_from: integer(&limits::PROMPT_LOGPROBS_FROM, &fields.prompt_logprobs_from)?
+            .unwrap_or(default.prompt_logprobs_from),
+        priority: priority(&fields.priority)?.unwrap_or(default.priority),
+        cache_salt: salt(&fields.cache_salt)?,
     })
 }
 
@@ -117,6 +128,33 @@ fn seed(value: &Value) -> Result<u64, ParamError> {
         Ok(number) => u64::try_from(number).map_err(|_| out_of_range()),
         Err(true) => Err(out_of_range()),
         Err(false) => Err(ParamError::WrongType { field: FIELD, value: shown(value), expected: "a whole number" }),
+    }
+}
+
+fn priority(value: &Value) -> Result<Option<i32>, ParamError> {
+    const FIELD: &str = "priority";
+    let out_of_range =
+        || ParamError::OutOfRange { field: FIELD, value: shown(value), limit: format!("{} to {}", i32::MIN, i32::MAX) };
+    match whole(value) {
+        _ if value.is_null() => Ok(None),
+        Ok(number) => i32::try_from(number).map(Some).map_err(|_| out_of_range()),
+        Err(true) => Err(out_of_range()),
+        Err(false) => Err(ParamError::WrongType { field: FIELD, value: shown(value), expected: "a whole number" }),
+    }
+}
+
+fn salt(value: &Value) -> Result<Option<Arc<str>>, ParamError> {
+    const FIELD: &str = limits::CACHE_SALT.field;
+    match value {
+        Value::Null => Ok(None),
+        Value::String(salt) if (limits::CACHE_SALT.low..=limits::CACHE_SALT.high).contains(&salt.len()) => {
+            Ok(Some(salt.as_str().into()))
+        }
+        Value::String(salt) => {
+            let limit = format!("a string of {} bytes", limits::CACHE_SALT);
+            Err(ParamError::OutOfRange { field: FIELD, value: format!("one of {} bytes", salt.len()), limit })
+        }
+        _ => Err(ParamError::WrongType { field: FIELD, value: shown(value), expected: "a string" }),
     }
 }
 
@@ -205,6 +243,11 @@ mod tests {
             ("logprobs", "1000000", "0 to 20"),
             ("logprobs", "-1", "0 to 20"),
             ("trace", "1001", "0 to 1000"),
+            ("prompt_logprobs", "21", "0 to 20"),
+            ("prompt_logprobs_from", "0", "1 to"),
+            ("priority", "2147483648", "2147483647"),
+            ("priority", "-1e30", "-2147483648"),
+            ("cache_salt", "\"\"", "1 to 1024"),
             ("min_tokens", "-1", "0 to"),
             ("min_tokens", "5", "max_tokens (4)"),
         ] {
@@ -247,6 +290,8 @@ mod tests {
             (r#""temperature": "0.5""#, "temperature"),
             (r#""top_k": 1.5"#, "top_k"),
             (r#""top_k": true"#, "top_k"),
+            (r#""priority": 0.5"#, "priority"),
+            (r#""cache_salt": 5"#, "cache_salt"),
             (r#""stop_token_ids": "stop""#, "stop_token_ids"),
             (r#""stop_token_ids": [1.5]"#, "stop_token_ids"),
             (r#""logit_bias": [1]"#, "logit_bias"),
@@ -273,7 +318,8 @@ mod tests {
         let text = r#"{"temperature": 0.5, "top_k": -1, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
             "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5},
             "seed": 18446744073709551615, "max_tokens": 7, "min_tokens": 7, "stop_token_ids": [9, 2, 9],
-            "logprobs": 20, "trace": 3}"#;
+            "logprobs": 20, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5, "priority": -2,
+            "cache_salt": "a"}"#;
         let expected = SamplingParams {
             temperature: 0.5,
             top_k: 0,
@@ -289,6 +335,10 @@ mod tests {
             stop_token_ids: vec![2, 9],
             logprobs: Some(20),
             trace: Some(3),
+            prompt_logprobs: Some(0),
+            prompt_logprobs_from: 5,
+            priority: -2,
+            cache_salt: Some("a".into()),
         };
         assert_eq!(SamplingParams::from_json(text, VOCAB), Ok(expected));
         let nulls = r#"{"seed": 0, "max_tokens": 16, "temperature": null, "top_k": null, "logprobs": null,

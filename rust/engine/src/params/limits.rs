@@ -89,6 +89,12 @@ pub const MAX_TOKENS: IntegerRange = IntegerRange::new("max_tokens", 1, MANY);
 pub const MIN_TOKENS: IntegerRange = IntegerRange::new("min_tokens", 0, MANY);
 /// `logprobs`.
 pub const LOGPROBS: IntegerRange = IntegerRange::new("logprobs", 0, 20);
+/// `prompt_logprobs`.
+pub const PROMPT_LOGPROBS: IntegerRange = IntegerRange::new("prompt_logprobs", 0, 20);
+/// `prompt_logprobs_from`. Beyond the prompt is allowed and reports nothing.
+pub const PROMPT_LOGPROBS_FROM: IntegerRange = IntegerRange::new("prompt_logprobs_from", 1, MANY);
+/// Bytes of `cache_salt`.
+pub const CACHE_SALT: IntegerRange = IntegerRange::new("cache_salt", 1, 1024);
 /// `trace`.
 pub const TRACE: IntegerRange = IntegerRange::new("trace", 0, 1000);
 /// Items of `stop_token_ids`: each is looked for after every token.

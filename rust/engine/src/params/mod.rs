@@ -6,6 +6,8 @@
 mod json;
 pub mod limits;
 
+use std::sync::Arc;
+
 use limits::{IntegerRange, RealRange};
 
 /// Why sampling parameters were refused.
@@ -65,7 +67,7 @@ pub enum ParamError {
     },
 }
 
-/// How to sample a continuation. Names and meanings are vLLM's.
+/// How to sample a continuation, and what else a request says of itself. Names and meanings are vLLM's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 takes the most likely token every time.
@@ -96,6 +98,14 @@ pub struct SamplingParams {
     pub logprobs: Option<usize>,
     /// Report how each token was picked, with this many most likely candidates.
     pub trace: Option<usize>,
+    /// Report the log-probability of each token of the prompt and of this many most likely ones in its place.
+    pub prompt_logprobs: Option<usize>,
+    /// The position of the first token of the prompt that is reported; at least 1, since nothing precedes the first.
+    pub prompt_logprobs_from: usize,
+    /// Who goes first: lower numbers do.
+    pub priority: i32,
+    /// Requests share pages of the prefix cache with those of the same salt alone.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 impl Default for SamplingParams {
@@ -116,6 +126,10 @@ impl Default for SamplingParams {
             stop_token_ids: Vec::new(),
             logprobs: None,
             trace: None,
+            prompt_logprobs: None,
+            prompt_logprobs_from: 1,
+            priority: 0,
+            cache_salt: None,
         }
     }
 }
@@ -163,6 +177,10 @@ impl SamplingParams {
         if let Some(count) = self.trace {
             limits::TRACE.check(count)?;
         }
+        if let Some(count) = self.prompt_logprobs {
+            limits::PROMPT_LOGPROBS.check(count)?;
+        }
+        limits::PROMPT_LOGPROBS_FROM.check(self.prompt_logprobs_from)?;
         for &(id, bias) in &self.logit_bias {
             check_token("logit_bias", id, vocab_size)?;
             limits::LOGIT_BIAS.check(bias)?;

@@ -187,6 +187,22 @@ impl Sampler {
         })
     }
 
+    /// The log-probability of a token of the prompt, and those of the `count` most likely ones in its place, from the
+    /// logits of the `position` that it has.
+    ///
+    /// # Errors
+    /// [`SampleError::NotFinite`].
+    pub fn logprobs(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        count: usize,
+        position: usize,
+    ) -> Result<TokenLogprobs, SampleError> {
+        self.candidates(logits, position)?;
+        Ok(logprobs::logprobs(self.isa, logits, token, count))
+    }
+
     /// Every token of a row, which must not have NaN or positive infinity. Negative infinity is a model's own way to
     /// forbid a token.
     fn candidates<'a>(&'a mut self, logits: &'a [f32], position: usize) -> Result<Candidates<'a>, SampleError> {

@@ -48,6 +48,8 @@ pub struct FakeModel {
     /// For each group the slots of all pages.
     slots: Vec<Vec<Option<Slot>>>,
     limits: (usize, usize),
+    /// Tokens of a prompt up to which keys and values do not depend on its length.
+    pub trained: usize,
     /// What goes wrong, by the number of the forward pass.
     pub faults: BTreeMap<usize, Fault>,
     /// After this token, logits are NaN.
@@ -69,9 +71,10 @@ pub fn logits_after(state: u64) -> impl Iterator<Item = f32> {
     (0..VOCAB as u64).map(move |id| (mix(state, id) >> 56) as f32 / 32.0 - 4.0)
 }
 
-/// The hash of a sequence with nothing computed.
-pub fn first_state(prompt_len: usize) -> u64 {
-    mix(7, prompt_len as u64)
+/// The hash of a sequence with nothing computed. Beyond the lengths that the model was trained on, keys and values
+/// depend on the prompt's length, as they do with dynamic RoPE.
+pub fn first_state(prompt_len: usize, trained: usize) -> u64 {
+    mix(7, prompt_len.max(trained) as u64)
 }
 
 impl FakeModel {
@@ -80,6 +83,7 @@ impl FakeModel {
             groups: windows.iter().map(|&window| KvGroup { layers: 1, window, page_bytes: 64 }).collect(),
             slots: config.pages.iter().map(|&pages| vec![None; pages * PAGE_TOKENS]).collect(),
             limits: (config.max_num_batched_tokens, config.max_num_seqs),
+            trained: usize::MAX,
             faults: BTreeMap::new(),
             poison: None,
             batches: RefCell::default(),
@@ -92,12 +96,17 @@ impl FakeModel {
         assert!(!batch.sequences.is_empty() && tokens <= max_tokens, "{tokens} tokens in a step");
         assert!(batch.sequences.len() <= max_seqs, "{} sequences in a step", batch.sequences.len());
         for group in 0..self.groups.len() {
-            let mut seen = BTreeSet::new();
+            let mut written = BTreeSet::new();
+            let mut read = BTreeSet::new();
             for chunk in batch.sequences {
-                for &page in chunk.pages[group].iter().filter(|&&page| page != PAGE_NONE) {
-                    assert!(seen.insert(page), "page {page} belongs to two sequences, or to one twice");
+                let first = chunk.first_position / PAGE_TOKENS;
+                let (before, from) = chunk.pages[group].split_at(first.min(chunk.pages[group].len()));
+                read.extend(before.iter().copied());
+                for &page in from.iter().filter(|&&page| page != PAGE_NONE) {
+                    assert!(written.insert(page), "page {page} is written by two sequences, or by one twice");
                 }
             }
+            assert!(read.is_disjoint(&written), "a sequence writes where another reads");
         }
     }
 
@@ -111,7 +120,7 @@ impl FakeModel {
     fn state_before(&self, chunk: &SequenceChunk<'_>, group: usize) -> u64 {
         let window = self.groups[group].window.unwrap_or(usize::MAX);
         let first_seen = (chunk.first_position + 1).saturating_sub(window);
-        let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len));
+        let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len, self.trained));
         for position in first_seen..chunk.first_position {
             let slot = self.slots[group][Self::slot(&chunk.pages[group], position)].expect("a page was never written");
             assert_eq!(slot.position, position, "a page holds other positions than it should");
@@ -156,6 +165,10 @@ impl LanguageModel for FakeModel {
         &self.groups
     }
 
+    fn shareable_tokens(&self, prompt_len: usize) -> usize {
+        if prompt_len <= self.trained { self.trained } else { 0 }
+    }
+
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
         let first = |page: PageId| page as usize * PAGE_TOKENS;
         self.slots[group].copy_within(first(from)..first(from) + PAGE_TOKENS, first(to));
@@ -180,14 +193,13 @@ impl LanguageModel for FakeModel {
         for chunk in batch.sequences {
             let states: Vec<Vec<u64>> = (0..self.groups.len()).map(|group| self.write(chunk, group)).collect();
             assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "groups hold different tokens");
-            let states = &states[0];
-            let wanted = match chunk.logits {
-                LogitRows::None => &[],
-                LogitRows::Last => &states[states.len() - 1..],
-                LogitRows::All => &states[..],
+            let first_wanted = match chunk.logits {
+                LogitRows::None => chunk.tokens.len(),
+                LogitRows::Last => chunk.tokens.len() - 1,
+                LogitRows::All => 0,
             };
-            let is_poisoned = self.poison.is_some() && chunk.tokens.last() == self.poison.as_ref();
-            for &state in wanted {
+            for (&state, token) in states[0].iter().zip(chunk.tokens).skip(first_wanted) {
+                let is_poisoned = self.poison.as_ref() == Some(token);
                 logits.extend(logits_after(state).map(|logit| if is_poisoned { f32::NAN } else { logit }));
             }
         }

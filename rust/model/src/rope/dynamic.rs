@@ -24,6 +24,12 @@ impl Dynamic {
         positive(&format!("{path}.original_max_position_embeddings"), length as f64)
     }
 
+    /// Leading positions whose base is the trained one, in a sequence whose prompt has so many tokens.
+    pub(super) fn shareable_tokens(&self, prompt_len: usize) -> usize {
+        let trained = self.original_max_position_embeddings;
+        if prompt_len <= trained { trained } else { 0 }
+    }
+
     /// The base for a sequence of `length` tokens.
     pub(super) fn theta(&self, theta: f64, rotary_dim: usize, length: usize) -> f64 {
         let original = self.original_max_position_embeddings;

@@ -68,6 +68,14 @@ impl RopeSpec {
         matches!(self.scaling, RopeScaling::Dynamic(_))
     }
 
+    /// Leading positions that are turned alike in every sequence whose prompt is so long or shorter.
+    pub(crate) fn shareable_tokens(&self, prompt_len: usize) -> usize {
+        match &self.scaling {
+            RopeScaling::Dynamic(scaling) => scaling.shareable_tokens(prompt_len),
+            _ => usize::MAX,
+        }
+    }
+
     /// Radians per position for each pair, for a sequence of `length` tokens.
     fn frequencies(&self, length: usize) -> Vec<f32> {
         let plain = |theta: f64| {
