@@ -243,5 +243,5 @@ fn a_page_takes_no_other_number_of_bytes() {
 #[should_panic(expected = "page 1 of 1")]
 fn a_page_beyond_the_store_has_no_bytes() {
     let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
-    KvStore::new(KvFormat::F32, shape, 1).unwrap().page(1);
+    let _ = KvStore::new(KvFormat::F32, shape, 1).unwrap().page(1);
 }

@@ -349,6 +349,48 @@ fn a_directory_must_be_the_users_alone() {
     }
 }
 
+/// Names the directory to the process that is to be killed.
+const DIRECTORY_OF_CHILD: &str = "FERRULE_TEST_DISK_CACHE";
+
+#[test]
+fn a_process_killed_while_it_writes_leaves_whole_records() {
+    // Large enough that most of the time is spent in the middle of one.
+    const LARGE: usize = 4 << 20;
+    let large = |number| Page { payload: vec![number as u8; LARGE], ..page(number) };
+    if let Some(path) = std::env::var_os(DIRECTORY_OF_CHILD) {
+        let mut cache = DiskCache::open(Path::new(&path), PLENTY).unwrap();
+        for number in 0..200 {
+            store(&mut cache, &large(number));
+            cache.flush();
+        }
+        return;
+    }
+    let (_guard, path) = directory();
+    for round in 1..=3 {
+        let (_, module) = module_path!().split_once("::").unwrap();
+        let name = format!("{module}::a_process_killed_while_it_writes_leaves_whole_records");
+        let mut child = process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &name])
+            .env(DIRECTORY_OF_CHILD, &path)
+            .stdout(process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let is_at_work = || path.exists() && all_files(&path).len() >= 2 * round;
+        while !is_at_work() {
+            assert!(child.try_wait().unwrap().is_none(), "the child ended before it wrote anything");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut cache = DiskCache::open(&path, PLENTY).unwrap();
+        let written = (0..200).filter(|&number| cache.contains(&page(number).digest)).collect::<Vec<_>>();
+        assert!(!written.is_empty());
+        for number in written {
+            let Page { digest, parent, tokens, payload } = large(number);
+            assert_eq!(cache.load(&digest, &parent, &tokens, LARGE), Some(payload));
+        }
+    }
+}
+
 #[test]
 fn another_process_starts_a_writer_of_its_own() {
     let (_guard, path) = directory();
