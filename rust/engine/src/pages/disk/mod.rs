@@ -110,7 +110,8 @@ impl Shared {
     /// tenths of it, so that not every record scans anew.
     fn make_room(&self) {
         let mut entries = self.folder.scan();
-        let mut bytes: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        // Sizes are what the file system says: a few sparse files can be more than a number holds.
+        let mut bytes = entries.iter().map(|entry| entry.bytes).fold(0, u64::saturating_add);
         if bytes > self.limit {
             let target = self.limit - self.limit / 10;
             // What others are writing is left to them.
@@ -123,7 +124,7 @@ impl Shared {
                 match self.folder.remove_file(&entry.path) {
                     // Another process may have removed it first.
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {}
-                    _ => bytes -= entry.bytes,
+                    _ => bytes = bytes.saturating_sub(entry.bytes),
                 }
             }
         }
