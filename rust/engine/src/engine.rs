@@ -2,14 +2,16 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ferrule_kernels::Cancel;
+use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
 use crate::pace::Pace;
-use crate::pages::{PAGE_NONE, Pages};
+use crate::pages::{DiskCache, PAGE_NONE, Pages};
 use crate::request::{LengthLimits, check_prompt};
 use crate::sampling::{Sample, SampleError, Sampler};
 use crate::scheduler::{Schedule, Scheduled, Scheduler, StepLimits};
@@ -36,6 +38,17 @@ pub struct EngineConfig {
     pub target_itl: Duration,
     /// Whether pages are kept for requests that begin with the same tokens.
     pub enable_prefix_caching: bool,
+    /// Where they are kept beyond the life of the engine; only with prefix caching.
+    pub prefix_cache_dir: Option<PrefixCacheDir>,
+}
+
+/// A directory for pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixCacheDir {
+    /// The directory.
+    pub path: PathBuf,
+    /// Bytes that it may hold.
+    pub limit: u64,
 }
 
 /// Logits of one sequence in a step, at the most: more of them than one token's are wanted where log-probabilities of a
@@ -51,7 +64,7 @@ pub struct Engine<M> {
     pub(crate) limits: LengthLimits,
     sampler: Sampler,
     /// Logits of the latest step, `[sampled rows, vocab]`.
-    logits: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
     next_id: u64,
     pace: Pace,
     metrics: Metrics,
@@ -86,7 +99,12 @@ impl<M: LanguageModel> Engine<M> {
         if let Some(&pages) = config.pages.iter().find(|&&pages| pages > limit) {
             return Err(ConfigError::PoolTooLarge { pages, limit });
         }
-        let scheduler = new_scheduler(&model, &config);
+        let mut scheduler = new_scheduler(&model, &config);
+        if let Some(PrefixCacheDir { path, limit }) =
+            config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
+        {
+            scheduler.pages.attach(DiskCache::open(path, *limit)?, &model);
+        }
         let kv_capacity = scheduler.pages.capacity_of_one();
         let mut engine = Self {
             model,
@@ -214,7 +232,7 @@ impl<M: LanguageModel> Engine<M> {
         self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))
     }
 
-    fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         let Self { metrics, scheduler, published, .. } = self;
         metrics.running = scheduler.running.len();
         metrics.waiting = scheduler.waiting.len();
@@ -222,6 +240,10 @@ impl<M: LanguageModel> Engine<M> {
         metrics.prefix_queries_tokens = scheduler.prefix_queries;
         metrics.prefix_hits_tokens = scheduler.prefix_hits;
         metrics.note_pages(&scheduler.pages.statistics());
+        if let Some(disk) = scheduler.pages.disk_statistics() {
+            metrics.disk_hits_tokens = disk.hits * PAGE_TOKENS as u64;
+            metrics.disk_stored_bytes = disk.bytes;
+        }
         published.lock().unwrap_or_else(PoisonError::into_inner).clone_from(metrics);
     }
 
@@ -250,6 +272,9 @@ impl<M: LanguageModel> Engine<M> {
     fn schedule_forward_sample(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
         let begin = Instant::now();
         let plan = self.scheduler.schedule(self.pace.budget());
+        for page_move in &plan.moves {
+            page_move.apply(&mut self.model);
+        }
         if plan.chunks.is_empty() {
             return Ok(Vec::new());
         }
@@ -267,9 +292,6 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Computes what was planned; logits only where a token is sampled or told of.
     fn forward(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
-        for copy in &plan.copies {
-            self.model.copy_page(copy.group, copy.from, copy.to);
-        }
         let chunk = |&Scheduled { index, count }| {
             let sequence: &Sequence = &self.scheduler.running[index];
             SequenceChunk {
@@ -304,7 +326,10 @@ impl<M: LanguageModel> Engine<M> {
             if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
                 self.metrics.note_prompt(sequence.prompt_len, &sequence.timing);
             }
-            self.scheduler.pages.keep(&mut sequence.tables, &sequence.tokens, sequence.computed);
+            let pages = &mut self.scheduler.pages;
+            for fresh in pages.keep(&mut sequence.tables, &sequence.tokens, sequence.computed) {
+                pages.save(&mut sequence.tables, &fresh, &self.model);
+            }
             if rows.is_empty() {
                 continue;
             }

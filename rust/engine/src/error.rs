@@ -33,6 +33,9 @@ pub enum ConfigError {
         /// Bytes of the smallest useful pools.
         needed: u64,
     },
+    /// The directory for pages cannot be used.
+    #[error("prefix_cache_dir: {0}")]
+    PrefixCacheDir(#[from] crate::DiskCacheError),
 }
 
 /// Why a call of the engine gave nothing.
@@ -50,6 +53,12 @@ pub enum EngineError {
     /// A sequence given for evaluation is at fault.
     #[error(transparent)]
     Request(#[from] crate::RequestError),
+    /// A saved state cannot be restored.
+    #[error(transparent)]
+    State(#[from] crate::StateError),
+    /// There is nothing that a state could be restored into.
+    #[error("a state is restored into the prefix cache, which is off (enable_prefix_caching)")]
+    NoPrefixCache,
     /// The logits of all tokens do not fit into memory.
     #[error("the logits of {tokens} tokens need {bytes} bytes, which could not be allocated")]
     OutOfMemory {

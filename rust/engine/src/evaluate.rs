@@ -1,5 +1,6 @@
-//! The logits of every token of a sequence, for evaluation: outside the queue, in the pages that the others leave.
+//! Work on one sequence outside the queue, in the pages that the others leave: the logits of every token, for evaluation.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ferrule_kernels::{Cancel, machine};
@@ -21,23 +22,15 @@ impl<M: LanguageModel> Engine<M> {
         self.check_alive()?;
         let tokens = self.tokens_to_evaluate(token_ids)?;
         let mut result = self.room_for_logits(tokens.len())?;
-        let mut tables = self.scheduler.pages.private_tables();
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.evaluate(&tokens, &mut tables, cancel, &mut result)))
-            .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
-        match outcome {
-            Err(ForwardError::Panicked(reason)) => {
-                self.die(reason.clone());
-                Err(EngineError::Dead { reason })
+        let tables = self.scheduler.pages.private_tables();
+        self.outside_the_queue(tables, |engine, tables| {
+            let mut computed = 0;
+            while computed < tokens.len() {
+                computed += engine.compute_chunk(tables, &tokens, computed..tokens.len(), LogitRows::All, cancel)?;
+                result.extend_from_slice(&engine.logits);
             }
-            Ok(()) => {
-                self.scheduler.pages.release(&mut tables);
-                Ok(result)
-            }
-            Err(ForwardError::Cancelled) => {
-                self.scheduler.pages.release(&mut tables);
-                Err(EngineError::Cancelled)
-            }
-        }
+            Ok(result)
+        })
     }
 
     fn tokens_to_evaluate(&self, token_ids: &[i64]) -> Result<Vec<u32>, RequestError> {
@@ -56,36 +49,53 @@ impl<M: LanguageModel> Engine<M> {
         Ok(result)
     }
 
-    fn evaluate(
+    /// Does something with a sequence of its own, and gives its pages back. A panic ends the engine.
+    pub(crate) fn outside_the_queue<T>(
         &mut self,
-        tokens: &[u32],
-        tables: &mut PageTables,
-        cancel: &Cancel,
-        result: &mut Vec<f32>,
-    ) -> Result<(), ForwardError> {
-        let mut logits = Vec::new();
-        let mut computed = 0;
-        while computed < tokens.len() {
-            let wanted = (tokens.len() - computed).min(self.config.max_num_batched_tokens);
-            let pages = &mut self.scheduler.pages;
-            pages.release_passed(tables, computed);
-            let count = pages.fits(tables, computed, wanted);
-            if count == 0 {
-                assert!(self.scheduler.preempt_last(), "all pages together do not hold a sequence that they should");
-                continue;
-            }
-            pages.extend(tables, computed, count, &mut Vec::new());
-            let chunk = SequenceChunk {
-                tokens: &tokens[computed..][..count],
-                first_position: computed,
-                prompt_len: tokens.len(),
-                pages: tables.tables(),
-                logits: LogitRows::All,
-            };
-            self.model.forward(Batch { sequences: &[chunk] }, cancel, &mut logits)?;
-            result.extend_from_slice(&logits);
-            computed += count;
+        mut tables: PageTables,
+        work: impl FnOnce(&mut Self, &mut PageTables) -> Result<T, ForwardError>,
+    ) -> Result<T, EngineError> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self, &mut tables)))
+            .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
+        if let Err(ForwardError::Panicked(reason)) = outcome {
+            self.die(reason.clone());
+            return Err(EngineError::Dead { reason });
         }
-        Ok(())
+        self.scheduler.pages.release(&mut tables);
+        self.publish();
+        outcome.map_err(|_| EngineError::Cancelled)
+    }
+
+    /// Computes the first tokens of a range, as many as a step allows; how many. Their logits are the latest ones.
+    pub(crate) fn compute_chunk(
+        &mut self,
+        tables: &mut PageTables,
+        tokens: &[u32],
+        range: Range<usize>,
+        logits: LogitRows,
+        cancel: &Cancel,
+    ) -> Result<usize, ForwardError> {
+        let wanted = range.len().min(self.config.max_num_batched_tokens);
+        self.scheduler.pages.release_passed(tables, range.start);
+        let count = loop {
+            match self.scheduler.pages.fits(tables, range.start, wanted) {
+                0 => {
+                    assert!(self.scheduler.preempt_last(), "all pages together do not hold a sequence that they should")
+                }
+                count => break count,
+            }
+        };
+        let mut moves = Vec::new();
+        self.scheduler.pages.extend(tables, range.start, count, &mut moves);
+        assert!(moves.is_empty(), "nobody shares a page that is still to be filled");
+        let chunk = SequenceChunk {
+            tokens: &tokens[range.start..][..count],
+            first_position: range.start,
+            prompt_len: tokens.len(),
+            pages: tables.tables(),
+            logits,
+        };
+        self.model.forward(Batch { sequences: &[chunk] }, cancel, &mut self.logits)?;
+        Ok(count)
     }
 }

@@ -21,12 +21,13 @@ mod request;
 pub mod sampling;
 mod scheduler;
 mod sequence;
+mod state;
 
-pub use engine::{Engine, EngineConfig};
+pub use engine::{Engine, EngineConfig, PrefixCacheDir};
 pub use error::{ConfigError, EngineError};
 pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};
-pub use pages::{PAGE_NONE, PageStatistics};
+pub use pages::{DiskCacheError, DiskStatistics, PAGE_NONE, PageStatistics, StateError};
 pub use params::{ParamError, SamplingParams, limits};
 pub use request::{Request, RequestError, RequestId};
 pub use sampling::{Distribution, SampleError, SampleTrace, TokenLogprob, TokenLogprobs, TraceCandidate};

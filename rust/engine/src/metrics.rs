@@ -98,9 +98,9 @@ pub struct Metrics {
     pub prefix_queries_tokens: u64,
     /// Tokens that were found there.
     pub prefix_hits_tokens: u64,
-    /// Those of them that came from the disk.
+    /// Tokens that were read from the disk.
     pub disk_hits_tokens: u64,
-    /// Bytes written to the disk.
+    /// Bytes on the disk, as far as is known: other processes may use it too.
     pub disk_stored_bytes: u64,
 
     /// From a request's arrival until it was first part of a batch.

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use crate::RequestId;
-use crate::pages::{PageCopy, Pages};
+use crate::pages::{PageMove, Pages};
 use crate::sequence::Sequence;
 
 /// The part of a sequence that a step computes.
@@ -31,13 +31,18 @@ pub(crate) struct Scheduled {
 pub(crate) struct Schedule {
     /// Decode rows, then prefill chunks; a sequence is in it at most once.
     pub chunks: Vec<Scheduled>,
-    /// Pages to copy before.
-    pub copies: Vec<PageCopy>,
+    /// What must be done to pages before.
+    pub moves: Vec<PageMove>,
     /// Tokens of all chunks together.
     tokens: usize,
     /// The most that they may be.
     limit: usize,
+    /// Bytes that may still be read from a disk.
+    fetch_bytes: usize,
 }
+
+/// Bytes that a step reads from a disk at the most, so that those who decode do not wait for it.
+const MAX_FETCH_BYTES: usize = 32 << 20;
 
 /// What bounds a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +114,8 @@ impl Scheduler {
     /// Plans a step and gives out the pages for it. Beside sequences that decode, the prompts get no more than
     /// `prompt_tokens`.
     pub fn schedule(&mut self, prompt_tokens: usize) -> Schedule {
-        let mut plan = Schedule { limit: self.limits.max_num_batched_tokens, ..Schedule::default() };
+        let limit = self.limits.max_num_batched_tokens;
+        let mut plan = Schedule { limit, fetch_bytes: MAX_FETCH_BYTES, ..Schedule::default() };
         for sequence in &mut self.running {
             self.pages.release_passed(&mut sequence.tables, sequence.computed);
         }
@@ -139,8 +145,13 @@ impl Scheduler {
     /// rank give way, those before it do not.
     fn schedule_one(&mut self, plan: &mut Schedule, index: usize) {
         let planned = plan.planned(index);
-        if planned == 0 {
-            self.reuse(index);
+        if planned == 0 && self.running[index].pending() > 1 {
+            let Self { running, pages, .. } = self;
+            let (found, more_to_come) = reuse(pages, &mut running[index], plan);
+            self.prefix_hits += found as u64;
+            if more_to_come {
+                return;
+            }
         }
         loop {
             let left = plan.limit - plan.tokens;
@@ -151,7 +162,7 @@ impl Scheduler {
             let share = if others_want && sequence.pending() > left { left.div_ceil(2) } else { left };
             let count = self.pages.fits(&sequence.tables, sequence.computed, pending.min(planned + share));
             if count > planned {
-                self.pages.extend(&mut sequence.tables, sequence.computed, count, &mut plan.copies);
+                self.pages.extend(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
                 sequence.note_scheduled();
                 plan.set(index, count);
                 return;
@@ -164,18 +175,6 @@ impl Scheduler {
             plan.remove(last);
             self.preempt_last();
         }
-    }
-
-    /// Lets a running sequence have kept pages for what it would compute next.
-    fn reuse(&mut self, index: usize) {
-        let sequence = &mut self.running[index];
-        if sequence.pending() == 1 {
-            return;
-        }
-        let most = sequence.reusable();
-        let computed = self.pages.reuse(&mut sequence.tables, &sequence.tokens, sequence.computed, most);
-        self.prefix_hits += (computed - sequence.computed) as u64;
-        sequence.note_reused(computed);
     }
 
     /// Lets waiting sequences in while there is room for the whole of each: one that starts with less would soon be
@@ -191,7 +190,7 @@ impl Scheduler {
                 continue;
             }
             let Some(mut next) = self.waiting.remove(place) else { return };
-            let found = self.take_over(&mut next);
+            let found = self.take_over(&mut next, plan);
             let mut promised = vec![0; self.pages.groups()];
             for sequence in self.running.iter().filter(|sequence| sequence.pending() > 1) {
                 self.pages.add_promised(&sequence.tables, sequence.tokens.len(), chunk, &mut promised);
@@ -222,10 +221,8 @@ impl Scheduler {
 
     /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its twin.
     /// Says how many tokens were kept.
-    fn take_over(&mut self, next: &mut Sequence) -> usize {
-        let most = next.reusable();
-        let kept = self.pages.reuse(&mut next.tables, &next.tokens, 0, most);
-        next.note_reused(kept);
+    fn take_over(&mut self, next: &mut Sequence, plan: &mut Schedule) -> usize {
+        let (kept, _) = reuse(&mut self.pages, next, plan);
         let shared = (next.prompt_len - 1).min(next.reusable());
         let twin = self.running.iter().find(|sequence| Some(sequence.id) == next.twin && sequence.computed >= shared);
         if let Some(twin) = twin.filter(|_| shared > next.computed)
@@ -257,6 +254,18 @@ impl Scheduler {
         self.add(sequence);
         true
     }
+}
+
+/// Lets a sequence have kept pages for what it would compute next, from memory and then from the disk. How many tokens
+/// were there, and whether the disk has more for the next step.
+fn reuse(pages: &mut Pages, sequence: &mut Sequence, plan: &mut Schedule) -> (usize, bool) {
+    let (before, most) = (sequence.computed, sequence.reusable());
+    let Sequence { tables, tokens, .. } = sequence;
+    let mut computed = pages.reuse(tables, tokens, before, most);
+    let more_to_come = pages.fetch(tables, tokens, (computed, most), &mut plan.fetch_bytes, &mut plan.moves);
+    computed = pages.reuse(tables, tokens, computed, most);
+    sequence.note_reused(computed);
+    (computed - before, more_to_come)
 }
 
 impl Schedule {
@@ -449,7 +458,7 @@ mod tests {
         let plan = scheduler.schedule(usize::MAX);
         assert_eq!(planned(&scheduler, &plan), [(0, 1), (1, 1)]);
         // Each writes to the second page.
-        assert_eq!(plan.copies.len(), 1);
+        assert_eq!(plan.moves.len(), 1);
         assert_eq!(scheduler.pages.statistics()[0].free, 100 - 3);
     }
 

@@ -21,6 +21,7 @@ fn config() -> EngineConfig {
         max_queued_requests: None,
         target_itl: Duration::MAX,
         enable_prefix_caching: true,
+        prefix_cache_dir: None,
     }
 }
 

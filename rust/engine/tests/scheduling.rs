@@ -128,6 +128,7 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
                 max_queued_requests,
                 target_itl: Duration::from_millis(150),
                 enable_prefix_caching: caching,
+                prefix_cache_dir: None,
             };
             (config, windows)
         },
@@ -179,6 +180,7 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
         max_num_batched_tokens: 1000,
         max_queued_requests: None,
         enable_prefix_caching: false,
+        prefix_cache_dir: None,
         ..scenario.config
     };
     let mut model = FakeModel::new(&config, &scenario.windows);
@@ -334,6 +336,7 @@ fn a_pool_at_a_quarter_of_the_demand_changes_nothing() {
         max_queued_requests: None,
         target_itl: Duration::MAX,
         enable_prefix_caching: false,
+        prefix_cache_dir: None,
     };
     let mut small = engine(&config, &[None]);
     let mut large = engine(&EngineConfig { pages: vec![100], ..config }, &[None]);

@@ -186,6 +186,11 @@ impl PackedMatrix {
         self.bands.iter().map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
+    /// The packed bytes, piece by piece in a fixed order. With rows, columns and formats they say all that the matrix is.
+    pub fn contents(&self) -> impl Iterator<Item = &[u8]> {
+        self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
+    }
+
     /// Writes row `row` to `out`, widened exactly. This is how an embedding is looked up.
     ///
     /// # Panics

@@ -99,6 +99,19 @@ pub trait LanguageModel {
     /// Copies a page of a group, in all its layers.
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId);
 
+    /// The bytes of a page of a group, in all its layers: [`KvGroup::page_bytes`] of them.
+    fn page(&self, group: usize, page: PageId) -> &[u8];
+
+    /// Overwrites a page of a group with bytes that [`LanguageModel::page`] gave under the same fingerprint.
+    ///
+    /// # Panics
+    /// If `bytes` are not as many as a page has.
+    fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]);
+
+    /// Names everything on which the bits of keys and values depend besides the tokens: bytes of pages are exchanged
+    /// only between models of the same fingerprint. Reads all weights, so it is not for every step.
+    fn fingerprint(&self) -> [u8; 32];
+
     /// Computes a batch. `logits` is overwritten with `[wanted rows, vocab_size]`, in the order of the batch.
     /// Keys and values of the chunks' positions are in their pages afterwards.
     ///

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod fingerprint;
 mod layer;
 mod limits;
 mod quantization;

@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 
 use ferrule_kernels::activation::Activation;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::{SpecError, require, size};
 use crate::rope::RopeSpec;
 
 /// A model, completely.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
     /// Its family, for messages.
@@ -36,7 +36,7 @@ pub struct ModelSpec {
 }
 
 /// One transformer layer: x += attention(norm(x)); x += ffn(norm(x)).
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerSpec {
     /// Before attention.
@@ -50,7 +50,7 @@ pub struct LayerSpec {
 }
 
 /// A normalization over the last axis.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum NormSpec {
     /// x / rms(x) * (weight + weight_offset); Zhang and Sennrich 2019.
@@ -69,7 +69,7 @@ pub enum NormSpec {
 }
 
 /// A normalization of each head.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum HeadNormSpec {
     /// As [`NormSpec::Rms`], with one weight for all heads.
@@ -83,7 +83,7 @@ pub enum HeadNormSpec {
 }
 
 /// Softmax attention, with any number of query heads to a key-value head.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionSpec {
     /// Query heads.
@@ -109,7 +109,7 @@ pub struct AttentionSpec {
 }
 
 /// A feed-forward network.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FfnSpec {
     /// down(activation(gate(x)) * up(x)); Shazeer 2020.
@@ -124,7 +124,7 @@ pub enum FfnSpec {
 }
 
 /// The names of [`Activation`]s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationSpec {
     /// x * sigmoid(x)
@@ -146,7 +146,7 @@ impl From<ActivationSpec> for Activation {
 }
 
 /// The projection to the vocabulary.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadSpec {
     /// Whether it is the embedding's matrix.
@@ -156,7 +156,7 @@ pub struct HeadSpec {
 }
 
 /// Where a role's weights lie.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
     /// Name of the tensor in the checkpoint.

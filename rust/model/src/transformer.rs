@@ -9,6 +9,7 @@ use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
+use crate::fingerprint::fingerprint;
 use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm};
 use crate::quantization::Quantization;
 use crate::rope::RopeRows;
@@ -230,6 +231,18 @@ impl LanguageModel for Transformer {
 
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
         self.stores[group].copy_page(from, to);
+    }
+
+    fn page(&self, group: usize, page: PageId) -> &[u8] {
+        self.stores[group].page(page)
+    }
+
+    fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]) {
+        self.stores[group].set_page(page, bytes);
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        fingerprint(&self.spec, &self.weights, self.options, &self.pool)
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {

@@ -73,6 +73,12 @@ pub(crate) struct Norm {
     pub bias: Option<Vec<f32>>,
 }
 
+impl Norm {
+    fn vectors(&self) -> impl Iterator<Item = &Vec<f32>> {
+        [&self.weight].into_iter().chain(&self.bias)
+    }
+}
+
 /// One layer's weights; the projections that share an input are one matrix.
 pub(crate) struct Layer {
     pub attention_norm: Norm,
@@ -102,6 +108,16 @@ impl Weights {
     pub fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let layers = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
         layers.chain(&self.head).map(|linear| &linear.weight).chain([&self.embedding])
+    }
+
+    /// Every vector of weights: norms and biases.
+    pub fn vectors(&self) -> impl Iterator<Item = &Vec<f32>> {
+        let layers = self.layers.iter().flat_map(|layer| {
+            let norms = [&layer.attention_norm, &layer.ffn_norm].into_iter().flat_map(Norm::vectors);
+            let biases = [&layer.qkv, &layer.output, &layer.gate_up, &layer.down].map(|linear| &linear.bias);
+            norms.chain(layer.qk_norm.iter().flatten()).chain(biases.into_iter().flatten())
+        });
+        layers.chain(self.final_norm.vectors()).chain(self.head.iter().filter_map(|head| head.bias.as_ref()))
     }
 }
 

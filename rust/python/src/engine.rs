@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferrule_engine::{self as engine, EngineConfig, EngineError, Request, RequestError, SamplingParams, pages};
+use ferrule_engine::{
+    self as engine, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, pages,
+};
 use ferrule_formats::Checkpoint;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
 use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Source, Transformer};
 use pyo3::prelude::*;
-use pyo3::types::PyByteArray;
+use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
 
 use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
@@ -26,6 +28,8 @@ const DEFAULT_KV_SHARE: u64 = 2;
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Engine {
     engine: Mutex<engine::Engine<Transformer>>,
+    /// Read without waiting for whoever has the engine.
+    metrics: Arc<Mutex<Metrics>>,
     interrupt: Interrupt,
     vocab_size: usize,
     info: String,
@@ -99,18 +103,41 @@ impl Engine {
         model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
         let mut info = describe(&model, &options, &pages);
         let vocab_size = model.vocab_size();
-        let config = EngineConfig { pages, max_model_len, max_num_seqs, max_num_batched_tokens };
-        let engine =
-            engine::Engine::new(model, config).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        let config = EngineConfig {
+            pages,
+            max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_queued_requests: options.max_queued_requests,
+            target_itl: options.target_itl,
+            enable_prefix_caching: options.enable_prefix_caching,
+            prefix_cache_dir: options.prefix_cache_dir,
+        };
+        let engine = py.detach(|| {
+            let _gate = fork::keep_out();
+            engine::Engine::new(model, config)
+        });
+        let engine = engine.map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         info["max_model_len"] = json!(engine.max_model_len());
-        Ok(Self { engine: Mutex::new(engine), interrupt, vocab_size, info: info.to_string() })
+        let metrics = engine.published_metrics();
+        Ok(Self { engine: Mutex::new(engine), metrics, interrupt, vocab_size, info: info.to_string() })
     }
 
     /// Queues a request and returns its id.
-    fn add_request(&self, py: Python<'_>, prompt_token_ids: Vec<i64>, params: &str) -> PyResult<u64> {
+    #[pyo3(signature = (prompt_token_ids, params, fork_of=None))]
+    fn add_request(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<i64>,
+        params: &str,
+        fork_of: Option<u64>,
+    ) -> PyResult<u64> {
         let added = SamplingParams::from_json(params, self.vocab_size).map_err(RequestError::from).and_then(|params| {
             let request = Request::from_ids(&prompt_token_ids, self.vocab_size, params)?;
-            self.with(py, |mut engine| engine.add_request(request))
+            self.with(py, |mut engine| match fork_of {
+                Some(other) => engine.fork_request(request, engine::RequestId(other)),
+                None => engine.add_request(request),
+            })
         });
         added.map(|id| id.0).map_err(|error| errors::request_error(&error))
     }
@@ -146,6 +173,31 @@ impl Engine {
         })
     }
 
+    /// The state after these tokens, as bytes.
+    fn save_state<'py>(
+        &self,
+        py: Python<'py>,
+        token_ids: Vec<i64>,
+        cache_salt: Option<String>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let salt = cache_salt.map(Arc::from);
+        let state = self.with(py, |mut engine| engine.save_state(&token_ids, salt, &self.interrupt.cancel));
+        let state = state.map_err(|error| self.error(&error))?;
+        self.interrupt.settle(py);
+        Ok(PyBytes::new(py, &state))
+    }
+
+    /// Brings a saved state into the prefix cache: its tokens, and how many of them are there now.
+    fn restore_state(&self, py: Python<'_>, state: &[u8]) -> PyResult<(Vec<u32>, usize)> {
+        self.with(py, |mut engine| engine.restore_state(state)).map_err(|error| self.error(&error))
+    }
+
+    /// What the engine has done and how long it took, as JSON.
+    fn metrics(&self) -> PyResult<String> {
+        let metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        serde_json::to_string(&metrics).map_err(|error| errors::EngineError::new_err(error.to_string()))
+    }
+
     /// What is loaded and how, as JSON.
     fn info(&self) -> &str {
         &self.info
@@ -175,6 +227,10 @@ fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_js
         "kv_cache_tokens": pages.iter().max().map(|pages| pages * PAGE_TOKENS),
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_queued_requests": options.max_queued_requests,
+        "target_itl": options.target_itl.as_secs_f64(),
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "prefix_cache_dir": options.prefix_cache_dir.as_ref().map(|directory| &directory.path),
     })
 }
 

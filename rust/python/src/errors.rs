@@ -13,6 +13,7 @@ import_exception!(ferrule.errors, InsufficientMemoryError);
 import_exception!(ferrule.errors, InvalidParameterError);
 import_exception!(ferrule.errors, ModelFileError);
 import_exception!(ferrule.errors, PromptError);
+import_exception!(ferrule.errors, QueueFullError);
 
 pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
@@ -39,6 +40,7 @@ pub(crate) fn request_error(error: &RequestError) -> PyErr {
     let message = error.to_string();
     match error {
         RequestError::Param(_) => InvalidParameterError::new_err(message),
+        RequestError::QueueFull { .. } => QueueFullError::new_err(message),
         RequestError::Dead { .. } => EngineError::new_err(message),
         _ => PromptError::new_err(message),
     }
@@ -48,6 +50,7 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
     use ferrule_engine::EngineError as Error;
     match error {
         Error::Request(error) => request_error(error),
+        Error::State(_) | Error::NoPrefixCache => InvalidParameterError::new_err(error.to_string()),
         Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
         Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
     }

@@ -1,7 +1,10 @@
 //! How a model is loaded and served: the engine's options, checked.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use ferrule_engine::PrefixCacheDir;
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Format, machine};
 use ferrule_model::{ModelSpec, Quantization};
@@ -18,6 +21,13 @@ const MAX_NUM_SEQS: i64 = 65_536;
 /// Tokens of a step where the caller does not say: long enough to keep the matmuls at their peak.
 const DEFAULT_MAX_NUM_BATCHED_TOKENS: i64 = 512;
 const MAX_NUM_BATCHED_TOKENS: i64 = 65_536;
+const MAX_QUEUED_REQUESTS: i64 = i32::MAX as i64;
+/// Seconds of a step where the caller does not say: the next token of those who decode comes well within what a reader
+/// notices, and the matmuls still have rows enough.
+const DEFAULT_TARGET_ITL: f64 = 0.15;
+const MAX_TARGET_ITL: f64 = 3600.0;
+/// Bytes of a prefix cache's directory where the caller does not say.
+const DEFAULT_PREFIX_CACHE_DIR_LIMIT: i64 = 8 << 30;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,6 +39,11 @@ struct Raw {
     kv_cache_memory: Option<i64>,
     max_num_seqs: Option<i64>,
     max_num_batched_tokens: Option<i64>,
+    max_queued_requests: Option<i64>,
+    target_itl: Option<f64>,
+    enable_prefix_caching: bool,
+    prefix_cache_dir: Option<PathBuf>,
+    prefix_cache_dir_limit: Option<i64>,
 }
 
 /// Checked options.
@@ -42,6 +57,10 @@ pub(crate) struct Options {
     pub kv_cache_memory: Option<u64>,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
+    pub max_queued_requests: Option<usize>,
+    pub target_itl: Duration,
+    pub enable_prefix_caching: bool,
+    pub prefix_cache_dir: Option<PrefixCacheDir>,
 }
 
 impl Options {
@@ -59,6 +78,17 @@ impl Options {
         };
         let context = i64::try_from(spec.max_position_embeddings).unwrap_or(i64::MAX);
         let threads = i64::try_from(machine::cpu_count().get()).unwrap_or(1);
+        let target_itl = raw.target_itl.unwrap_or(DEFAULT_TARGET_ITL);
+        if !(target_itl > 0.0 && target_itl <= MAX_TARGET_ITL) {
+            let limit = format!("above 0 and at most {MAX_TARGET_ITL} seconds");
+            return Err(InvalidParameterError::new_err(format!("target_itl is {target_itl}; it must be {limit}")));
+        }
+        let limit = raw.prefix_cache_dir_limit.unwrap_or(DEFAULT_PREFIX_CACHE_DIR_LIMIT);
+        let limit = within("prefix_cache_dir_limit", limit, i64::MAX)? as u64;
+        if raw.prefix_cache_dir.is_some() && !raw.enable_prefix_caching {
+            let message = "prefix_cache_dir is given; it needs enable_prefix_caching, which is off";
+            return Err(InvalidParameterError::new_err(message));
+        }
         let threads = within("threads", raw.threads.unwrap_or(threads), MAX_THREADS)?;
         Ok(Self {
             quantization,
@@ -76,6 +106,13 @@ impl Options {
                 raw.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS),
                 MAX_NUM_BATCHED_TOKENS,
             )?,
+            max_queued_requests: raw
+                .max_queued_requests
+                .map(|requests| within("max_queued_requests", requests, MAX_QUEUED_REQUESTS))
+                .transpose()?,
+            target_itl: Duration::from_secs_f64(target_itl),
+            enable_prefix_caching: raw.enable_prefix_caching,
+            prefix_cache_dir: raw.prefix_cache_dir.map(|path| PrefixCacheDir { path, limit }),
         })
     }
 }

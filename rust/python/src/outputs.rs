@@ -1,5 +1,7 @@
 //! What a step gives to Python.
 
+use std::time::Duration;
+
 use ferrule_engine::{self as engine, TokenLogprob, TraceCandidate};
 use pyo3::prelude::*;
 
@@ -13,6 +15,12 @@ pub(crate) struct StepOutput {
     error: Option<String>,
     logprobs: Vec<Py<TokenLogprobs>>,
     trace: Vec<Py<SampleTrace>>,
+    prompt_logprobs: Vec<Py<TokenLogprobs>>,
+    queued_seconds: Option<f64>,
+    first_token_seconds: Option<f64>,
+    last_token_seconds: Option<f64>,
+    preemptions: u32,
+    cached_tokens: usize,
 }
 
 /// Log-probabilities, before any sampler stage.
@@ -43,17 +51,23 @@ pub(crate) struct Candidate {
 impl StepOutput {
     pub fn new(py: Python<'_>, output: engine::StepOutput) -> PyResult<Self> {
         let finish = output.finish.as_ref();
+        let timing = output.timing;
+        let told = |logprobs: Vec<engine::TokenLogprobs>| -> PyResult<Vec<_>> {
+            logprobs.into_iter().map(|logprobs| token_logprobs(py, &logprobs)).collect()
+        };
         Ok(Self {
             request_id: output.request.0,
             finish_reason: finish.map(engine::FinishReason::name),
             stop_token: finish.and_then(engine::FinishReason::stop_token),
             error: finish.and_then(engine::FinishReason::error),
             token_ids: output.token_ids,
-            logprobs: output
-                .logprobs
-                .into_iter()
-                .map(|logprobs| token_logprobs(py, &logprobs))
-                .collect::<PyResult<_>>()?,
+            logprobs: told(output.logprobs)?,
+            prompt_logprobs: told(output.prompt_logprobs)?,
+            queued_seconds: timing.first_scheduled.as_ref().map(Duration::as_secs_f64),
+            first_token_seconds: timing.first_token.as_ref().map(Duration::as_secs_f64),
+            last_token_seconds: timing.last_token.as_ref().map(Duration::as_secs_f64),
+            preemptions: timing.preemptions,
+            cached_tokens: timing.cached_tokens,
             trace: output.trace.into_iter().map(|trace| sample_trace(py, trace)).collect::<PyResult<_>>()?,
         })
     }

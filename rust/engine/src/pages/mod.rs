@@ -8,22 +8,36 @@
 //! With a [`PrefixTree`] full pages are kept under their tokens after their last holder, until the room is needed, and
 //! a sequence that begins with the same tokens takes them as they are: what they hold depends on nothing else. A
 //! sequence holds the page of every node on its way in groups without a window, and gives its pages back the last one
-//! first. So the page given back longest ago never has one behind it that is younger or in use.
+//! first. So the page given back longest ago never has one behind it that is younger or in use. Below the tree there may
+//! be a disk ([`disk`]), which outlives the process.
 
 mod budget;
+mod digest;
+mod disk;
 mod pool;
 mod prefix;
+mod record;
+mod state;
 mod tables;
+mod tier;
 
 pub use budget::divide;
+pub(crate) use disk::DiskCache;
+pub use disk::{DiskCacheError, DiskStatistics};
 pub use pool::PagePool;
 pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
+pub use state::StateError;
+pub(crate) use state::{decode_state, encode_state};
 pub(crate) use tables::PageTables;
+pub(crate) use tier::{Fresh, PageMove, payload, payload_len};
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::KvGroup;
+
+use digest::Digest;
 use pool::Allocated;
 use prefix::{Place, PrefixTree};
+use tier::Tier;
 
 /// Stands in a table for a page that was given back, because no later row can see its positions.
 pub const PAGE_NONE: PageId = PageId::MAX;
@@ -53,6 +67,8 @@ pub(crate) struct Pages {
     groups: Vec<Group>,
     /// What is kept, if anything is.
     tree: Option<PrefixTree>,
+    /// The disk below, if there is one.
+    tier: Option<Tier>,
 }
 
 #[derive(Debug)]
@@ -93,12 +109,13 @@ impl Pages {
             // A row always sees itself.
             window: group.window.map(|window| window.max(1)),
         };
-        Self { groups: groups.iter().zip(pages).map(group).collect(), tree: keep.then(PrefixTree::default) }
+        Self { groups: groups.iter().zip(pages).map(group).collect(), tree: keep.then(PrefixTree::default), tier: None }
     }
 
     /// Tables that hold nothing yet, of a sequence whose first `shareable` positions depend on its tokens alone.
     pub fn tables(&self, namespace: Namespace, shareable: usize) -> PageTables {
-        PageTables::new(self.groups.len(), namespace, shareable)
+        let root = self.tier.as_ref().map(|tier| Digest::root(&tier.fingerprint, namespace.as_deref()));
+        PageTables::new(self.groups.len(), namespace, shareable, root)
     }
 
     /// Tables that hold nothing yet and share nothing.
@@ -129,15 +146,15 @@ impl Pages {
     }
 
     /// Gives a sequence the pages to write `count` tokens after the `computed` ones, which [`Pages::fits`] has granted.
-    /// Pages that it shares with others are replaced; what must be copied is added to `copies`.
-    pub fn extend(&mut self, tables: &mut PageTables, computed: usize, count: usize, copies: &mut Vec<PageCopy>) {
+    /// Pages that it shares with others are replaced; what must be copied is added to `moves`.
+    pub fn extend(&mut self, tables: &mut PageTables, computed: usize, count: usize, moves: &mut Vec<PageMove>) {
         let needed = pages_for(computed + count);
         for index in 0..self.groups.len() {
             let table = &mut tables.tables[index];
             let shared: Vec<usize> = shared_from(&self.groups[index].pool, table, computed / PAGE_TOKENS).collect();
             for place in shared {
                 let (from, to) = (table[place], self.allocate(index));
-                copies.push(PageCopy { group: index, from, to });
+                moves.push(PageMove::Copy(PageCopy { group: index, from, to }));
                 self.groups[index].pool.release(from);
                 table[place] = to;
             }
@@ -187,11 +204,10 @@ impl Pages {
     /// `most`; says how many tokens are computed then.
     pub fn reuse(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize, most: usize) -> usize {
         let Some(tree) = &self.tree else { return computed };
-        let first = tables.followed();
-        if first != computed / PAGE_TOKENS {
-            // The tree has lost sight of it.
+        if !tables.is_followed_to(computed) {
             return computed;
         }
+        let first = tables.followed();
         let mut nodes = Vec::new();
         // For each group, the page from which on none is missing; and with how many nodes all windows are whole.
         let mut whole_from = vec![0; self.groups.len()];
@@ -213,7 +229,9 @@ impl Pages {
             }
         }
         nodes.truncate(usable);
-        let Some(&last) = nodes.last() else { return computed };
+        if nodes.is_empty() {
+            return computed;
+        }
         let end = first + usable;
         self.release_passed(tables, end * PAGE_TOKENS);
         let tree = self.tree.as_ref().expect("it was there above");
@@ -234,14 +252,16 @@ impl Pages {
                 }
             }
         }
-        tables.follow(last, end);
+        let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, end * PAGE_TOKENS).collect();
+        nodes.into_iter().zip(pages).for_each(|(node, page_tokens)| tables.follow(node, page_tokens));
         end * PAGE_TOKENS
     }
 
     /// Keeps the full pages of a sequence's `computed` tokens under these tokens. Where they are kept already, it takes
-    /// those and gives its own back.
-    pub fn keep(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) {
-        let Some(tree) = &mut self.tree else { return };
+    /// those and gives its own back. With a disk below, says which ones are to be [saved](Pages::save).
+    pub fn keep(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<Fresh> {
+        let mut fresh = Vec::new();
+        let Some(tree) = &mut self.tree else { return fresh };
         let first = tables.followed();
         let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, computed).collect();
         for (index, page_tokens) in (first..).zip(pages) {
@@ -268,16 +288,20 @@ impl Pages {
                 let Some(node) = tree.insert(place, page_tokens, &pages) else {
                     // What came before it has been forgotten.
                     tables.stop_sharing();
-                    return;
+                    return fresh;
                 };
-                for (group, page) in self.groups.iter_mut().zip(pages).filter(|&(_, page)| page != PAGE_NONE) {
+                for (group, &page) in self.groups.iter_mut().zip(&pages).filter(|&(_, &page)| page != PAGE_NONE) {
                     group.pool.keep(page);
                 }
                 tables.first_kept.get_or_insert(node);
+                if let Some(parent) = tables.digest() {
+                    fresh.push(Fresh { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
+                }
                 node
             };
-            tables.follow(node, index + 1);
+            tables.follow(node, page_tokens);
         }
+        fresh
     }
 
     /// Forgets what was kept of a sequence, and of all that went on from there.
@@ -286,6 +310,7 @@ impl Pages {
             let gone = tree.remove(first);
             self.forget(gone);
         }
+        self.unsave(tables);
     }
 
     /// Lets a sequence that holds nothing, or less, have the first `computed` tokens of another, whose tokens are the
@@ -453,7 +478,7 @@ mod tests {
         assert_eq!(pages.fits(&second, 20, 100), 28);
         pages.extend(&mut second, 20, 1, &mut copies);
         let copied = second.tables()[0][1];
-        assert_eq!(copies, [PageCopy { group: 0, from: partial, to: copied }]);
+        assert_eq!(copies, [PageMove::Copy(PageCopy { group: 0, from: partial, to: copied })]);
         assert_eq!(second.tables()[0][0], full);
         // The first is alone on its page now and writes there.
         pages.extend(&mut first, 20, 1, &mut copies);

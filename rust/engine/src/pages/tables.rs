@@ -2,6 +2,7 @@
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 
+use super::digest::Digest;
 use super::prefix::Place;
 use super::{Namespace, NodeId, PageTokens};
 
@@ -18,13 +19,17 @@ pub(crate) struct PageTables {
     /// The node of the last page that the tree knows, and how many pages end there.
     node: Option<NodeId>,
     followed: usize,
-    /// The first node that is there because of this sequence.
+    /// What names these pages on a disk, and what names none of them, where there is one.
+    digest: Option<Digest>,
+    root: Option<Digest>,
+    /// The first node that is there because of this sequence, and what it handed over to the disk.
     pub(super) first_kept: Option<NodeId>,
+    pub(super) saved: Vec<Digest>,
 }
 
 impl PageTables {
     /// Tables of a sequence that holds nothing.
-    pub(super) fn new(groups: usize, namespace: Namespace, shareable: usize) -> Self {
+    pub(super) fn new(groups: usize, namespace: Namespace, shareable: usize, root: Option<Digest>) -> Self {
         Self {
             tables: vec![Vec::new(); groups],
             passed: vec![0; groups],
@@ -32,7 +37,10 @@ impl PageTables {
             shareable,
             node: None,
             followed: 0,
+            digest: root,
+            root,
             first_kept: None,
+            saved: Vec::new(),
         }
     }
 
@@ -51,13 +59,23 @@ impl PageTables {
         self.followed
     }
 
+    /// Whether the tree knows all full pages of its `computed` tokens.
+    pub(super) fn is_followed_to(&self, computed: usize) -> bool {
+        self.followed == computed / PAGE_TOKENS
+    }
+
+    /// What names the pages that the tree knows on a disk.
+    pub(super) fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+
     /// Where the next page hangs in the tree.
     pub(super) fn place(&self) -> Place {
         self.node.map_or_else(|| Place::First(self.namespace.clone()), Place::After)
     }
 
     /// The tokens of the full pages within the first `most` that the tree may know and does not know yet.
-    pub(super) fn shareable_pages<'a>(
+    pub fn shareable_pages<'a>(
         &self,
         tokens: &'a [u32],
         most: usize,
@@ -66,9 +84,11 @@ impl PageTables {
         pages.iter().skip(self.followed)
     }
 
-    /// Takes note that the tree knows the first `pages` pages, the last of them as `node`.
-    pub(super) fn follow(&mut self, node: NodeId, pages: usize) {
-        (self.node, self.followed) = (Some(node), pages);
+    /// Takes note that the tree knows one page more.
+    pub(super) fn follow(&mut self, node: NodeId, tokens: &PageTokens) {
+        self.node = Some(node);
+        self.followed += 1;
+        self.digest = self.digest.map(|digest| digest.child(tokens));
     }
 
     /// Its later pages are its own affair.
@@ -78,6 +98,6 @@ impl PageTables {
 
     /// Begins at the first page again.
     pub(super) fn start_over(&mut self) {
-        (self.node, self.followed) = (None, 0);
+        (self.node, self.followed, self.digest) = (None, 0, self.root);
     }
 }

@@ -10,6 +10,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
 use ferrule_kernels::Cancel;
@@ -32,10 +33,34 @@ pub enum Fault {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slot {
-    position: usize,
+    position: u64,
     token: u32,
     /// Hash of the tokens up to this one.
     state: u64,
+}
+
+/// Bytes of a slot: position, state, token, and whether it was ever written.
+const SLOT_BYTES: usize = 24;
+
+/// Bytes of a page.
+const PAGE_BYTES: usize = PAGE_TOKENS * SLOT_BYTES;
+
+impl Slot {
+    fn to_bytes(self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        bytes[..8].copy_from_slice(&self.position.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.state.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.token.to_le_bytes());
+        bytes[20] = 1;
+        bytes
+    }
+
+    /// `None` if nothing was ever written there.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let token = u32::from_le_bytes(bytes[16..20].try_into().unwrap());
+        (bytes[20] == 1).then(|| Self { position: number(0), state: number(8), token })
+    }
 }
 
 /// A chunk as it was computed: first position, tokens, wanted logits.
@@ -45,11 +70,13 @@ pub type Chunk = (usize, Vec<u32>, LogitRows);
 #[derive(Debug)]
 pub struct FakeModel {
     groups: Vec<KvGroup>,
-    /// For each group the slots of all pages.
-    slots: Vec<Vec<Option<Slot>>>,
+    /// For each group the slots of all pages, as bytes.
+    slots: Vec<Vec<u8>>,
     limits: (usize, usize),
     /// Tokens of a prompt up to which keys and values do not depend on its length.
     pub trained: usize,
+    /// What tells this model from others.
+    pub fingerprint: [u8; 32],
     /// What goes wrong, by the number of the forward pass.
     pub faults: BTreeMap<usize, Fault>,
     /// After this token, logits are NaN.
@@ -80,10 +107,14 @@ pub fn first_state(prompt_len: usize, trained: usize) -> u64 {
 impl FakeModel {
     pub fn new(config: &EngineConfig, windows: &[Option<usize>]) -> Self {
         Self {
-            groups: windows.iter().map(|&window| KvGroup { layers: 1, window, page_bytes: 64 }).collect(),
-            slots: config.pages.iter().map(|&pages| vec![None; pages * PAGE_TOKENS]).collect(),
+            groups: windows
+                .iter()
+                .map(|&window| KvGroup { layers: 1, window, page_bytes: PAGE_BYTES as u64 })
+                .collect(),
+            slots: config.pages.iter().map(|&pages| vec![0; pages * PAGE_BYTES]).collect(),
             limits: (config.max_num_batched_tokens, config.max_num_seqs),
             trained: usize::MAX,
+            fingerprint: [7; 32],
             faults: BTreeMap::new(),
             poison: None,
             batches: RefCell::default(),
@@ -110,10 +141,20 @@ impl FakeModel {
         }
     }
 
-    fn slot(pages: &[PageId], position: usize) -> usize {
+    /// The bytes of a position's slot.
+    fn slot(pages: &[PageId], position: usize) -> Range<usize> {
         let page = pages[position / PAGE_TOKENS];
         assert_ne!(page, PAGE_NONE, "position {position} has lost its page");
-        page as usize * PAGE_TOKENS + position % PAGE_TOKENS
+        let start = page as usize * PAGE_BYTES + position % PAGE_TOKENS * SLOT_BYTES;
+        start..start + SLOT_BYTES
+    }
+
+    fn write_slot(&mut self, group: usize, pages: &[PageId], position: usize, slot: Slot) {
+        self.slots[group][Self::slot(pages, position)].copy_from_slice(&slot.to_bytes());
+    }
+
+    fn page_range(page: PageId) -> Range<usize> {
+        page as usize * PAGE_BYTES..(page as usize + 1) * PAGE_BYTES
     }
 
     /// The hash before a chunk, after checking all that its first row sees.
@@ -122,8 +163,9 @@ impl FakeModel {
         let first_seen = (chunk.first_position + 1).saturating_sub(window);
         let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len, self.trained));
         for position in first_seen..chunk.first_position {
-            let slot = self.slots[group][Self::slot(&chunk.pages[group], position)].expect("a page was never written");
-            assert_eq!(slot.position, position, "a page holds other positions than it should");
+            let bytes = &self.slots[group][Self::slot(&chunk.pages[group], position)];
+            let slot = Slot::from_bytes(bytes).expect("a page was never written");
+            assert_eq!(slot.position, position as u64, "a page holds other positions than it should");
             if let Some(before) = state {
                 assert_eq!(slot.state, mix(before, slot.token.into()), "position {position} is another sequence's");
             }
@@ -138,7 +180,8 @@ impl FakeModel {
         let mut states = Vec::new();
         for (position, &token) in (chunk.first_position..).zip(chunk.tokens) {
             state = mix(state, token.into());
-            self.slots[group][Self::slot(&chunk.pages[group], position)] = Some(Slot { position, token, state });
+            let slot = Slot { position: position as u64, token, state };
+            self.write_slot(group, &chunk.pages[group], position, slot);
             states.push(state);
         }
         states
@@ -148,8 +191,8 @@ impl FakeModel {
         for chunk in batch.sequences {
             for group in 0..self.groups.len() {
                 for position in chunk.first_position..chunk.first_position + chunk.tokens.len().div_ceil(2) {
-                    let nonsense = Slot { position: usize::MAX, token: u32::MAX, state: 0 };
-                    self.slots[group][Self::slot(&chunk.pages[group], position)] = Some(nonsense);
+                    let nonsense = Slot { position: u64::MAX, token: u32::MAX, state: 0 };
+                    self.write_slot(group, &chunk.pages[group], position, nonsense);
                 }
             }
         }
@@ -170,8 +213,19 @@ impl LanguageModel for FakeModel {
     }
 
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
-        let first = |page: PageId| page as usize * PAGE_TOKENS;
-        self.slots[group].copy_within(first(from)..first(from) + PAGE_TOKENS, first(to));
+        self.slots[group].copy_within(Self::page_range(from), Self::page_range(to).start);
+    }
+
+    fn page(&self, group: usize, page: PageId) -> &[u8] {
+        &self.slots[group][Self::page_range(page)]
+    }
+
+    fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]) {
+        self.slots[group][Self::page_range(page)].copy_from_slice(bytes);
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {

@@ -184,6 +184,26 @@ impl KvStore {
         self.memory.copy_within(from..from + self.layout.page, to);
     }
 
+    /// The bytes of a page, all layers: what [`KvStore::set_page`] takes in a store of the same format and shape, on the
+    /// same instruction set.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    #[must_use]
+    pub fn page(&self, page: PageId) -> &[u8] {
+        &self.memory[self.page_offset(page)..][..self.layout.page]
+    }
+
+    /// Overwrites a page, in all layers, with bytes that [`KvStore::page`] gave.
+    ///
+    /// # Panics
+    /// If there is no such page, or `bytes` are not as many as a page has.
+    pub fn set_page(&mut self, page: PageId, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.layout.page, "the bytes of a page");
+        let start = self.page_offset(page);
+        self.memory[start..][..bytes.len()].copy_from_slice(bytes);
+    }
+
     /// Stores K and V of one layer: row i of `keys` (`[rows, kv_heads * key_dim]`) and of `values`
     /// (`[rows, kv_heads * value_dim]`) goes to `rows[i]`. Numbers are rounded to nearest, ties to even; as codes, to
     /// nearest multiples of the scale of their token and head.

@@ -211,3 +211,37 @@ fn a_page_that_does_not_exist_is_refused() {
     let view = Rows::new(&[0.0; 8], 8, 0);
     let _ = with_exec(Isa::best(), |exec| store.write(exec, 0, &[KvRow { page: 2, slot: 0 }], view, view));
 }
+
+proptest! {
+    /// Bytes of a page stand for all that was written to it, in another store and under another number too.
+    #[test]
+    fn a_page_survives_as_bytes(format in prop::sample::select(KvFormat::ALL), layers in 1_usize..3, seed in any::<u8>()) {
+        let shape = KvShape { layers, kv_heads: 2, key_dim: 20, value_dim: 36 };
+        let mut from = KvStore::new(format, shape, 3).unwrap();
+        let bytes = KvStore::page_bytes(format, shape).unwrap() as usize;
+        let written: Vec<u8> = (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        from.set_page(2, &written);
+        prop_assert_eq!(from.page(2), &written[..]);
+        prop_assert!(from.page(1).iter().all(|byte| *byte == 0));
+        from.copy_page(2, 0);
+        let mut to = KvStore::new(format, shape, 2).unwrap();
+        to.set_page(1, from.page(0));
+        prop_assert_eq!(to.page(1), &written[..]);
+        prop_assert!(to.page(0).iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+#[should_panic(expected = "the bytes of a page")]
+fn a_page_takes_no_other_number_of_bytes() {
+    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
+    let mut store = KvStore::new(KvFormat::F32, shape, 1).unwrap();
+    store.set_page(0, &[0; 64]);
+}
+
+#[test]
+#[should_panic(expected = "page 1 of 1")]
+fn a_page_beyond_the_store_has_no_bytes() {
+    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
+    let _ = KvStore::new(KvFormat::F32, shape, 1).unwrap().page(1);
+}

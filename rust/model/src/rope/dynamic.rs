@@ -1,12 +1,12 @@
 //! Dynamic NTK-aware scaling: the base grows with the sequence, once it is longer than the model was trained on.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::{SpecError, require};
 
 /// The base grows with the sequence.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dynamic {
     /// How fast it grows.

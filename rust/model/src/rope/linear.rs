@@ -1,12 +1,12 @@
 //! Position interpolation (Chen et al. 2023).
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::SpecError;
 
 /// Positions are divided by a factor.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Linear {
     /// How many times longer the context becomes.

@@ -2,13 +2,13 @@
 
 use std::f64::consts::TAU;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::{SpecError, require};
 
 /// Short waves stay, long waves are divided, with a smooth passage between.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Llama3 {
     /// Divides the frequencies of long waves.

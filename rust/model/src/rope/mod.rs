@@ -7,7 +7,7 @@ mod linear;
 mod llama3;
 mod yarn;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::{SpecError, require};
 
@@ -17,7 +17,7 @@ pub use llama3::Llama3;
 pub use yarn::Yarn;
 
 /// A rotation: which part of a head it turns, how fast, and how it is stretched.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeSpec {
     /// Base of the frequencies: theta^(-2i / rotary_dim).
@@ -31,7 +31,7 @@ pub struct RopeSpec {
 }
 
 /// How frequencies change with the context.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
     /// They don't.

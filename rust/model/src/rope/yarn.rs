@@ -3,13 +3,13 @@
 
 use std::f64::consts::TAU;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::{SpecError, require};
 
 /// NTK-by-parts with a factor on attention.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Yarn {
     /// Divides the low frequencies.

@@ -1,0 +1,348 @@
+//! A computed sequence as bytes: what `save_state` gives and `restore_state` takes.
+//!
+//! States travel: users keep them in files and bring them back to another process, another build, or after someone
+//! else had them in hand. Every length is held against the bytes that are there before it is used; a checksum covers
+//! all. What it cannot tell is whether the token ids are the model's: who restores a state checks them as a prompt's.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 8 | magic |
+//! | 4 | version of the format, little-endian as all numbers |
+//! | 32 | fingerprint of the model |
+//! | 1, 8, … | whether there is a salt; its bytes; the salt |
+//! | 8, 4 each | tokens; their ids |
+//! | 8, 8, … | pages; bytes of each; the pages, each as in a record's payload |
+//! | 32 | BLAKE3 of all before it |
+
+use ferrule_kernels::kv::PAGE_TOKENS;
+
+const MAGIC: &[u8; 8] = b"FERRULES";
+const VERSION: u32 = 1;
+const CHECKSUM_BYTES: usize = 32;
+
+/// A saved sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct State<'a> {
+    /// Who shares its pages: see [`super::digest::Digest::root`].
+    pub salt: Option<String>,
+    /// All tokens; those after the last page have to be computed again.
+    pub tokens: Vec<u32>,
+    /// For each `PAGE_TOKENS` tokens from the start on the page of every group, one after the other.
+    pub pages: Vec<&'a [u8]>,
+}
+
+/// Why bytes cannot be restored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// Something else altogether.
+    #[error("not a saved state of ferrule: its {bytes} bytes do not begin with {:?}", MAGIC.escape_ascii().to_string())]
+    Magic {
+        /// Length of what was given.
+        bytes: usize,
+    },
+    /// Written by another version.
+    #[error("the saved state has version {found} of the format; this build reads version {supported}")]
+    Version {
+        /// Its version.
+        found: u32,
+        /// The version that is read.
+        supported: u32,
+    },
+    /// The end is missing.
+    #[error("the saved state is truncated: {what} ends at byte {needed}, but only {found} bytes are there")]
+    Truncated {
+        /// What is not all there.
+        what: &'static str,
+        /// Where it should end, in bytes from the start; the largest number stands for beyond it too.
+        needed: u64,
+        /// Bytes that are there.
+        found: u64,
+    },
+    /// There is more than it says.
+    #[error("the saved state is damaged: {extra} bytes follow its end")]
+    Trailing {
+        /// Bytes after the end.
+        extra: usize,
+    },
+    /// Some byte is not what was written.
+    #[error("the saved state is damaged: its checksum does not fit its bytes")]
+    Checksum,
+    /// Written by a model whose keys and values have other bits.
+    #[error(
+        "the saved state is of another model: the weights, the quantization, the KV format, the instruction set or the \
+         version of ferrule differ (fingerprint {found}, the loaded model has {expected})"
+    )]
+    OtherModel {
+        /// The first digits of the fingerprint in the state.
+        found: String,
+        /// The first digits of the loaded model's fingerprint.
+        expected: String,
+    },
+    /// A number or text that no state has.
+    #[error("the saved state is invalid: {field} is {found}, must be {required}")]
+    Field {
+        /// What it is.
+        field: &'static str,
+        /// What it says.
+        found: String,
+        /// What it must be.
+        required: String,
+    },
+}
+
+/// The bytes of a sequence: `pages` are the pages of its first tokens, as many as there are at most whole pages of
+/// tokens, with `payload_len` bytes each.
+///
+/// # Panics
+/// If a page has another length, or there are more pages than tokens fill.
+pub(crate) fn encode_state(
+    fingerprint: &[u8; 32],
+    salt: Option<&str>,
+    tokens: &[u32],
+    pages: impl ExactSizeIterator<Item: AsRef<[u8]>>,
+    payload_len: usize,
+) -> Vec<u8> {
+    let count = pages.len();
+    assert!(count <= tokens.len() / PAGE_TOKENS, "{count} pages of {} tokens", tokens.len());
+    let salt_bytes = salt.unwrap_or_default().as_bytes();
+    let fixed = MAGIC.len() + 4 + 32 + 1 + 4 * 8 + CHECKSUM_BYTES;
+    let mut state = Vec::with_capacity(fixed + salt_bytes.len() + 4 * tokens.len() + count * payload_len);
+    state.extend_from_slice(MAGIC);
+    state.extend_from_slice(&VERSION.to_le_bytes());
+    state.extend_from_slice(fingerprint);
+    state.push(u8::from(salt.is_some()));
+    state.extend_from_slice(&(salt_bytes.len() as u64).to_le_bytes());
+    state.extend_from_slice(salt_bytes);
+    state.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
+    state.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    state.extend_from_slice(&(count as u64).to_le_bytes());
+    state.extend_from_slice(&(payload_len as u64).to_le_bytes());
+    for page in pages {
+        assert_eq!(page.as_ref().len(), payload_len, "the bytes of a page");
+        state.extend_from_slice(page.as_ref());
+    }
+    let checksum = blake3::hash(&state);
+    state.extend_from_slice(checksum.as_bytes());
+    state
+}
+
+/// Reads a state of the model with this fingerprint, whose pages have `payload_len` bytes.
+///
+/// # Errors
+/// [`StateError`] for anything that [`encode_state`] did not write for the same model.
+pub(crate) fn decode_state<'a>(
+    bytes: &'a [u8],
+    fingerprint: &[u8; 32],
+    payload_len: usize,
+) -> Result<State<'a>, StateError> {
+    let mut reader = Reader { bytes, at: 0 };
+    if !bytes.starts_with(MAGIC) {
+        return Err(StateError::Magic { bytes: bytes.len() });
+    }
+    reader.take("the magic", MAGIC.len() as u64)?;
+    let version = u32::from_le_bytes(reader.array("the version")?);
+    if version != VERSION {
+        return Err(StateError::Version { found: version, supported: VERSION });
+    }
+    let found: [u8; 32] = reader.array("the fingerprint")?;
+    let [has_salt] = reader.array("the salt")?;
+    let salt_len = reader.number("the salt")?;
+    let salt = reader.take("the salt", salt_len)?;
+    let token_count = reader.number("the tokens")?;
+    let tokens = reader.take("the tokens", token_count.saturating_mul(4))?;
+    let count = reader.number("the pages")?;
+    let page_bytes = reader.number("the pages")?;
+    let pages = reader.take("the pages", count.saturating_mul(page_bytes))?;
+    let end = reader.at;
+    let checksum: [u8; CHECKSUM_BYTES] = reader.array("the checksum")?;
+    if reader.at != bytes.len() {
+        return Err(StateError::Trailing { extra: bytes.len() - reader.at });
+    }
+    if checksum != *blake3::hash(&bytes[..end]).as_bytes() {
+        return Err(StateError::Checksum);
+    }
+    if found != *fingerprint {
+        return Err(StateError::OtherModel { found: first_digits(&found), expected: first_digits(fingerprint) });
+    }
+    // Whoever can write a checksum can still write what no state has.
+    let field = |field, found: String, required: String| StateError::Field { field, found, required };
+    if page_bytes != payload_len as u64 {
+        return Err(field("the length of a page", page_bytes.to_string(), format!("{payload_len} bytes")));
+    }
+    let most = token_count / PAGE_TOKENS as u64;
+    if count > most {
+        let required = format!("at most {most}, since there are {token_count} tokens");
+        return Err(field("the number of pages", count.to_string(), required));
+    }
+    let salt = match (has_salt, std::str::from_utf8(salt)) {
+        (0, _) if salt.is_empty() => None,
+        (1, Ok(salt)) => Some(salt.to_owned()),
+        _ => {
+            let found = format!("{} bytes, flagged {has_salt}", salt.len());
+            return Err(field("the salt", found, "UTF-8 text flagged 1, or nothing flagged 0".to_owned()));
+        }
+    };
+    Ok(State {
+        salt,
+        tokens: tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect(),
+        // Pages without bytes are no pages.
+        pages: pages.chunks_exact(payload_len.max(1)).collect(),
+    })
+}
+
+/// Enough of a fingerprint to tell two apart in a message.
+fn first_digits(fingerprint: &[u8; 32]) -> String {
+    fingerprint[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes from the first to the last, none of them trusted.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, what: &'static str, len: u64) -> Result<&'a [u8], StateError> {
+        let needed = (self.at as u64).saturating_add(len);
+        let end = usize::try_from(needed).ok().filter(|end| *end <= self.bytes.len());
+        let Some(end) = end else {
+            return Err(StateError::Truncated { what, needed, found: self.bytes.len() as u64 });
+        };
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], StateError> {
+        let taken = self.take(what, N as u64)?;
+        Ok(std::array::from_fn(|i| taken[i]))
+    }
+
+    fn number(&mut self, what: &'static str) -> Result<u64, StateError> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MODEL: [u8; 32] = [5; 32];
+    const PAGE_BYTES: usize = 24;
+
+    fn saved(salt: Option<&str>, tokens: usize, pages: usize) -> (Vec<u32>, Vec<Vec<u8>>, Vec<u8>) {
+        let tokens: Vec<u32> = (0..tokens as u32).map(|i| i * 977).collect();
+        let pages: Vec<Vec<u8>> = (0..pages).map(|i| vec![i as u8; PAGE_BYTES]).collect();
+        let bytes = encode_state(&MODEL, salt, &tokens, pages.iter(), PAGE_BYTES);
+        (tokens, pages, bytes)
+    }
+
+    /// `bytes` with another number at `at`, and the checksum that belongs to it.
+    fn forged(bytes: &[u8], at: usize, number: &[u8]) -> Vec<u8> {
+        let mut forged = bytes[..bytes.len() - CHECKSUM_BYTES].to_vec();
+        forged[at..at + number.len()].copy_from_slice(number);
+        let checksum = blake3::hash(&forged);
+        forged.extend_from_slice(checksum.as_bytes());
+        forged
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let (.., bytes) = saved(Some("salt"), 40, 2);
+        let decode = |bytes: &[u8]| decode_state(bytes, &MODEL, PAGE_BYTES).map(|_| ()).unwrap_err();
+        assert_eq!(decode(b""), StateError::Magic { bytes: 0 });
+        assert_eq!(decode(b"PK\x03\x04 an archive"), StateError::Magic { bytes: 15 });
+        assert_eq!(decode(&forged(&bytes, 8, &[9])), StateError::Version { found: 9, supported: 1 });
+        assert_eq!(decode(&bytes[..20]), StateError::Truncated { what: "the fingerprint", needed: 44, found: 20 });
+        let len = bytes.len() as u64;
+        assert_eq!(
+            decode(&bytes[..bytes.len() - 1]),
+            StateError::Truncated { what: "the checksum", needed: len, found: len - 1 }
+        );
+        assert_eq!(decode(&[&bytes[..], b"\0"].concat()), StateError::Trailing { extra: 1 });
+        let mut damaged = bytes.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        assert_eq!(decode(&damaged), StateError::Checksum);
+        let other = StateError::OtherModel { found: "05050505".into(), expected: "06060606".into() };
+        assert_eq!(decode_state(&bytes, &[6; 32], PAGE_BYTES), Err(other));
+    }
+
+    #[test]
+    fn a_forged_length_is_held_against_the_bytes_that_are_there() {
+        let (.., bytes) = saved(Some("salt"), 40, 2);
+        let decode = |at: usize, number: u64| {
+            decode_state(&forged(&bytes, at, &number.to_le_bytes()), &MODEL, PAGE_BYTES).unwrap_err().to_string()
+        };
+        let (salt_len, tokens) = (45, 45 + 8 + 4);
+        let pages = tokens + 8 + 4 * 40;
+        for (at, what) in
+            [(salt_len, "the salt"), (tokens, "the tokens"), (pages, "the pages"), (pages + 8, "the pages")]
+        {
+            for number in [u64::MAX, u64::MAX / 4 + 1, 1 << 40, 1000] {
+                let error = decode(at, number);
+                assert!(error.contains("truncated") && error.contains(what), "{error}");
+            }
+        }
+        assert!(decode(pages, 0).contains("follow its end"));
+    }
+
+    #[test]
+    fn what_no_state_has_is_refused_under_a_right_checksum() {
+        let (.., bytes) = saved(Some("salt"), 40, 2);
+        for (forged, says) in [
+            (forged(&bytes, 53, b"\xff"), "the salt is 4 bytes"),
+            (forged(&bytes, 44, &[0]), "flagged 0"),
+            (forged(&bytes, 44, &[2]), "flagged 2"),
+            (forged(&bytes, 57 + 8 + 160 + 8, &[0]), "follow its end"),
+            // Four pages of half the length are as many bytes.
+            (forged(&bytes, 57 + 8 + 160, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page is 12"),
+        ] {
+            let error = decode_state(&forged, &MODEL, PAGE_BYTES).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        let halves = forged(&bytes, 57 + 8 + 160, &[4, 0, 0, 0, 0, 0, 0, 0, 12]);
+        let error = decode_state(&halves, &MODEL, 12).unwrap_err();
+        assert!(error.to_string().contains("the number of pages is 4, must be at most 2"));
+    }
+
+    #[test]
+    #[should_panic(expected = "3 pages of 47 tokens")]
+    fn pages_are_pages_of_tokens() {
+        saved(None, 47, 3);
+    }
+
+    proptest! {
+        #[test]
+        fn a_state_is_read_as_it_was_written(salt: Option<String>, tokens in 0_usize..100, part in 0_usize..=100) {
+            let count = tokens / PAGE_TOKENS * part / 100;
+            let (tokens, pages, bytes) = saved(salt.as_deref(), tokens, count);
+            let state = decode_state(&bytes, &MODEL, PAGE_BYTES);
+            prop_assert_eq!(state, Ok(State { salt, tokens, pages: pages.iter().map(Vec::as_slice).collect() }));
+        }
+
+        #[test]
+        fn no_changed_byte_and_no_other_length_is_accepted(
+            salt: Option<String>,
+            place in any::<prop::sample::Index>(),
+            flip in 1_u8..,
+            more in prop::collection::vec(any::<u8>(), 1..64),
+        ) {
+            let (.., bytes) = saved(salt.as_deref(), 40, 2);
+            let place = place.index(bytes.len());
+            prop_assert!(decode_state(&bytes[..place], &MODEL, PAGE_BYTES).is_err());
+            prop_assert!(decode_state(&[&bytes[..], &more].concat(), &MODEL, PAGE_BYTES).is_err());
+            let mut damaged = bytes;
+            damaged[place] ^= flip;
+            prop_assert!(decode_state(&damaged, &MODEL, PAGE_BYTES).is_err());
+        }
+
+        #[test]
+        fn bytes_of_any_kind_are_refused_quietly(bytes: Vec<u8>, payload_len: usize) {
+            prop_assert!(decode_state(&bytes, &MODEL, payload_len).is_err());
+            let begun = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
+            prop_assert!(decode_state(&begun, &MODEL, payload_len).is_err());
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Pages that come from elsewhere: from the disk below the tree, or from a saved state.
+//!
+//! They are planted in the tree as if they had been computed here and given back; whoever begins with their tokens then
+//! takes them like any others. Between the two the disk is looked at only where the tree has nothing.
+
+use ferrule_kernels::kv::PageId;
+use ferrule_model::LanguageModel;
+
+use super::digest::Digest;
+use super::disk::{DiskCache, DiskStatistics};
+use super::prefix::Place;
+use super::{GroupPage, PAGE_NONE, PageCopy, PageTables, PageTokens, Pages};
+
+/// What must be done to pages before the next forward pass, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PageMove {
+    /// Contents of another page.
+    Copy(PageCopy),
+    /// Contents that were saved.
+    Load(PageLoad),
+}
+
+/// Contents for the pages of all groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PageLoad {
+    /// For each group its page, or [`PAGE_NONE`].
+    pages: Vec<PageId>,
+    /// The bytes of each, one after the other.
+    payload: Vec<u8>,
+}
+
+impl PageMove {
+    /// Does it.
+    pub fn apply(&self, model: &mut impl LanguageModel) {
+        match self {
+            Self::Copy(copy) => model.copy_page(copy.group, copy.from, copy.to),
+            Self::Load(load) => {
+                let mut rest = load.payload.as_slice();
+                for (group, &page) in load.pages.iter().enumerate() {
+                    let (bytes, after) = rest.split_at(page_bytes(model, group));
+                    rest = after;
+                    if page != PAGE_NONE {
+                        model.set_page(group, page, bytes);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Pages that the tree did not have before, to be written to the disk.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    pub parent: Digest,
+    pub digest: Digest,
+    pub tokens: PageTokens,
+    pub pages: Vec<PageId>,
+}
+
+/// The disk, and what a record on it holds.
+#[derive(Debug)]
+pub(super) struct Tier {
+    disk: DiskCache,
+    pub fingerprint: [u8; 32],
+    payload_len: usize,
+}
+
+fn page_bytes(model: &impl LanguageModel, group: usize) -> usize {
+    model.kv_groups()[group].page_bytes as usize
+}
+
+/// Bytes of the pages of all groups together.
+pub(crate) fn payload_len(model: &impl LanguageModel) -> usize {
+    (0..model.kv_groups().len()).map(|group| page_bytes(model, group)).sum()
+}
+
+/// The bytes of the pages of all groups, zeros where there is none.
+pub(crate) fn payload(model: &impl LanguageModel, pages: impl Iterator<Item = PageId>) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(payload_len(model));
+    for (group, page) in pages.enumerate() {
+        if page == PAGE_NONE {
+            payload.resize(payload.len() + page_bytes(model, group), 0);
+        } else {
+            payload.extend_from_slice(model.page(group, page));
+        }
+    }
+    payload
+}
+
+impl Pages {
+    /// Keeps pages on a disk too.
+    pub fn attach(&mut self, disk: DiskCache, model: &impl LanguageModel) {
+        self.tier = Some(Tier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });
+    }
+
+    /// What the disk did so far.
+    pub fn disk_statistics(&self) -> Option<DiskStatistics> {
+        self.tier.as_ref().map(|tier| tier.disk.statistics())
+    }
+
+    /// Hands pages over to the disk, unless it has them.
+    pub fn save(&mut self, tables: &mut PageTables, fresh: &Fresh, model: &impl LanguageModel) {
+        let Some(tier) = &mut self.tier else { return };
+        if fresh.pages.contains(&PAGE_NONE) || tier.disk.contains(&fresh.digest) {
+            return;
+        }
+        let payload = payload(model, fresh.pages.iter().copied());
+        if tier.disk.store(&fresh.digest, &fresh.parent, &fresh.tokens, payload) {
+            tables.saved.push(fresh.digest);
+        }
+    }
+
+    /// Takes what a sequence has handed over back from the disk.
+    pub(super) fn unsave(&mut self, tables: &mut PageTables) {
+        if let Some(tier) = &mut self.tier {
+            tier.disk.discard(&std::mem::take(&mut tables.saved));
+        }
+    }
+
+    /// Plants what the disk has of a sequence after its `computed` tokens, no further than `most` and no more bytes than
+    /// are left of `budget`. True if it has more.
+    pub fn fetch(
+        &mut self,
+        tables: &PageTables,
+        tokens: &[u32],
+        (computed, most): (usize, usize),
+        budget: &mut usize,
+        moves: &mut Vec<PageMove>,
+    ) -> bool {
+        let (Some(tier), Some(mut parent)) = (&mut self.tier, tables.digest()) else { return false };
+        if !tables.is_followed_to(computed) {
+            return false;
+        }
+        let mut found = Vec::new();
+        for page_tokens in tables.shareable_pages(tokens, most) {
+            let digest = parent.child(page_tokens);
+            if !tier.disk.contains(&digest) {
+                break;
+            }
+            if *budget < tier.payload_len {
+                self.plant(tables, found.into_iter(), moves);
+                return true;
+            }
+            let Some(payload) = tier.disk.load(&digest, &parent, page_tokens, tier.payload_len) else { break };
+            *budget -= tier.payload_len;
+            found.push((page_tokens, payload));
+            parent = digest;
+        }
+        self.plant(tables, found.into_iter(), moves);
+        false
+    }
+
+    /// Enters pages in the tree behind those of a sequence that are there, as far as pages are free. Nobody holds them
+    /// then.
+    pub fn plant<'a>(
+        &mut self,
+        tables: &PageTables,
+        records: impl ExactSizeIterator<Item = (&'a PageTokens, Vec<u8>)>,
+        moves: &mut Vec<PageMove>,
+    ) {
+        if self.tree.is_none() {
+            return;
+        }
+        let first = tables.followed();
+        let end = first + records.len();
+        let mut held: Vec<GroupPage> = Vec::new();
+        let mut place = tables.place();
+        for (index, (tokens, payload)) in (first..).zip(records) {
+            let Some(node) = self.plant_one(place, (index, end), tokens, payload, &mut held, moves) else { break };
+            place = Place::After(node);
+        }
+        // The last one first, as a sequence gives them back.
+        for (group, page) in held.into_iter().rev() {
+            self.groups[group].pool.release(page);
+        }
+    }
+
+    /// Enters the page of an index among those that end at another. None if no page is free for it.
+    fn plant_one(
+        &mut self,
+        place: Place,
+        (index, end): (usize, usize),
+        tokens: &PageTokens,
+        payload: Vec<u8>,
+        held: &mut Vec<GroupPage>,
+        moves: &mut Vec<PageMove>,
+    ) -> Option<super::NodeId> {
+        let tree = self.tree.as_ref()?;
+        let known = tree.find(place.clone(), tokens);
+        let old = known.map_or_else(|| vec![PAGE_NONE; self.groups.len()], |node| tree.pages(node).to_vec());
+        for (group, &page) in old.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
+            self.groups[group].pool.hold(page);
+            held.push((group, page));
+        }
+        let mut new = vec![PAGE_NONE; self.groups.len()];
+        for group in 0..self.groups.len() {
+            let is_seen = index >= self.groups[group].first_seen(end * super::PAGE_TOKENS);
+            if old[group] == PAGE_NONE && is_seen {
+                if self.groups[group].pool.free() == 0 {
+                    return None;
+                }
+                new[group] = self.allocate(group);
+                held.push((group, new[group]));
+            }
+        }
+        let tree = self.tree.as_mut()?;
+        let node = match known {
+            Some(node) => node,
+            None => tree.insert(place, tokens, &vec![PAGE_NONE; new.len()])?,
+        };
+        for (group, &page) in new.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
+            tree.set_page(node, group, page);
+            self.groups[group].pool.keep(page);
+        }
+        if new.iter().any(|&page| page != PAGE_NONE) {
+            moves.push(PageMove::Load(PageLoad { pages: new, payload }));
+        }
+        Some(node)
+    }
+}

@@ -1,0 +1,172 @@
+//! A name for everything on which the bits of keys and values depend besides the tokens.
+//!
+//! Pages that were kept outside the process, on a disk or in a saved state, are read back only by a model that would
+//! compute the same bits. Another fine-tune has the same shapes and names, so that the weights themselves are hashed,
+//! as they were packed; all at the speed of memory, on all threads, since a server does this while its users wait.
+
+use std::sync::OnceLock;
+
+use ferrule_kernels::{ARITHMETIC_VERSION, Cancel, PackedMatrix, Pool};
+
+use crate::rope::RopeRows;
+use crate::spec::ModelSpec;
+use crate::transformer::LoadOptions;
+use crate::weights::Weights;
+
+/// What one task hashes: large enough that tasks cost nothing, small enough that threads end together.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Positions whose rotations are hashed.
+const ROPE_SAMPLES: usize = 256;
+
+/// Hashes a model. Every part has its length before it or one that the spec gives, so that no two models are hashed
+/// from the same bytes.
+pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOptions, pool: &Pool) -> [u8; 32] {
+    let mut hasher = Parts(blake3::Hasher::new_derive_key("ferrule fingerprint of a model"));
+    hasher.number(ARITHMETIC_VERSION as usize);
+    hasher.bytes(env!("CARGO_PKG_VERSION").as_bytes());
+    hasher.bytes(&serde_json::to_vec(spec).expect("a spec consists of numbers, names and lists"));
+    hasher.bytes(options.quantization.name().as_bytes());
+    hasher.bytes(options.kv_format.name().as_bytes());
+    hasher.bytes(options.isa.name().as_bytes());
+    // Powers, sines and cosines come from the system's mathematical library, which is not the same everywhere.
+    let mut rows = RopeRows::default();
+    let positions = (0..ROPE_SAMPLES).map(|i| (i * (spec.max_position_embeddings / ROPE_SAMPLES).max(1), 1));
+    for rope in &spec.ropes {
+        rows.fill(rope, positions.clone());
+        hasher.floats(&rows.cos);
+        hasher.floats(&rows.sin);
+    }
+    weights.vectors().for_each(|vector| hasher.floats(vector));
+    for matrix in weights.matrices() {
+        hasher.number(matrix.rows());
+        hasher.number(matrix.cols());
+        for (format, panels) in matrix.formats() {
+            hasher.bytes(format.name().as_bytes());
+            hasher.number(panels);
+        }
+    }
+    for hash in hashes_of_pieces(weights.matrices(), pool) {
+        hasher.bytes(hash.as_bytes());
+    }
+    *hasher.0.finalize().as_bytes()
+}
+
+/// The hash of each piece of what all matrices hold, in order.
+fn hashes_of_pieces<'a>(matrices: impl Iterator<Item = &'a PackedMatrix>, pool: &Pool) -> Vec<blake3::Hash> {
+    let pieces: Vec<&[u8]> =
+        matrices.flat_map(PackedMatrix::contents).flat_map(|bytes| bytes.chunks(PIECE_BYTES)).collect();
+    let hashes: Vec<OnceLock<blake3::Hash>> = vec![OnceLock::new(); pieces.len()];
+    let hash = |index: usize| hashes[index].get_or_init(|| blake3::hash(pieces[index]));
+    // Whatever the pool leaves undone (nothing: a hash does not panic, and nobody cancels it) is done here.
+    let task = |index| {
+        hash(index);
+    };
+    let _ = pool.run(pieces.len(), &task, &Cancel::new());
+    (0..pieces.len()).map(|index| *hash(index)).collect()
+}
+
+/// A hasher of parts that cannot be taken for others by shifting bytes between neighbours.
+struct Parts(blake3::Hasher);
+
+impl Parts {
+    fn number(&mut self, number: usize) {
+        self.0.update(&(number as u64).to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len());
+        self.0.update(bytes);
+    }
+
+    fn floats(&mut self, floats: &[f32]) {
+        let bytes: Vec<u8> = floats.iter().flat_map(|float| float.to_le_bytes()).collect();
+        self.bytes(&bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::kv::KvFormat;
+    use ferrule_kernels::{Exec, Format, RowSource};
+    use serde_json::json;
+
+    use super::*;
+    use crate::quantization::Quantization;
+    use crate::weights::{Loader, Source};
+
+    /// A spec with every vector that there is, `scaling` in its rotation.
+    fn spec(scaling: &serde_json::Value) -> ModelSpec {
+        let norm = json!({"type": "layer", "eps": 1e-5});
+        let layer = json!({
+            "attention_norm": norm,
+            "ffn_norm": norm,
+            "attention": {
+                "heads": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 16, "scale": 0.25, "window": null, "rope": 0,
+                "qkv_bias": true, "output_bias": true, "qk_norm": {"type": "rms", "eps": 1e-5}
+            },
+            "ffn": {"type": "gated", "intermediate_size": 96, "activation": "silu", "bias": true}
+        });
+        let spec = json!({
+            "architecture": "llama", "vocab_size": 320, "hidden_size": 64, "max_position_embeddings": 256,
+            "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": scaling}],
+            "layers": [layer, layer],
+            "final_norm": norm,
+            "head": {"tied": false, "bias": true},
+            "tensors": {}
+        });
+        ModelSpec::from_json(&spec.to_string()).unwrap()
+    }
+
+    struct Ones;
+
+    impl RowSource for Ones {
+        fn read_row(&self, _: usize, out: &mut [f32]) {
+            out.fill(1.0);
+        }
+    }
+
+    #[test]
+    fn whatever_changes_keys_and_values_changes_the_fingerprint_and_threads_do_not() {
+        let plain = spec(&json!({"type": "none"}));
+        let pools = [1, 3].map(|threads| Pool::new(NonZeroUsize::new(threads).unwrap()));
+        let options = |quantization| LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
+        let options = options(Quantization::named("f32").unwrap());
+        let load = |options: LoadOptions| {
+            let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
+            let loader = Loader { spec: &plain, source: Source::Random, quantization: options.quantization, exec };
+            loader.load(&mut |_, _| {}).unwrap()
+        };
+        let mut weights = load(options);
+        let first = fingerprint(&plain, &weights, options, &pools[0]);
+        assert_eq!(first, fingerprint(&plain, &load(options), options, &pools[1]));
+
+        let mut all = BTreeSet::from([first]);
+        let mut is_new = |fingerprint| assert!(all.insert(fingerprint));
+        is_new(fingerprint(&spec(&json!({"type": "linear", "factor": 2.0})), &weights, options, &pools[0]));
+        for kv_format in [KvFormat::F32, KvFormat::Bf16, KvFormat::Int8] {
+            is_new(fingerprint(&plain, &weights, LoadOptions { kv_format, ..options }, &pools[0]));
+        }
+        for isa in Isa::available().into_iter().filter(|isa| isa.name() != options.isa.name()) {
+            is_new(fingerprint(&plain, &weights, LoadOptions { isa, ..options }, &pools[0]));
+        }
+        for name in ["bf16", "int8", "int4"] {
+            let options = LoadOptions { quantization: Quantization::named(name).unwrap(), ..options };
+            is_new(fingerprint(&plain, &load(options), options, &pools[0]));
+        }
+        let vectors = weights.vectors().count();
+        // For each layer two norms of weight and bias, the norms of queries and keys, and four biases.
+        assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
+        weights.final_norm.bias.as_mut().unwrap()[63] = 0.5;
+        is_new(fingerprint(&plain, &weights, options, &pools[0]));
+        weights.layers[1].qkv.bias.as_mut().unwrap()[0] = 0.5;
+        is_new(fingerprint(&plain, &weights, options, &pools[0]));
+        let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
+        weights.layers[1].down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
+        is_new(fingerprint(&plain, &weights, options, &pools[0]));
+    }
+}

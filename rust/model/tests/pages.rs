@@ -1,0 +1,77 @@
+//! Pages taken out of one model and put into another stand for the tokens that were computed into them.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
+use ferrule_kernels::{Cancel, Pool};
+use ferrule_model::{
+    Batch, LanguageModel, LoadOptions, LogitRows, ModelSpec, Quantization, SequenceChunk, Source, Transformer,
+};
+use serde_json::json;
+
+/// Two groups of layers: all positions, and a window of forty.
+fn model(kv_format: KvFormat, pages: usize) -> Transformer {
+    let norm = json!({"type": "rms", "eps": 1e-5});
+    let layer = |window: Option<usize>| {
+        json!({
+            "attention_norm": norm,
+            "ffn_norm": norm,
+            "attention": {
+                "heads": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 16, "scale": 0.25, "window": window, "rope": 0,
+                "qkv_bias": false, "output_bias": false, "qk_norm": null
+            },
+            "ffn": {"type": "gated", "intermediate_size": 96, "activation": "silu", "bias": false}
+        })
+    };
+    let spec = json!({
+        "architecture": "llama", "vocab_size": 64, "hidden_size": 64, "max_position_embeddings": 256,
+        "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
+        "layers": [layer(None), layer(Some(40)), layer(None)],
+        "final_norm": norm,
+        "head": {"tied": true, "bias": false},
+        "tensors": {}
+    });
+    let spec = ModelSpec::from_json(&spec.to_string()).unwrap();
+    let options = LoadOptions { quantization: Quantization::named("f32").unwrap(), kv_format, isa: Isa::best() };
+    let pool = Arc::new(Pool::new(NonZeroUsize::new(2).unwrap()));
+    let mut model = Transformer::load(spec, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap();
+    model.allocate_kv(&[pages; 2]).unwrap();
+    model
+}
+
+/// Logits of the last of `tokens`, of which those before `first_position` are in the pages.
+fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, pages: &[Vec<PageId>]) -> Vec<f32> {
+    let sequence = SequenceChunk {
+        tokens: &tokens[first_position..],
+        first_position,
+        prompt_len: tokens.len(),
+        pages,
+        logits: LogitRows::Last,
+    };
+    let mut logits = Vec::new();
+    model.forward(Batch { sequences: &[sequence] }, &Cancel::new(), &mut logits).unwrap();
+    logits
+}
+
+#[test]
+fn a_page_is_worth_the_tokens_that_were_computed_into_it() {
+    let tokens: Vec<u32> = (0..44).map(|i| i * 7 % 64).collect();
+    for &kv_format in KvFormat::ALL {
+        let (mut from, mut to) = (model(kv_format, 3), model(kv_format, 5));
+        assert_eq!(from.fingerprint(), to.fingerprint());
+        let (old, new) = (vec![vec![2, 0, 1]; 2], vec![vec![4, 1, 0], vec![0, 3, 4]]);
+        let computed = last_logits(&mut from, &tokens, 0, &old);
+        for group in 0..2 {
+            for place in 0..2 {
+                let bytes = from.page(group, old[group][place]);
+                assert_eq!(bytes.len() as u64, from.kv_groups()[group].page_bytes);
+                to.set_page(group, new[group][place], bytes);
+            }
+        }
+        let read = last_logits(&mut to, &tokens, 2 * PAGE_TOKENS, &new);
+        assert_eq!(computed, read, "{}", kv_format.name());
+        assert!(computed.iter().any(|logit| *logit != 0.0));
+    }
+}
