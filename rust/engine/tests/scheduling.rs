@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::{
-    Engine, EngineConfig, EngineError, FinishReason, Request, RequestError, RequestId, SampleTrace, SamplingParams,
-    TokenLogprobs,
+    Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError, RequestId, SampleTrace,
+    SamplingParams, TokenLogprobs,
 };
 use ferrule_kernels::Cancel;
 use proptest::collection::{btree_map, vec};
@@ -44,6 +44,8 @@ struct Scenario {
     arrivals: Vec<Arrival>,
     cancelled: Vec<usize>,
     poison: Option<u32>,
+    /// Whether it happens twice, with one disk below.
+    disk: bool,
     /// Tokens of a prompt up to which its pages can be shared.
     trained: usize,
     /// Steps before which the logits of so many tokens are asked for.
@@ -144,10 +146,10 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         vec(arrival, 1..10),
         vec(0..80_usize, 0..4),
         option::weighted(0.2, 0..VOCAB as u32),
-        prop_oneof![2 => Just(usize::MAX), 1 => 10..80_usize],
+        (prop::bool::weighted(0.1), prop_oneof![2 => Just(usize::MAX), 1 => 10..80_usize]),
         btree_map(0..40_usize, 1..60_usize, 0..2),
     )
-        .prop_map(|((config, windows), arrivals, cancelled, poison, trained, evaluations)| {
+        .prop_map(|((config, windows), arrivals, cancelled, poison, (disk, trained), evaluations)| {
             let arrival = |(step, prompt, params, completions, abort): (_, _, _, u64, Option<(usize, u64)>)| Arrival {
                 step,
                 request: Request { prompt, params },
@@ -155,7 +157,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
                 abort: abort.map(|(step, which)| (step, which % completions)),
             };
             let arrivals = arrivals.into_iter().map(arrival).collect();
-            Scenario { config, windows, arrivals, cancelled, poison, trained, evaluations }
+            Scenario { config, windows, arrivals, cancelled, poison, disk, trained, evaluations }
         })
 }
 
@@ -275,13 +277,24 @@ impl Play<'_> {
 }
 
 fn play(scenario: &Scenario) -> Result<(), TestCaseError> {
-    let mut model = FakeModel::new(&scenario.config, &scenario.windows);
+    if !scenario.disk {
+        return play_once(scenario, scenario.config.clone());
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let directory = PrefixCacheDir { path: directory.path().join("pages"), limit: 1 << 20 };
+    let config = EngineConfig { prefix_cache_dir: Some(directory), ..scenario.config.clone() };
+    play_once(scenario, config.clone())?;
+    play_once(scenario, config)
+}
+
+fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseError> {
+    let mut model = FakeModel::new(&config, &scenario.windows);
     model.faults = scenario.cancelled.iter().map(|&number| (number, Fault::CancelledMidway)).collect();
     model.trained = scenario.trained;
     // Logits of evaluation are compared with ones that no poison touched.
     model.poison = scenario.poison.filter(|_| scenario.evaluations.is_empty());
     let scenario = &Scenario { poison: model.poison, ..scenario.clone() };
-    let engine = Engine::new(model, scenario.config.clone()).unwrap();
+    let engine = Engine::new(model, config).unwrap();
     let ids = vec![Vec::new(); scenario.arrivals.len()];
     let mut play = Play { scenario, engine, ids, got: BTreeMap::new() };
     let mut step = 0;

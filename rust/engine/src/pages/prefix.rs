@@ -86,10 +86,12 @@ impl PrefixTree {
     }
 
     /// Gives a node a page of a group that it has none of.
+    ///
+    /// # Panics
+    /// If the node is gone.
     pub fn set_page(&mut self, node: NodeId, group: usize, page: PageId) {
+        self.nodes.get_mut(&node).expect("the node is there").pages[group] = page;
         self.by_page.insert((group, page), node);
-        let Some(node) = self.nodes.get_mut(&node) else { return };
-        node.pages[group] = page;
     }
 
     /// Takes a page out, and with `wholly` the node that names it and everything behind that; the other pages that are
@@ -129,7 +131,7 @@ impl PrefixTree {
     }
 
     /// Removes a node that names no page and leads nowhere, then its parent if the same is true of it.
-    fn prune(&mut self, mut id: NodeId) {
+    pub fn prune(&mut self, mut id: NodeId) {
         while let Some(node) = self.nodes.get(&id) {
             if !node.children.is_empty() || node.pages.iter().any(|&page| page != PAGE_NONE) {
                 return;

@@ -166,8 +166,13 @@ impl Pages {
         let mut held: Vec<GroupPage> = Vec::new();
         let mut place = tables.place();
         for (index, (tokens, payload)) in (first..).zip(records) {
-            let Some(node) = self.plant_one(place, (index, end), tokens, payload, &mut held, moves) else { break };
+            let Some(node) = self.plant_one(place.clone(), (index, end), tokens, payload, &mut held, moves) else {
+                break;
+            };
             place = Place::After(node);
+        }
+        if let (Place::After(last), Some(tree)) = (place, &mut self.tree) {
+            tree.prune(last);
         }
         // The last one first, as a sequence gives them back.
         for (group, page) in held.into_iter().rev() {
@@ -186,8 +191,9 @@ impl Pages {
         moves: &mut Vec<PageMove>,
     ) -> Option<super::NodeId> {
         let tree = self.tree.as_ref()?;
-        let known = tree.find(place.clone(), tokens);
-        let old = known.map_or_else(|| vec![PAGE_NONE; self.groups.len()], |node| tree.pages(node).to_vec());
+        let old = tree
+            .find(place.clone(), tokens)
+            .map_or_else(|| vec![PAGE_NONE; self.groups.len()], |node| tree.pages(node).to_vec());
         for (group, &page) in old.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
             self.groups[group].pool.hold(page);
             held.push((group, page));
@@ -204,7 +210,8 @@ impl Pages {
             }
         }
         let tree = self.tree.as_mut()?;
-        let node = match known {
+        // Only now: making room may have taken the node away.
+        let node = match tree.find(place.clone(), tokens) {
             Some(node) => node,
             None => tree.insert(place, tokens, &vec![PAGE_NONE; new.len()])?,
         };

@@ -1,0 +1,336 @@
+//! What requests share: pages of the same beginning, in memory, on a disk and in saved states. Whatever is shared, each
+//! gets what it would have got alone.
+
+mod fake;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use fake::{FakeModel, VOCAB, engine, run};
+use ferrule_engine::{
+    ConfigError, Engine, EngineConfig, EngineError, FinishReason, Metrics, PrefixCacheDir, Request, RequestError,
+    RequestId, SamplingParams, StateError, StepOutput,
+};
+use ferrule_kernels::Cancel;
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        pages: vec![64],
+        max_model_len: 600,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        max_queued_requests: None,
+        target_itl: Duration::MAX,
+        enable_prefix_caching: true,
+        prefix_cache_dir: None,
+    }
+}
+
+fn on_disk(directory: &Path) -> EngineConfig {
+    let directory = PrefixCacheDir { path: directory.join("pages"), limit: 1 << 30 };
+    EngineConfig { prefix_cache_dir: Some(directory), ..config() }
+}
+
+fn greedy(max_tokens: usize) -> SamplingParams {
+    SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::default() }
+}
+
+/// `len` tokens that all prompts begin with, and one of its own.
+fn prompt(len: usize, own: u32) -> Vec<u32> {
+    (0..len as u32).map(|index| index * 7 % VOCAB as u32).chain([own]).collect()
+}
+
+/// The tokens that a request gets, and what the engine computed for it.
+fn ask(engine: &mut Engine<FakeModel>, prompt: Vec<u32>, params: SamplingParams) -> (Vec<u32>, u64) {
+    let before = engine.metrics().computed_tokens;
+    engine.add_request(Request { prompt, params }).unwrap();
+    let tokens = run(engine).into_iter().flat_map(|output| output.token_ids).collect();
+    assert_eq!(engine.audit_pages(), Ok(()));
+    (tokens, engine.metrics().computed_tokens - before)
+}
+
+fn alone(prompt: Vec<u32>, params: SamplingParams) -> Vec<u32> {
+    ask(&mut engine(&EngineConfig { enable_prefix_caching: false, ..config() }, &[None]), prompt, params).0
+}
+
+#[test]
+fn who_begins_alike_computes_the_rest() {
+    let mut engine = engine(&config(), &[None]);
+    assert_eq!(ask(&mut engine, prompt(100, 1), greedy(1)).1, 101);
+    // Six pages are there; the last token is computed again even where all are.
+    assert_eq!(ask(&mut engine, prompt(100, 2), greedy(1)), (alone(prompt(100, 2), greedy(1)), 5));
+    assert_eq!(ask(&mut engine, prompt(95, 35), greedy(1)).1, 16);
+    // What was sampled is there too.
+    let (answer, computed) = ask(&mut engine, prompt(40, 3), greedy(30));
+    assert_eq!(computed, 41 - 32 + 29);
+    let next = [prompt(40, 3), answer, vec![5]].concat();
+    assert_eq!(ask(&mut engine, next.clone(), greedy(3)), (alone(next, greedy(3)), 72 - 64 + 2));
+    let Metrics { prefix_queries_tokens, prefix_hits_tokens, cached_prompt_tokens, .. } = *engine.metrics();
+    assert_eq!((prefix_queries_tokens, prefix_hits_tokens), (100 + 100 + 95 + 40 + 71, 96 + 80 + 32 + 64));
+    assert_eq!(cached_prompt_tokens, prefix_hits_tokens);
+}
+
+#[test]
+fn requests_that_begin_alike_at_once_compute_it_once() {
+    let mut engine = engine(&EngineConfig { max_num_batched_tokens: 32, ..config() }, &[None]);
+    let ids: Vec<RequestId> = (0..6)
+        .map(|own| engine.add_request(Request { prompt: prompt(300, own), params: greedy(4) }).unwrap())
+        .collect();
+    let outputs = run(&mut engine);
+    for (own, id) in (0..).zip(ids) {
+        let tokens: Vec<u32> = outputs_of(&outputs, id).flat_map(|output| output.token_ids.clone()).collect();
+        assert_eq!(tokens, alone(prompt(300, own), greedy(4)));
+    }
+    let computed = engine.metrics().computed_tokens;
+    assert!(computed < 301 + 6 * 64, "{computed} tokens for six requests with 300 in common");
+}
+
+fn outputs_of(outputs: &[StepOutput], id: RequestId) -> impl Iterator<Item = &StepOutput> {
+    outputs.iter().filter(move |output| output.request == id)
+}
+
+#[test]
+fn salts_keep_tenants_apart() {
+    let mut engine = engine(&config(), &[None]);
+    let salted = |salt: &str| SamplingParams { cache_salt: Some(salt.into()), ..greedy(1) };
+    assert_eq!(ask(&mut engine, prompt(100, 1), salted("a")).1, 101);
+    assert_eq!(ask(&mut engine, prompt(100, 1), salted("b")).1, 101);
+    assert_eq!(ask(&mut engine, prompt(100, 1), greedy(1)).1, 101);
+    assert_eq!(ask(&mut engine, prompt(100, 1), salted("a")).1, 5);
+}
+
+#[test]
+fn log_probabilities_of_the_prompt_are_computed_and_the_tokens_before_them_are_not() {
+    let mut engine = engine(&config(), &[None]);
+    ask(&mut engine, prompt(100, 1), greedy(1));
+    let told = |from| SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_from: from, ..greedy(1) };
+    let mut tell = |params: SamplingParams| {
+        let before = engine.metrics().computed_tokens;
+        engine.add_request(Request { prompt: prompt(100, 1), params }).unwrap();
+        let told: Vec<_> = run(&mut engine).into_iter().flat_map(|output| output.prompt_logprobs).collect();
+        (told, engine.metrics().computed_tokens - before)
+    };
+    let (all, computed) = tell(told(1));
+    assert_eq!((all.len(), computed), (100, 101));
+    assert!(all.iter().zip(&prompt(100, 1)[1..]).all(|(told, &token)| told.sampled.id == token && told.top.len() == 2));
+    let (some, computed) = tell(told(70));
+    assert_eq!((some.as_slice(), computed), (&all[69..], 101 - 64));
+    assert_eq!(tell(told(101)).0, []);
+}
+
+#[test]
+fn pages_that_depend_on_the_prompts_length_are_not_shared() {
+    let mut model = FakeModel::new(&config(), &[None]);
+    model.trained = 50;
+    let mut engine = Engine::new(model, config()).unwrap();
+    let mut computed = |len, params| ask(&mut engine, prompt(len, 1), params).1;
+    // Within the trained length they are, and up to it.
+    assert_eq!((computed(40, greedy(30)), computed(49, greedy(1))), (70, 50 - 32));
+    assert_eq!((computed(100, greedy(1)), computed(100, greedy(1)), computed(49, greedy(1))), (101, 101, 2));
+}
+
+#[test]
+fn the_pages_used_least_recently_make_room() {
+    let mut engine = engine(&EngineConfig { pages: vec![16], ..config() }, &[None]);
+    let first = |tenant: u32| [vec![tenant; 70], vec![0]].concat();
+    for tenant in [1, 2, 3] {
+        assert_eq!(ask(&mut engine, first(tenant), greedy(1)).1, 71);
+    }
+    assert_eq!(engine.page_statistics()[0].cached, 12);
+    assert_eq!(ask(&mut engine, first(1), greedy(1)).1, 7);
+    // Sixteen pages hold three and a half of them: the fourth takes the place of the second.
+    assert_eq!(ask(&mut engine, first(4), greedy(1)).1, 71);
+    assert_eq!(ask(&mut engine, first(1), greedy(1)).1, 7);
+    assert_eq!(ask(&mut engine, first(3), greedy(1)).1, 7);
+    assert!(ask(&mut engine, first(2), greedy(1)).1 > 7);
+}
+
+#[test]
+fn a_window_is_continued_where_all_that_it_sees_is_there() {
+    let two_groups = EngineConfig { pages: vec![64, 6], ..config() };
+    let mut engine = engine(&two_groups, &[None, Some(20)]);
+    let (answer, computed) = ask(&mut engine, prompt(100, 1), greedy(10));
+    assert_eq!(computed, 110);
+    // A conversation goes on where it ended, and elsewhere only as far back as the window's pages are there.
+    let next = [prompt(100, 1), answer, vec![9, 9]].concat();
+    assert_eq!(ask(&mut engine, next.clone(), greedy(1)), (alone(next, greedy(1)), 113 - 96));
+    assert_eq!(ask(&mut engine, prompt(40, 1), greedy(1)).1, 41);
+}
+
+#[test]
+fn completions_of_one_prompt_compute_it_once_even_where_nothing_is_kept() {
+    for enable_prefix_caching in [false, true] {
+        let mut engine = engine(&EngineConfig { enable_prefix_caching, ..config() }, &[None]);
+        let params = |seed| SamplingParams { seed, max_tokens: 5, ..SamplingParams::default() };
+        let request = |seed| Request { prompt: prompt(100, 1), params: params(seed) };
+        let first = engine.add_request(request(0)).unwrap();
+        let ids: Vec<RequestId> =
+            [first].into_iter().chain((1..4).map(|seed| engine.fork_request(request(seed), first).unwrap())).collect();
+        let mut most_held = 0;
+        let mut outputs = Vec::new();
+        while engine.has_unfinished_requests() {
+            outputs.extend(engine.step(&Cancel::new()).unwrap());
+            let pages = engine.page_statistics()[0];
+            most_held = most_held.max(pages.total - pages.free);
+        }
+        for (seed, id) in (0..).zip(ids) {
+            let tokens: Vec<u32> = outputs_of(&outputs, id).flat_map(|output| output.token_ids.clone()).collect();
+            assert_eq!(tokens, alone(prompt(100, 1), params(seed)));
+        }
+        // The last token of the prompt for each of the others, and what each samples but the last.
+        assert_eq!(engine.metrics().computed_tokens, 101 + 3 + 4 * 4);
+        assert!(most_held <= 6 + 4, "{most_held} pages held");
+    }
+}
+
+/// FAULTS row 71.
+#[test]
+fn what_led_to_logits_that_are_not_numbers_is_not_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let poisoned = |config: &EngineConfig| {
+        let mut model = FakeModel::new(config, &[None]);
+        model.poison = Some(63);
+        Engine::new(model, config.clone()).unwrap()
+    };
+    let mut engine = poisoned(&on_disk(directory.path()));
+    ask(&mut engine, prompt(40, 62), greedy(1));
+    let id = engine.add_request(Request { prompt: prompt(100, 63), params: greedy(1) }).unwrap();
+    let outputs = run(&mut engine);
+    assert!(matches!(outputs[0].finish, Some(FinishReason::Sampling(_))), "{id:?} {outputs:?}");
+    // What others had kept before stays, and is all there is.
+    assert_eq!(ask(&mut engine, prompt(100, 61), greedy(1)).1, 101 - 32);
+    drop(engine);
+    // Nor on the disk: two pages of the first request, and what the last one added.
+    assert_eq!(record_files(&directory.path().join("pages")).len(), 6);
+    let mut restarted = poisoned(&on_disk(directory.path()));
+    assert_eq!(ask(&mut restarted, prompt(100, 62), greedy(1)).1, 5);
+}
+
+#[test]
+fn a_disk_outlives_the_engine_and_is_not_believed() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = on_disk(directory.path());
+    for windows in [vec![None], vec![None, Some(20)]] {
+        let config = EngineConfig { pages: vec![64; windows.len()], ..config.clone() };
+        // A model of other groups is another model.
+        let fingerprint = [windows.len() as u8; 32];
+        let start = || {
+            let mut model = FakeModel::new(&config, &windows);
+            model.fingerprint = fingerprint;
+            Engine::new(model, config.clone()).unwrap()
+        };
+        let expected = alone(prompt(200, 1), greedy(20));
+        assert_eq!(ask(&mut start(), prompt(200, 1), greedy(20)), (expected.clone(), 220));
+        let mut restarted = start();
+        assert_eq!(ask(&mut restarted, prompt(200, 1), greedy(20)), (expected.clone(), 220 - 192));
+        assert_eq!(restarted.metrics().disk_hits_tokens, 192);
+        // From memory this time.
+        assert_eq!(ask(&mut restarted, prompt(200, 1), greedy(1)).1, 9);
+        assert_eq!(restarted.metrics().disk_hits_tokens, 192);
+        drop(restarted);
+
+        let mut other = FakeModel::new(&config, &windows);
+        other.fingerprint = [99; 32];
+        let mut other = Engine::new(other, config.clone()).unwrap();
+        assert_eq!(ask(&mut other, prompt(200, 1), greedy(1)).1, 201);
+        drop(other);
+
+        let files = record_files(&directory.path().join("pages"));
+        assert!(files.len() >= 13);
+        for file in &files {
+            let mut bytes = std::fs::read(file).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(file, bytes).unwrap();
+            let (tokens, computed) = ask(&mut start(), prompt(200, 1), greedy(20));
+            assert!(tokens == expected && computed >= 28);
+            // It was removed and written anew.
+            assert_eq!(ask(&mut start(), prompt(200, 1), greedy(20)), (expected.clone(), 28));
+        }
+    }
+}
+
+fn record_files(directory: &Path) -> Vec<std::path::PathBuf> {
+    let subdirectories = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    subdirectories.flat_map(|path| std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path())).collect()
+}
+
+#[test]
+fn a_directory_that_others_can_read_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let config = on_disk(directory.path());
+    std::fs::create_dir(directory.path().join("pages")).unwrap();
+    std::fs::set_permissions(directory.path().join("pages"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let refused = Engine::new(FakeModel::new(&config, &[None]), config).unwrap_err();
+    assert!(matches!(refused, ConfigError::PrefixCacheDir(_)));
+    assert!(refused.to_string().contains("755"), "{refused}");
+}
+
+#[test]
+fn a_saved_state_is_continued_by_another_engine() {
+    for windows in [vec![None], vec![None, Some(20)]] {
+        let config = EngineConfig { pages: vec![64; windows.len()], ..config() };
+        let mut first = engine(&config, &windows);
+        let tokens: Vec<i64> = prompt(200, 1).into_iter().map(i64::from).collect();
+        let state = first.save_state(&tokens, None, &Cancel::new()).unwrap();
+        assert_eq!(first.metrics().computed_tokens, 0, "nothing of it is a request's");
+        assert_eq!(first.audit_pages(), Ok(()));
+        if windows.len() == 1 {
+            // Of pages that a window has passed a second state has fewer.
+            assert_eq!(first.save_state(&tokens, None, &Cancel::new()).as_ref(), Ok(&state));
+        }
+
+        let mut second = engine(&config, &windows);
+        assert_eq!(second.restore_state(&state), Ok((prompt(200, 1), 192)));
+        assert_eq!(second.audit_pages(), Ok(()));
+        assert_eq!(second.restore_state(&state), Ok((prompt(200, 1), 192)));
+        let (answer, computed) = ask(&mut second, prompt(200, 1), greedy(5));
+        assert_eq!((answer, computed), (alone(prompt(200, 1), greedy(5)), 9 + 4));
+
+        let mut damaged = state.clone();
+        damaged[100] ^= 1;
+        assert!(matches!(second.restore_state(&damaged), Err(EngineError::State(_))));
+        let mut other = FakeModel::new(&config, &windows);
+        other.fingerprint = [99; 32];
+        let refused = Engine::new(other, config.clone()).unwrap().restore_state(&state);
+        assert!(matches!(refused, Err(EngineError::State(StateError::OtherModel { .. }))));
+        let mut without = engine(&EngineConfig { enable_prefix_caching: false, ..config.clone() }, &windows);
+        assert_eq!(without.save_state(&tokens, None, &Cancel::new()).as_ref(), Ok(&state));
+        assert_eq!(without.restore_state(&state), Err(EngineError::NoPrefixCache));
+    }
+}
+
+#[test]
+fn a_state_larger_than_the_room_is_restored_as_far_as_there_is_room() {
+    let mut large = engine(&config(), &[None]);
+    let tokens: Vec<i64> = prompt(400, 1).into_iter().map(i64::from).collect();
+    let state = large.save_state(&tokens, Some("a".into()), &Cancel::new()).unwrap();
+    let mut small = engine(&EngineConfig { pages: vec![10], ..config() }, &[None]);
+    assert_eq!(small.restore_state(&state).unwrap().1, 160);
+    let salted = SamplingParams { cache_salt: Some("a".into()), ..greedy(1) };
+    assert_eq!(ask(&mut small, prompt(100, 1), salted).1, 5);
+    assert_eq!(ask(&mut small, prompt(100, 1), greedy(1)).1, 101);
+}
+
+/// FAULTS row 68: refused at once, and told how many wait.
+#[test]
+fn a_full_queue_refuses() {
+    let mut engine = engine(&EngineConfig { max_num_seqs: 2, max_queued_requests: Some(3), ..config() }, &[None]);
+    let add = |engine: &mut Engine<FakeModel>| engine.add_request(Request { prompt: vec![1], params: greedy(9) });
+    // Two places are free, and three may wait.
+    let ids: Vec<RequestId> = (0..5).map(|_| add(&mut engine).unwrap()).collect();
+    assert_eq!(add(&mut engine), Err(RequestError::QueueFull { waiting: 5, limit: 3 }));
+    engine.step(&Cancel::new()).unwrap();
+    assert_eq!(add(&mut engine), Err(RequestError::QueueFull { waiting: 3, limit: 3 }));
+    engine.abort(ids[4]);
+    assert!(add(&mut engine).is_ok());
+    assert_eq!((engine.metrics().requests_refused, engine.metrics().requests_finished.abort), (2, 1));
+    let finished: BTreeMap<RequestId, usize> = run(&mut engine)
+        .iter()
+        .filter(|output| output.finish.is_some())
+        .map(|output| (output.request, output.token_ids.len()))
+        .collect();
+    assert_eq!(finished.len(), 5);
+}
