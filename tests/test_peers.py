@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PEERS = ROOT / "benches" / "peers"
 
 QUIET = Ceilings(read=10e9, int8=1e12, f32=2e11, adds=5e9)
-WORKLOAD = Workload("llama-1b", layer_parameters=1_000_000_000, prompt=100, gen=10, threads=2)
+WORKLOAD = Workload("llama-1b", layer_parameters=1_000_000_000, prompt=100, gen=10, threads=2, batch=1)
 CONTENDERS = [
     ("ferrule:int4", Loaded("ferrule 1", 500_000_000, 400_000_000, 1000)),
     ("other:Q4", Loaded("other 2", 600_000_000, 600_000_000, 2000)),
@@ -53,6 +53,18 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert (ferrule.prefill_ratio, ferrule.decode_ratio) == (1, 1)
     assert other.prefill_ratio == 2  # of 2, 6 and 2; the ratio of the medians is 3
     assert other.decode_ratio == 1.5  # of 1.5, 1.5 and 4
+
+
+def test_sequences_at_once_are_counted_together() -> None:
+    workload = Workload("llama-1b", 1_000_000_000, prompt=100, gen=10, threads=2, batch=4)
+    several = [[Measurement(Timing(4.0, 2.0, 40), QUIET), Measurement(Timing(8.0, 3.0, 40), QUIET)]]
+    ferrule, other = rows(workload, CONTENDERS, several)
+    assert (ferrule.prefill_tokens_per_second, ferrule.decode_tokens_per_second) == (100, 20)
+    # The first token of each counts here, and came with the prompt.
+    assert ferrule.total_tokens_per_second == pytest.approx(44 / 6)
+    assert (ferrule.total_ratio, other.total_ratio) == (1, pytest.approx(11 / 6))
+    # Weights are read once for all four.
+    assert ferrule.decode_bandwidth_fraction == pytest.approx(20 * (100_000_000 + 105_000) / 10e9)
 
 
 def test_a_round_with_a_bad_window_is_left_out() -> None:
@@ -136,19 +148,19 @@ def test_a_measurement_goes_through_the_server_of_an_adapter(tmp_path: Path) -> 
         "from adapters.interface import Loaded, Timing\n"
         "class Chatty:\n"
         "    loaded = Loaded('1', 2, 3, 4)\n"
-        "    def measure(self, prompt, gen):\n"
+        "    def measure(self, prompts, gen):\n"
         "        print('this would break the pipe')\n"
-        "        return Timing(len(prompt), gen, gen)\n"
+        "        return Timing(sum(map(len, prompts)), gen, gen)\n"
         "def load(job):\n"
         "    assert job.checkpoint.name == 'model'\n"
         "    return Chatty()\n"
     )
     (tmp_path / "serve.py").write_text((PEERS / "serve.py").read_text())
-    job = {"checkpoint": "a/model", "work": "a", "format": "f", "kv": None, "threads": 1, "context": 8}
+    job = {"checkpoint": "a/model", "work": "a", "format": "f", "kv": None, "threads": 1, "context": 8, "batch": 2}
     command = [sys.executable, str(tmp_path / "serve.py"), "chatty", json.dumps(job)]
     with Child(command, {}, tmp_path / "log") as child:
         assert Loaded(**child.greeting) == Loaded("1", 2, 3, 4)
-        assert Timing(**child.ask(prompt=[1, 2, 3], gen=5)) == Timing(3, 5, 5)
+        assert Timing(**child.ask(prompts=[[1, 2, 3], [4]], gen=5)) == Timing(4, 5, 5)
 
 
 SMALL = {

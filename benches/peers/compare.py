@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", default="llama-1b", help="of the weights: a name that `ferrule bench` knows")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--gen", type=int, default=64, help="tokens after the first")
+    parser.add_argument("--batch", type=int, default=1, help="sequences at once")
     parser.add_argument("--repeat", type=int, default=7, help="rounds; medians are shown")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ferrule-python", type=Path, help="the Python that has ferrule; by default as installed")
@@ -73,10 +74,10 @@ def layer_parameters(made: Path) -> int:
     return sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
 
 
-def measure(child: Child, machine: Child, prompt: list[int], gen: int) -> Measurement:
+def measure(child: Child, machine: Child, prompts: list[list[int]], gen: int) -> Measurement:
     """One measurement, with the ceilings before it."""
     ceilings = Ceilings(**machine.ask())
-    return Measurement(Timing(**child.ask(prompt=prompt, gen=gen)), ceilings)
+    return Measurement(Timing(**child.ask(prompts=prompts, gen=gen)), ceilings)
 
 
 def main() -> None:
@@ -86,7 +87,9 @@ def main() -> None:
     ferrule = environment_python("ferrule", options.ferrule_python)
     pythons = [environment_python(PEERS[each.peer].environment, ferrule) for each in contenders]
     made = checkpoint(options.shape, ferrule)
-    workload = Workload(options.shape, layer_parameters(made), options.prompt, options.gen, options.threads)
+    workload = Workload(
+        options.shape, layer_parameters(made), options.prompt, options.gen, options.threads, options.batch
+    )
     vocabulary = json.loads((made / "config.json").read_text())["vocab_size"]
     logs = WORK / "logs"
     logs.mkdir(exist_ok=True)
@@ -102,6 +105,7 @@ def main() -> None:
                 kv=contender.kv,
                 threads=options.threads,
                 context=options.prompt + options.gen + 1,
+                batch=options.batch,
             )
             command = [str(python), str(HERE / "serve.py"), peer.adapter, json.dumps(asdict(job), default=str)]
             log = logs / f"{str(contender).replace('/', '-')}.log"
@@ -109,16 +113,18 @@ def main() -> None:
         command = [str(ferrule), str(HERE / "ceilings.py"), str(options.threads)]
         machine = stack.enter_context(Child(command, {}, logs / "ceilings.log"))
         for child in children:
-            child.ask(prompt=list(range(3, 35)), gen=2)  # the first touch of every page
+            child.ask(prompts=[list(range(3, 35))] * options.batch, gen=2)  # the first touch of every page
         rounds: list[Round] = []
         while len(steady_rounds(rounds)) < options.repeat and len(rounds) < 2 * options.repeat:
             print(f"round {len(rounds) + 1}", file=sys.stderr)
-            prompt = random.Random(len(rounds)).choices(range(vocabulary), k=options.prompt)
-            rounds.append([measure(child, machine, prompt, options.gen) for child in children])
+            choices = random.Random(len(rounds)).choices
+            prompts = [choices(range(vocabulary), k=options.prompt) for _ in range(options.batch)]
+            rounds.append([measure(child, machine, prompts, options.gen) for child in children])
     steady = steady_rounds(rounds)
     loaded = [(str(contender), Loaded(**child.greeting)) for contender, child in zip(contenders, children, strict=True)]
     medians = rows(workload, loaded, steady)
-    print(f"{options.shape}, {options.threads} threads, prompt {options.prompt}, then {options.gen} tokens")
+    sequences = f"{options.batch} sequences, " if options.batch > 1 else ""
+    print(f"{options.shape}, {options.threads} threads, {sequences}prompt {options.prompt}, then {options.gen} tokens")
     print(f"median of {len(steady)} rounds; {len(rounds) - len(steady)} in bad windows left out")
     print()
     print(table(medians))

@@ -50,6 +50,8 @@ class Workload:
     prompt: int
     gen: int
     threads: int
+    batch: int
+    """Sequences at once."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ class Row:
     """The first contender's speed over this one's, round by round."""
     decode_tokens_per_second: float
     decode_bandwidth_fraction: float
-    """Of the bytes that could have been read in the time, those that the tokens had to read."""
+    """Of the bytes that could have been read in the time, those that the steps had to read: weights once for all."""
     decode_ratio: float
+    total_tokens_per_second: float
+    """Tokens written, over all of the time."""
+    total_ratio: float
 
 
 def steady_rounds(rounds: Sequence[Round]) -> list[Round]:
@@ -80,16 +85,21 @@ def rows(workload: Workload, contenders: Sequence[tuple[str, Loaded]], rounds: S
     """The medians of each contender."""
 
     def prefill(each: Measurement) -> float:
-        return workload.prompt / each.timing.prefill_seconds
+        return workload.batch * workload.prompt / each.timing.prefill_seconds
 
     def decode(each: Measurement) -> float:
         return each.timing.decode_tokens / each.timing.decode_seconds
+
+    def total(each: Measurement) -> float:
+        timing = each.timing
+        return (timing.decode_tokens + workload.batch) / (timing.prefill_seconds + timing.decode_seconds)
 
     made: list[Row] = []
     for index, (name, loaded) in enumerate(contenders):
         own = [single[index] for single in rounds]
         # The keys and values of a context that grows to its end.
-        token_bytes = loaded.token_bytes + loaded.kv_bytes_per_token * (workload.prompt + workload.gen / 2)
+        context_bytes = loaded.kv_bytes_per_token * (workload.prompt + workload.gen / 2)
+        token_bytes = loaded.token_bytes / workload.batch + context_bytes
         token_operations = 2 * workload.layer_parameters
         made.append(
             Row(
@@ -106,6 +116,8 @@ def rows(workload: Workload, contenders: Sequence[tuple[str, Loaded]], rounds: S
                     decode(each) * token_bytes / each.ceilings.read for each in own
                 ),
                 decode_ratio=_ratio(decode, rounds, index),
+                total_tokens_per_second=statistics.median(map(total, own)),
+                total_ratio=_ratio(total, rounds, index),
             )
         )
     return made
@@ -120,16 +132,16 @@ def table(made: Sequence[Row]) -> str:
     first = made[0].contender
     lines = [
         f"| | weights, MB | prefill, tokens/s | of the int8 peak | {first} is | decode, tokens/s "
-        f"| of the read bandwidth | {first} is |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| of the read bandwidth | {first} is | in all, tokens/s | {first} is |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in made:
-        prefill_ratio = "" if row is made[0] else f"{row.prefill_ratio:.2f}x"
-        decode_ratio = "" if row is made[0] else f"{row.decode_ratio:.2f}x"
+        ratios = ["" if row is made[0] else f"{r:.2f}x" for r in (row.prefill_ratio, row.decode_ratio, row.total_ratio)]
         lines.append(
             f"| {row.contender} | {row.total_bytes / 1e6:.0f} "
-            f"| {row.prefill_tokens_per_second:.1f} | {row.prefill_peak_fraction:.0%} | {prefill_ratio} "
-            f"| {row.decode_tokens_per_second:.1f} | {row.decode_bandwidth_fraction:.0%} | {decode_ratio} |"
+            f"| {row.prefill_tokens_per_second:.1f} | {row.prefill_peak_fraction:.0%} | {ratios[0]} "
+            f"| {row.decode_tokens_per_second:.1f} | {row.decode_bandwidth_fraction:.0%} | {ratios[1]} "
+            f"| {row.total_tokens_per_second:.1f} | {ratios[2]} |"
         )
     return "\n".join(lines)
 

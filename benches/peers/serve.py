@@ -28,7 +28,7 @@ def main() -> None:
     print(json.dumps(asdict(runner.loaded)), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(asdict(runner.measure(request["prompt"], request["gen"]))), file=answers)
+        print(json.dumps(asdict(runner.measure(request["prompts"], request["gen"]))), file=answers)
 
 
 if __name__ == "__main__":

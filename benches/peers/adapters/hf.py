@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from adapters.interface import Job, Loaded, Timing
+from adapters.interface import Job, Loaded, Timing, only
 
 
 class Transformers:
@@ -33,8 +33,9 @@ class Transformers:
         )
 
     @torch.inference_mode()
-    def measure(self, prompt: list[int], gen: int) -> Timing:
+    def measure(self, prompts: list[list[int]], gen: int) -> Timing:
         """Calls the forward pass itself, with logits of the last token alone: less work than `generate`."""
+        prompt = only(prompts)
         start = time.perf_counter()
         step = self._model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
         token = step.logits[:, -1].argmax(dim=-1, keepdim=True)

@@ -22,6 +22,8 @@ class Job:
     threads: int
     context: int
     """Tokens of the longest sequence, prompt and output together."""
+    batch: int
+    """Sequences at once."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class Timing:
     """One measurement."""
 
     prefill_seconds: float
-    """From the prompt to the first token."""
+    """From the prompts until each sequence has its first token."""
     decode_seconds: float
-    """For all tokens after the first."""
+    """From there to the end."""
     decode_tokens: int
-    """After the first."""
+    """Of all sequences, after the first of each."""
 
 
 class Runner(Protocol):
@@ -58,6 +60,13 @@ class Runner(Protocol):
         """What was loaded."""
         ...
 
-    def measure(self, prompt: list[int], gen: int) -> Timing:
-        """Reads `prompt` with nothing cached, then goes on greedily for `gen` more tokens after the first."""
+    def measure(self, prompts: list[list[int]], gen: int) -> Timing:
+        """Reads `prompts` with nothing cached, and continues each greedily for `gen` more tokens after the first."""
         ...
+
+
+def only(prompts: list[list[int]]) -> list[int]:
+    """The prompt, for an adapter that measures one sequence at a time. Raises ValueError where there are several."""
+    if len(prompts) != 1:
+        raise ValueError(f"this adapter measures one sequence at a time, not {len(prompts)}")
+    return prompts[0]

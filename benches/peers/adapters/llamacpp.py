@@ -35,7 +35,7 @@ def build_features() -> list[str]:
 
 
 class LlamaCpp:
-    """A model, and the context that was faster of those with and without flash attention."""
+    """A model, and the fastest context: with and without flash attention, with one cache for all sequences or one each."""
 
     def __init__(self, job: Job) -> None:
         llama_cpp.llama_log_set(LOG, ctypes.c_void_p())
@@ -51,47 +51,69 @@ class LlamaCpp:
         self._job = job
         self._kv_type, bits = KV_TYPES[job.kv or "f16"]
         self._context: Any = None
-        flash = self._choose()
+        self._batch: Any = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        flash, unified = self._choose()
         tensors = tensor_bytes(file)
         untied = tensors["token_embd.weight"] if "output.weight" in tensors else 0
         elements = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
         self.loaded = Loaded(
-            version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}: "
+            version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}, "
+            + ("one cache for all sequences: " if unified and job.batch > 1 else "")
             + " ".join(build_features()),
             total_bytes=sum(tensors.values()),
             token_bytes=sum(tensors.values()) - untied,
             kv_bytes_per_token=round(elements * bits / 8),
         )
 
-    def measure(self, prompt: list[int], gen: int) -> Timing:
-        """Evaluates the prompt in batches, of which the last token alone has logits, then one token at a time."""
+    def measure(self, prompts: list[list[int]], gen: int) -> Timing:
+        """Evaluates the prompts in batches, of which their last tokens alone have logits, then a token of each at a time.
+
+        A batch holds as many prompts, or pieces of them, as fit.
+        """
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         start = time.perf_counter()
-        for first in range(0, len(prompt), BATCH):
-            self._evaluate(prompt[first : first + BATCH])
-        token = self._likeliest()
+        tokens = [0] * len(prompts)
+        rows = [
+            (token, position, sequence, position == len(prompt) - 1)
+            for sequence, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        for first in range(0, len(rows), BATCH):
+            tokens = self._evaluate(rows[first : first + BATCH], tokens)
         middle = time.perf_counter()
-        for _ in range(gen):
-            self._evaluate([token])
-            token = self._likeliest()
-        return Timing(middle - start, time.perf_counter() - middle, gen)
+        for step in range(gen):
+            tokens = self._evaluate(
+                [(token, len(prompts[sequence]) + step, sequence, True) for sequence, token in enumerate(tokens)], tokens
+            )
+        return Timing(middle - start, time.perf_counter() - middle, gen * len(prompts))
 
-    def _evaluate(self, tokens: list[int]) -> None:
-        # Positions go on by themselves, and only the last token gets logits.
-        held = (llama_cpp.llama_token * len(tokens))(*tokens)
-        if (status := llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(held, len(tokens)))) != 0:
+    def _evaluate(self, rows: list[tuple[int, int, int, bool]], tokens: list[int]) -> list[int]:
+        """Computes rows of token, position, sequence and whether logits are wanted; the sequences' latest tokens."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for index, (token, position, sequence, wanted) in enumerate(rows):
+            batch.token[index], batch.pos[index], batch.logits[index] = token, position, wanted
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
+        if (status := llama_cpp.llama_decode(self._context, batch)) != 0:
             raise RuntimeError(f"llama_decode returned {status}")
+        latest = list(tokens)
+        for index, (_, _, sequence, wanted) in enumerate(rows):
+            if wanted:
+                latest[sequence] = self._likeliest(index)
+        return latest
 
-    def _likeliest(self) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+    def _likeliest(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
         address = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
         return int(np.ctypeslib.as_array(address, (self._vocabulary,)).argmax())
 
-    def _open(self, flash: bool) -> None:
+    def _open(self, flash: bool, unified: bool) -> None:
         if self._context is not None:
             llama_cpp.llama_free(self._context)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = self._job.context
+        params.n_ctx = self._job.context * self._job.batch
+        params.n_seq_max = self._job.batch
+        params.kv_unified = unified
         params.n_batch = params.n_ubatch = BATCH
         params.n_threads = params.n_threads_batch = self._job.threads
         params.type_k = params.type_v = self._kv_type
@@ -100,19 +122,22 @@ class LlamaCpp:
         if not self._context:
             raise RuntimeError("llama.cpp could not make a context")
 
-    def _choose(self) -> bool:
-        """Opens the context with flash attention where that is faster, and says whether; a q8_0 cache needs it."""
-        prompt = list(range(3, 3 + min(BATCH, self._job.context - 32)))
-        seconds: dict[bool, float] = {}
+    def _choose(self) -> tuple[bool, bool]:
+        """Opens the context that is fastest; says whether it has flash attention, which a q8_0 cache needs, and one cache
+        for all sequences."""
+        length = min(BATCH, self._job.context - 32)
+        prompts = [list(range(3 + sequence, 3 + sequence + length)) for sequence in range(self._job.batch)]
+        seconds: dict[tuple[bool, bool], float] = {}
         for flash in (True,) if self._kv_type != llama_cpp.GGML_TYPE_F16 else (True, False):
-            self._open(flash)
-            self.measure(prompt[:16], 1)  # the first touch of every page
-            timings = [self.measure(prompt, 16) for _ in range(TRIALS)]
-            seconds[flash] = min(timing.prefill_seconds for timing in timings) + 4 * min(
-                timing.decode_seconds for timing in timings
-            )
-        best = min(seconds, key=lambda flash: seconds[flash])
-        self._open(best)
+            for unified in (True, False) if self._job.batch > 1 else (True,):
+                self._open(flash, unified)
+                self.measure([prompt[:16] for prompt in prompts], 1)  # the first touch of every page
+                timings = [self.measure(prompts, 16) for _ in range(TRIALS)]
+                seconds[flash, unified] = min(timing.prefill_seconds for timing in timings) + 4 * min(
+                    timing.decode_seconds for timing in timings
+                )
+        best = min(seconds, key=lambda choice: seconds[choice])
+        self._open(*best)
         return best
 
 

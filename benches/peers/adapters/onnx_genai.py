@@ -12,7 +12,7 @@ from typing import Any
 
 import onnxruntime_genai
 
-from adapters.interface import Job, Loaded, Timing
+from adapters.interface import Job, Loaded, Timing, only
 
 
 def converted(checkpoint: Path, work: Path, name: str) -> Path:
@@ -52,8 +52,9 @@ class OnnxGenai:
             kv_bytes_per_token=8 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"],
         )
 
-    def measure(self, prompt: list[int], gen: int) -> Timing:
+    def measure(self, prompts: list[list[int]], gen: int) -> Timing:
         """Appends the prompt to a new generator, then one greedy token after another."""
+        prompt = only(prompts)
         params = onnxruntime_genai.GeneratorParams(self._model)
         params.set_search_options(max_length=self._context, min_length=self._context, do_sample=False)
         generator = onnxruntime_genai.Generator(self._model, params)

@@ -11,7 +11,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from adapters.interface import Job, Loaded, Timing
+from adapters.interface import Job, Loaded, Timing, only
 
 KV_BYTES = {"u8": 1, "f16": 2, "bf16": 2, "f32": 4}
 SCALE_BYTES = 8
@@ -59,8 +59,9 @@ class OpenVino:
             kv_bytes_per_token=2 * config["num_hidden_layers"] * config["num_key_value_heads"] * width,
         )
 
-    def measure(self, prompt: list[int], gen: int) -> Timing:
+    def measure(self, prompts: list[list[int]], gen: int) -> Timing:
         """Times by the pipeline's own clock, which leaves tokenization out."""
+        prompt = only(prompts)
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         config = openvino_genai.GenerationConfig(max_new_tokens=gen + 1, ignore_eos=True, do_sample=False)
         metrics = self._pipeline.generate(ids, config).perf_metrics
