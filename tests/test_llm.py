@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,14 @@ PROMPTS: list[tuple[Any, str]] = [
     ({"prompt_token_ids": {1, 2}}, "prompt_token_ids is {1, 2}"),
     ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; max_model_len allows 2048 in all, so that the limit is 2047"),
     ({"tokens": [1]}, "a prompt is {'tokens'"),
+    ({"prompt": "x", "tokens": [1]}, "a prompt with prompt has the field 'tokens'"),
+    ({"prompt": "x", "prompt_token_ids": [1]}, "a prompt with prompt has the field 'prompt_token_ids'"),
+    ({"prompt_token_ids": [1], 7: 1}, "a prompt with prompt_token_ids has the field 7"),
+    ({"prompt": 5}, "prompt is 5; it must be a string"),
+    ({"prompt": "x", "cache_salt": ""}, "cache_salt is ''; it must be a string of 1 to 256 characters"),
+    ({"prompt": "x", "cache_salt": "s" * 257}, "cache_salt is 's"),
+    ({"prompt_token_ids": [1], "cache_salt": 5}, "cache_salt is 5"),
+    ({"prompt_token_ids": [1], "cache_salt": "\udc00"}, "lone surrogate"),
     (None, "a prompt is None"),
     ([5], "a prompt is 5"),
 ]
@@ -334,7 +343,9 @@ def test_a_closed_llm_says_so(fake_engine: type[fakes.Engine]) -> None:
     assert llm.tokenize("x")
 
 
-def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+def test_progress_and_options_reach_the_engine(
+    fake_engine: type[fakes.Engine], engine_of: EngineOf, tmp_path: Path
+) -> None:
     seen: list[tuple[int, int]] = []
     llm = LLM(
         "tiny",
@@ -342,6 +353,9 @@ def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], 
         threads=3,
         max_model_len=100,
         kv_cache_memory=1 << 20,
+        enable_prefix_caching=False,
+        max_queued_requests=7,
+        target_itl=0.5,
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen == [(0, 100), (50, 100), (100, 100)]
@@ -353,6 +367,17 @@ def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], 
         "kv_cache_memory": 1 << 20,
         "max_num_seqs": None,
         "max_num_batched_tokens": None,
+        "enable_prefix_caching": False,
+        "prefix_cache_dir": None,
+        "prefix_cache_dir_limit": None,
+        "max_queued_requests": 7,
+        "target_itl": 0.5,
     }
+    llm = LLM("tiny", prefix_cache_dir=tmp_path, prefix_cache_dir_limit=1 << 20)
+    assert engine_of(llm).options["prefix_cache_dir"] == str(tmp_path)
+    assert engine_of(llm).options["prefix_cache_dir_limit"] == 1 << 20
+    llm = LLM("tiny", max_model_len=100, threads=3)
+    assert engine_of(llm).options["enable_prefix_caching"] is True
+    assert engine_of(llm).options["max_queued_requests"] is None
     info = llm.info()
     assert (info["model"], info["architecture"], info["threads"], info["max_model_len"]) == ("tiny", "llama", 3, 100)

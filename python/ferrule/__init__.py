@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         ModelFileError,
         ModelNotFoundError,
         PromptError,
+        QueueFullError,
         TokenizerError,
         UnsupportedModelError,
     )
     from ferrule.llm import LLM
-    from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta
+    from ferrule.metrics import EngineMetrics
+    from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
     from ferrule.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -34,10 +36,12 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "llm",
     "SamplingParams": "params",
+    "EngineMetrics": "metrics",
     "CompletionOutput": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "Score": "outputs",
     "StreamDelta": "outputs",
     "ChatTemplateError": "errors",
     "ConfigError": "errors",
@@ -48,6 +52,7 @@ _HOME = {
     "ModelFileError": "errors",
     "ModelNotFoundError": "errors",
     "PromptError": "errors",
+    "QueueFullError": "errors",
     "TokenizerError": "errors",
     "UnsupportedModelError": "errors",
 }
@@ -58,6 +63,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "EngineError",
+    "EngineMetrics",
     "FerruleError",
     "InsufficientMemoryError",
     "InvalidParameterError",
@@ -65,9 +71,11 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "PromptError",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "StreamDelta",
     "TokenizerError",
     "UnsupportedModelError",
