@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ferrule.async_llm import AsyncLLM
     from ferrule.errors import (
         ChatTemplateError,
         ConfigError,
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "SamplingParams": "params",
     "EngineMetrics": "metrics",
     "CompletionOutput": "outputs",
@@ -59,6 +61,7 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "ChatTemplateError",
     "CompletionOutput",
     "ConfigError",

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
@@ -102,6 +102,10 @@ class LoadedModel:
             eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
         )
         self._request_numbers = itertools.count()
+        self._loaded()
+
+    def _loaded(self) -> None:
+        """What a subclass adds once the engine is there."""
 
     @classmethod
     def from_shape(cls, name: str, **options: Any) -> Self:
@@ -128,6 +132,8 @@ class LoadedModel:
 
         Raises ChatTemplateError, TokenizerError.
         """
+        if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
+            raise ChatTemplateError(f"messages is {shown(messages)}; it must be a list of messages")
         from ferrule.chat import render_chat
 
         text = render_chat(
