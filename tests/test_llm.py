@@ -20,6 +20,7 @@ from ferrule import (
     InvalidParameterError,
     ModelNotFoundError,
     PromptError,
+    QueueFullError,
     RequestOutput,
     SamplingParams,
 )
@@ -82,6 +83,42 @@ def test_n_completions(llm: LLM) -> None:
     assert alone.outputs[0].token_ids == output.outputs[1].token_ids
     with pytest.raises(InvalidParameterError, match="n is 2; a stream has one completion"):
         llm.stream("x", SamplingParams(n=2))
+
+
+def test_completions_share_the_first_ones_prompt(llm: LLM, engine_of: EngineOf) -> None:
+    engine = engine_of(llm)
+    outputs = llm.generate(["a b c", "d", "e f"], SamplingParams(n=3, max_tokens=4, ignore_eos=True))
+    assert engine.forks == [(2, 1), (3, 1), (5, 4), (6, 4), (8, 7), (9, 7)]
+    assert [len(output.outputs) for output in outputs] == [3, 3, 3]
+    assert not engine.running
+
+
+def test_priority_decides_who_is_first(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+    fake_engine.max_num_seqs = 1
+    outputs = llm.generate(["a", "b", "c"], GREEDY, priority=[3, -1, 0])
+    waited = [output.metrics.queue_time or 0 for output in outputs]
+    assert waited[1] < waited[2] < waited[0]
+    outputs = llm.generate(["a", "b"], GREEDY, priority=5)
+    assert (outputs[0].metrics.queue_time or 0) < (outputs[1].metrics.queue_time or 0)
+    for wrong, message in [
+        (2**31, "priority is 2147483648; it must be a whole number from -2147483648 to 2147483647"),
+        ("high", "priority is 'high'"),
+        ([1, 2, 3], "priority has 3 entries; it must have one for each of 2 prompts"),
+        ([1, None], "priority is None"),
+    ]:
+        with pytest.raises(InvalidParameterError, match=message):
+            llm.generate(["a", "b"], GREEDY, priority=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match=r"priority is 0\.5"):
+        llm.stream("a", priority=0.5)  # type: ignore[arg-type]
+
+
+def test_a_full_queue_refuses_the_whole_call(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+    with LLM(max_queued_requests=3) as llm:
+        with pytest.raises(QueueFullError, match="3 requests wait; the limit is max_queued_requests, 3"):
+            llm.generate(["a", "b"], SamplingParams(n=2))
+        assert not engine_of(llm).running
+        assert llm.metrics().requests_refused == 1
+        assert len(llm.generate(["a", "b", "c"], GREEDY)) == 3
 
 
 @pytest.mark.parametrize(

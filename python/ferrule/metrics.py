@@ -34,7 +34,7 @@ class Histogram:
 
         Raises InvalidParameterError for a `p` outside 0 to 100.
         """
-        wanted = check_number("p", p, 0, 100) / 100 * self.count
+        wanted = check_number("p", p, 0, 100) * self.count / 100
         if not self.count:
             return None
         below = 0
