@@ -147,6 +147,26 @@ def test_stop_strings_end_the_request_in_the_engine(engine: type[fakes.Engine]) 
     run(test)
 
 
+def test_a_stop_string_ends_one_completion_of_several(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.002
+    with LLM() as plain:
+        first, second = (completion.text for completion in plain.generate("x", sampled(300, n=2))[0].outputs)
+    stop = next(first[i : i + 4] for i in range(5, 50) if first[i : i + 4] not in second)
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            task = asyncio.create_task(last(llm.generate("x", sampled(300, n=2, stop=stop))))
+            await until(lambda: bool(fake_of(llm).aborted))
+            assert len(fake_of(llm).running) == 1, "the engine goes on with what has ended"
+            assert not task.done()
+            output = await task
+            assert [completion.finish_reason for completion in output.outputs] == ["stop", "length"]
+            assert [completion.text for completion in output.outputs] == [first[: first.index(stop)], second]
+            await all_free(llm)
+
+    run(test)
+
+
 def test_chat(engine: type[fakes.Engine]) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]
     with LLM() as plain:
@@ -271,6 +291,31 @@ def test_abort(engine: type[fakes.Engine]) -> None:
             with LLM() as plain:
                 expected = plain.generate("x", sampled(5))[0].outputs
             assert (await last(llm.generate("x", sampled(5), "mine"))).outputs == expected
+
+    run(test)
+
+
+def test_an_abort_before_the_engine_has_heard_of_the_request(engine: type[fakes.Engine]) -> None:
+    """While its text is being read, and in the middle of a step."""
+    engine.step_seconds = 0.2
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            task = asyncio.create_task(last(llm.generate("text " * 1500, sampled(3, n=2), "read")))
+            await until(lambda: llm._registry.find("read") is not None)
+            await llm.abort("read")
+            assert [completion.finish_reason for completion in (await task).outputs] == ["abort"] * 2
+            beside = asyncio.create_task(last(llm.generate("x", sampled(2))))
+            await until(lambda: fake_of(llm).stepping)
+            task = asyncio.create_task(last(llm.generate("y", sampled(3, n=2), "posted")))
+            await until(lambda: llm._engine_thread._commands.qsize() == 1)
+            await llm.abort("posted")
+            output = await task
+            assert fake_of(llm).stepping, "an abort waited for a step"
+            assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 2
+            await beside
+            await all_free(llm)
+            assert fake_of(llm).next_id == 1
 
     run(test)
 

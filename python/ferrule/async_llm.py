@@ -38,18 +38,9 @@ STEP_CHECK = 0.005
 class AsyncLLM(LoadedModel):
     """A model, its tokenizer and its engine, for programs with an event loop.
 
-    `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or nothing
-    for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
-    tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-    requests draw repeatable. The other arguments are those of EngineOptions; `max_queued_requests` is 1024 where it is
-    not given. `progress` is called with the bytes of weights loaded so far and in all.
-
     Loading takes its time and blocks, so do it before the event loop runs or in a thread. Everything else never
     blocks the loop: the engine runs in a thread of its own, requests and their ends are posted to it, and each step's
     tokens come back in one call. Tasks of any number of event loops, in any threads, may use one AsyncLLM.
-
-    Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
-    InsufficientMemoryError.
     """
 
     _max_queued_requests: ClassVar[int | None] = 1024

@@ -32,16 +32,7 @@ MAX_CANDIDATES = 1000
 class LLM(LoadedModel):
     """A model, its tokenizer and its engine, for programs that wait for their answers.
 
-    `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or nothing
-    for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
-    tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-    requests draw repeatable. The other arguments are those of EngineOptions.
-    `progress` is called with the bytes of weights loaded so far and in all.
-
     Safe to use from several threads at once: their requests share the engine's steps.
-
-    Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
-    InsufficientMemoryError.
     """
 
     def generate(

@@ -28,17 +28,7 @@ LOAD_FORMATS = ("auto", "dummy")
 
 
 class LoadedModel:
-    """A model, its tokenizer and its engine.
-
-    `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or nothing
-    for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
-    tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-    requests draw repeatable. The other arguments are those of EngineOptions.
-    `progress` is called with the bytes of weights loaded so far and in all.
-
-    Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
-    InsufficientMemoryError.
-    """
+    """A model, its tokenizer and its engine, and what can be asked of them without a request."""
 
     _max_queued_requests: ClassVar[int | None] = None
     """What a `max_queued_requests` of None means."""
@@ -65,6 +55,18 @@ class LoadedModel:
         seed: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Loads a model.
+
+        `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or
+        nothing for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
+        tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
+        requests draw repeatable. The other arguments are those of EngineOptions, where they are explained; an AsyncLLM
+        takes 1024 for `max_queued_requests` where it is not given. `progress` is called with the bytes of weights
+        loaded so far and in all.
+
+        Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
+        InsufficientMemoryError.
+        """
         self._options = EngineOptions(
             quantization=quantization,
             threads=threads,
