@@ -14,12 +14,16 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ferrule.errors import EngineError
+from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
 MAX_MODEL_LEN = 2048
+PAGE = 16
+"""Tokens that the prefix cache takes or leaves as one."""
+HISTOGRAMS = ("queue", "prefill", "time_to_first_token", "inter_token", "decode", "step")
+BOUNDS = [0.001, 0.01, 0.1, 1.0]
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,44 @@ class StepOutput:
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     trace: list[SampleTrace] = field(default_factory=list[SampleTrace])
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    queued_seconds: float | None = None
+    first_token_seconds: float | None = None
+    last_token_seconds: float | None = None
+    preemptions: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass
 class _Sequence:
     prompt: list[int]
     params: dict[str, Any]
+    fork_of: int | None = None
     output: list[int] = field(default_factory=list[int])
+    arrival: float = field(default_factory=time.perf_counter)
+    scheduled: float | None = None
+    """When, after the arrival; None while it waits."""
+    computed: int = 0
+    """Tokens of the prompt."""
+    cached: int = 0
+    first: float | None = None
+    last: float | None = None
+
+    def now(self) -> float:
+        return time.perf_counter() - self.arrival
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[sum(bound < seconds for bound in BOUNDS)] += 1
+        self.sum += seconds
+
+    def shown(self) -> dict[str, Any]:
+        return {"bounds": BOUNDS, "counts": self.counts, "sum": self.sum, "count": sum(self.counts)}
 
 
 class Engine:
@@ -72,6 +107,14 @@ class Engine:
     """The step that raises KeyboardInterrupt, once, before it changes anything."""
     error_at: int | None = None
     """The step that ends every request with an error."""
+    dies_at: int | None = None
+    """The step in which the engine dies."""
+    bad_prompt: list[int] | None = None
+    """The prompt whose request ends with an error."""
+    max_num_seqs = 1 << 30
+    """Requests that run at once, where the options do not say."""
+    prefill_chunk = 1 << 30
+    """Tokens of a prompt in a step."""
 
     def __init__(
         self, spec: str, model_dir: str, options: str, progress: Callable[[int, int], None] | None = None
@@ -81,7 +124,17 @@ class Engine:
         self.vocab_size: int = self.spec["vocab_size"]
         self.max_model_len: int = min(self.options["max_model_len"] or MAX_MODEL_LEN, MAX_MODEL_LEN)
         self.running: dict[int, _Sequence] = {}
+        """Those that wait as well."""
+        self.forks: list[tuple[int, int]] = []
+        """Each with its origin."""
         self.aborted: list[int] = []
+        self.dead = False
+        self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
+        self.counters = dict.fromkeys(
+            ("requests_refused", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "generated_tokens"), 0
+        )
+        self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.histograms = {name: _Histogram() for name in HISTOGRAMS}
         self.next_id = 0
         self.steps = 0
         self.stepping = False
@@ -89,33 +142,100 @@ class Engine:
             for done in (0, 50, 100):
                 progress(done, 100)
 
-    def add_request(self, prompt_token_ids: list[int], params: str) -> int:
+    def add_request(self, prompt_token_ids: list[int], params: str, fork_of: int | None = None) -> int:
         self._alone()
+        self._alive()
+        limit = self.options["max_queued_requests"]
+        waiting = self._waiting()
+        if limit is not None and waiting >= limit:
+            self.counters["requests_refused"] += 1
+            raise QueueFullError(
+                f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}"
+            )
+        if fork_of is not None:
+            origin = self.running.get(fork_of)
+            if not 1 <= fork_of <= self.next_id or (origin is not None and origin.prompt != prompt_token_ids):
+                raise InvalidParameterError(f"fork_of is {fork_of}; it must be a request with the same prompt")
         self.next_id += 1
-        self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params))
+        if fork_of is not None:
+            self.forks.append((self.next_id, fork_of))
+        self.counters["prompt_tokens"] += len(prompt_token_ids)
+        self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params), fork_of)
         return self.next_id
 
     def step(self) -> list[StepOutput]:
         self._alone()
+        self._alive()
         self.steps += 1
         if self.interrupt_at == self.steps:
             raise KeyboardInterrupt
+        began = time.perf_counter()
+        self._schedule()
         if self.step_seconds:
             self.stepping = True
             try:
                 time.sleep(self.step_seconds)
             finally:
                 self.stepping = False
-        outputs = [self._advance(request_id, sequence) for request_id, sequence in list(self.running.items())]
+        if self.dies_at == self.steps:
+            return self._die()
+        scheduled = [(key, sequence) for key, sequence in self.running.items() if sequence.scheduled is not None]
+        outputs = [output for key, sequence in scheduled if (output := self._advance(key, sequence)) is not None]
         for output in outputs:
             if output.finish_reason is not None:
-                del self.running[output.request_id]
+                self._finish(output.request_id, output.finish_reason)
+        self.histograms["step"].add(time.perf_counter() - began)
         return outputs
 
     def abort(self, request_id: int) -> bool:
         self._alone()
         self.aborted.append(request_id)
-        return self.running.pop(request_id, None) is not None
+        if request_id not in self.running:
+            return False
+        self._finish(request_id, "abort")
+        return True
+
+    def metrics(self) -> str:
+        waiting = self._waiting()
+        prompt_tokens, cached = self.counters["prompt_tokens"], self.counters["cached_prompt_tokens"]
+        numbers: dict[str, Any] = {
+            "requests_finished": self.finished,
+            **self.counters,
+            "steps": self.steps,
+            "preemptions": 0,
+            "running": len(self.running) - waiting,
+            "waiting": waiting,
+            "pages_total": 4096,
+            "pages_free": 4096,
+            "pages_cached": len(self.cache),
+            "prefix_queries_tokens": prompt_tokens,
+            "prefix_hits_tokens": cached,
+            "disk_hits_tokens": 0,
+            "disk_stored_bytes": 0,
+            **{f"{name}_seconds": histogram.shown() for name, histogram in self.histograms.items()},
+        }
+        return json.dumps(numbers)
+
+    def save_state(self, token_ids: list[int], cache_salt: str | None) -> bytes:
+        self._alone()
+        self._alive()
+        self._remember(cache_salt, token_ids)
+        return json.dumps({"model": self.spec, "token_ids": token_ids, "cache_salt": cache_salt}).encode()
+
+    def restore_state(self, state: bytes) -> tuple[list[int], int]:
+        self._alone()
+        self._alive()
+        if not self.options["enable_prefix_caching"]:
+            raise InvalidParameterError("enable_prefix_caching is False; a state is restored into the prefix cache")
+        try:
+            given = json.loads(state)
+            token_ids, salt, model = given["token_ids"], given["cache_salt"], given["model"]
+        except (ValueError, TypeError, KeyError):
+            raise InvalidParameterError("state is not what save_state gave") from None
+        if model != self.spec:
+            raise InvalidParameterError("state is of another model")
+        self._remember(salt, token_ids)
+        return token_ids, self._cached(salt, token_ids)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
@@ -145,6 +265,63 @@ class Engine:
             }
         )
 
+    def _waiting(self) -> int:
+        # A copy of the values is one call of C code, and so whole whichever thread asks.
+        return sum(sequence.scheduled is None for sequence in list(self.running.values()))
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise EngineError("the engine is dead: a worker panicked")
+
+    def _die(self) -> list[StepOutput]:
+        self.dead = True
+        doomed, self.running = list(self.running), {}
+        return [StepOutput(key, [], "error", error="the engine died: a worker panicked") for key in doomed]
+
+    def _schedule(self) -> None:
+        """Lets in, by priority, those that wait; a fork once its origin's prompt is computed."""
+        limit = self.options["max_num_seqs"] or self.max_num_seqs
+        room = limit - (len(self.running) - self._waiting())
+        order = sorted(self.running, key=lambda key: (self.running[key].params["priority"], key))
+        for key in order:
+            sequence = self.running[key]
+            origin = None if sequence.fork_of is None else self.running.get(sequence.fork_of)
+            if sequence.scheduled is not None or (origin is not None and origin.computed < len(origin.prompt)):
+                continue
+            if room <= 0:
+                return
+            room -= 1
+            salt, params = sequence.params["cache_salt"], sequence.params
+            sequence.cached = self._cached(salt, sequence.prompt[:-1]) if sequence.fork_of is None else 0
+            if sequence.fork_of is not None:
+                sequence.cached = len(sequence.prompt) - 1
+            if params["prompt_logprobs"] is not None:
+                sequence.cached = min(sequence.cached, params["prompt_logprobs_from"] - 1)
+            sequence.computed = sequence.cached
+            sequence.scheduled = sequence.now()
+            self.counters["cached_prompt_tokens"] += sequence.cached
+            self.histograms["queue"].add(sequence.scheduled)
+
+    def _finish(self, request_id: int, reason: str) -> None:
+        sequence = self.running.pop(request_id)
+        self.finished[reason] += 1
+        if reason != "error" and sequence.computed == len(sequence.prompt):
+            self._remember(sequence.params["cache_salt"], [*sequence.prompt, *sequence.output[:-1]])
+        if sequence.first is not None and sequence.last is not None:
+            self.histograms["decode"].add(sequence.last - sequence.first)
+
+    def _remember(self, salt: str | None, token_ids: list[int]) -> None:
+        if self.options["enable_prefix_caching"]:
+            ends = range(PAGE, len(token_ids) + 1, PAGE)
+            self.cache.update((salt, tuple(token_ids[:end])) for end in ends)
+
+    def _cached(self, salt: str | None, token_ids: list[int]) -> int:
+        """Tokens of whole pages."""
+        end = 0
+        while end + PAGE <= len(token_ids) and (salt, tuple(token_ids[: end + PAGE])) in self.cache:
+            end += PAGE
+        return end
+
     def _alone(self) -> None:
         if self.stepping:
             raise EngineError("called by two threads at once")
@@ -158,9 +335,52 @@ class Engine:
         generator = random.Random(token * 1_000_003 + position)
         return {generator.randrange(7, self.vocab_size): generator.gauss(0, 3) for _ in range(40)}
 
-    def _advance(self, request_id: int, sequence: _Sequence) -> StepOutput:
-        if self.error_at == self.steps:
+    def _advance(self, request_id: int, sequence: _Sequence) -> StepOutput | None:
+        if self.error_at == self.steps or sequence.prompt == self.bad_prompt:
             return StepOutput(request_id, [], "error", error="logits are not finite")
+        prompt_logprobs: list[TokenLogprobs] = []
+        if sequence.computed < len(sequence.prompt):
+            prompt_logprobs = self._prefill(sequence)
+            if sequence.computed < len(sequence.prompt):
+                if not prompt_logprobs:
+                    return None
+                return StepOutput(request_id, [], prompt_logprobs=prompt_logprobs, **self._timing(sequence))
+        output = self._say(request_id, sequence)
+        now = sequence.now()
+        self.counters["generated_tokens"] += 1
+        self.counters["computed_tokens"] += 1
+        if sequence.first is None or sequence.last is None:
+            sequence.first = now
+            self.histograms["time_to_first_token"].add(now)
+            self.histograms["prefill"].add(now - (sequence.scheduled or 0))
+        else:
+            self.histograms["inter_token"].add(now - sequence.last)
+        sequence.last = now
+        return replace(output, prompt_logprobs=prompt_logprobs, **self._timing(sequence))
+
+    def _prefill(self, sequence: _Sequence) -> list[TokenLogprobs]:
+        start, prompt, params = sequence.computed, sequence.prompt, sequence.params
+        sequence.computed = end = min(start + self.prefill_chunk, len(prompt))
+        self.counters["computed_tokens"] += end - start
+        if end == len(prompt):
+            self._remember(params["cache_salt"], prompt)
+        if params["prompt_logprobs"] is None:
+            return []
+        positions = range(max(start + 1, params["prompt_logprobs_from"]), min(end + 1, len(prompt)))
+        return [
+            self._logprobs(self._scores(prompt[p - 1], p - 1), prompt[p], params["prompt_logprobs"]) for p in positions
+        ]
+
+    @staticmethod
+    def _timing(sequence: _Sequence) -> dict[str, Any]:
+        return {
+            "queued_seconds": sequence.scheduled,
+            "first_token_seconds": sequence.first,
+            "last_token_seconds": sequence.last,
+            "cached_tokens": sequence.cached,
+        }
+
+    def _say(self, request_id: int, sequence: _Sequence) -> StepOutput:
         params = sequence.params
         said = len(sequence.output)
         logprobs: list[TokenLogprobs] = []
@@ -201,7 +421,8 @@ class Engine:
         total = math.log(sum(map(math.exp, scores.values())))
         order = sorted(scores, key=lambda t: (-scores[t], t))
         ranked = [(t, scores[t] - total, rank) for rank, t in enumerate(order, start=1)]
-        return TokenLogprobs(next(entry for entry in ranked if entry[0] == token), ranked[:count])
+        last = (token, -10.0 - total, len(order) + 1)
+        return TokenLogprobs(next((entry for entry in ranked if entry[0] == token), last), ranked[:count])
 
     def _trace(self, scores: dict[int, float], token: int, params: dict[str, Any]) -> SampleTrace:
         ranked = self._logprobs(scores, token, params["trace"]).top

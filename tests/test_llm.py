@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ferrule import (
     InvalidParameterError,
     ModelNotFoundError,
     PromptError,
+    QueueFullError,
     RequestOutput,
     SamplingParams,
 )
@@ -81,6 +83,42 @@ def test_n_completions(llm: LLM) -> None:
     assert alone.outputs[0].token_ids == output.outputs[1].token_ids
     with pytest.raises(InvalidParameterError, match="n is 2; a stream has one completion"):
         llm.stream("x", SamplingParams(n=2))
+
+
+def test_completions_share_the_first_ones_prompt(llm: LLM, engine_of: EngineOf) -> None:
+    engine = engine_of(llm)
+    outputs = llm.generate(["a b c", "d", "e f"], SamplingParams(n=3, max_tokens=4, ignore_eos=True))
+    assert engine.forks == [(2, 1), (3, 1), (5, 4), (6, 4), (8, 7), (9, 7)]
+    assert [len(output.outputs) for output in outputs] == [3, 3, 3]
+    assert not engine.running
+
+
+def test_priority_decides_who_is_first(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+    fake_engine.max_num_seqs = 1
+    outputs = llm.generate(["a", "b", "c"], GREEDY, priority=[3, -1, 0])
+    waited = [output.metrics.queue_time or 0 for output in outputs]
+    assert waited[1] < waited[2] < waited[0]
+    outputs = llm.generate(["a", "b"], GREEDY, priority=5)
+    assert (outputs[0].metrics.queue_time or 0) < (outputs[1].metrics.queue_time or 0)
+    for wrong, message in [
+        (2**31, "priority is 2147483648; it must be a whole number from -2147483648 to 2147483647"),
+        ("high", "priority is 'high'"),
+        ([1, 2, 3], "priority has 3 entries; it must have one for each of 2 prompts"),
+        ([1, None], "priority is None"),
+    ]:
+        with pytest.raises(InvalidParameterError, match=message):
+            llm.generate(["a", "b"], GREEDY, priority=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match=r"priority is 0\.5"):
+        llm.stream("a", priority=0.5)  # type: ignore[arg-type]
+
+
+def test_a_full_queue_refuses_the_whole_call(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+    with LLM(max_queued_requests=3) as llm:
+        with pytest.raises(QueueFullError, match="3 requests wait; the limit is max_queued_requests, 3"):
+            llm.generate(["a", "b"], SamplingParams(n=2))
+        assert not engine_of(llm).running
+        assert llm.metrics().requests_refused == 1
+        assert len(llm.generate(["a", "b", "c"], GREEDY)) == 3
 
 
 @pytest.mark.parametrize(
@@ -216,6 +254,14 @@ PROMPTS: list[tuple[Any, str]] = [
     ({"prompt_token_ids": {1, 2}}, "prompt_token_ids is {1, 2}"),
     ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; max_model_len allows 2048 in all, so that the limit is 2047"),
     ({"tokens": [1]}, "a prompt is {'tokens'"),
+    ({"prompt": "x", "tokens": [1]}, "a prompt with prompt has the field 'tokens'"),
+    ({"prompt": "x", "prompt_token_ids": [1]}, "a prompt with prompt has the field 'prompt_token_ids'"),
+    ({"prompt_token_ids": [1], 7: 1}, "a prompt with prompt_token_ids has the field 7"),
+    ({"prompt": 5}, "prompt is 5; it must be a string"),
+    ({"prompt": "x", "cache_salt": ""}, "cache_salt is ''; it must be a string of 1 to 256 characters"),
+    ({"prompt": "x", "cache_salt": "s" * 257}, "cache_salt is 's"),
+    ({"prompt_token_ids": [1], "cache_salt": 5}, "cache_salt is 5"),
+    ({"prompt_token_ids": [1], "cache_salt": "\udc00"}, "lone surrogate"),
     (None, "a prompt is None"),
     ([5], "a prompt is 5"),
 ]
@@ -334,7 +380,9 @@ def test_a_closed_llm_says_so(fake_engine: type[fakes.Engine]) -> None:
     assert llm.tokenize("x")
 
 
-def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+def test_progress_and_options_reach_the_engine(
+    fake_engine: type[fakes.Engine], engine_of: EngineOf, tmp_path: Path
+) -> None:
     seen: list[tuple[int, int]] = []
     llm = LLM(
         "tiny",
@@ -342,6 +390,9 @@ def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], 
         threads=3,
         max_model_len=100,
         kv_cache_memory=1 << 20,
+        enable_prefix_caching=False,
+        max_queued_requests=7,
+        target_itl=0.5,
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen == [(0, 100), (50, 100), (100, 100)]
@@ -353,6 +404,17 @@ def test_progress_and_options_reach_the_engine(fake_engine: type[fakes.Engine], 
         "kv_cache_memory": 1 << 20,
         "max_num_seqs": None,
         "max_num_batched_tokens": None,
+        "enable_prefix_caching": False,
+        "prefix_cache_dir": None,
+        "prefix_cache_dir_limit": None,
+        "max_queued_requests": 7,
+        "target_itl": 0.5,
     }
+    llm = LLM("tiny", prefix_cache_dir=tmp_path, prefix_cache_dir_limit=1 << 20)
+    assert engine_of(llm).options["prefix_cache_dir"] == str(tmp_path)
+    assert engine_of(llm).options["prefix_cache_dir_limit"] == 1 << 20
+    llm = LLM("tiny", max_model_len=100, threads=3)
+    assert engine_of(llm).options["enable_prefix_caching"] is True
+    assert engine_of(llm).options["max_queued_requests"] is None
     info = llm.info()
     assert (info["model"], info["architecture"], info["threads"], info["max_model_len"]) == ("tiny", "llama", 3, 100)

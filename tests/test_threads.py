@@ -124,6 +124,7 @@ def test_ctrl_c_anywhere_in_our_code_loses_nothing_of_others(llm: LLM, engine_of
     """Each place in turn, while another request runs beside; afterwards the engine is free and that request whole."""
     expected = llm.generate("beside", params(12))[0].outputs[0].token_ids
     stop = SamplingParams(temperature=0, max_tokens=4, stop=["zz"])
+    forked = SamplingParams(temperature=0, max_tokens=2, n=2)
     number = 0
     while True:
         number += 1
@@ -132,7 +133,7 @@ def test_ctrl_c_anywhere_in_our_code_loses_nothing_of_others(llm: LLM, engine_of
         trace, passed = interrupting(number)
         sys.settrace(trace)
         try:
-            llm.generate(["mine", "mine too"], stop)
+            llm.generate(["mine", "mine too"], [stop, forked])
         except KeyboardInterrupt:
             pass
         finally:

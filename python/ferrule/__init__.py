@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ferrule.async_llm import AsyncLLM
     from ferrule.errors import (
         ChatTemplateError,
         ConfigError,
@@ -22,22 +23,27 @@ if TYPE_CHECKING:
         ModelFileError,
         ModelNotFoundError,
         PromptError,
+        QueueFullError,
         TokenizerError,
         UnsupportedModelError,
     )
     from ferrule.llm import LLM
-    from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta
+    from ferrule.metrics import EngineMetrics
+    from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
     from ferrule.params import SamplingParams
 
 __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "SamplingParams": "params",
+    "EngineMetrics": "metrics",
     "CompletionOutput": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "Score": "outputs",
     "StreamDelta": "outputs",
     "ChatTemplateError": "errors",
     "ConfigError": "errors",
@@ -48,16 +54,19 @@ _HOME = {
     "ModelFileError": "errors",
     "ModelNotFoundError": "errors",
     "PromptError": "errors",
+    "QueueFullError": "errors",
     "TokenizerError": "errors",
     "UnsupportedModelError": "errors",
 }
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "ChatTemplateError",
     "CompletionOutput",
     "ConfigError",
     "EngineError",
+    "EngineMetrics",
     "FerruleError",
     "InsufficientMemoryError",
     "InvalidParameterError",
@@ -65,9 +74,11 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "PromptError",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "StreamDelta",
     "TokenizerError",
     "UnsupportedModelError",

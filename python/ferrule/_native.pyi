@@ -14,16 +14,20 @@ class Engine:
         """Packs the weights of a checkpoint directory, or random ones where there is none.
 
         `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, threads, max_model_len,
-        kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens). `progress` is called with the
-        bytes packed so far and the bytes in all.
+        kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
+        prefix_cache_dir, prefix_cache_dir_limit in bytes, max_queued_requests, target_itl in seconds). `progress` is
+        called with the bytes packed so far and the bytes in all.
 
         Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, KeyboardInterrupt.
         """
 
-    def add_request(self, prompt_token_ids: list[int], params: str) -> int:
+    def add_request(self, prompt_token_ids: list[int], params: str, fork_of: int | None = None) -> int:
         """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
 
-        Raises PromptError, InvalidParameterError, EngineError.
+        `fork_of` names an earlier request with the same prompt: the new one waits until that is computed and shares
+        its pages.
+
+        Raises PromptError, InvalidParameterError, QueueFullError, EngineError.
         """
 
     def step(self) -> list[StepOutput]:
@@ -44,6 +48,21 @@ class Engine:
 
         Raises PromptError, EngineError, KeyboardInterrupt.
         """
+
+    def save_state(self, token_ids: list[int], cache_salt: str | None) -> bytes:
+        """The keys and values of a prompt; what the prefix cache lacks of them is computed.
+
+        Raises PromptError, EngineError, KeyboardInterrupt.
+        """
+
+    def restore_state(self, state: bytes) -> tuple[list[int], int]:
+        """Puts a saved state into the prefix cache: its tokens, and how many of them the cache has now.
+
+        Raises InvalidParameterError for bytes that are no state of this model, and where prefix caching is off.
+        """
+
+    def metrics(self) -> str:
+        """Counters, gauges and histograms since the engine began, as JSON; never waits for a running step."""
 
     def info(self) -> str:
         """What is loaded and how, as JSON."""
@@ -69,6 +88,23 @@ class StepOutput:
     @property
     def trace(self) -> list[SampleTrace]:
         """One for each token, where they were asked for."""
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of successive tokens of the prompt from prompt_logprobs_from, in this step and before the first token."""
+    @property
+    def queued_seconds(self) -> float | None:
+        """From arrival until first scheduled."""
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From arrival."""
+    @property
+    def last_token_seconds(self) -> float | None:
+        """From arrival."""
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache had."""
 
 class TokenLogprobs:
     """Log-probabilities, before any sampler stage, of a sampled token and of the likeliest ones."""

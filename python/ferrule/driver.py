@@ -14,8 +14,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ferrule.errors import EngineError
 
@@ -23,13 +23,27 @@ if TYPE_CHECKING:
     from ferrule._native import Engine, StepOutput
 
 
-class Inbox:
-    """The requests of one call, and what they got."""
+class Work(NamedTuple):
+    """One sequence for the engine."""
 
-    def __init__(self) -> None:
+    token_ids: list[int]
+    params: str
+    """JSON."""
+    fork_of: int | None = None
+    """Where it continues the prompt of a sequence of the same inbox: how far back that one was added, 1 for the one
+    just before."""
+
+
+class Inbox:
+    """The requests of one call, and what they got.
+
+    Inboxes with the same `items` are received together, and released one by one.
+    """
+
+    def __init__(self, items: dict[tuple[int, int], StepOutput] | None = None) -> None:
         self.request_ids: list[int] = []
         """Grows as requests are added, so that none is lost when adding them is interrupted."""
-        self.items: dict[tuple[int, int], StepOutput] = {}
+        self.items: dict[tuple[int, int], StepOutput] = {} if items is None else items
         """By step and request."""
         self.finished: set[int] = set()
 
@@ -52,13 +66,14 @@ class Driver:
         self._inboxes: dict[int, Inbox] = {}
         _drivers.add(self)
 
-    def submit(self, inbox: Inbox, requests: Iterable[tuple[list[int], str]]) -> None:
-        """Adds requests, as prompt and parameters, in order.
+    def submit(self, inbox: Inbox, work: Iterable[Work]) -> None:
+        """Adds requests, in order.
 
         Raises what Engine.add_request does; `release` the inbox in any case.
         """
         with self._lock:
-            inbox.request_ids.extend(itertools.starmap(self._alive().add_request, requests))
+            arguments = _arguments(work, inbox.request_ids)
+            inbox.request_ids.extend(itertools.starmap(self._alive().add_request, arguments))
             for request_id in inbox.request_ids:
                 self._inboxes[request_id] = inbox
 
@@ -67,14 +82,22 @@ class Driver:
 
         Raises EngineError, KeyboardInterrupt.
         """
+        while True:
+            outputs = self.advance(inbox)
+            if outputs:
+                return outputs
+
+    def advance(self, inbox: Inbox) -> list[StepOutput]:
+        """What the inbox's requests got since the last call, in order: if that is nothing, what one step brings them.
+
+        Raises EngineError, KeyboardInterrupt.
+        """
         try:
-            while True:
-                with self._lock:
-                    self._deliver()
-                    if not inbox.items:
-                        self._step()
-                    if inbox.items:
-                        return [inbox.items.pop(key) for key in sorted(inbox.items)]
+            with self._lock:
+                self._deliver()
+                if not inbox.items:
+                    self._step()
+                return [inbox.items.pop(key) for key in sorted(inbox.items)]
         except EngineError:
             if _exiting.is_set() and threading.current_thread().daemon:
                 # Nobody is left to tell. The interpreter is about to go, and this thread with it.
@@ -96,6 +119,27 @@ class Driver:
             if request_id not in inbox.finished:
                 self.abort(request_id)
 
+    def check_idle(self) -> None:
+        """Raises EngineError where the engine is dead; only for an engine that has nothing to do."""
+        with self._lock:
+            # A step says so, and without requests it does nothing else.
+            if not self._alive().has_unfinished_requests():
+                self._alive().step()
+
+    def save_state(self, token_ids: list[int], cache_salt: str | None) -> bytes:
+        """The keys and values of a prompt, as bytes."""
+        with self._lock:
+            return self._alive().save_state(token_ids, cache_salt)
+
+    def restore_state(self, state: bytes) -> tuple[list[int], int]:
+        """The tokens of a state, and how many of them are in the prefix cache now."""
+        with self._lock:
+            return self._alive().restore_state(state)
+
+    def metrics(self) -> str:
+        """The engine's numbers, as JSON. Waits for nobody: the engine has them at hand while it steps."""
+        return self._alive().metrics()
+
     def logits(self, token_ids: list[int]) -> bytearray:
         """The logits after each token, float32 `[len(token_ids), vocab_size]`."""
         with self._lock:
@@ -114,9 +158,10 @@ class Driver:
             self._engine = None
 
     def _alive(self) -> Engine:
-        if self._closing or self._engine is None:
+        engine = self._engine
+        if self._closing or engine is None:
             raise EngineError(self._gone)
-        return self._engine
+        return engine
 
     def _step(self) -> None:
         engine = self._alive()
@@ -145,6 +190,12 @@ class Driver:
             self._engine = None
             self._gone = "the process was forked while the engine ran; make a new LLM in the child"
         self._lock = threading.Lock()
+
+
+def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """Those of Engine.add_request. A fork's origin has its id by the time that the fork's turn comes."""
+    for each in work:
+        yield each[:2] if each.fork_of is None else (*each[:2], added[-each.fork_of])
 
 
 def _close_all() -> None:

@@ -47,3 +47,7 @@ class InsufficientMemoryError(FerruleError, MemoryError):
 
 class EngineError(FerruleError, RuntimeError):
     """The engine failed, or is closed."""
+
+
+class QueueFullError(FerruleError, RuntimeError):
+    """As many requests wait as may: try again later, or elsewhere."""

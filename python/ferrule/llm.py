@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-import os
-import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.checks import check_whole, shown
-from ferrule.driver import Driver
 from ferrule.errors import ChatTemplateError, InvalidParameterError
-from ferrule.loading import EMBEDDED, find_model, read_model_files
-from ferrule.options import EngineOptions
-from ferrule.outputs import Candidate, Explanation, RequestOutput, StreamDelta
+from ferrule.loaded import LoadedModel, stream_params
+from ferrule.outputs import Candidate, Explanation, RequestOutput, Score, StreamDelta
 from ferrule.params import MAX_LOGPROBS, SamplingParams
-from ferrule.prompt import Prompt, TokensPrompt, check_token_ids, read_prompt
-from ferrule.request import Model, Request, check_vocabulary
+from ferrule.prompt import Prompt, TokensPrompt, check_token_ids
+from ferrule.request import Request
 from ferrule.run import run
-from ferrule.shapes import find_shape
-from ferrule.tokenizer import Tokenizer
+from ferrule.score import Continuation, pair, read_continuation, score_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,107 +25,42 @@ if TYPE_CHECKING:
     from ferrule._native import SampleTrace
     from ferrule.chat import Message
 
-LOAD_FORMATS = ("auto", "dummy")
 MAX_CANDIDATES = 1000
 """Tokens that an explanation lists for a step."""
 
 
-class LLM:
-    """A model, its tokenizer and its engine.
-
-    `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or nothing
-    for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
-    tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-    requests draw repeatable. The other arguments are those of EngineOptions.
-    `progress` is called with the bytes of weights loaded so far and in all.
+class LLM(LoadedModel):
+    """A model, its tokenizer and its engine, for programs that wait for their answers.
 
     Safe to use from several threads at once: their requests share the engine's steps.
-
-    Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
-    InsufficientMemoryError.
     """
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | None = None,
-        *,
-        quantization: str = "auto",
-        threads: int | None = None,
-        max_model_len: int | None = None,
-        kv_cache_dtype: str = "auto",
-        kv_cache_memory: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
-        revision: str | None = None,
-        load_format: str = "auto",
-        seed: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        options = EngineOptions(
-            quantization=quantization,
-            threads=threads,
-            max_model_len=max_model_len,
-            kv_cache_dtype=kv_cache_dtype,
-            kv_cache_memory=kv_cache_memory,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
-        if load_format not in LOAD_FORMATS:
-            raise InvalidParameterError(f"load_format is {shown(load_format)}; it must be auto or dummy")
-        self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
-        self._files = read_model_files(find_model(model, revision))
-        directory = self._files.directory if tokenizer is None else find_model(tokenizer)
-        self._tokenizer = Tokenizer(directory)
-        self._name = EMBEDDED if model is None else os.fspath(model)
-        from ferrule import _native
-
-        weights = None if load_format == "dummy" else os.fspath(self._files.directory)
-        engine = _native.Engine(self._files.spec.to_json(), weights, options.to_json(), progress)
-        self._driver = Driver(engine)
-        self._engine_info: dict[str, Any] = json.loads(self._driver.info())
-        wanted = max_model_len or self._files.spec.max_position_embeddings
-        held = int(self._engine_info["max_model_len"])
-        self._model = Model(
-            tokenizer=self._tokenizer,
-            vocab_size=self._files.spec.vocab_size,
-            max_model_len=held,
-            limited_by="max_model_len" if held >= wanted else "the key-value cache (kv_cache_memory)",
-            eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
-        )
-        self._request_numbers = itertools.count()
-
-    @classmethod
-    def from_shape(cls, name: str, **options: Any) -> LLM:
-        """A model of random numbers in a well-known shape, to measure speed without a download; feed it token ids.
-
-        `name` is one of `ferrule.shapes.shape_names()`; `options` are those of the class but for `load_format`.
-
-        Raises InvalidParameterError, InsufficientMemoryError.
-        """
-        return cls(find_shape(name), load_format="dummy", **options)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Continues one prompt or several at once; the outputs have the order of the prompts.
 
-        One SamplingParams serves all prompts, a list has one for each. Ctrl-C ends the call's own requests only.
+        One SamplingParams serves all prompts, a list has one for each; likewise `priority`, where lower is scheduled
+        earlier. Ctrl-C ends the call's own requests only.
 
-        Raises PromptError, TokenizerError, InvalidParameterError, EngineError.
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError.
         """
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
         params = _one_each(sampling_params, len(several))
-        requests = [self._request(prompt, each) for prompt, each in zip(several, params, strict=True)]
-        with closing(run(self._driver, requests)) as progress:
-            for _ in progress:
-                pass
+        priorities = _one_priority_each(priority, len(several))
+        requests = [
+            self._request(prompt, each, priority=level)
+            for prompt, each, level in zip(several, params, priorities, strict=True)
+        ]
+        self._finish(requests)
         return [request.output() for request in requests]
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
     ) -> Generator[StreamDelta, None, None]:
         """Continues a prompt and yields what each step brings; the last delta carries the whole output.
 
@@ -140,7 +68,7 @@ class LLM:
 
         Raises as `generate`; parameters are checked at once.
         """
-        return self._stream(self._request(prompt, _only_one(sampling_params)))
+        return self._stream(self._request(prompt, stream_params(sampling_params), priority=priority))
 
     def stream_all(
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -150,7 +78,7 @@ class LLM:
         As `generate` otherwise, and as `stream`: closing the generator ends what still runs.
         """
         params = _one_each(sampling_params, len(prompts))
-        pairs = zip(prompts, map(_only_one, params), strict=True)
+        pairs = zip(prompts, map(stream_params, params), strict=True)
         return self._stream_all([self._request(prompt, each) for prompt, each in pairs])
 
     def chat(
@@ -158,6 +86,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -181,34 +110,32 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, priority=priority)
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> TokensPrompt:
-        """A conversation as the prompt that `generate` and `stream` take.
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Continuation | Sequence[Continuation]
+    ) -> list[Score]:
+        """How likely each continuation is after its prompt, before any sampler stage.
 
-        `chat_template` is a template or the name of one of the model's; the template itself writes the special tokens.
+        One prompt serves all continuations, a list has one for each. Continuations are text, tokenized by itself and
+        without special tokens, or token ids. (What lm-evaluation-harness calls loglikelihood.)
 
-        Raises ChatTemplateError, TokenizerError.
+        Raises as `generate`; PromptError too for a continuation that is empty.
         """
-        from ferrule.chat import render_chat
-
-        text = render_chat(
-            self._chat_template(chat_template),
-            messages,
-            special_tokens=self._tokenizer.special_tokens,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            arguments=chat_template_kwargs,
-        )
-        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+        pairs = pair(list(prompts) if _is_several(prompts) else cast("Prompt", prompts), continuations)
+        lengths: list[int] = []
+        requests: list[Request] = []
+        for prompt, continuation in pairs:
+            read = self._read_prompt(prompt)
+            ids = read_continuation(continuation, self._tokenizer, self._model.vocab_size)
+            whole: TokensPrompt = {"prompt_token_ids": [*read.token_ids, *ids]}
+            if read.cache_salt is not None:
+                whole["cache_salt"] = read.cache_salt
+            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+            requests.append(self._request(whole, params, prompt_logprobs_from=len(read.token_ids)))
+            lengths.append(len(ids))
+        self._finish(requests)
+        return [score_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
 
     def explain(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, candidates: int = 10
@@ -218,7 +145,7 @@ class LLM:
         Raises as `generate`.
         """
         candidates = check_whole("candidates", candidates, 1, MAX_CANDIDATES)
-        params = _only_one(sampling_params)
+        params = stream_params(sampling_params)
         return self._explain(self._request(prompt, params), candidates)
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -242,69 +169,35 @@ class LLM:
         alternatives = sorted((output.logprobs or [{}])[0].values(), key=lambda entry: entry.rank)[:top]
         return [(entry.decoded_token, math.exp(entry.logprob)) for entry in alternatives]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text.
+    def save_state(self, prompt: Prompt) -> bytes:
+        """What the engine computes of a prompt, its keys and values, to go on from there later or elsewhere.
 
-        Raises TokenizerError, PromptError.
+        Raises PromptError, TokenizerError, EngineError.
         """
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        read = self._read_prompt(prompt)
+        return self._driver.save_state(read.token_ids, read.cache_salt)
 
-    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids. An id of the vocabulary for which the tokenizer has no token is empty text.
+    def restore_state(self, state: bytes) -> TokensPrompt:
+        """Puts a saved state into the prefix cache; the prompt that it is of, to continue from.
 
-        Raises TokenizerError, PromptError.
+            prompt = llm.restore_state(state)
+            more = llm.tokenize(" And then", add_special_tokens=False)
+            llm.generate({"prompt_token_ids": [*prompt["prompt_token_ids"], *more]})  # computes `more` alone
+
+        A prompt that was saved with a `cache_salt` needs the same one again. What the cache had no room for is
+        computed again.
+
+        Raises InvalidParameterError for bytes that are no state of this model, and where prefix caching is off.
         """
-        ids = check_token_ids(token_ids, self._model.vocab_size, may_be_empty=True)
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        if not isinstance(cast("object", state), (bytes, bytearray, memoryview)):
+            raise InvalidParameterError(f"state is {shown(state)}; it must be what save_state gave")
+        token_ids, _ = self._driver.restore_state(bytes(state))
+        return {"prompt_token_ids": token_ids}
 
-    def token_text(self, token_id: int) -> str:
-        """The text of a single token, special or not; U+FFFD where it is part of a character."""
-        return self._tokenizer.token_text(check_token_ids([token_id], self._model.vocab_size)[0])
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends; None in fields that it leaves open."""
-        return self._files.defaults
-
-    def info(self) -> dict[str, Any]:
-        """What is loaded and how: the model's sizes, formats, bytes and limits, and the machine's part in it."""
-        spec = self._files.spec
-        return {
-            "model": self._name,
-            "directory": os.fspath(self._files.directory),
-            "architecture": spec.architecture,
-            "layers": len(spec.layers),
-            "hidden_size": spec.hidden_size,
-            "vocab_size": spec.vocab_size,
-            "context": spec.max_position_embeddings,
-            "tokenizer": self._tokenizer.available,
-            "chat_template": "default" in self._tokenizer.chat_templates,
-            "eos_token_ids": list(self._model.eos_token_ids),
-            **self._engine_info,
-        }
-
-    def close(self) -> None:
-        """Frees weights and cache. A call that still runs in another thread gets an EngineError."""
-        self._driver.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _request(self, prompt: object, params: SamplingParams) -> Request:
-        model = self._model
-        check_vocabulary(params, model.vocab_size)
-        read = read_prompt(
-            prompt,
-            self._tokenizer,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            limited_by=model.limited_by,
-        )
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        number = str(next(self._request_numbers))
-        return Request(number, read, params.completed(self._files.defaults), seed, model)
+    def _finish(self, requests: Sequence[Request]) -> None:
+        with closing(run(self._driver, requests)) as progress:
+            for _ in progress:
+                pass
 
     def _stream(self, request: Request) -> Generator[StreamDelta, None, None]:
         with closing(self._stream_all([request])) as deltas:
@@ -316,6 +209,8 @@ class LLM:
         with closing(run(self._driver, requests)) as progress:
             for step in progress:
                 request, delta = step.request, step.delta
+                if not delta.token_ids and not request.finished:
+                    continue  # a part of the prompt: nothing for who reads along
                 output = request.output() if request.finished else None
                 yield positions[request.request_id], replace(delta, output=output)
 
@@ -340,21 +235,6 @@ class LLM:
             ],
         )
 
-    def _chat_template(self, chosen: str | None) -> str:
-        templates = self._tokenizer.chat_templates
-        if chosen is None:
-            if "default" not in templates:
-                where = f"{self._files.directory}: neither chat_template.jinja nor tokenizer_config.json has one"
-                raise ChatTemplateError(f"the model has no chat template ({where}); give chat_template")
-            return templates["default"]
-        return templates.get(chosen, chosen)
-
-    def _tokenizer_eos(self) -> tuple[int, ...]:
-        """The tokenizer's end-of-sequence token, for models whose configuration names none."""
-        token = self._tokenizer.special_tokens.get("eos_token")
-        token_id = None if token is None else self._tokenizer.token_id(token)
-        return () if token_id is None else (token_id,)
-
 
 def _is_several(prompts: object) -> bool:
     return isinstance(prompts, Sequence) and not isinstance(prompts, str)
@@ -377,10 +257,12 @@ def _one_each(params: object, prompts: int) -> list[SamplingParams]:
     return checked
 
 
-def _only_one(params: object) -> SamplingParams:
-    params = SamplingParams() if params is None else params
-    if not isinstance(params, SamplingParams):
-        raise InvalidParameterError(f"sampling_params is {shown(params)}; it must be a SamplingParams")
-    if params.n != 1:
-        raise InvalidParameterError(f"n is {params.n}; a stream has one completion: the limit is 1")
-    return params
+def _one_priority_each(priority: object, prompts: int) -> Sequence[object]:
+    if isinstance(priority, (str, bytes)) or not isinstance(priority, Sequence):
+        return [priority] * prompts
+    several = cast("Sequence[object]", priority)
+    if len(several) != prompts:
+        raise InvalidParameterError(
+            f"priority has {len(several)} entries; it must have one for each of {prompts} prompts"
+        )
+    return several

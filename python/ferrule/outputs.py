@@ -58,6 +58,14 @@ class RequestMetrics:
     """Tokens generated after the first, over the time that they took, for each completion together."""
     total_time: float
     """From arrival to the last token."""
+    queue_time: float | None = None
+    """From arrival until the engine first computed something of it; None until then."""
+    prefill_time: float | None = None
+    """From there to the first token."""
+    decode_time: float | None = None
+    """From the first token to the last."""
+    preemptions: int = 0
+    """How often its pages were given to others, and had to be computed again."""
 
 
 @dataclass
@@ -71,6 +79,25 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One for each token of the prompt, where they were asked for: that token first, then the likeliest alternatives.
+    None for the first, which follows nothing."""
+    num_cached_tokens: int | None = None
+    """Tokens of the prompt that the prefix cache had; None until the engine has begun."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a continuation is after its prompt."""
+
+    logprob: float
+    """Natural logarithm of the probability of the whole continuation: the sum over its tokens."""
+    token_logprobs: list[float]
+    """One for each token."""
+    token_ids: list[int]
+    """Of the continuation."""
+    is_greedy: bool
+    """Whether each token is the likeliest one at its place."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ MAX_STOP_TOKEN_IDS = 1024
 """Stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+
 STANDARD = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -76,6 +78,8 @@ class SamplingParams:
     """Tokens before which nothing but `max_tokens` ends the output."""
     logprobs: int | None = None
     """Likeliest alternatives to report for each token, 0 for the chosen one alone; None for no report."""
+    prompt_logprobs: int | None = None
+    """Likewise for each token of the prompt but the first."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""
     include_stop_str_in_output: bool = False
@@ -102,10 +106,9 @@ class SamplingParams:
         if self.repetition_penalty is not None:
             penalty = check_number("repetition_penalty", self.repetition_penalty, 0, 100, above_low=True)
             checked["repetition_penalty"] = penalty
-        if self.seed is not None:
-            checked["seed"] = check_whole("seed", self.seed, 0, 2**64 - 1)
-        if self.logprobs is not None:
-            checked["logprobs"] = check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name, limit in (("seed", 2**64 - 1), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
+            if getattr(self, name) is not None:
+                checked[name] = check_whole(name, getattr(self, name), 0, limit)
         if self.max_tokens is not None:
             checked["max_tokens"] = check_whole("max_tokens", self.max_tokens, 1, MAX_COUNT)
             if self.min_tokens > self.max_tokens:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeAlias, TypedDict, cast
+from typing import NotRequired, TypeAlias, TypedDict, cast
 
 from ferrule.checks import shown
 from ferrule.errors import PromptError
 from ferrule.tokenizer import Tokenizer
+
+MAX_SALT_LENGTH = 256
+"""Characters of a cache salt."""
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+    """Prompts share their cached prefixes only with those of the same salt; up to 256 characters."""
 
 
 class TextPrompt(TypedDict):
     """A prompt as text, in vLLM's other spelling."""
 
     prompt: str
+    cache_salt: NotRequired[str]
+    """As in a TokensPrompt."""
 
 
 Prompt: TypeAlias = str | TokensPrompt | TextPrompt
@@ -33,6 +40,7 @@ class ReadPrompt:
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
 
 
 def read_prompt(
@@ -42,20 +50,45 @@ def read_prompt(
 
     Raises PromptError, TokenizerError.
     """
-    prompt = given
-    if isinstance(given, Mapping):
-        keys = cast("Mapping[str, object]", given)
-        if set(keys) == {"prompt_token_ids"}:
-            token_ids = check_token_ids(keys["prompt_token_ids"], vocab_size)
-            return ReadPrompt(None, _check_length(token_ids, max_model_len, limited_by))
-        if set(keys) == {"prompt"}:
-            prompt = keys["prompt"]
-    if not isinstance(prompt, str):
-        raise PromptError(
-            f'a prompt is {shown(cast("object", given))}; it must be a string or {{"prompt_token_ids": [...]}}'
-        )
-    token_ids = check_token_ids(tokenizer.encode(prompt), vocab_size)
-    return ReadPrompt(prompt, _check_length(token_ids, max_model_len, limited_by))
+    text, given_ids, salt = _parts(given)
+    if text is None:
+        token_ids = check_token_ids(given_ids, vocab_size)
+    else:
+        token_ids = check_token_ids(tokenizer.encode(text), vocab_size)
+    return ReadPrompt(text, _check_length(token_ids, max_model_len, limited_by), salt)
+
+
+def _parts(given: object) -> tuple[str | None, object, str | None]:
+    """Text or ids, and the salt."""
+    if isinstance(given, str):
+        return given, None, None
+    if not isinstance(given, Mapping) or not (
+        {"prompt", "prompt_token_ids"} & set(cast("Mapping[object, object]", given))
+    ):
+        found = shown(cast("object", given))
+        raise PromptError(f'a prompt is {found}; it must be a string or {{"prompt_token_ids": [...]}}')
+    keys = dict(cast("Mapping[str, object]", given))
+    salt = _checked_salt(keys.pop("cache_salt")) if "cache_salt" in keys else None
+    content = "prompt" if "prompt" in keys else "prompt_token_ids"
+    value = keys.pop(content)
+    if keys:
+        found = shown(next(iter(keys)))
+        raise PromptError(f"a prompt with {content} has the field {found}; beside {content} it can have cache_salt")
+    if content == "prompt_token_ids":
+        return None, value, salt
+    if not isinstance(value, str):
+        raise PromptError(f"prompt is {shown(value)}; it must be a string")
+    return value, None, salt
+
+
+def _checked_salt(salt: object) -> str:
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_LENGTH:
+        raise PromptError(f"cache_salt is {shown(salt)}; it must be a string of 1 to {MAX_SALT_LENGTH} characters")
+    try:
+        salt.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"cache_salt is {shown(salt)}, with a lone surrogate; it must be valid Unicode") from None
+    return salt
 
 
 def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = False) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.params import SamplingParams
@@ -44,7 +45,17 @@ class Model:
 class Completion:
     """One continuation, as it grows. `params` has no field left to the model's defaults."""
 
-    def __init__(self, index: int, prompt: ReadPrompt, params: SamplingParams, seed: int, model: Model) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: ReadPrompt,
+        params: SamplingParams,
+        seed: int,
+        model: Model,
+        *,
+        priority: int,
+        prompt_logprobs_from: int,
+    ) -> None:
         self.index = index
         self.seed = (seed + index) % 2**64
         self.text = ""
@@ -55,6 +66,15 @@ class Completion:
         self.stop_reason: int | str | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
+        self.step: _native.StepOutput | None = None
+        """The last one, for what the engine says of its times."""
+        # The prompt is that of all completions: the first one's account of it is enough.
+        self._prompt_logprobs = params.prompt_logprobs if index == 0 else None
+        self._prompt_logprobs_from = prompt_logprobs_from
+        nothing: list[TokenLogprobs | None] = [None] * prompt_logprobs_from
+        self.prompt_logprobs = None if self._prompt_logprobs is None else nothing
+        self._priority = priority
+        self._cache_salt = prompt.cache_salt
         self._params = params
         self._tokenizer = model.tokenizer
         rest = model.max_model_len - len(prompt.token_ids)
@@ -86,15 +106,28 @@ class Completion:
                 "min_tokens": min(params.min_tokens, self._max_tokens),
                 "stop_token_ids": sorted(self._all_stop_ids),
                 "logprobs": params.logprobs,
+                "prompt_logprobs": self._prompt_logprobs,
+                "prompt_logprobs_from": self._prompt_logprobs_from,
+                "priority": self._priority,
+                "cache_salt": self._cache_salt,
                 "trace": trace,
             }
         )
+
+    def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
+        """Takes in what a step says of the prompt, before `add` takes the rest.
+
+        On its own since it may be much: AsyncLLM does it outside of the event loop.
+        """
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.extend(map(self._by_token, step.prompt_logprobs))
 
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
 
         Raises EngineError where the engine failed on this request.
         """
+        self.step = step
         if step.finish_reason == "error":
             raise EngineError(step.error or "the engine failed on this request")
         start, text = len(self.token_ids), ""
@@ -115,6 +148,13 @@ class Completion:
         logprobs = None if self.logprobs is None else self.logprobs[start:]
         return StreamDelta(text, self.token_ids[start:], logprobs)
 
+    def abort(self) -> StreamDelta:
+        """Ends it where it is: text that was held back comes out."""
+        text = self._flush()
+        self.text += text
+        self.finish_reason = "abort"
+        return StreamDelta(text, [], None if self.logprobs is None else [])
+
     def output(self) -> CompletionOutput:
         """The state so far."""
         return CompletionOutput(
@@ -133,10 +173,12 @@ class Completion:
         self.first_token_time = self.first_token_time or self.last_token_time
         self.token_ids.append(token)
         if logprobs is not None and self.logprobs is not None and self.cumulative_logprob is not None:
-            entries = [logprobs.sampled, *logprobs.top]
-            texts = self._tokenizer.token_text
-            self.logprobs.append({t: Logprob(logprob, rank, texts(t)) for t, logprob, rank in entries})
+            self.logprobs.append(self._by_token(logprobs))
             self.cumulative_logprob += logprobs.sampled[1]
+
+    def _by_token(self, logprobs: _native.TokenLogprobs) -> TokenLogprobs:
+        texts = self._tokenizer.token_text
+        return {t: Logprob(logprob, rank, texts(t)) for t, logprob, rank in [logprobs.sampled, *logprobs.top]}
 
     def _read(self, token: int) -> str:
         if self._detokenizer is None:
@@ -151,12 +193,29 @@ class Completion:
 
 
 class Request:
-    """A prompt and its completions, as they grow."""
+    """A prompt and its completions, as they grow.
 
-    def __init__(self, request_id: str, prompt: ReadPrompt, params: SamplingParams, seed: int, model: Model) -> None:
+    `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
+    for them, begin at the position `prompt_logprobs_from`.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: ReadPrompt,
+        params: SamplingParams,
+        seed: int,
+        model: Model,
+        *,
+        priority: int = 0,
+        prompt_logprobs_from: int = 1,
+    ) -> None:
         self.request_id = request_id
         self.prompt = prompt
-        self.completions = [Completion(index, prompt, params, seed, model) for index in range(params.n)]
+        self.completions = [
+            Completion(index, prompt, params, seed, model, priority=priority, prompt_logprobs_from=prompt_logprobs_from)
+            for index in range(params.n)
+        ]
         self.arrival = time.perf_counter()
 
     @property
@@ -164,8 +223,19 @@ class Request:
         """Whether all completions are."""
         return all(completion.finish_reason is not None for completion in self.completions)
 
+    def work(self, trace: int | None = None) -> list[Work]:
+        """What the engine is to do: completions after the first share the first one's prompt.
+
+        `trace` asks it for so many candidates of each choice.
+        """
+        return [
+            Work(self.prompt.token_ids, completion.engine_params(trace), completion.index or None)
+            for completion in self.completions
+        ]
+
     def output(self) -> RequestOutput:
         """The state so far."""
+        first = self.completions[0]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
@@ -173,6 +243,8 @@ class Request:
             outputs=[completion.output() for completion in self.completions],
             finished=self.finished,
             metrics=_metrics(self.arrival, len(self.prompt.token_ids), self.completions),
+            prompt_logprobs=None if first.prompt_logprobs is None else list(first.prompt_logprobs),
+            num_cached_tokens=None if first.step is None else first.step.cached_tokens,
         )
 
 
@@ -187,6 +259,10 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
     gaps = sum(count for _, _, count in spans)
     waited = sum(last - first for first, last, _ in spans)
     elapsed = None if first is None or last is None else last - first
+    steps = [c.step for c in completions if c.step is not None]
+    queued = min((step.queued_seconds for step in steps if step.queued_seconds is not None), default=None)
+    answered = min((step.first_token_seconds for step in steps if step.first_token_seconds is not None), default=None)
+    ended = max((step.last_token_seconds for step in steps if step.last_token_seconds is not None), default=None)
     return RequestMetrics(
         prompt_tokens=prompt_tokens,
         output_tokens=sum(len(c.token_ids) for c in completions),
@@ -194,4 +270,8 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
         inter_token_latency=waited / gaps if gaps else None,
         tokens_per_second=gaps / elapsed if elapsed else None,
         total_time=(time.perf_counter() if last is None else last) - arrival,
+        queue_time=queued,
+        prefill_time=None if queued is None or answered is None else answered - queued,
+        decode_time=None if answered is None or ended is None else ended - answered,
+        preemptions=sum(step.preemptions for step in steps),
     )

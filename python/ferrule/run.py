@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ class Progress:
     step: StepOutput
 
 
-def run(driver: Driver, requests: Iterable[Request], trace: int | None = None) -> Generator[Progress, None, None]:
+def run(driver: Driver, requests: Sequence[Request], trace: int | None = None) -> Generator[Progress, None, None]:
     """Adds requests and yields what they get until all are finished; closing the generator ends them.
 
     `trace` asks the engine for so many candidates of each choice.
@@ -32,7 +32,7 @@ def run(driver: Driver, requests: Iterable[Request], trace: int | None = None) -
     Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
     """
     pairs = [(request, completion) for request in requests for completion in request.completions]
-    work = [(request.prompt.token_ids, completion.engine_params(trace)) for request, completion in pairs]
+    work = [each for request in requests for each in request.work(trace)]
     inbox = Inbox()
     try:
         driver.submit(inbox, work)
@@ -42,6 +42,7 @@ def run(driver: Driver, requests: Iterable[Request], trace: int | None = None) -
                 if step.request_id not in running:  # ended by a stop string in an earlier step
                     continue
                 request, completion = running[step.request_id]
+                completion.add_prompt_logprobs(step)
                 delta = completion.add(step)
                 if completion.finish_reason is not None:
                     del running[step.request_id]

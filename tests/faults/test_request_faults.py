@@ -75,6 +75,7 @@ def test_row34_no_code_of_a_model_runs(tmp_path: Path) -> None:
         (48, "SamplingParams(top_k=2**63)", "InvalidParameterError", ["top_k", "9223372036854775808"]),
         (49, "SamplingParams(n=10**9)", "InvalidParameterError", ["n is 1000000000"]),
         (49, "SamplingParams(logprobs=10**6)", "InvalidParameterError", ["logprobs", "1000000"]),
+        (49, "SamplingParams(prompt_logprobs=10**6)", "InvalidParameterError", ["prompt_logprobs", "1000000"]),
         (50, "SamplingParams(max_tokens=-1)", "InvalidParameterError", ["max_tokens", "-1"]),
         (50, "SamplingParams(max_tokens=2**63)", "InvalidParameterError", ["max_tokens"]),
         (51, "llm.generate('x', SamplingParams(logit_bias={4096: 1.0}))", "InvalidParameterError", ["4096", "4095"]),

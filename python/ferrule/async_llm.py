@@ -1,0 +1,252 @@
+"""`AsyncLLM`: a model in this process, for any number of asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from ferrule.checks import check_number, shown
+from ferrule.collector import Collector
+from ferrule.driver import Driver
+from ferrule.engine_thread import EngineThread
+from ferrule.errors import InvalidParameterError
+from ferrule.loaded import LoadedModel, only_params, stream_params
+from ferrule.metrics import EngineMetrics
+from ferrule.outputs import RequestOutput, StreamDelta
+from ferrule.params import SamplingParams
+from ferrule.prompt import Prompt
+from ferrule.registry import Registry
+from ferrule.request import Request
+
+if TYPE_CHECKING:
+    from ferrule.chat import Message
+
+LONG = 4000
+"""Characters or tokens of a request from which on it is read in a thread of its own: some milliseconds of work."""
+LONGEST_TIMEOUT = 1e9
+"""Seconds."""
+STEP_CHECK = 0.005
+"""Seconds between looks at whether the last step is over, when closing."""
+
+
+class AsyncLLM(LoadedModel):
+    """A model, its tokenizer and its engine, for programs with an event loop.
+
+    Loading takes its time and blocks, so do it before the event loop runs or in a thread. Everything else never
+    blocks the loop: the engine runs in a thread of its own, requests and their ends are posted to it, and each step's
+    tokens come back in one call. Tasks of any number of event loops, in any threads, may use one AsyncLLM.
+    """
+
+    _max_queued_requests: ClassVar[int | None] = 1024
+
+    def _loaded(self) -> None:
+        self._registry = Registry(self._options.max_queued_requests or 0, partial(_waiting, self._driver))
+        self._engine_thread = EngineThread(self._driver, self._registry)
+        # An AsyncLLM that is dropped without being closed must not leave a thread and the weights behind.
+        weakref.finalize(self, self._engine_thread.stop).atexit = False
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continues a prompt and yields its state, all of it each time, whenever there is more; the last is finished.
+
+        A reader that is late gets the newest state and none of those that it missed. `request_id` is what `abort`
+        takes, and must not be that of a request that still runs. Lower `priority` is scheduled earlier. Cancelling
+        the task that reads, or closing the generator, ends the request.
+
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, all when it is first
+        read.
+        """
+        return self._outputs(prompt, None, sampling_params, request_id, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a conversation; as `generate` otherwise.
+
+        To stream deltas instead, give `stream` what `await asyncio.to_thread(llm.chat_prompt, messages)` returns.
+
+        Raises ChatTemplateError, and as `generate`.
+        """
+        render = partial(
+            self.chat_prompt,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._outputs(None, render, sampling_params, request_id, priority)
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[StreamDelta, None]:
+        """Continues a prompt and yields what is new; the last delta carries the whole output.
+
+        A reader that is late gets all that it missed in one delta. As `generate` otherwise, for one completion.
+        """
+        params = stream_params(sampling_params)
+        async with self._collecting(prompt, None, params, request_id, priority) as collector:
+            while True:
+                delta = await collector.next_delta()
+                yield delta
+                if delta.output is not None:
+                    return
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request, whoever reads it: the reader gets a last output whose finish_reason is `abort`.
+
+        Nothing happens where no such request runs.
+        """
+        collector = self._registry.find(request_id)
+        if collector is not None:
+            self._abort(collector)
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Refuses new requests and waits for those that run; after `timeout` seconds it aborts them.
+
+        Raises InvalidParameterError.
+        """
+        if timeout is not None:
+            timeout = check_number("timeout", timeout, 0, LONGEST_TIMEOUT)
+        self._registry.drain()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._registry.wait_until_idle()
+        except TimeoutError:
+            for collector in self._registry.all():
+                self._abort(collector)
+
+    async def check_health(self) -> None:
+        """Raises EngineError where the engine has died or is closed."""
+        self._registry.check_health()
+
+    def metrics(self) -> EngineMetrics:
+        """What the engine has done and what it holds. Never waits for a running step.
+
+        Raises EngineError once the engine is closed.
+        """
+        metrics = super().metrics()
+        return replace(metrics, requests_refused=metrics.requests_refused + self._registry.refused)
+
+    async def aclose(self) -> None:
+        """Frees weights and cache once a running step is over; whoever still reads gets an EngineError."""
+        self._engine_thread.stop()
+        while self._engine_thread.alive:
+            await asyncio.sleep(STEP_CHECK)
+
+    def close(self) -> None:
+        """As `aclose`, but waits for the running step: for programs whose event loop is gone."""
+        self._engine_thread.stop()
+        self._engine_thread.join()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _outputs(
+        self,
+        prompt: object,
+        render: Callable[[], object] | None,
+        sampling_params: object,
+        request_id: object,
+        priority: object,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        params = only_params(sampling_params)
+        async with self._collecting(prompt, render, params, request_id, priority) as collector:
+            while True:
+                output = await collector.next_output()
+                yield output
+                if output.finished:
+                    return
+
+    @asynccontextmanager
+    async def _collecting(
+        self,
+        prompt: object,
+        render: Callable[[], object] | None,
+        params: SamplingParams,
+        request_id: object,
+        priority: object,
+    ) -> AsyncGenerator[Collector, None]:
+        """A request from its admission to its end; `render` makes the prompt where it takes long."""
+        collector = Collector(self._name_of(request_id), params.n)
+        self._registry.admit(collector)
+        try:
+
+            def read() -> Request:
+                given = prompt if render is None else render()
+                return self._request(given, params, request_id=collector.request_id, priority=priority)
+
+            long = render is not None or _size(prompt, params) > LONG
+            collector.begin(await asyncio.to_thread(read) if long else read())
+            if not collector.ended:
+                self._engine_thread.add(collector)
+            yield collector
+        finally:
+            self._let_go(collector)
+
+    def _name_of(self, request_id: object) -> str:
+        if request_id is None:
+            return next(name for name in map(str, self._request_numbers) if self._registry.find(name) is None)
+        if not isinstance(request_id, str):
+            raise InvalidParameterError(f"request_id is {shown(request_id)}; it must be a string")
+        return request_id
+
+    def _abort(self, collector: Collector) -> None:
+        """From any loop. The rest is done in the collector's own, where it may be about to add the request."""
+        self._registry.remove(collector)
+        if collector.loop is asyncio.get_running_loop():
+            self._let_go(collector)
+            return
+        try:
+            collector.loop.call_soon_threadsafe(self._let_go, collector)
+        except RuntimeError:  # that loop is closed
+            self._engine_thread.release(collector)
+
+    def _let_go(self, collector: Collector) -> None:
+        self._registry.remove(collector)
+        if not collector.ended:
+            collector.abort()
+            self._engine_thread.release(collector)
+
+
+def _waiting(driver: Driver) -> int:
+    return int(json.loads(driver.metrics())["waiting"])
+
+
+def _size(prompt: object, params: SamplingParams) -> int:
+    """Characters and tokens that are looked at one by one before a request can begin."""
+    content = prompt
+    if isinstance(prompt, Mapping):
+        parts = cast("Mapping[object, object]", prompt)
+        content = parts.get("prompt", parts.get("prompt_token_ids"))
+    length = len(content) if isinstance(content, Sized) else LONG + 1
+    return length + params.n * (sum(map(len, params.stop)) + len(params.logit_bias))

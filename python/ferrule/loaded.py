@@ -1,0 +1,276 @@
+"""A model in this process: what `LLM` and `AsyncLLM` have in common, before anything runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from ferrule.checks import check_whole, shown
+from ferrule.driver import Driver
+from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.loading import EMBEDDED, find_model, read_model_files
+from ferrule.metrics import EngineMetrics
+from ferrule.options import EngineOptions
+from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
+from ferrule.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
+from ferrule.request import Model, Request, check_vocabulary
+from ferrule.shapes import find_shape
+from ferrule.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ferrule.chat import Message
+
+LOAD_FORMATS = ("auto", "dummy")
+
+
+class LoadedModel:
+    """A model, its tokenizer and its engine, and what can be asked of them without a request."""
+
+    _max_queued_requests: ClassVar[int | None] = None
+    """What a `max_queued_requests` of None means."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        quantization: str = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        kv_cache_dtype: str = "auto",
+        kv_cache_memory: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        enable_prefix_caching: bool = True,
+        prefix_cache_dir: str | os.PathLike[str] | None = None,
+        prefix_cache_dir_limit: int | None = None,
+        max_queued_requests: int | None = None,
+        target_itl: float | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
+        revision: str | None = None,
+        load_format: str = "auto",
+        seed: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Loads a model.
+
+        `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or
+        nothing for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
+        tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
+        requests draw repeatable. The other arguments are those of EngineOptions, where they are explained; an AsyncLLM
+        takes 1024 for `max_queued_requests` where it is not given. `progress` is called with the bytes of weights
+        loaded so far and in all.
+
+        Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
+        InsufficientMemoryError.
+        """
+        self._options = EngineOptions(
+            quantization=quantization,
+            threads=threads,
+            max_model_len=max_model_len,
+            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_memory=kv_cache_memory,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_cache_dir=prefix_cache_dir,
+            prefix_cache_dir_limit=prefix_cache_dir_limit,
+            max_queued_requests=self._max_queued_requests if max_queued_requests is None else max_queued_requests,
+            target_itl=target_itl,
+        )
+        if load_format not in LOAD_FORMATS:
+            raise InvalidParameterError(f"load_format is {shown(load_format)}; it must be auto or dummy")
+        self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
+        self._files = read_model_files(find_model(model, revision))
+        directory = self._files.directory if tokenizer is None else find_model(tokenizer)
+        self._tokenizer = Tokenizer(directory)
+        self._name = EMBEDDED if model is None else os.fspath(model)
+        from ferrule import _native
+
+        weights = None if load_format == "dummy" else os.fspath(self._files.directory)
+        engine = _native.Engine(self._files.spec.to_json(), weights, self._options.to_json(), progress)
+        self._driver = Driver(engine)
+        self._engine_info: dict[str, Any] = json.loads(self._driver.info())
+        wanted = max_model_len or self._files.spec.max_position_embeddings
+        held = int(self._engine_info["max_model_len"])
+        self._model = Model(
+            tokenizer=self._tokenizer,
+            vocab_size=self._files.spec.vocab_size,
+            max_model_len=held,
+            limited_by="max_model_len" if held >= wanted else "the key-value cache (kv_cache_memory)",
+            eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
+        )
+        self._request_numbers = itertools.count()
+        self._loaded()
+
+    def _loaded(self) -> None:
+        """What a subclass adds once the engine is there."""
+
+    @classmethod
+    def from_shape(cls, name: str, **options: Any) -> Self:
+        """A model of random numbers in a well-known shape, to measure speed without a download; feed it token ids.
+
+        `name` is one of `ferrule.shapes.shape_names()`; `options` are those of the class but for `load_format`.
+
+        Raises InvalidParameterError, InsufficientMemoryError.
+        """
+        return cls(find_shape(name), load_format="dummy", **options)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """A conversation as the prompt that `generate` and `stream` take.
+
+        `chat_template` is a template or the name of one of the model's; the template itself writes the special tokens.
+
+        Raises ChatTemplateError, TokenizerError.
+        """
+        if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
+            raise ChatTemplateError(f"messages is {shown(messages)}; it must be a list of messages")
+        from ferrule.chat import render_chat
+
+        text = render_chat(
+            self._chat_template(chat_template),
+            messages,
+            special_tokens=self._tokenizer.special_tokens,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            arguments=chat_template_kwargs,
+        )
+        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text.
+
+        Raises TokenizerError, PromptError.
+        """
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids. An id of the vocabulary for which the tokenizer has no token is empty text.
+
+        Raises TokenizerError, PromptError.
+        """
+        ids = check_token_ids(token_ids, self._model.vocab_size, may_be_empty=True)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a single token, special or not; U+FFFD where it is part of a character."""
+        return self._tokenizer.token_text(check_token_ids([token_id], self._model.vocab_size)[0])
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends; None in fields that it leaves open."""
+        return self._files.defaults
+
+    def info(self) -> dict[str, Any]:
+        """What is loaded and how: the model's sizes, formats, bytes and limits, and the machine's part in it."""
+        spec = self._files.spec
+        return {
+            "model": self._name,
+            "directory": os.fspath(self._files.directory),
+            "architecture": spec.architecture,
+            "layers": len(spec.layers),
+            "hidden_size": spec.hidden_size,
+            "vocab_size": spec.vocab_size,
+            "context": spec.max_position_embeddings,
+            "tokenizer": self._tokenizer.available,
+            "chat_template": "default" in self._tokenizer.chat_templates,
+            "eos_token_ids": list(self._model.eos_token_ids),
+            **self._engine_info,
+        }
+
+    def metrics(self) -> EngineMetrics:
+        """What the engine has done and what it holds. Never waits for a running step.
+
+        Raises EngineError once the engine is closed.
+        """
+        return EngineMetrics.from_json(self._driver.metrics())
+
+    def close(self) -> None:
+        """Frees weights and cache. A call that still runs in another thread gets an EngineError."""
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_prompt(self, prompt: object) -> ReadPrompt:
+        model = self._model
+        return read_prompt(
+            prompt,
+            self._tokenizer,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            limited_by=model.limited_by,
+        )
+
+    def _request(
+        self,
+        prompt: object,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: object = 0,
+        prompt_logprobs_from: int = 1,
+    ) -> Request:
+        check_vocabulary(params, self._model.vocab_size)
+        priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
+        read = self._read_prompt(prompt)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        return Request(
+            str(next(self._request_numbers)) if request_id is None else request_id,
+            read,
+            params.completed(self._files.defaults),
+            seed,
+            self._model,
+            priority=priority,
+            prompt_logprobs_from=prompt_logprobs_from,
+        )
+
+    def _chat_template(self, chosen: str | None) -> str:
+        templates = self._tokenizer.chat_templates
+        if chosen is None:
+            if "default" not in templates:
+                where = f"{self._files.directory}: neither chat_template.jinja nor tokenizer_config.json has one"
+                raise ChatTemplateError(f"the model has no chat template ({where}); give chat_template")
+            return templates["default"]
+        return templates.get(chosen, chosen)
+
+    def _tokenizer_eos(self) -> tuple[int, ...]:
+        """The tokenizer's end-of-sequence token, for models whose configuration names none."""
+        token = self._tokenizer.special_tokens.get("eos_token")
+        token_id = None if token is None else self._tokenizer.token_id(token)
+        return () if token_id is None else (token_id,)
+
+
+def only_params(params: object) -> SamplingParams:
+    """The SamplingParams of one request; None stands for the defaults.
+
+    Raises InvalidParameterError.
+    """
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise InvalidParameterError(f"sampling_params is {shown(params)}; it must be a SamplingParams")
+    return params
+
+
+def stream_params(params: object) -> SamplingParams:
+    """As `only_params`, with one completion alone.
+
+    Raises InvalidParameterError.
+    """
+    checked = only_params(params)
+    if checked.n != 1:
+        raise InvalidParameterError(f"n is {checked.n}; a stream has one completion: the limit is 1")
+    return checked

@@ -1,0 +1,129 @@
+"""The requests of an `AsyncLLM` that have not ended: who may come in, who is there, and when all are gone.
+
+Any event loop and the engine's thread come here; nothing in here waits for a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from ferrule.collector import Collector
+from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
+
+
+class Registry:
+    """Requests by name.
+
+    At most `limit` sequences may wait to be scheduled; `waiting` says how many do in the engine.
+    """
+
+    def __init__(self, limit: int, waiting: Callable[[], int]) -> None:
+        self.refused = 0
+        """Requests for which there was no room."""
+        self._limit = limit
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._collectors: dict[str, Collector] = {}
+        self._sequences = 0
+        self._failure: str | None = None
+        self._draining = False
+        self._idle: list[asyncio.Future[None]] = []
+
+    def admit(self, collector: Collector) -> None:
+        """Lets a request in.
+
+        Raises QueueFullError, InvalidParameterError for the name of another one, EngineError.
+        """
+        with self._lock:
+            self.check_health()
+            if self._draining:
+                raise EngineError("the engine is draining; it takes no new requests")
+            if collector.request_id in self._collectors:
+                raise InvalidParameterError(
+                    f"request_id is {collector.request_id!r}; a request of that name still runs"
+                )
+            self._check_room(collector.n)
+            self._collectors[collector.request_id] = collector
+            self._sequences += collector.n
+
+    def remove(self, collector: Collector) -> None:
+        """Lets a request go, if it is still there."""
+        with self._lock:
+            if self._collectors.get(collector.request_id) is not collector:
+                return
+            del self._collectors[collector.request_id]
+            self._sequences -= collector.n
+            idle = [] if self._collectors else self._idle
+            if idle:
+                self._idle = []
+        _resolve(idle)
+
+    def find(self, request_id: str) -> Collector | None:
+        """The request of that name."""
+        return self._collectors.get(request_id)
+
+    def all(self) -> list[Collector]:
+        """Those that are there now."""
+        with self._lock:
+            return list(self._collectors.values())
+
+    def drain(self) -> None:
+        """From now on nobody comes in."""
+        self._draining = True
+
+    async def wait_until_idle(self) -> None:
+        """Until nobody is there."""
+        future = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if not self._collectors:
+                return
+            self._idle.append(future)
+        await future
+
+    def fail(self, reason: str) -> list[Collector]:
+        """Ends it all, for the first reason that is given; those that were still there, for whom it is over."""
+        with self._lock:
+            self._failure = self._failure or reason
+            collectors = list(self._collectors.values())
+            self._collectors.clear()
+            self._sequences = 0
+            idle, self._idle = self._idle, []
+        _resolve(idle)
+        return collectors
+
+    def check_health(self) -> None:
+        """Raises EngineError where it is all over."""
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+    def after_fork(self) -> None:
+        """In the child, to which neither the readers nor the engine's thread came along."""
+        self._lock = threading.Lock()
+        if self._collectors and self._failure is None:
+            self._failure = "the process was forked while the engine ran; make a new AsyncLLM in the child"
+        self._collectors, self._sequences, self._idle = {}, 0, []
+
+    def _check_room(self, n: int) -> None:
+        if self._sequences + n <= self._limit:  # fewer are there than may wait: the engine need not be asked
+            return
+        waiting = self._waiting() + sum(each.n for each in self._collectors.values() if not each.added)
+        if waiting + n > self._limit:
+            self.refused += 1
+            raise QueueFullError(
+                f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {self._limit}"
+            )
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        try:
+            future.get_loop().call_soon_threadsafe(_set, future)
+        except RuntimeError:  # its loop is closed, and nobody waits there
+            continue
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
