@@ -302,13 +302,15 @@ def test_an_abort_before_the_engine_has_heard_of_the_request(engine: type[fakes.
     async def test() -> None:
         async with AsyncLLM() as llm:
             task = asyncio.create_task(last(llm.generate("text " * 1500, sampled(3, n=2), "read")))
-            await until(lambda: llm._registry.find("read") is not None)
+            await asyncio.sleep(0)
+            assert llm._registry.find("read") is not None
             await llm.abort("read")
             assert [completion.finish_reason for completion in (await task).outputs] == ["abort"] * 2
             beside = asyncio.create_task(last(llm.generate("x", sampled(2))))
             await until(lambda: fake_of(llm).stepping)
             task = asyncio.create_task(last(llm.generate("y", sampled(3, n=2), "posted")))
-            await until(lambda: llm._engine_thread._commands.qsize() == 1)
+            await asyncio.sleep(0)
+            assert llm._registry.find("posted") is not None
             await llm.abort("posted")
             output = await task
             assert fake_of(llm).stepping, "an abort waited for a step"
