@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,14 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> type[fakes.Engine]:
     monkeypatch.setitem(sys.modules, "ferrule._native", module)
     monkeypatch.setattr(ferrule, "_native", module, raising=False)
     return Engine
+
+
+@pytest.fixture
+def engine(fake_engine: type[fakes.Engine]) -> Iterator[type[fakes.Engine]]:
+    """The fake for tests of AsyncLLM, which leave no thread behind."""
+    yield fake_engine
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ferrule-engine"]
 
 
 @pytest.fixture

@@ -159,7 +159,6 @@ class Engine:
         self.next_id += 1
         if fork_of is not None:
             self.forks.append((self.next_id, fork_of))
-        self.counters["prompt_tokens"] += len(prompt_token_ids)
         self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params), fork_of)
         return self.next_id
 
@@ -299,6 +298,7 @@ class Engine:
                 sequence.cached = min(sequence.cached, params["prompt_logprobs_from"] - 1)
             sequence.computed = sequence.cached
             sequence.scheduled = sequence.now()
+            self.counters["prompt_tokens"] += len(sequence.prompt)
             self.counters["cached_prompt_tokens"] += sequence.cached
             self.histograms["queue"].add(sequence.scheduled)
 

@@ -55,8 +55,9 @@ class EngineMetrics:
     requests_refused: int
     """For want of room in the queue."""
     prompt_tokens: int
+    """Of all requests that have begun."""
     cached_prompt_tokens: int
-    """Of these, taken from the prefix cache."""
+    """Of these, not computed: taken from the prefix cache, or from another completion of the same prompt."""
     computed_tokens: int
     """Through the model, in prefill and decode, again after a preemption."""
     generated_tokens: int
@@ -65,11 +66,12 @@ class EngineMetrics:
     running: int
     """Sequences that hold pages: a gauge, as the next four."""
     waiting: int
-    """Sequences that wait to be scheduled."""
+    """Sequences that wait, new ones and those that gave their pages up."""
     pages_total: int
     pages_free: int
+    """Pages that no request holds."""
     pages_cached: int
-    """Pages that only the prefix cache holds, and that requests can have."""
+    """Of these, kept for requests that begin with the same tokens."""
     prefix_queries_tokens: int
     """Prompt tokens that were looked up in the prefix cache."""
     prefix_hits_tokens: int

@@ -1,0 +1,86 @@
+"""AsyncLLM and scores on the engine itself: figures A and B of the list of faults, in small."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+
+from ferrule import LLM, AsyncLLM, QueueFullError, RequestOutput, SamplingParams
+
+pytestmark = pytest.mark.native
+
+CLIENTS = 48
+PROMPTS = [f"Once upon a time there were {number} kings" + " and a queen" * (number % 7) for number in range(CLIENTS)]
+
+
+def params(number: int, n: int = 1) -> SamplingParams:
+    return SamplingParams(temperature=0.8, seed=number, max_tokens=8 + number % 30, ignore_eos=True, n=n)
+
+
+async def last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    return [output async for output in outputs][-1]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    """What each client gets from an engine that serves nobody else."""
+    with LLM(threads=2) as llm:
+        outputs = [llm.generate(prompt, params(number))[0] for number, prompt in enumerate(PROMPTS)]
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_each_of_many_clients_gets_what_it_gets_alone(alone: list[list[int]]) -> None:
+    async def clients() -> list[list[int]]:
+        async with AsyncLLM(threads=2) as llm:
+            work = (last(llm.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS))
+            return [output.outputs[0].token_ids for output in await asyncio.gather(*work)]
+
+    assert asyncio.run(clients()) == alone
+
+
+def test_clients_that_leave_give_all_pages_back_and_disturb_nobody(alone: list[list[int]]) -> None:
+    generator = random.Random(5)
+
+    async def client(llm: AsyncLLM, number: int) -> None:
+        await asyncio.sleep(generator.random() / 4)
+        try:
+            if generator.random() < 0.4:
+                async with asyncio.timeout(generator.random() / 20):
+                    await last(llm.generate(PROMPTS[number], params(number, n=generator.choice([1, 4]))))
+            else:
+                output = await last(llm.generate(PROMPTS[number], params(number)))
+                assert output.outputs[0].token_ids == alone[number]
+        except (TimeoutError, QueueFullError):
+            pass
+
+    async def clients() -> None:
+        # Little room: requests wait, are refused, and give their pages up to others.
+        async with AsyncLLM(threads=2, kv_cache_memory=2_000_000, max_queued_requests=40) as llm:
+            await asyncio.gather(*(client(llm, number % CLIENTS) for number in range(4 * CLIENTS)))
+            await last(llm.generate("x", params(1)))  # once this is over, every abort has been heard
+            metrics = llm.metrics()
+            assert (metrics.running, metrics.waiting) == (0, 0)
+            assert metrics.pages_free == metrics.pages_total
+            assert metrics.requests_finished["abort"] > 0
+            await llm.drain(0)
+
+    asyncio.run(clients(), debug=True)
+
+
+def test_a_score_is_what_the_logits_say() -> None:
+    with LLM(threads=2, quantization="f32") as llm:
+        prompt = llm.tokenize("The capital of France is")
+        texts = [" Paris", " Rome, of course", " the the the"]
+        for text, score in zip(texts, llm.score("The capital of France is", texts), strict=True):
+            ids = llm.tokenize(text, add_special_tokens=False)
+            rows = llm.logits([*prompt, *ids]).astype(np.float64)[len(prompt) - 1 : -1]
+            logprobs = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+            assert score.token_ids == ids
+            assert score.token_logprobs == pytest.approx(
+                [row[i] for row, i in zip(logprobs, ids, strict=True)], abs=1e-4
+            )
+            assert score.is_greedy == all(row.argmax() == i for row, i in zip(logprobs, ids, strict=True))
