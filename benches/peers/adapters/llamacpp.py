@@ -125,7 +125,7 @@ class LlamaCpp:
     def _choose(self) -> tuple[bool, bool]:
         """Opens the context that is fastest; says whether it has flash attention, which a q8_0 cache needs, and one cache
         for all sequences."""
-        length = min(BATCH, self._job.context - 32)
+        length = min(BATCH // self._job.batch, self._job.context - 32)
         prompts = [list(range(3 + sequence, 3 + sequence + length)) for sequence in range(self._job.batch)]
         seconds: dict[tuple[bool, bool], float] = {}
         for flash in (True,) if self._kv_type != llama_cpp.GGML_TYPE_F16 else (True, False):

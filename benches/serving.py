@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""What many callers of one engine feel: gaps beside a long prompt, prompts that begin alike, tasks that give up.
+
+    python benches/serving.py gaps --shape llama-1b --quantization int4
+    python benches/serving.py prefix --shape llama-1b --quantization int4
+    python benches/serving.py tasks
+
+Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ferrule import LLM, AsyncLLM, SamplingParams
+from ferrule.bench.machine import Machine
+from ferrule.prompt import TokensPrompt
+
+HEARTBEAT = 0.001
+"""Seconds that a task sleeps which watches the event loop."""
+
+
+def prompt(numbers: random.Random, vocab_size: int, length: int) -> TokensPrompt:
+    """Random tokens."""
+    return {"prompt_token_ids": numbers.choices(range(vocab_size), k=length)}
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value that so large a share does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def model(options: argparse.Namespace, **more: Any) -> LLM:
+    """The shape, or the embedded model."""
+    more |= {"quantization": options.quantization, "threads": options.threads, "kv_cache_dtype": options.kv_cache_dtype}
+    return LLM(**more) if options.shape is None else LLM.from_shape(options.shape, **more)
+
+
+def gaps(options: argparse.Namespace) -> dict[str, Any]:
+    """Time between tokens of sequences that decode, while a long prompt is read beside them."""
+    numbers = random.Random(1)
+    with model(options, enable_prefix_caching=False, target_itl=options.target_itl) as llm:
+        vocab_size = llm.info()["vocab_size"]
+        machine = Machine(llm.info()["threads"])
+        before = machine.measure()
+        arrived: list[list[float]] = [[] for _ in range(options.neighbours)]
+        started = threading.Barrier(options.neighbours + 1)
+        done = threading.Event()
+
+        def decode(index: int) -> None:
+            params = SamplingParams(temperature=0, ignore_eos=True)
+            for delta in llm.stream(prompt(random.Random(index), vocab_size, 128), params):
+                arrived[index].extend([time.perf_counter()] * len(delta.token_ids))
+                if len(arrived[index]) == 1:
+                    started.wait()
+                if done.is_set():
+                    return
+
+        threads = [threading.Thread(target=decode, args=(index,)) for index in range(options.neighbours)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        time.sleep(2.0)  # they decode undisturbed
+        begin = time.perf_counter()
+        one = SamplingParams(temperature=0, max_tokens=1)
+        llm.generate(prompt(numbers, vocab_size, options.prompt), one)
+        end = time.perf_counter()
+        done.set()
+        for thread in threads:
+            thread.join()
+        after = machine.measure()
+
+    def between(first: float, last: float) -> list[float]:
+        pairs = [pair for times in arrived for pair in zip(times, times[1:], strict=False)]
+        return [new - old for old, new in pairs if first <= new <= last]
+
+    beside, undisturbed = between(begin, end), between(begin - 2.0, begin)
+    return {
+        "neighbours": options.neighbours,
+        "prompt": options.prompt,
+        "prompt_seconds": end - begin,
+        "gaps": len(beside),
+        "gap_median_ms": 1e3 * statistics.median(beside),
+        "gap_p99_ms": 1e3 * quantile(beside, 0.99),
+        "gap_max_ms": 1e3 * max(beside),
+        "undisturbed_gap_median_ms": 1e3 * statistics.median(undisturbed),
+        "read_gbps": [before.read / 1e9, after.read / 1e9],
+        "int8_gops": [before.int8 / 1e9, after.int8 / 1e9],
+    }
+
+
+def prefix(options: argparse.Namespace) -> dict[str, Any]:
+    """Time to the first token of prompts that begin alike: the first, later ones, and the first after a restart."""
+    results: dict[str, list[float]] = {"first": [], "second": [], "restarted": []}
+    with tempfile.TemporaryDirectory() as folder:
+        cache = {"prefix_cache_dir": Path(folder) / "pages"}
+        for round_number in range(options.repeat):
+            shared: list[int] = []
+
+            def ask(llm: LLM, own: int) -> float:
+                vocab_size = llm.info()["vocab_size"]
+                if not shared:
+                    shared.extend(random.Random(round_number).choices(range(vocab_size), k=options.prompt))
+                tail = random.Random(own).choices(range(vocab_size), k=options.own)
+                params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+                output = llm.generate({"prompt_token_ids": [*shared, *tail]}, params)[0]
+                if output.metrics.time_to_first_token is None:
+                    raise RuntimeError("no first token")
+                return output.metrics.time_to_first_token
+
+            with model(options, **cache) as llm:
+                llm.generate({"prompt_token_ids": [1] * 64}, SamplingParams(max_tokens=2))  # first touch of the weights
+                results["first"].append(ask(llm, 1))
+                results["second"].append(ask(llm, 2))
+            with model(options, **cache) as llm:
+                llm.generate({"prompt_token_ids": [1] * 64}, SamplingParams(max_tokens=2))
+                results["restarted"].append(ask(llm, 3))
+    medians = {name: statistics.median(seconds) for name, seconds in results.items()}
+    return {
+        "shared_tokens": options.prompt,
+        "own_tokens": options.own,
+        "ttft_seconds": medians,
+        "second_share": statistics.median(b / a for a, b in zip(results["first"], results["second"], strict=True)),
+        "restarted_share": statistics.median(b / a for a, b in zip(results["first"], results["restarted"], strict=True)),
+    }
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def run_tasks(options: argparse.Namespace) -> dict[str, Any]:
+    """Many tasks on one AsyncLLM, of which some are cancelled; every other one gets what it gets alone."""
+    numbers = random.Random(1)
+    llm = AsyncLLM(threads=options.threads, max_num_seqs=32)
+    vocab_size = llm.info()["vocab_size"]
+
+    def params(seed: int) -> SamplingParams:
+        return SamplingParams(temperature=0.8, seed=seed, max_tokens=8 + seed % 40, ignore_eos=True)
+
+    kinds = [prompt(numbers, vocab_size, 1 + 7 * kind) for kind in range(24)]
+
+    async def ask(kind: int) -> list[int]:
+        output = None
+        async for output in llm.generate(kinds[kind], params(kind)):
+            pass
+        if output is None:
+            raise RuntimeError("no output")
+        return output.outputs[0].token_ids
+
+    alone = [await ask(kind) for kind in range(len(kinds))]
+    longest = 0.0
+    watching = True
+
+    async def watch() -> None:
+        nonlocal longest
+        while watching:
+            before = time.perf_counter()
+            await asyncio.sleep(HEARTBEAT)
+            longest = max(longest, time.perf_counter() - before - HEARTBEAT)
+
+    watcher = asyncio.create_task(watch())
+    memory: list[int] = []
+    lost = mixed = cancelled = 0
+    begin = time.perf_counter()
+    for _ in range(options.waves):
+
+        async def one() -> None:
+            nonlocal mixed, cancelled
+            kind = numbers.randrange(len(kinds))
+            task = asyncio.create_task(ask(kind))
+            if numbers.random() < 0.3:
+                await asyncio.sleep(numbers.random() * 0.3)
+                task.cancel()
+            try:
+                mixed += await task != alone[kind]
+            except asyncio.CancelledError:
+                cancelled += 1
+
+        await asyncio.gather(*(one() for _ in range(options.requests)))
+        while (metrics := llm.metrics()).running or metrics.waiting:
+            await asyncio.sleep(0.01)
+        lost += metrics.pages_total - metrics.pages_free
+        memory.append(resident_bytes())
+    seconds = time.perf_counter() - begin
+    watching = False
+    await watcher
+    await llm.aclose()
+    half = len(memory) // 2
+    return {
+        "requests": options.requests * options.waves,
+        "cancelled": cancelled,
+        "mixed": mixed,
+        "pages_lost": lost,
+        "seconds": seconds,
+        "loop_blocked_max_ms": 1e3 * longest,
+        "memory_mb": [round(bytes_ / 1e6, 1) for bytes_ in memory],
+        "bytes_per_request_after_half": (memory[-1] - memory[half]) / max(options.requests * (len(memory) - 1 - half), 1),
+    }
+
+
+def tasks(options: argparse.Namespace) -> dict[str, Any]:
+    """As run_tasks."""
+    return asyncio.run(run_tasks(options))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+
+    def command(function: Callable[[argparse.Namespace], dict[str, Any]]) -> argparse.ArgumentParser:
+        made = commands.add_parser(function.__name__, help=function.__doc__)
+        made.set_defaults(function=function)
+        made.add_argument("--threads", type=int)
+        return made
+
+    def shaped(function: Callable[[argparse.Namespace], dict[str, Any]], length: int) -> argparse.ArgumentParser:
+        made = command(function)
+        made.add_argument("--shape", help="a name that `ferrule bench` knows; the embedded model without it")
+        made.add_argument("--quantization", default="auto")
+        made.add_argument("--kv-cache-dtype", default="auto")
+        made.add_argument("--prompt", type=int, default=length, help="tokens")
+        return made
+
+    beside = shaped(gaps, 8192)
+    beside.add_argument("--neighbours", type=int, default=4)
+    beside.add_argument("--target-itl", type=float)
+    alike = shaped(prefix, 2000)
+    alike.add_argument("--own", type=int, default=16, help="tokens of each prompt after those that all have")
+    alike.add_argument("--repeat", type=int, default=3)
+    many = command(tasks)
+    many.add_argument("--requests", type=int, default=1000)
+    many.add_argument("--waves", type=int, default=6)
+    options = parser.parse_args()
+    print(json.dumps(options.function(options), indent=1))
+
+
+if __name__ == "__main__":
+    main()
