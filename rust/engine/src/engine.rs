@@ -49,10 +49,12 @@ pub struct PrefixCacheDir {
     pub path: PathBuf,
     /// Bytes that it may hold.
     pub limit: u64,
+    /// Bytes that a step reads from there at the most, beyond one page: those who decode wait for it.
+    pub step_bytes: usize,
 }
 
-/// Logits of one sequence in a step, at the most: more of them than one token's are wanted where log-probabilities of a
-/// prompt are to be told, and each row is as long as the vocabulary.
+/// Logits of a step for the log-probabilities of prompts, at the most: every row is wanted there, and each is as long as
+/// the vocabulary.
 const MAX_LOGITS: usize = 1 << 24;
 
 /// Serves any number of requests from one model.
@@ -100,7 +102,7 @@ impl<M: LanguageModel> Engine<M> {
             return Err(ConfigError::PoolTooLarge { pages, limit });
         }
         let mut scheduler = new_scheduler(&model, &config);
-        if let Some(PrefixCacheDir { path, limit }) =
+        if let Some(PrefixCacheDir { path, limit, .. }) =
             config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
         {
             scheduler.pages.attach(DiskCache::open(path, *limit)?, &model);
@@ -362,7 +364,10 @@ impl<M: LanguageModel> Engine<M> {
         let output = |sequence: &Sequence| StepOutput { finish: Some(finish.clone()), ..StepOutput::empty(sequence) };
         self.last_outputs = self.scheduler.sequences().map(output).collect();
         self.metrics.requests_finished.error += self.last_outputs.len() as u64;
-        self.scheduler = new_scheduler(&self.model, &self.config);
+        let scheduler = new_scheduler(&self.model, &self.config);
+        let old = std::mem::replace(&mut self.scheduler, scheduler);
+        // A disk takes its time to close, and those who wait for this engine should hear of it first.
+        self.scheduler.pages.take_tier(old.pages);
         self.dead = Some(reason);
         self.publish();
     }
@@ -374,6 +379,7 @@ fn new_scheduler<M: LanguageModel>(model: &M, config: &EngineConfig) -> Schedule
         max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
         max_num_batched_tokens: config.max_num_batched_tokens,
         logit_rows: MAX_LOGITS / model.vocab_size().max(1),
+        fetch_bytes: config.prefix_cache_dir.as_ref().map_or(0, |directory| directory.step_bytes),
     };
     Scheduler::new(pages, limits)
 }

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use crate::RequestId;
-use crate::pages::{PageMove, Pages};
+use crate::pages::{FetchBudget, PageMove, Pages};
 use crate::sequence::Sequence;
 
 /// The part of a sequence that a step computes.
@@ -27,7 +27,7 @@ pub(crate) struct Scheduled {
 }
 
 /// What a step computes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Schedule {
     /// Decode rows, then prefill chunks; a sequence is in it at most once.
     pub chunks: Vec<Scheduled>,
@@ -37,12 +37,10 @@ pub(crate) struct Schedule {
     tokens: usize,
     /// The most that they may be.
     limit: usize,
-    /// Bytes that may still be read from a disk.
-    fetch_bytes: usize,
+    /// Rows that may still be planned for the log-probabilities of prompts.
+    logit_rows: usize,
+    fetch: FetchBudget,
 }
-
-/// Bytes that a step reads from a disk at the most, so that those who decode do not wait for it.
-const MAX_FETCH_BYTES: usize = 32 << 20;
 
 /// What bounds a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +49,10 @@ pub(crate) struct StepLimits {
     pub max_num_seqs: usize,
     /// Tokens.
     pub max_num_batched_tokens: usize,
-    /// Rows whose logits are wanted, of a sequence that wants many.
+    /// Rows whose logits are wanted for the log-probabilities of prompts.
     pub logit_rows: usize,
+    /// Bytes read from a disk.
+    pub fetch_bytes: usize,
 }
 
 /// The queues.
@@ -114,8 +114,7 @@ impl Scheduler {
     /// Plans a step and gives out the pages for it. Beside sequences that decode, the prompts get no more than
     /// `prompt_tokens`.
     pub fn schedule(&mut self, prompt_tokens: usize) -> Schedule {
-        let limit = self.limits.max_num_batched_tokens;
-        let mut plan = Schedule { limit, fetch_bytes: MAX_FETCH_BYTES, ..Schedule::default() };
+        let mut plan = Schedule::new(self.limits);
         for sequence in &mut self.running {
             self.pages.release_passed(&mut sequence.tables, sequence.computed);
         }
@@ -158,12 +157,16 @@ impl Scheduler {
             let others_want = planned == 0
                 && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(|other| other.pending() > 1));
             let sequence = &mut self.running[index];
-            let pending = sequence.pending().min(sequence.chunk_limit(self.limits.logit_rows));
+            let logit_rows = plan.logit_rows + if sequence.chunk_tells(planned) { planned } else { 0 };
+            let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
             let share = if others_want && sequence.pending() > left { left.div_ceil(2) } else { left };
             let count = self.pages.fits(&sequence.tables, sequence.computed, pending.min(planned + share));
             if count > planned {
                 self.pages.extend(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
                 sequence.note_scheduled();
+                if sequence.chunk_tells(count) {
+                    plan.logit_rows = logit_rows.saturating_sub(count);
+                }
                 plan.set(index, count);
                 return;
             }
@@ -190,7 +193,7 @@ impl Scheduler {
                 continue;
             }
             let Some(mut next) = self.waiting.remove(place) else { return };
-            let found = self.take_over(&mut next, plan);
+            let found = self.take_over(&mut next);
             let mut promised = vec![0; self.pages.groups()];
             for sequence in self.running.iter().filter(|sequence| sequence.pending() > 1) {
                 self.pages.add_promised(&sequence.tables, sequence.tokens.len(), chunk, &mut promised);
@@ -221,8 +224,10 @@ impl Scheduler {
 
     /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its twin.
     /// Says how many tokens were kept.
-    fn take_over(&mut self, next: &mut Sequence, plan: &mut Schedule) -> usize {
-        let (kept, _) = reuse(&mut self.pages, next, plan);
+    fn take_over(&mut self, next: &mut Sequence) -> usize {
+        let most = next.reusable();
+        let kept = self.pages.reuse(&mut next.tables, &next.tokens, 0, most);
+        next.note_reused(kept);
         let shared = (next.prompt_len - 1).min(next.reusable());
         let twin = self.running.iter().find(|sequence| Some(sequence.id) == next.twin && sequence.computed >= shared);
         if let Some(twin) = twin.filter(|_| shared > next.computed)
@@ -262,13 +267,24 @@ fn reuse(pages: &mut Pages, sequence: &mut Sequence, plan: &mut Schedule) -> (us
     let (before, most) = (sequence.computed, sequence.reusable());
     let Sequence { tables, tokens, .. } = sequence;
     let mut computed = pages.reuse(tables, tokens, before, most);
-    let more_to_come = pages.fetch(tables, tokens, (computed, most), &mut plan.fetch_bytes, &mut plan.moves);
+    let more_to_come = pages.fetch(tables, tokens, (computed, most), &mut plan.fetch, &mut plan.moves);
     computed = pages.reuse(tables, tokens, computed, most);
     sequence.note_reused(computed);
     (computed - before, more_to_come)
 }
 
 impl Schedule {
+    fn new(limits: StepLimits) -> Self {
+        Self {
+            chunks: Vec::new(),
+            moves: Vec::new(),
+            tokens: 0,
+            limit: limits.max_num_batched_tokens,
+            logit_rows: limits.logit_rows,
+            fetch: FetchBudget::new(limits.fetch_bytes),
+        }
+    }
+
     /// Tokens planned of the sequence of an index.
     fn planned(&self, index: usize) -> usize {
         self.chunks.iter().find(|chunk| chunk.index == index).map_or(0, |chunk| chunk.count)
@@ -310,7 +326,7 @@ mod tests {
 
     fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> Scheduler {
         let group = KvGroup { layers: 1, window: None, page_bytes: 1 };
-        let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4 };
+        let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4, fetch_bytes: 0 };
         Scheduler::new(Pages::new(&[group], &[pages], false), limits)
     }
 
@@ -481,6 +497,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
         /// What the module says of itself: the first in rank of those that run advances, limits hold, and equal
         /// priorities are let in by arrival.
         #[test]

@@ -43,7 +43,10 @@ impl<M: LanguageModel> Engine<M> {
                     break;
                 }
                 computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, cancel)?;
-                engine.scheduler.pages.keep(tables, &tokens, computed);
+                let pages = &mut engine.scheduler.pages;
+                for fresh in pages.keep(tables, &tokens, computed) {
+                    pages.save(tables, &fresh, &engine.model);
+                }
             }
             let fingerprint = engine.model.fingerprint();
             let payload_len = payload_len(&engine.model);
@@ -62,7 +65,7 @@ impl<M: LanguageModel> Engine<M> {
         if !self.config.enable_prefix_caching {
             return Err(EngineError::NoPrefixCache);
         }
-        let state = decode_state(state, &self.model.fingerprint(), payload_len(&self.model))?;
+        let state = decode_state(state, || self.model.fingerprint(), payload_len(&self.model))?;
         check_prompt(&state.tokens, self.model.vocab_size())?;
         let salt = state.salt.map(Arc::from);
         let pages = &mut self.scheduler.pages;
@@ -76,6 +79,7 @@ impl<M: LanguageModel> Engine<M> {
         moves.iter().for_each(|page_move| page_move.apply(&mut self.model));
         let computed = pages.reuse(&mut tables, &state.tokens, computed, most);
         pages.release(&mut tables);
+        self.publish();
         Ok((state.tokens, computed))
     }
 }

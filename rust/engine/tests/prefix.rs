@@ -28,7 +28,7 @@ fn config() -> EngineConfig {
 }
 
 fn on_disk(directory: &Path) -> EngineConfig {
-    let directory = PrefixCacheDir { path: directory.join("pages"), limit: 1 << 30 };
+    let directory = PrefixCacheDir { path: directory.join("pages"), limit: 1 << 30, step_bytes: 32 << 20 };
     EngineConfig { prefix_cache_dir: Some(directory), ..config() }
 }
 
@@ -205,6 +205,49 @@ fn what_led_to_logits_that_are_not_numbers_is_not_kept() {
     assert_eq!(record_files(&directory.path().join("pages")).len(), 6);
     let mut restarted = poisoned(&on_disk(directory.path()));
     assert_eq!(ask(&mut restarted, prompt(100, 62), greedy(1)).1, 5);
+}
+
+/// The same after the request gave its pages up, and what was kept of it made room for others.
+#[test]
+fn what_led_there_is_not_kept_after_a_preemption_either() {
+    let config = EngineConfig { pages: vec![9], max_model_len: 140, ..config() };
+    let mut model = FakeModel::new(&config, &[None]);
+    model.poison = Some(63);
+    let mut engine = Engine::new(model, config).unwrap();
+    let poisoned = [vec![62; 100], vec![63]].concat();
+    engine.add_request(Request { prompt: poisoned.clone(), params: greedy(1) }).unwrap();
+    engine.step(&Cancel::new()).unwrap();
+    // It has begun; one of a higher priority takes its place and its pages.
+    let urgent = SamplingParams { priority: -1, ..greedy(10) };
+    engine.add_request(Request { prompt: vec![5; 120], params: urgent }).unwrap();
+    let outputs = run(&mut engine);
+    assert_eq!(engine.metrics().preemptions, 1);
+    assert!(outputs.iter().any(|output| matches!(output.finish, Some(FinishReason::Sampling(_)))));
+    let healthy = [vec![62; 100], vec![61]].concat();
+    assert_eq!(ask(&mut engine, healthy, greedy(1)).1, 101);
+}
+
+/// A page larger than a step may read, and no room for what the disk has.
+#[test]
+fn a_disk_never_holds_up_who_could_compute() {
+    let directory = tempfile::tempdir().unwrap();
+    let step_bytes = |step_bytes| {
+        let config = on_disk(directory.path());
+        let prefix_cache_dir = config.prefix_cache_dir.map(|directory| PrefixCacheDir { step_bytes, ..directory });
+        EngineConfig { prefix_cache_dir, ..config }
+    };
+    let expected = ask(&mut engine(&step_bytes(0), &[None]), prompt(300, 1), greedy(5)).0;
+    for bytes in [0, 1, 1000] {
+        let mut restarted = engine(&step_bytes(bytes), &[None]);
+        assert_eq!(ask(&mut restarted, prompt(300, 1), greedy(5)), (expected.clone(), 301 - 288 + 4));
+    }
+    // Others fill the pool while the prompt is read page by page.
+    let mut small = engine(&EngineConfig { pages: vec![22], ..step_bytes(0) }, &[None]);
+    let long = small.add_request(Request { prompt: prompt(300, 1), params: greedy(5) }).unwrap();
+    small.add_request(Request { prompt: vec![9; 15], params: greedy(60) }).unwrap();
+    let outputs = run(&mut small);
+    let tokens: Vec<u32> = outputs_of(&outputs, long).flat_map(|output| output.token_ids.clone()).collect();
+    assert_eq!(tokens, expected);
 }
 
 #[test]

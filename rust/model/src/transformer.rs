@@ -1,7 +1,7 @@
 //! The forward pass: one for every architecture, over a ragged batch of prompt pieces and decode rows.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::add;
@@ -39,6 +39,8 @@ pub struct Transformer {
     options: LoadOptions,
     pool: Arc<Pool>,
     buffers: Buffers,
+    /// Computed when it is first asked for.
+    fingerprint: OnceLock<[u8; 32]>,
 }
 
 /// Buffers of a forward pass, kept from step to step. Shapes: `[rows, width]`.
@@ -96,7 +98,18 @@ impl Transformer {
         });
         let groups = groups.collect();
         let stores = Vec::new();
-        Ok(Self { spec, weights, places, shapes, groups, stores, options, pool, buffers: Buffers::default() })
+        Ok(Self {
+            spec,
+            weights,
+            places,
+            shapes,
+            groups,
+            stores,
+            options,
+            pool,
+            buffers: Buffers::default(),
+            fingerprint: OnceLock::new(),
+        })
     }
 
     /// Gives each group of layers a cache of so many pages, empty. Memory is taken as pages are first written.
@@ -242,7 +255,7 @@ impl LanguageModel for Transformer {
     }
 
     fn fingerprint(&self) -> [u8; 32] {
-        fingerprint(&self.spec, &self.weights, self.options, &self.pool)
+        *self.fingerprint.get_or_init(|| fingerprint(&self.spec, &self.weights, self.options, &self.pool))
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {

@@ -27,7 +27,8 @@ const DEFAULT_KV_SHARE: u64 = 2;
 /// A model with its weights, its key-value cache, its threads and its scheduler.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Engine {
-    engine: Mutex<engine::Engine<Transformer>>,
+    /// None once it is closed.
+    engine: Mutex<Option<engine::Engine<Transformer>>>,
     /// Read without waiting for whoever has the engine.
     metrics: Arc<Mutex<Metrics>>,
     interrupt: Interrupt,
@@ -40,12 +41,17 @@ impl Engine {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(MutexGuard<'_, engine::Engine<Transformer>>) -> T + Send,
-    ) -> T {
-        py.detach(|| {
+        call: impl FnOnce(&mut engine::Engine<Transformer>) -> T + Send,
+    ) -> PyResult<T> {
+        let result = py.detach(|| {
             let _gate = fork::keep_out();
-            call(self.engine.lock().unwrap_or_else(PoisonError::into_inner))
-        })
+            self.lock().as_mut().map(call)
+        });
+        result.ok_or_else(|| errors::EngineError::new_err("the engine is closed"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<engine::Engine<Transformer>>> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn error(&self, error: &EngineError) -> PyErr {
@@ -120,7 +126,7 @@ impl Engine {
         let engine = engine.map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         info["max_model_len"] = json!(engine.max_model_len());
         let metrics = engine.published_metrics();
-        Ok(Self { engine: Mutex::new(engine), metrics, interrupt, vocab_size, info: info.to_string() })
+        Ok(Self { engine: Mutex::new(Some(engine)), metrics, interrupt, vocab_size, info: info.to_string() })
     }
 
     /// Queues a request and returns its id.
@@ -132,37 +138,38 @@ impl Engine {
         params: &str,
         fork_of: Option<u64>,
     ) -> PyResult<u64> {
-        let added = SamplingParams::from_json(params, self.vocab_size).map_err(RequestError::from).and_then(|params| {
-            let request = Request::from_ids(&prompt_token_ids, self.vocab_size, params)?;
-            self.with(py, |mut engine| match fork_of {
-                Some(other) => engine.fork_request(request, engine::RequestId(other)),
-                None => engine.add_request(request),
-            })
-        });
+        let request = SamplingParams::from_json(params, self.vocab_size)
+            .map_err(RequestError::from)
+            .and_then(|params| Request::from_ids(&prompt_token_ids, self.vocab_size, params))
+            .map_err(|error| errors::request_error(&error))?;
+        let added = self.with(py, |engine| match fork_of {
+            Some(other) => engine.fork_request(request, engine::RequestId(other)),
+            None => engine.add_request(request),
+        })?;
         added.map(|id| id.0).map_err(|error| errors::request_error(&error))
     }
 
     /// One batched forward pass and a sample for each sequence that is due.
     fn step(&self, py: Python<'_>) -> PyResult<Vec<StepOutput>> {
-        let outputs = self.with(py, |mut engine| engine.step(&self.interrupt.cancel));
+        let outputs = self.with(py, |engine| engine.step(&self.interrupt.cancel))?;
         let outputs = outputs.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         outputs.into_iter().map(|output| StepOutput::new(py, output)).collect()
     }
 
     /// Ends a request at once.
-    fn abort(&self, py: Python<'_>, request_id: u64) -> bool {
-        self.with(py, |mut engine| engine.abort(engine::RequestId(request_id)))
+    fn abort(&self, py: Python<'_>, request_id: u64) -> PyResult<bool> {
+        self.with(py, |engine| engine.abort(engine::RequestId(request_id)))
     }
 
     /// Whether a step would do anything.
-    fn has_unfinished_requests(&self, py: Python<'_>) -> bool {
+    fn has_unfinished_requests(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |engine| engine.has_unfinished_requests())
     }
 
     /// The logits after each token, float32 `[tokens, vocab_size]`.
     fn logits<'py>(&self, py: Python<'py>, token_ids: Vec<i64>) -> PyResult<Bound<'py, PyByteArray>> {
-        let logits = self.with(py, |mut engine| engine.logits(&token_ids, &self.interrupt.cancel));
+        let logits = self.with(py, |engine| engine.logits(&token_ids, &self.interrupt.cancel))?;
         let logits = logits.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         PyByteArray::new_with(py, size_of_val(logits.as_slice()), |bytes| {
@@ -181,7 +188,7 @@ impl Engine {
         cache_salt: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let salt = cache_salt.map(Arc::from);
-        let state = self.with(py, |mut engine| engine.save_state(&token_ids, salt, &self.interrupt.cancel));
+        let state = self.with(py, |engine| engine.save_state(&token_ids, salt, &self.interrupt.cancel))?;
         let state = state.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         Ok(PyBytes::new(py, &state))
@@ -189,13 +196,22 @@ impl Engine {
 
     /// Brings a saved state into the prefix cache: its tokens, and how many of them are there now.
     fn restore_state(&self, py: Python<'_>, state: &[u8]) -> PyResult<(Vec<u32>, usize)> {
-        self.with(py, |mut engine| engine.restore_state(state)).map_err(|error| self.error(&error))
+        self.with(py, |engine| engine.restore_state(state))?.map_err(|error| self.error(&error))
     }
 
     /// What the engine has done and how long it took, as JSON.
     fn metrics(&self) -> PyResult<String> {
         let metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         serde_json::to_string(&metrics).map_err(|error| errors::EngineError::new_err(error.to_string()))
+    }
+
+    /// Frees the weights, the cache and the threads.
+    fn close(&self, py: Python<'_>) {
+        // Not while others wait for Python's lock: gigabytes are unmapped, and a disk may have something to write.
+        py.detach(|| {
+            let _gate = fork::keep_out();
+            drop(self.lock().take());
+        });
     }
 
     /// What is loaded and how, as JSON.

@@ -28,6 +28,8 @@ const DEFAULT_TARGET_ITL: f64 = 0.15;
 const MAX_TARGET_ITL: f64 = 3600.0;
 /// Bytes of a prefix cache's directory where the caller does not say.
 const DEFAULT_PREFIX_CACHE_DIR_LIMIT: i64 = 8 << 30;
+/// Bytes of it that a step reads: some hundredths of a second.
+const PREFIX_CACHE_STEP_BYTES: usize = 32 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -112,7 +114,11 @@ impl Options {
                 .transpose()?,
             target_itl: Duration::from_secs_f64(target_itl),
             enable_prefix_caching: raw.enable_prefix_caching,
-            prefix_cache_dir: raw.prefix_cache_dir.map(|path| PrefixCacheDir { path, limit }),
+            prefix_cache_dir: raw.prefix_cache_dir.map(|path| PrefixCacheDir {
+                path,
+                limit,
+                step_bytes: PREFIX_CACHE_STEP_BYTES,
+            }),
         })
     }
 }

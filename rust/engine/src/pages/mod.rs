@@ -29,7 +29,7 @@ pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
 pub use state::StateError;
 pub(crate) use state::{decode_state, encode_state};
 pub(crate) use tables::PageTables;
-pub(crate) use tier::{Fresh, PageMove, payload, payload_len};
+pub(crate) use tier::{FetchBudget, Fresh, PageMove, payload, payload_len};
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::KvGroup;
@@ -293,7 +293,10 @@ impl Pages {
                 for (group, &page) in self.groups.iter_mut().zip(&pages).filter(|&(_, &page)| page != PAGE_NONE) {
                     group.pool.keep(page);
                 }
-                tables.first_kept.get_or_insert(node);
+                // The first may have been forgotten while this one waited to be computed again.
+                if tables.first_kept.is_none_or(|first| !tree.contains(first)) {
+                    tables.first_kept = Some(node);
+                }
                 if let Some(parent) = tables.digest() {
                     fresh.push(Fresh { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
                 }

@@ -61,6 +61,11 @@ impl PrefixTree {
         self.by_tokens.get(&(place, *tokens)).copied()
     }
 
+    /// Whether a node is still there.
+    pub fn contains(&self, node: NodeId) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
     /// The pages of a node, one of each group or [`PAGE_NONE`].
     pub fn pages(&self, node: NodeId) -> &[PageId] {
         &self.nodes[&node].pages

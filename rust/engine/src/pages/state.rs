@@ -2,7 +2,8 @@
 //!
 //! States travel: users keep them in files and bring them back to another process, another build, or after someone
 //! else had them in hand. Every length is held against the bytes that are there before it is used; a checksum covers
-//! all. What it cannot tell is whether the token ids are the model's: who restores a state checks them as a prompt's.
+//! all. It finds damage, not malice: whoever can write a state can write any keys and values under any tokens, and any
+//! ids, which who restores a state checks as a prompt's. The salt stands there in clear.
 //!
 //! | bytes | |
 //! |---|---|
@@ -126,13 +127,14 @@ pub(crate) fn encode_state(
     state
 }
 
-/// Reads a state of the model with this fingerprint, whose pages have `payload_len` bytes.
+/// Reads a state of the model with this fingerprint, which is asked for only if the bytes look like a state, and whose
+/// pages have `payload_len` bytes.
 ///
 /// # Errors
 /// [`StateError`] for anything that [`encode_state`] did not write for the same model.
 pub(crate) fn decode_state<'a>(
     bytes: &'a [u8],
-    fingerprint: &[u8; 32],
+    fingerprint: impl FnOnce() -> [u8; 32],
     payload_len: usize,
 ) -> Result<State<'a>, StateError> {
     let mut reader = Reader { bytes, at: 0 };
@@ -161,8 +163,9 @@ pub(crate) fn decode_state<'a>(
     if checksum != *blake3::hash(&bytes[..end]).as_bytes() {
         return Err(StateError::Checksum);
     }
-    if found != *fingerprint {
-        return Err(StateError::OtherModel { found: first_digits(&found), expected: first_digits(fingerprint) });
+    let fingerprint = fingerprint();
+    if found != fingerprint {
+        return Err(StateError::OtherModel { found: first_digits(&found), expected: first_digits(&fingerprint) });
     }
     // Whoever can write a checksum can still write what no state has.
     let field = |field, found: String, required: String| StateError::Field { field, found, required };
@@ -251,7 +254,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let (.., bytes) = saved(Some("salt"), 40, 2);
-        let decode = |bytes: &[u8]| decode_state(bytes, &MODEL, PAGE_BYTES).map(|_| ()).unwrap_err();
+        let decode = |bytes: &[u8]| decode_state(bytes, || MODEL, PAGE_BYTES).map(|_| ()).unwrap_err();
         assert_eq!(decode(b""), StateError::Magic { bytes: 0 });
         assert_eq!(decode(b"PK\x03\x04 an archive"), StateError::Magic { bytes: 15 });
         assert_eq!(decode(&forged(&bytes, 8, &[9])), StateError::Version { found: 9, supported: 1 });
@@ -266,14 +269,14 @@ mod tests {
         *damaged.last_mut().unwrap() ^= 1;
         assert_eq!(decode(&damaged), StateError::Checksum);
         let other = StateError::OtherModel { found: "05050505".into(), expected: "06060606".into() };
-        assert_eq!(decode_state(&bytes, &[6; 32], PAGE_BYTES), Err(other));
+        assert_eq!(decode_state(&bytes, || [6; 32], PAGE_BYTES), Err(other));
     }
 
     #[test]
     fn a_forged_length_is_held_against_the_bytes_that_are_there() {
         let (.., bytes) = saved(Some("salt"), 40, 2);
         let decode = |at: usize, number: u64| {
-            decode_state(&forged(&bytes, at, &number.to_le_bytes()), &MODEL, PAGE_BYTES).unwrap_err().to_string()
+            decode_state(&forged(&bytes, at, &number.to_le_bytes()), || MODEL, PAGE_BYTES).unwrap_err().to_string()
         };
         let (salt_len, tokens) = (45, 45 + 8 + 4);
         let pages = tokens + 8 + 4 * 40;
@@ -299,11 +302,11 @@ mod tests {
             // Four pages of half the length are as many bytes.
             (forged(&bytes, 57 + 8 + 160, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page is 12"),
         ] {
-            let error = decode_state(&forged, &MODEL, PAGE_BYTES).unwrap_err().to_string();
+            let error = decode_state(&forged, || MODEL, PAGE_BYTES).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
         let halves = forged(&bytes, 57 + 8 + 160, &[4, 0, 0, 0, 0, 0, 0, 0, 12]);
-        let error = decode_state(&halves, &MODEL, 12).unwrap_err();
+        let error = decode_state(&halves, || MODEL, 12).unwrap_err();
         assert!(error.to_string().contains("the number of pages is 4, must be at most 2"));
     }
 
@@ -318,7 +321,7 @@ mod tests {
         fn a_state_is_read_as_it_was_written(salt: Option<String>, tokens in 0_usize..100, part in 0_usize..=100) {
             let count = tokens / PAGE_TOKENS * part / 100;
             let (tokens, pages, bytes) = saved(salt.as_deref(), tokens, count);
-            let state = decode_state(&bytes, &MODEL, PAGE_BYTES);
+            let state = decode_state(&bytes, || MODEL, PAGE_BYTES);
             prop_assert_eq!(state, Ok(State { salt, tokens, pages: pages.iter().map(Vec::as_slice).collect() }));
         }
 
@@ -331,18 +334,18 @@ mod tests {
         ) {
             let (.., bytes) = saved(salt.as_deref(), 40, 2);
             let place = place.index(bytes.len());
-            prop_assert!(decode_state(&bytes[..place], &MODEL, PAGE_BYTES).is_err());
-            prop_assert!(decode_state(&[&bytes[..], &more].concat(), &MODEL, PAGE_BYTES).is_err());
+            prop_assert!(decode_state(&bytes[..place], || MODEL, PAGE_BYTES).is_err());
+            prop_assert!(decode_state(&[&bytes[..], &more].concat(), || MODEL, PAGE_BYTES).is_err());
             let mut damaged = bytes;
             damaged[place] ^= flip;
-            prop_assert!(decode_state(&damaged, &MODEL, PAGE_BYTES).is_err());
+            prop_assert!(decode_state(&damaged, || MODEL, PAGE_BYTES).is_err());
         }
 
         #[test]
         fn bytes_of_any_kind_are_refused_quietly(bytes: Vec<u8>, payload_len: usize) {
-            prop_assert!(decode_state(&bytes, &MODEL, payload_len).is_err());
+            prop_assert!(decode_state(&bytes, || MODEL, payload_len).is_err());
             let begun = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
-            prop_assert!(decode_state(&begun, &MODEL, payload_len).is_err());
+            prop_assert!(decode_state(&begun, || MODEL, payload_len).is_err());
         }
     }
 }

@@ -29,6 +29,28 @@ pub(crate) struct PageLoad {
     payload: Vec<u8>,
 }
 
+/// Bytes that a step reads from a disk at the most, so that those who decode do not wait for it long. Whatever the limit
+/// and the size of a page, one is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FetchBudget {
+    left: usize,
+    is_fresh: bool,
+}
+
+impl FetchBudget {
+    pub fn new(bytes: usize) -> Self {
+        Self { left: bytes, is_fresh: true }
+    }
+
+    fn allows(self, bytes: usize) -> bool {
+        self.is_fresh || bytes <= self.left
+    }
+
+    fn spend(&mut self, bytes: usize) {
+        *self = Self { left: self.left.saturating_sub(bytes), is_fresh: false };
+    }
+}
+
 impl PageMove {
     /// Does it.
     pub fn apply(&self, model: &mut impl LanguageModel) {
@@ -93,6 +115,11 @@ impl Pages {
         self.tier = Some(Tier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });
     }
 
+    /// Takes over the disk of pages that are given up.
+    pub fn take_tier(&mut self, other: Self) {
+        self.tier = other.tier;
+    }
+
     /// What the disk did so far.
     pub fn disk_statistics(&self) -> Option<DiskStatistics> {
         self.tier.as_ref().map(|tier| tier.disk.statistics())
@@ -117,59 +144,69 @@ impl Pages {
         }
     }
 
-    /// Plants what the disk has of a sequence after its `computed` tokens, no further than `most` and no more bytes than
-    /// are left of `budget`. True if it has more.
+    /// Plants what the disk has of a sequence after its `computed` tokens, no further than `most`, as far as pages are
+    /// free and `budget` allows. True if it has more for the next step; whoever is told so has been given some, or another
+    /// sequence has.
     pub fn fetch(
         &mut self,
         tables: &PageTables,
         tokens: &[u32],
         (computed, most): (usize, usize),
-        budget: &mut usize,
+        budget: &mut FetchBudget,
         moves: &mut Vec<PageMove>,
     ) -> bool {
+        let room = self.room();
         let (Some(tier), Some(mut parent)) = (&mut self.tier, tables.digest()) else { return false };
         if !tables.is_followed_to(computed) {
             return false;
         }
         let mut found = Vec::new();
-        for page_tokens in tables.shareable_pages(tokens, most) {
+        let mut has_more = false;
+        for page_tokens in tables.shareable_pages(tokens, most).take(room) {
             let digest = parent.child(page_tokens);
             if !tier.disk.contains(&digest) {
                 break;
             }
-            if *budget < tier.payload_len {
-                self.plant(tables, found.into_iter(), moves);
-                return true;
+            if !budget.allows(tier.payload_len) {
+                has_more = true;
+                break;
             }
             let Some(payload) = tier.disk.load(&digest, &parent, page_tokens, tier.payload_len) else { break };
-            *budget -= tier.payload_len;
+            budget.spend(tier.payload_len);
             found.push((page_tokens, payload));
             parent = digest;
         }
-        self.plant(tables, found.into_iter(), moves);
-        false
+        let count = found.len();
+        self.plant(tables, found.into_iter(), moves) == count && has_more
     }
 
-    /// Enters pages in the tree behind those of a sequence that are there, as far as pages are free. Nobody holds them
-    /// then.
+    /// Pages of a sequence for which there is room in every group.
+    fn room(&self) -> usize {
+        self.groups.iter().map(|group| group.pool.free()).min().unwrap_or(usize::MAX)
+    }
+
+    /// Enters pages in the tree behind those of a sequence that are there, as far as pages are free; how many. Nobody
+    /// holds them then.
     pub fn plant<'a>(
         &mut self,
         tables: &PageTables,
         records: impl ExactSizeIterator<Item = (&'a PageTokens, Vec<u8>)>,
         moves: &mut Vec<PageMove>,
-    ) {
+    ) -> usize {
         if self.tree.is_none() {
-            return;
+            return 0;
         }
         let first = tables.followed();
-        let end = first + records.len();
+        let end = first + records.len().min(self.room());
         let mut held: Vec<GroupPage> = Vec::new();
         let mut place = tables.place();
-        for (index, (tokens, payload)) in (first..).zip(records) {
+        let mut planted = 0;
+        for (index, (tokens, payload)) in (first..end).zip(records) {
             let Some(node) = self.plant_one(place.clone(), (index, end), tokens, payload, &mut held, moves) else {
                 break;
             };
             place = Place::After(node);
+            planted += 1;
         }
         if let (Place::After(last), Some(tree)) = (place, &mut self.tree) {
             tree.prune(last);
@@ -178,6 +215,7 @@ impl Pages {
         for (group, page) in held.into_iter().rev() {
             self.groups[group].pool.release(page);
         }
+        planted
     }
 
     /// Enters the page of an index among those that end at another. None if no page is free for it.

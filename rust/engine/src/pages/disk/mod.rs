@@ -23,7 +23,7 @@ use folder::{Folder, ReadError};
 use writer::{Job, Writer};
 
 /// How long a process that ends waits for a disk.
-const CLOSE_TIME: Duration = Duration::from_secs(3);
+const CLOSE_TIME: Duration = Duration::from_millis(500);
 
 /// Why a directory cannot be a disk cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -237,15 +237,21 @@ impl DiskCache {
         }
     }
 
-    /// Takes records back, those that still wait to be written too.
+    /// Takes records back, those that still wait to be written too, unless the disk is so slow that waiting for it would
+    /// hold others up.
     pub fn discard(&mut self, digests: &[Digest]) {
-        if !digests.is_empty() {
-            self.flush();
-            digests.iter().for_each(|digest| self.shared.folder.remove(digest));
+        if digests.is_empty() {
+            return;
         }
+        self.forget_writer_of_other_process();
+        if let Some(owned) = &self.writer {
+            owned.writer.flush(Some(Instant::now() + CLOSE_TIME));
+        }
+        digests.iter().for_each(|digest| self.shared.folder.remove(digest));
     }
 
     /// Waits until all that was handed over is written, or was found not to be writable.
+    #[cfg(test)]
     pub fn flush(&mut self) {
         self.forget_writer_of_other_process();
         if let Some(owned) = &self.writer {
