@@ -17,7 +17,6 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,8 @@ from ferrule.prompt import TokensPrompt
 
 HEARTBEAT = 0.001
 """Seconds that a task sleeps which watches the event loop."""
+UNDISTURBED = 2.0
+"""Seconds that neighbours decode before a long prompt comes."""
 
 
 def prompt(numbers: random.Random, vocab_size: int, length: int) -> TokensPrompt:
@@ -48,49 +49,48 @@ def model(options: argparse.Namespace, **more: Any) -> LLM:
     return LLM(**more) if options.shape is None else LLM.from_shape(options.shape, **more)
 
 
-def gaps(options: argparse.Namespace) -> dict[str, Any]:
+async def run_gaps(options: argparse.Namespace) -> dict[str, Any]:
     """Time between tokens of sequences that decode, while a long prompt is read beside them."""
-    numbers = random.Random(1)
-    with model(options, enable_prefix_caching=False, target_itl=options.target_itl) as llm:
-        vocab_size = llm.info()["vocab_size"]
-        machine = Machine(llm.info()["threads"])
-        before = machine.measure()
-        arrived: list[list[float]] = [[] for _ in range(options.neighbours)]
-        started = threading.Barrier(options.neighbours + 1)
-        done = threading.Event()
+    shape = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype, "threads": options.threads}
+    shape |= {"enable_prefix_caching": False, "target_itl": options.target_itl}
+    llm = AsyncLLM(**shape) if options.shape is None else AsyncLLM.from_shape(options.shape, **shape)
+    vocab_size = llm.info()["vocab_size"]
+    machine = Machine(llm.info()["threads"])
+    before = machine.measure()
+    arrived: list[list[float]] = [[] for _ in range(options.neighbours)]
 
-        def decode(index: int) -> None:
-            params = SamplingParams(temperature=0, ignore_eos=True)
-            for delta in llm.stream(prompt(random.Random(index), vocab_size, 128), params):
-                arrived[index].extend([time.perf_counter()] * len(delta.token_ids))
-                if len(arrived[index]) == 1:
-                    started.wait()
-                if done.is_set():
-                    return
+    async def decode(index: int) -> None:
+        params = SamplingParams(temperature=0, ignore_eos=True)
+        async for delta in llm.stream(prompt(random.Random(index), vocab_size, 128), params):
+            arrived[index].extend([time.perf_counter()] * len(delta.token_ids))
 
-        threads = [threading.Thread(target=decode, args=(index,)) for index in range(options.neighbours)]
-        for thread in threads:
-            thread.start()
-        started.wait()
-        time.sleep(2.0)  # they decode undisturbed
-        begin = time.perf_counter()
-        one = SamplingParams(temperature=0, max_tokens=1)
-        llm.generate(prompt(numbers, vocab_size, options.prompt), one)
-        end = time.perf_counter()
-        done.set()
-        for thread in threads:
-            thread.join()
-        after = machine.measure()
+    neighbours = [asyncio.create_task(decode(index)) for index in range(options.neighbours)]
+    while not all(arrived):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(UNDISTURBED)
+    steps = llm.metrics().steps
+    begin = time.perf_counter()
+    one = SamplingParams(temperature=0, max_tokens=1)
+    async for _ in llm.generate(prompt(random.Random(-1), vocab_size, options.prompt), one):
+        pass
+    end = time.perf_counter()
+    steps = llm.metrics().steps - steps
+    for task in neighbours:
+        task.cancel()
+    await asyncio.gather(*neighbours, return_exceptions=True)
+    after = machine.measure()
+    await llm.aclose()
 
     def between(first: float, last: float) -> list[float]:
         pairs = [pair for times in arrived for pair in zip(times, times[1:], strict=False)]
         return [new - old for old, new in pairs if first <= new <= last]
 
-    beside, undisturbed = between(begin, end), between(begin - 2.0, begin)
+    beside, undisturbed = between(begin, end), between(begin - UNDISTURBED, begin)
     return {
         "neighbours": options.neighbours,
         "prompt": options.prompt,
         "prompt_seconds": end - begin,
+        "prompt_tokens_per_step": options.prompt / steps,
         "gaps": len(beside),
         "gap_median_ms": 1e3 * statistics.median(beside),
         "gap_p99_ms": 1e3 * quantile(beside, 0.99),
@@ -99,6 +99,11 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
         "read_gbps": [before.read / 1e9, after.read / 1e9],
         "int8_gops": [before.int8 / 1e9, after.int8 / 1e9],
     }
+
+
+def gaps(options: argparse.Namespace) -> dict[str, Any]:
+    """As run_gaps."""
+    return asyncio.run(run_gaps(options))
 
 
 def prefix(options: argparse.Namespace) -> dict[str, Any]:

@@ -34,7 +34,7 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: usize,
     /// Requests that wait for a place, at the most.
     pub max_queued_requests: Option<usize>,
-    /// How long a step should take at the most that computes prompts beside sequences that decode.
+    /// How long a step should take at the most that computes prompts beside sequences that decode and are streamed.
     pub target_itl: Duration,
     /// Whether pages are kept for requests that begin with the same tokens.
     pub enable_prefix_caching: bool,
@@ -273,7 +273,8 @@ impl<M: LanguageModel> Engine<M> {
 
     fn schedule_forward_sample(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
         let begin = Instant::now();
-        let plan = self.scheduler.schedule(self.pace.budget());
+        let watched = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);
+        let plan = self.scheduler.schedule(self.pace.budget(watched));
         for page_move in &plan.moves {
             page_move.apply(&mut self.model);
         }

@@ -10,6 +10,10 @@ use std::time::Duration;
 /// The least that a step takes of prompts: one page, so that they advance whatever the clock says.
 const LEAST: usize = 16;
 
+/// Seconds that a step may take where nobody sees tokens come: long enough for matmuls of some hundred rows, which cost
+/// the least a row, and short enough that those who have read their prompts go on beside them.
+const UNWATCHED: f64 = 0.4;
+
 /// The share of a new measurement that is cheaper than the last. One that is dearer counts at once.
 const EASING: f64 = 0.3;
 
@@ -29,10 +33,12 @@ impl Pace {
         Self { target: target.as_secs_f64(), decode: 0.0, token: None }
     }
 
-    /// Tokens of prompts that the next step may take if sequences decode in it.
-    pub fn budget(&self) -> usize {
+    /// Tokens of prompts that the next step may take if sequences decode in it; `watched` if someone waits for each of
+    /// their tokens.
+    pub fn budget(&self, watched: bool) -> usize {
         let Some(token) = self.token else { return LEAST };
-        let tokens = (self.target - self.decode).max(0.0) / token.max(f64::MIN_POSITIVE);
+        let target = if watched { self.target } else { self.target.max(UNWATCHED) };
+        let tokens = (target - self.decode).max(0.0) / token.max(f64::MIN_POSITIVE);
         (tokens as usize).max(LEAST)
     }
 
@@ -60,24 +66,25 @@ mod tests {
     #[test]
     fn steps_keep_to_the_target_as_the_context_grows() {
         let mut pace = Pace::new(Duration::from_millis(150));
-        assert_eq!(pace.budget(), LEAST);
+        assert_eq!(pace.budget(true), LEAST);
         (0..20).for_each(|_| pace.note(0.02, 4, 0));
         let mut longest: f64 = 0.0;
         for step in 0..200 {
-            let tokens = pace.budget();
+            let tokens = pace.budget(true);
             let seconds = 0.02 + tokens as f64 * (0.002 + 0.004 * f64::from(step) / 200.0);
             longest = longest.max(seconds);
             pace.note(seconds, 4, tokens);
         }
         assert!((0.15..0.16).contains(&longest), "{longest}");
-        assert!((18..=24).contains(&pace.budget()), "{}", pace.budget());
+        assert!(pace.budget(false) > 2 * pace.budget(true));
+        assert!((18..=24).contains(&pace.budget(true)), "{}", pace.budget(true));
         // A hiccup of the machine is forgotten within some steps.
         pace.note(3.0, 4, 20);
-        assert_eq!(pace.budget(), LEAST);
+        assert_eq!(pace.budget(true), LEAST);
         for _ in 0..20 {
-            pace.note(0.02 + pace.budget() as f64 * 0.006, 4, pace.budget());
+            pace.note(0.02 + pace.budget(true) as f64 * 0.006, 4, pace.budget(true));
         }
-        assert!((18..=24).contains(&pace.budget()), "{}", pace.budget());
+        assert!((18..=24).contains(&pace.budget(true)), "{}", pace.budget(true));
     }
 
     #[test]
@@ -85,13 +92,13 @@ mod tests {
         let mut pace = Pace::new(Duration::from_millis(150));
         (0..50).for_each(|_| pace.note(0.5, 4, 0));
         pace.note(0.6, 4, 16);
-        assert_eq!(pace.budget(), LEAST);
+        assert_eq!(pace.budget(true), LEAST);
     }
 
     #[test]
     fn a_clock_that_stands_still_sets_no_limit() {
         let mut pace = Pace::new(Duration::from_millis(150));
         pace.note(0.0, 0, 100);
-        assert!(pace.budget() > 1 << 40);
+        assert!(pace.budget(true) > 1 << 40);
     }
 }

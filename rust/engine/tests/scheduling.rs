@@ -101,6 +101,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 trace,
                 prompt_logprobs,
                 prompt_logprobs_from,
+                streams: seed.is_multiple_of(2),
                 priority,
                 cache_salt: cache_salt.map(Into::into),
             }

@@ -32,6 +32,7 @@ struct Fields {
     trace: Value,
     prompt_logprobs: Value,
     prompt_logprobs_from: Value,
+    streams: Value,
     priority: Value,
     cache_salt: Value,
 }
@@ -65,6 +66,7 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
         prompt_logprobs: integer(&limits::PROMPT_LOGPROBS, &fields.prompt_logprobs)?,
         prompt_logprobs_from: integer(&limits::PROMPT_LOGPROBS_FROM, &fields.prompt_logprobs_from)?
             .unwrap_or(default.prompt_logprobs_from),
+        streams: flag("streams", &fields.streams)?.unwrap_or(default.streams),
         priority: priority(&fields.priority)?.unwrap_or(default.priority),
         cache_salt: salt(&fields.cache_salt)?,
     })
@@ -128,6 +130,14 @@ fn seed(value: &Value) -> Result<u64, ParamError> {
         Ok(number) => u64::try_from(number).map_err(|_| out_of_range()),
         Err(true) => Err(out_of_range()),
         Err(false) => Err(ParamError::WrongType { field: FIELD, value: shown(value), expected: "a whole number" }),
+    }
+}
+
+fn flag(field: &'static str, value: &Value) -> Result<Option<bool>, ParamError> {
+    match value {
+        Value::Null => Ok(None),
+        Value::Bool(flag) => Ok(Some(*flag)),
+        _ => Err(ParamError::WrongType { field, value: shown(value), expected: "true or false" }),
     }
 }
 
@@ -292,6 +302,7 @@ mod tests {
             (r#""top_k": true"#, "top_k"),
             (r#""priority": 0.5"#, "priority"),
             (r#""cache_salt": 5"#, "cache_salt"),
+            (r#""streams": 1"#, "streams"),
             (r#""stop_token_ids": "stop""#, "stop_token_ids"),
             (r#""stop_token_ids": [1.5]"#, "stop_token_ids"),
             (r#""logit_bias": [1]"#, "logit_bias"),
@@ -318,7 +329,7 @@ mod tests {
         let text = r#"{"temperature": 0.5, "top_k": -1, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
             "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5},
             "seed": 18446744073709551615, "max_tokens": 7, "min_tokens": 7, "stop_token_ids": [9, 2, 9],
-            "logprobs": 20, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5, "priority": -2,
+            "logprobs": 20, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5, "streams": false, "priority": -2,
             "cache_salt": "a"}"#;
         let expected = SamplingParams {
             temperature: 0.5,
@@ -337,6 +348,7 @@ mod tests {
             trace: Some(3),
             prompt_logprobs: Some(0),
             prompt_logprobs_from: 5,
+            streams: false,
             priority: -2,
             cache_salt: Some("a".into()),
         };

@@ -102,6 +102,8 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<usize>,
     /// The position of the first token of the prompt that is reported; at least 1, since nothing precedes the first.
     pub prompt_logprobs_from: usize,
+    /// Whether someone waits for each token, and not for the last one alone.
+    pub streams: bool,
     /// Who goes first: lower numbers do.
     pub priority: i32,
     /// Requests share pages of the prefix cache with those of the same salt alone.
@@ -128,6 +130,7 @@ impl Default for SamplingParams {
             trace: None,
             prompt_logprobs: None,
             prompt_logprobs_from: 1,
+            streams: true,
             priority: 0,
             cache_salt: None,
         }
