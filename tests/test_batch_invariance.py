@@ -20,7 +20,10 @@ GOLDEN = Path(__file__).parent / "golden" / "logits"
 MODELS = {"tiny": TINY, "mistral_swa": GOLDEN / "mistral_swa"}
 FORMATS = [(weights, kv) for weights in ("f32", "int8", "int4") for kv in ("f32", "f16", "int8")]
 """Of the weights and of the cache."""
-CASES = [("tiny", formats) for formats in FORMATS] + [("mistral_swa", ("f32", "f16")), ("mistral_swa", ("int8", "int8"))]
+CASES = [("tiny", formats) for formats in FORMATS] + [
+    ("mistral_swa", ("f32", "f16")),
+    ("mistral_swa", ("int8", "int8")),
+]
 REQUESTS = 64
 PAGE_TOKENS = 16
 
