@@ -147,7 +147,7 @@ class Engine:
         self._alive()
         limit = self.options["max_queued_requests"]
         waiting = self._waiting()
-        if limit is not None and waiting >= limit:
+        if limit is not None and waiting >= limit + self._places() - (len(self.running) - waiting):
             self.counters["requests_refused"] += 1
             raise QueueFullError(
                 f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}"
@@ -259,7 +259,7 @@ class Engine:
                 "kv_windows": [{"window": None, "bytes_per_token": 10}, {"window": 32, "bytes_per_token": 6}],
                 "kv_cache_tokens": 4096,
                 "max_model_len": self.max_model_len,
-                "max_num_seqs": 8,
+                "max_num_seqs": self._places(),
                 "max_num_batched_tokens": 512,
             }
         )
@@ -267,6 +267,9 @@ class Engine:
     def _waiting(self) -> int:
         # A copy of the values is one call of C code, and so whole whichever thread asks.
         return sum(sequence.scheduled is None for sequence in list(self.running.values()))
+
+    def _places(self) -> int:
+        return self.options["max_num_seqs"] or self.max_num_seqs
 
     def _alive(self) -> None:
         if self.dead:
@@ -279,8 +282,7 @@ class Engine:
 
     def _schedule(self) -> None:
         """Lets in, by priority, those that wait; a fork once its origin's prompt is computed."""
-        limit = self.options["max_num_seqs"] or self.max_num_seqs
-        room = limit - (len(self.running) - self._waiting())
+        room = self._places() - (len(self.running) - self._waiting())
         order = sorted(self.running, key=lambda key: (self.running[key].params["priority"], key))
         for key in order:
             sequence = self.running[key]

@@ -8,22 +8,32 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ferrule.collector import Collector
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
 
+class Load(NamedTuple):
+    """How many sequences the engine has."""
+
+    running: int
+    waiting: int
+
+
 class Registry:
     """Requests by name.
 
-    At most `limit` sequences may wait to be scheduled; `waiting` says how many do in the engine.
+    At most `max_num_seqs` sequences run at once, and `limit` may wait beyond those for which there is a place; `load`
+    asks the engine how many there are.
     """
 
-    def __init__(self, limit: int, waiting: Callable[[], int]) -> None:
+    def __init__(self, limit: int, max_num_seqs: int, load: Callable[[], Load]) -> None:
         self.refused = 0
         """Requests for which there was no room."""
         self._limit = limit
-        self._waiting = waiting
+        self._max_num_seqs = max_num_seqs
+        self._load = load
         self._lock = threading.Lock()
         self._collectors: dict[str, Collector] = {}
         self._sequences = 0
@@ -106,10 +116,18 @@ class Registry:
         self._collectors, self._sequences, self._idle = {}, 0, []
 
     def _check_room(self, n: int) -> None:
-        if self._sequences + n <= self._limit:  # fewer are there than may wait: the engine need not be asked
+        most = self._limit + self._max_num_seqs
+        if n > most:
+            raise InvalidParameterError(
+                f"n is {n}; max_queued_requests, {self._limit}, and max_num_seqs, {self._max_num_seqs}, allow {most} "
+                "sequences in all"
+            )
+        if self._sequences + n <= most:  # fewer are there than may be: the engine need not be asked
             return
-        waiting = self._waiting() + sum(each.n for each in self._collectors.values() if not each.added)
-        if waiting + n > self._limit:
+        load = self._load()
+        waiting = load.waiting + sum(each.n for each in self._collectors.values() if not each.added)
+        # As the engine has it: those for whom there is a place wait for no more than the next step.
+        if waiting + n > most - load.running:
             self.refused += 1
             raise QueueFullError(
                 f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {self._limit}"
