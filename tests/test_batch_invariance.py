@@ -1,4 +1,4 @@
-"""Sixty-four requests at once, each bit for bit what it is alone: whatever is shared, cut, evicted or computed again."""
+"""Sixty-four requests at once, each bit for bit as it is alone: whatever is shared, cut, evicted or computed again."""
 
 from __future__ import annotations
 
