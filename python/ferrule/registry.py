@@ -13,6 +13,9 @@ from typing import NamedTuple
 from ferrule.collector import Collector
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
+LOOK_FOR_CLOSED = 0.1
+"""Seconds between looks for event loops that were closed, when waiting for their requests: they tell nobody."""
+
 
 class Load(NamedTuple):
     """How many sequences the engine has."""
@@ -25,7 +28,8 @@ class Registry:
     """Requests by name.
 
     At most `max_num_seqs` sequences run at once, and `limit` may wait beyond those for which there is a place; `load`
-    asks the engine how many there are.
+    asks the engine how many there are. Requests whose event loop was closed under them are let go whenever somebody
+    comes here: what the engine says of them never arrives, and nobody else would do it.
     """
 
     def __init__(self, limit: int, max_num_seqs: int, load: Callable[[], Load]) -> None:
@@ -40,12 +44,18 @@ class Registry:
         self._failure: str | None = None
         self._draining = False
         self._idle: list[asyncio.Future[None]] = []
+        self._release: Callable[[Collector], None] | None = None
+
+    def on_abandoned(self, release: Callable[[Collector], None]) -> None:
+        """Says how the engine hears of a request that was let go with its event loop."""
+        self._release = release
 
     def admit(self, collector: Collector) -> None:
         """Lets a request in.
 
         Raises QueueFullError, InvalidParameterError for the name of another one, EngineError.
         """
+        self._purge()
         with self._lock:
             self.check_health()
             if self._draining:
@@ -76,6 +86,7 @@ class Registry:
 
     def all(self) -> list[Collector]:
         """Those that are there now."""
+        self._purge()
         with self._lock:
             return list(self._collectors.values())
 
@@ -87,10 +98,13 @@ class Registry:
         """Until nobody is there."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
-            if not self._collectors:
-                return
             self._idle.append(future)
-        await future
+        try:
+            while self.all():
+                await asyncio.wait([future], timeout=LOOK_FOR_CLOSED)
+        finally:
+            with self._lock:
+                self._idle = [other for other in self._idle if other is not future]
 
     def fail(self, reason: str) -> list[Collector]:
         """Ends it all, for the first reason that is given; those that were still there, for whom it is over."""
@@ -114,6 +128,14 @@ class Registry:
         if self._collectors and self._failure is None:
             self._failure = "the process was forked while the engine ran; make a new AsyncLLM in the child"
         self._collectors, self._sequences, self._idle = {}, 0, []
+
+    def _purge(self) -> None:
+        # A copy of the values is one call of C code, and so whole whoever changes them.
+        for collector in list(self._collectors.values()):
+            if collector.loop.is_closed():
+                self.remove(collector)
+                if self._release is not None:
+                    self._release(collector)
 
     def _check_room(self, n: int) -> None:
         most = self._limit + self._max_num_seqs
