@@ -1,5 +1,5 @@
-"""How an AsyncLLM itself ends, by defects, by its owner, with the process: FAULTS rows 69, 73 and 81, as far as Python
-has a part.
+"""How an AsyncLLM itself ends, by defects, by its owner, with the process: FAULTS rows 72, 73, 75 and 81, as far as
+Python has a part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How requests of an AsyncLLM end, whoever ends them: FAULTS rows 69, 72 and 75, as far as Python has a part."""
+"""How requests of an AsyncLLM end, whoever ends them: FAULTS row 69, as far as Python has a part."""
 
 from __future__ import annotations
 
