@@ -129,6 +129,7 @@ class Engine:
         """Each with its origin."""
         self.aborted: list[int] = []
         self.dead = False
+        self.closed = False
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
         self.counters = dict.fromkeys(
             ("requests_refused", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "generated_tokens"), 0
@@ -237,12 +238,19 @@ class Engine:
         return token_ids, self._cached(salt, token_ids)
 
     def has_unfinished_requests(self) -> bool:
+        self._alone()
         return bool(self.running)
 
     def logits(self, token_ids: list[int]) -> bytearray:
         self._alone()
         rows = [self._logits(token, position) for position, token in enumerate(token_ids)]
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._alone()
+        self.closed = True
+        self.running.clear()
 
     def info(self) -> str:
         return json.dumps(
@@ -327,6 +335,8 @@ class Engine:
     def _alone(self) -> None:
         if self.stepping:
             raise EngineError("called by two threads at once")
+        if self.closed:
+            raise EngineError("the engine is closed")
 
     def _logits(self, token: int, position: int) -> list[float]:
         scores = self._scores(token, position)

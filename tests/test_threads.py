@@ -202,6 +202,18 @@ def test_closing_while_a_thread_generates(fake_engine: type[fakes.Engine]) -> No
     assert [str(error) for error in caught] == ["the engine is closed"]
 
 
+def test_closing_frees_the_engine_and_not_only_the_reference(llm: LLM, engine_of: EngineOf) -> None:
+    engine = engine_of(llm)
+    llm.generate("x", params(3))
+    llm.close()
+    assert engine.closed
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.step()
+    llm.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        llm.generate("x", params(3))
+
+
 EXIT = """
 import fakes, threading, time
 fakes.install()

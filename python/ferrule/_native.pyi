@@ -64,6 +64,9 @@ class Engine:
     def metrics(self) -> str:
         """Counters, gauges and histograms since the engine began, as JSON; never waits for a running step."""
 
+    def close(self) -> None:
+        """Frees everything; later calls raise EngineError."""
+
     def info(self) -> str:
         """What is loaded and how, as JSON."""
 

@@ -161,6 +161,9 @@ class Driver:
         # Who steps and gets tokens takes the lock again at once; this ends that, whoever is quicker.
         self._closing = True
         with self._lock:
+            # The engine may outlive this reference, and dropping it would free gigabytes with Python's lock held.
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
 
     def _alive(self) -> Engine:
