@@ -107,7 +107,7 @@ class StepOutput:
     def preemptions(self) -> int: ...
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that the prefix cache had."""
+        """Tokens of the prompt that the prefix cache had, or another request with the same prompt."""
 
 class TokenLogprobs:
     """Log-probabilities, before any sampler stage, of a sampled token and of the likeliest ones."""
