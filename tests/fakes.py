@@ -129,6 +129,7 @@ class Engine:
         """Each with its origin."""
         self.aborted: list[int] = []
         self.dead = False
+        self.closed = False
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
         self.counters = dict.fromkeys(
             ("requests_refused", "prompt_tokens", "cached_prompt_tokens", "computed_tokens", "generated_tokens"), 0
@@ -147,7 +148,7 @@ class Engine:
         self._alive()
         limit = self.options["max_queued_requests"]
         waiting = self._waiting()
-        if limit is not None and waiting >= limit:
+        if limit is not None and waiting >= limit + self._places() - (len(self.running) - waiting):
             self.counters["requests_refused"] += 1
             raise QueueFullError(
                 f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}"
@@ -237,12 +238,19 @@ class Engine:
         return token_ids, self._cached(salt, token_ids)
 
     def has_unfinished_requests(self) -> bool:
+        self._alone()
         return bool(self.running)
 
     def logits(self, token_ids: list[int]) -> bytearray:
         self._alone()
         rows = [self._logits(token, position) for position, token in enumerate(token_ids)]
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._alone()
+        self.closed = True
+        self.running.clear()
 
     def info(self) -> str:
         return json.dumps(
@@ -259,7 +267,7 @@ class Engine:
                 "kv_windows": [{"window": None, "bytes_per_token": 10}, {"window": 32, "bytes_per_token": 6}],
                 "kv_cache_tokens": 4096,
                 "max_model_len": self.max_model_len,
-                "max_num_seqs": 8,
+                "max_num_seqs": self._places(),
                 "max_num_batched_tokens": 512,
             }
         )
@@ -267,6 +275,9 @@ class Engine:
     def _waiting(self) -> int:
         # A copy of the values is one call of C code, and so whole whichever thread asks.
         return sum(sequence.scheduled is None for sequence in list(self.running.values()))
+
+    def _places(self) -> int:
+        return self.options["max_num_seqs"] or self.max_num_seqs
 
     def _alive(self) -> None:
         if self.dead:
@@ -279,8 +290,7 @@ class Engine:
 
     def _schedule(self) -> None:
         """Lets in, by priority, those that wait; a fork once its origin's prompt is computed."""
-        limit = self.options["max_num_seqs"] or self.max_num_seqs
-        room = limit - (len(self.running) - self._waiting())
+        room = self._places() - (len(self.running) - self._waiting())
         order = sorted(self.running, key=lambda key: (self.running[key].params["priority"], key))
         for key in order:
             sequence = self.running[key]
@@ -325,6 +335,8 @@ class Engine:
     def _alone(self) -> None:
         if self.stepping:
             raise EngineError("called by two threads at once")
+        if self.closed:
+            raise EngineError("the engine is closed")
 
     def _logits(self, token: int, position: int) -> list[float]:
         scores = self._scores(token, position)

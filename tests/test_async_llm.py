@@ -237,9 +237,28 @@ def test_a_full_queue_is_told_at_once(engine: type[fakes.Engine]) -> None:
             assert llm.metrics().requests_refused == 1
             engine.step_seconds = 0.001
             assert all([(await task).finished for task in tasks])
-            with pytest.raises(QueueFullError, match="0 requests wait; the limit is max_queued_requests, 3"):
-                await last(llm.generate("x", sampled(1, n=4)))
-            assert len((await last(llm.generate("x", sampled(1, n=3)))).outputs) == 3
+            await all_free(llm)
+
+    run(test)
+
+
+def test_a_place_that_is_free_counts(engine: type[fakes.Engine]) -> None:
+    """Whoever takes it waits for no more than the next step, and so it is to the engine itself."""
+    engine.step_seconds = 0.002
+
+    async def test() -> None:
+        async with AsyncLLM(max_queued_requests=3, max_num_seqs=2) as llm:
+            assert len((await last(llm.generate("x", sampled(3, n=5)))).outputs) == 5
+            beside = asyncio.create_task(last(llm.generate("x", LONG)))
+            await until(lambda: llm.metrics().running == 1)
+            with pytest.raises(QueueFullError, match="0 requests wait"):
+                await last(llm.generate("x", sampled(3, n=5)))
+            assert len((await last(llm.generate("x", sampled(3, n=4)))).outputs) == 4
+            message = "n is 6; max_queued_requests, 3, and max_num_seqs, 2, allow 5 sequences in all"
+            with pytest.raises(InvalidParameterError, match=message):
+                await last(llm.generate("x", sampled(3, n=6)))
+            assert llm.metrics().requests_refused == 1
+            beside.cancel()
             await all_free(llm)
 
     run(test)

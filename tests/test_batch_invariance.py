@@ -1,4 +1,4 @@
-"""Sixty-four requests at once, each bit for bit what it is alone: whatever is shared, cut, evicted or computed again."""
+"""Sixty-four requests at once, each bit for bit as it is alone: whatever is shared, cut, evicted or computed again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ GOLDEN = Path(__file__).parent / "golden" / "logits"
 MODELS = {"tiny": TINY, "mistral_swa": GOLDEN / "mistral_swa"}
 FORMATS = [(weights, kv) for weights in ("f32", "int8", "int4") for kv in ("f32", "f16", "int8")]
 """Of the weights and of the cache."""
-CASES = [("tiny", formats) for formats in FORMATS] + [("mistral_swa", ("f32", "f16")), ("mistral_swa", ("int8", "int8"))]
+CASES = [("tiny", formats) for formats in FORMATS] + [
+    ("mistral_swa", ("f32", "f16")),
+    ("mistral_swa", ("int8", "int8")),
+]
 REQUESTS = 64
 PAGE_TOKENS = 16
 
@@ -146,4 +149,4 @@ def test_a_state_restored_elsewhere(kv: str) -> None:
         assert restored == prompt
         output = llm.generate(restored, params(REQUESTS - 1))[0]
         assert told(output) == alone("tiny", ("int8", kv))[-1]
-        assert output.num_cached_tokens >= len(prompt["prompt_token_ids"]) - PAGE_TOKENS
+        assert (output.num_cached_tokens or 0) >= len(prompt["prompt_token_ids"]) - PAGE_TOKENS

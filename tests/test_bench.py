@@ -85,6 +85,22 @@ def test_a_sweep_measures_each_batch_at_each_context(fake_engine: object, capsys
         assert point["decode_step_bytes"] == record["weight_bytes_per_token"] + point["batch"] * kv
 
 
+def test_every_run_computes_its_prompt(
+    fake_engine: type[fakes.Engine], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached: list[int] = []
+    finish = fakes.Engine._finish
+
+    def note(self: fakes.Engine, request_id: int, reason: str) -> None:
+        cached.append(self.running[request_id].cached)
+        finish(self, request_id, reason)
+
+    monkeypatch.setattr(fake_engine, "_finish", note)
+    bench(capsys, "--context", "64", "--batch", "2", *TINY, "--repeat", "2")
+    assert len(cached) > 4
+    assert not any(cached)
+
+
 def test_every_sequence_has_a_prompt_of_its_own(
     fake_engine: type[fakes.Engine], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

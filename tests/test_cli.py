@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -91,6 +92,8 @@ USAGE: list[tuple[list[str], str]] = [
     (["run", "x", "--top-p", "nan"], "top_p is nan"),
     (["run", "x", "-n", "0"], "max_tokens is 0"),
     (["run", "tiny", "x", "--revision", "main"], "only models of the hub"),
+    (["run", "x", "--prefix-cache-dir", str(TESTS / "test_cli.py")], "is a file"),
+    (["bench", "--prefix-cache-dir", "x"], "No such option"),
     (["bench", "--gen", "1"], "1 is not in the range"),
     (["nonsense"], "No such command 'nonsense'"),
     (["run", "x", "--nonsense"], "No such option"),
@@ -202,6 +205,23 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "architecture" in capsys.readouterr().out
     assert main(["info", "tiny", "--threads", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["threads"] == 3
+
+
+@pytest.mark.parametrize("arguments", [["run", "x", "-n", "1"], ["chat"], ["explain", "x", "-n", "1"], ["info"]])
+def test_the_prefix_cache_directory_reaches_the_engine(
+    arguments: list[str], engine: type[fakes.Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories: list[str] = []
+    info = fakes.Engine.info
+
+    def note(self: fakes.Engine) -> str:
+        directories.append(self.options["prefix_cache_dir"])
+        return info(self)
+
+    monkeypatch.setattr(engine, "info", note)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main([*arguments, "--prefix-cache-dir", str(tmp_path / "pages")]) == 0
+    assert directories == [str(tmp_path / "pages")]
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -48,6 +49,13 @@ def test_what_the_model_would_say_is_greedy(llm: LLM) -> None:
     assert score.logprob == pytest.approx(said.cumulative_logprob)
     other = [*said.token_ids[:4], said.token_ids[4] + 1]
     assert not llm.score("Once", other)[0].is_greedy
+
+
+def test_token_ids_of_numpy(llm: LLM) -> None:
+    ids = [np.int64(9), np.int64(8)]
+    (score,) = llm.score("Once", ids)  # type: ignore[arg-type]
+    assert [score] == llm.score("Once", [9, 8])
+    assert llm.score("Once", [np.array(ids), [7]]) == llm.score("Once", [[9, 8], [7]])  # type: ignore[list-item]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)

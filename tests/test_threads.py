@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fakes
 import ferrule
-from ferrule import LLM, EngineError, SamplingParams
+from ferrule import LLM, EngineError, SamplingParams, driver
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(ferrule.__file__).parent
@@ -61,6 +63,41 @@ def test_no_thread_waits_for_another_to_finish(llm: LLM, fake_engine: type[fakes
         llm.generate("short", params(3))
     assert not long_done.is_set(), "a short request waited for a long one"
     thread.join()
+
+
+class SlowToWake:
+    """A lock whose waiters take half a millisecond to wake up, as they may where all processors are busy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire(blocking=False):
+            time.sleep(0.0005)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_no_thread_waits_for_the_prompt_of_another(
+    llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who steps and gets nothing for itself leaves the engine to others for a moment."""
+    monkeypatch.setattr(llm._driver, "_lock", SlowToWake())
+    monkeypatch.setattr(driver, "HAND_OVER", 0.002)
+    fake_engine.step_seconds, fake_engine.prefill_chunk = 0.002, 2
+    long: Any = {"prompt_token_ids": [9] * 1000}
+    thread = threading.Thread(target=llm.generate, args=(long, params(1)))
+    thread.start()
+    while not engine_of(llm).steps:
+        time.sleep(0.001)
+    before = engine_of(llm).steps
+    for _ in range(5):
+        llm.generate({"prompt_token_ids": [7]}, params(3))
+    steps = engine_of(llm).steps - before
+    fake_engine.step_seconds = 0
+    thread.join()
+    assert steps < 100, "requests of three steps waited for a prompt of 500"
 
 
 def test_an_interrupted_thread_loses_nothing_of_another(
@@ -163,6 +200,18 @@ def test_closing_while_a_thread_generates(fake_engine: type[fakes.Engine]) -> No
     llm.close()
     thread.join(5)
     assert [str(error) for error in caught] == ["the engine is closed"]
+
+
+def test_closing_frees_the_engine_and_not_only_the_reference(llm: LLM, engine_of: EngineOf) -> None:
+    engine = engine_of(llm)
+    llm.generate("x", params(3))
+    llm.close()
+    assert engine.closed
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.step()
+    llm.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        llm.generate("x", params(3))
 
 
 EXIT = """

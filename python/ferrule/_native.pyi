@@ -64,6 +64,9 @@ class Engine:
     def metrics(self) -> str:
         """Counters, gauges and histograms since the engine began, as JSON; never waits for a running step."""
 
+    def close(self) -> None:
+        """Frees everything; later calls raise EngineError."""
+
     def info(self) -> str:
         """What is loaded and how, as JSON."""
 
@@ -104,7 +107,7 @@ class StepOutput:
     def preemptions(self) -> int: ...
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that the prefix cache had."""
+        """Tokens of the prompt that the prefix cache had, or another request with the same prompt."""
 
 class TokenLogprobs:
     """Log-probabilities, before any sampler stage, of a sampled token and of the likeliest ones."""

@@ -21,7 +21,7 @@ from ferrule.metrics import EngineMetrics
 from ferrule.outputs import RequestOutput, StreamDelta
 from ferrule.params import SamplingParams
 from ferrule.prompt import Prompt
-from ferrule.registry import Registry
+from ferrule.registry import Load, Registry
 from ferrule.request import Request
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class AsyncLLM(LoadedModel):
     _max_queued_requests: ClassVar[int | None] = 1024
 
     def _loaded(self) -> None:
-        self._registry = Registry(self._options.max_queued_requests or 0, partial(_waiting, self._driver))
+        limit, places = self._options.max_queued_requests or 0, int(self._engine_info["max_num_seqs"])
+        self._registry = Registry(limit, places, partial(_load, self._driver))
         self._engine_thread = EngineThread(self._driver, self._registry)
         # An AsyncLLM that is dropped without being closed must not leave a thread and the weights behind.
         weakref.finalize(self, self._engine_thread.stop).atexit = False
@@ -238,8 +239,9 @@ class AsyncLLM(LoadedModel):
             self._engine_thread.release(collector)
 
 
-def _waiting(driver: Driver) -> int:
-    return int(json.loads(driver.metrics())["waiting"])
+def _load(driver: Driver) -> Load:
+    metrics = json.loads(driver.metrics())
+    return Load(int(metrics["running"]), int(metrics["waiting"]))
 
 
 def _size(prompt: object, params: SamplingParams) -> int:

@@ -25,6 +25,8 @@ class Collector:
         self.n = n
         """Completions, which are sequences to the engine."""
         self.loop = asyncio.get_running_loop()
+        self.posted = False
+        """Whether the engine's thread is on the way to it, or has it. Only this loop changes it."""
         self.added = False
         """Whether the engine has been told. Only the engine's thread changes it."""
         self.ended = False

@@ -12,6 +12,7 @@ import itertools
 import operator
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +49,9 @@ class Inbox:
         self.finished: set[int] = set()
 
 
+HAND_OVER = 0.0002
+"""Seconds in which a thread that waits for the engine wakes up and takes the lock: tens of microseconds where a
+processor is idle, and little beside a step of milliseconds."""
 _STEP = operator.methodcaller("step")
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 _exiting = threading.Event()
@@ -86,6 +90,8 @@ class Driver:
             outputs = self.advance(inbox)
             if outputs:
                 return outputs
+            # CPython's lock has no queue: taken again at once, it would be kept from all others for a whole prompt.
+            time.sleep(HAND_OVER)
 
     def advance(self, inbox: Inbox) -> list[StepOutput]:
         """What the inbox's requests got since the last call, in order: if that is nothing, what one step brings them.
@@ -152,9 +158,12 @@ class Driver:
 
     def close(self) -> None:
         """Frees the engine once a running step is over; whoever still waits gets an EngineError."""
-        # Who steps takes the lock again and again, and might keep it from us for a whole prompt.
+        # Who steps and gets tokens takes the lock again at once; this ends that, whoever is quicker.
         self._closing = True
         with self._lock:
+            # The engine may outlive this reference, and dropping it would free gigabytes with Python's lock held.
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
 
     def _alive(self) -> Engine:

@@ -37,6 +37,7 @@ class EngineThread:
     def __init__(self, driver: Driver, registry: Registry) -> None:
         self._driver = driver
         self._registry = registry
+        registry.on_abandoned(self.release)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -49,6 +50,7 @@ class EngineThread:
 
     def add(self, collector: Collector) -> None:
         """Posts a request that has begun."""
+        collector.posted = True
         self._commands.put(partial(self._add, collector))
         with self._lock:
             if self._thread is None and not self._stopping:
@@ -57,7 +59,8 @@ class EngineThread:
 
     def release(self, collector: Collector) -> None:
         """Posts the end of a request: what still runs of it is aborted."""
-        self._commands.put(partial(self._release, collector))
+        if collector.posted:  # else there may be no thread yet, which would read this
+            self._commands.put(partial(self._release, collector))
 
     def stop(self) -> None:
         """Posts the end of the thread: it frees the engine, and every reader gets an EngineError."""
@@ -112,7 +115,8 @@ class EngineThread:
             raise
         except Exception as error:
             self._driver.release(inbox)
-            self._call(collector.loop, self._fail_all, [collector], error)
+            if not self._call(collector.loop, self._fail_all, [collector], error):
+                self._abandon([collector])
             return
         self._inboxes[collector] = inbox
         for request_id, completion in zip(inbox.request_ids, collector.request.completions, strict=True):

@@ -182,10 +182,14 @@ class LLM(LoadedModel):
 
             prompt = llm.restore_state(state)
             more = llm.tokenize(" And then", add_special_tokens=False)
-            llm.generate({"prompt_token_ids": [*prompt["prompt_token_ids"], *more]})  # computes `more` alone
+            llm.generate({"prompt_token_ids": [*prompt["prompt_token_ids"], *more]})  # computes little but `more`
 
-        A prompt that was saved with a `cache_salt` needs the same one again. What the cache had no room for is
-        computed again.
+        A state holds whole pages of 16 tokens: those after the last one are computed again, and so is what the cache
+        had no room for. It fits the same weights, formats (`quantization`, `kv_cache_dtype`), instruction set and
+        version of ferrule alone. A prompt that was saved with a `cache_salt` needs the same one again.
+
+        Restore only states that you trust. The checksum finds damage, not malice: whoever writes a valid state decides
+        what requests that begin with its tokens get. And a state holds its `cache_salt` in clear.
 
         Raises InvalidParameterError for bytes that are no state of this model, and where prefix caching is off.
         """

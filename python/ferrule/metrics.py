@@ -51,11 +51,12 @@ class EngineMetrics:
     """A snapshot. Counters only ever grow; gauges say how it is now; histograms are in seconds."""
 
     requests_finished: dict[str, int]
-    """By finish_reason: `stop`, `length`, `abort`, `error`."""
+    """How they ended for the engine: `stop`, `length`, `abort`, `error`. A stop string is found outside of it: what it
+    ends, with the finish_reason `stop`, is an `abort` here."""
     requests_refused: int
-    """For want of room in the queue."""
+    """By the engine, whatever the reason, and by a full queue before they came to it."""
     prompt_tokens: int
-    """Of all requests that have begun."""
+    """Of each prompt once it is computed."""
     cached_prompt_tokens: int
     """Of these, not computed: taken from the prefix cache, or from another completion of the same prompt."""
     computed_tokens: int
@@ -79,7 +80,7 @@ class EngineMetrics:
     """Of these, read from `prefix_cache_dir`."""
     disk_stored_bytes: int
     queue_seconds: Histogram
-    """From arrival until first scheduled."""
+    """From arrival until first scheduled; noted with the first token."""
     prefill_seconds: Histogram
     """From there to the first token."""
     time_to_first_token_seconds: Histogram

@@ -83,7 +83,8 @@ class RequestOutput:
     """One for each token of the prompt, where they were asked for: that token first, then the likeliest alternatives.
     None for the first, which follows nothing."""
     num_cached_tokens: int | None = None
-    """Tokens of the prompt that the prefix cache had; None until the engine has begun."""
+    """Tokens of the prompt that were not computed for it: the prefix cache had them, or another completion of the same
+    prompt. None until the engine has said something of it."""
 
 
 @dataclass(frozen=True)

@@ -8,34 +8,54 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ferrule.collector import Collector
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
+
+LOOK_FOR_CLOSED = 0.1
+"""Seconds between looks for event loops that were closed, when waiting for their requests: they tell nobody."""
+
+
+class Load(NamedTuple):
+    """How many sequences the engine has."""
+
+    running: int
+    waiting: int
 
 
 class Registry:
     """Requests by name.
 
-    At most `limit` sequences may wait to be scheduled; `waiting` says how many do in the engine.
+    At most `max_num_seqs` sequences run at once, and `limit` may wait beyond those for which there is a place; `load`
+    asks the engine how many there are. Requests whose event loop was closed under them are let go whenever somebody
+    comes here: what the engine says of them never arrives, and nobody else would do it.
     """
 
-    def __init__(self, limit: int, waiting: Callable[[], int]) -> None:
+    def __init__(self, limit: int, max_num_seqs: int, load: Callable[[], Load]) -> None:
         self.refused = 0
         """Requests for which there was no room."""
         self._limit = limit
-        self._waiting = waiting
+        self._max_num_seqs = max_num_seqs
+        self._load = load
         self._lock = threading.Lock()
         self._collectors: dict[str, Collector] = {}
         self._sequences = 0
         self._failure: str | None = None
         self._draining = False
         self._idle: list[asyncio.Future[None]] = []
+        self._release: Callable[[Collector], None] | None = None
+
+    def on_abandoned(self, release: Callable[[Collector], None]) -> None:
+        """Says how the engine hears of a request that was let go with its event loop."""
+        self._release = release
 
     def admit(self, collector: Collector) -> None:
         """Lets a request in.
 
         Raises QueueFullError, InvalidParameterError for the name of another one, EngineError.
         """
+        self._purge()
         with self._lock:
             self.check_health()
             if self._draining:
@@ -66,6 +86,7 @@ class Registry:
 
     def all(self) -> list[Collector]:
         """Those that are there now."""
+        self._purge()
         with self._lock:
             return list(self._collectors.values())
 
@@ -77,10 +98,13 @@ class Registry:
         """Until nobody is there."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
-            if not self._collectors:
-                return
             self._idle.append(future)
-        await future
+        try:
+            while self.all():
+                await asyncio.wait([future], timeout=LOOK_FOR_CLOSED)
+        finally:
+            with self._lock:
+                self._idle = [other for other in self._idle if other is not future]
 
     def fail(self, reason: str) -> list[Collector]:
         """Ends it all, for the first reason that is given; those that were still there, for whom it is over."""
@@ -105,11 +129,27 @@ class Registry:
             self._failure = "the process was forked while the engine ran; make a new AsyncLLM in the child"
         self._collectors, self._sequences, self._idle = {}, 0, []
 
+    def _purge(self) -> None:
+        # A copy of the values is one call of C code, and so whole whoever changes them.
+        for collector in list(self._collectors.values()):
+            if collector.loop.is_closed():
+                self.remove(collector)
+                if self._release is not None:
+                    self._release(collector)
+
     def _check_room(self, n: int) -> None:
-        if self._sequences + n <= self._limit:  # fewer are there than may wait: the engine need not be asked
+        most = self._limit + self._max_num_seqs
+        if n > most:
+            raise InvalidParameterError(
+                f"n is {n}; max_queued_requests, {self._limit}, and max_num_seqs, {self._max_num_seqs}, allow {most} "
+                "sequences in all"
+            )
+        if self._sequences + n <= most:  # fewer are there than may be: the engine need not be asked
             return
-        waiting = self._waiting() + sum(each.n for each in self._collectors.values() if not each.added)
-        if waiting + n > self._limit:
+        load = self._load()
+        waiting = load.waiting + sum(each.n for each in self._collectors.values() if not each.added)
+        # As the engine has it: those for whom there is a place wait for no more than the next step.
+        if waiting + n > most - load.running:
             self.refused += 1
             raise QueueFullError(
                 f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {self._limit}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
@@ -23,7 +24,7 @@ def pair(prompts: Prompt | list[Prompt], continuations: object) -> list[tuple[Pr
         found = shown(cast("object", continuations))
         raise InvalidParameterError(f"continuations is {found}; it must be text, token ids, or a list of either")
     several = list(cast("Sequence[object]", continuations))
-    if isinstance(continuations, str) or (several and isinstance(several[0], int)):
+    if isinstance(continuations, str) or (several and _is_token_id(several[0])):
         several = [cast("object", continuations)]
     if not isinstance(prompts, list):
         return [(prompts, continuation) for continuation in several]
@@ -32,6 +33,14 @@ def pair(prompts: Prompt | list[Prompt], continuations: object) -> list[tuple[Pr
             f"continuations has {len(several)} entries; it must have one for each of {len(prompts)} prompts"
         )
     return list(zip(prompts, several, strict=True))
+
+
+def _is_token_id(value: object) -> bool:
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # what is not an index raises TypeError
+    except TypeError:
+        return False
+    return True
 
 
 def read_continuation(continuation: object, tokenizer: Tokenizer, vocab_size: int) -> list[int]:

@@ -142,7 +142,9 @@ def _measure_model(
 ) -> Record:
     if shape is not None:
         model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
-    with load(model, {**loading, "max_num_seqs": max(point.batch for point in points)}) as llm:
+    # The prompts of a point are the same in each run, and must be computed in each.
+    fixed = {"max_num_seqs": max(point.batch for point in points), "enable_prefix_caching": False}
+    with load(model, {**loading, **fixed}) as llm:
         info = llm.info()
         for point in points:
             point.check(info)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ferrule.cli.model import load, model_options
+from ferrule.cli.model import load, model_options, prefix_cache_option
 from ferrule.cli.prompt import prompt_arguments, split_words
 from ferrule.cli.sampling import greedy_by_default, params, sampling_options, split_options
 from ferrule.outputs import Candidate, Explanation
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @prompt_arguments
 @sampling_options(max_tokens=5)
 @model_options
+@prefix_cache_option
 @click.option("--top", type=click.IntRange(1, 100), default=8, show_default=True, help="Candidates shown for a token.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:

@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import click
 
-from ferrule.cli.model import load, model_argument, model_options
+from ferrule.cli.model import load, model_argument, model_options, prefix_cache_option
 
 
 @click.command("info")
 @model_argument
 @model_options
+@prefix_cache_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, as_json: bool, **loading: Any) -> None:
     """Show what MODEL is, how it is loaded, and what it needs in memory."""

@@ -65,6 +65,16 @@ def model_options(command: Command) -> Command:
     return command
 
 
+def prefix_cache_option(command: Command) -> Command:
+    """Adds `--prefix-cache-dir`, which `load` takes too; not for measurements, which would find their prompts there."""
+    return click.option(
+        "--prefix-cache-dir",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="Keep what is computed of prompts there, for the next time that one begins alike.",
+    )(command)
+
+
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
     """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
     if not sys.stderr.isatty():
