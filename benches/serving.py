@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -82,7 +83,7 @@ async def run_gaps(options: argparse.Namespace) -> dict[str, Any]:
     await llm.aclose()
 
     def between(first: float, last: float) -> list[float]:
-        pairs = [pair for times in arrived for pair in zip(times, times[1:], strict=False)]
+        pairs = [pair for times in arrived for pair in itertools.pairwise(times)]
         return [new - old for old, new in pairs if first <= new <= last]
 
     beside, undisturbed = between(begin, end), between(begin - UNDISTURBED, begin)
@@ -106,39 +107,40 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
     return asyncio.run(run_gaps(options))
 
 
+def first_token_seconds(llm: LLM, tokens: list[int]) -> float:
+    """Time to the first token of a prompt."""
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    seconds = llm.generate({"prompt_token_ids": tokens}, params)[0].metrics.time_to_first_token
+    if seconds is None:
+        raise RuntimeError("no first token")
+    return seconds
+
+
 def prefix(options: argparse.Namespace) -> dict[str, Any]:
     """Time to the first token of prompts that begin alike: the first, later ones, and the first after a restart."""
     results: dict[str, list[float]] = {"first": [], "second": [], "restarted": []}
     with tempfile.TemporaryDirectory() as folder:
-        cache = {"prefix_cache_dir": Path(folder) / "pages"}
-        for round_number in range(options.repeat):
+        for number in range(options.repeat):
+            numbers = random.Random(number)
             shared: list[int] = []
+            for names in (("first", "second"), ("restarted",)):
+                with model(options, prefix_cache_dir=Path(folder) / "pages") as llm:
+                    vocabulary = range(llm.info()["vocab_size"])
+                    shared = shared or numbers.choices(vocabulary, k=options.prompt)
+                    first_token_seconds(llm, [1] * 64)  # first touch of the weights
+                    for name in names:
+                        tokens = [*shared, *numbers.choices(vocabulary, k=options.own)]
+                        results[name].append(first_token_seconds(llm, tokens))
 
-            def ask(llm: LLM, own: int) -> float:
-                vocab_size = llm.info()["vocab_size"]
-                if not shared:
-                    shared.extend(random.Random(round_number).choices(range(vocab_size), k=options.prompt))
-                tail = random.Random(own).choices(range(vocab_size), k=options.own)
-                params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-                output = llm.generate({"prompt_token_ids": [*shared, *tail]}, params)[0]
-                if output.metrics.time_to_first_token is None:
-                    raise RuntimeError("no first token")
-                return output.metrics.time_to_first_token
+    def share(name: str) -> float:
+        return statistics.median(b / a for a, b in zip(results["first"], results[name], strict=True))
 
-            with model(options, **cache) as llm:
-                llm.generate({"prompt_token_ids": [1] * 64}, SamplingParams(max_tokens=2))  # first touch of the weights
-                results["first"].append(ask(llm, 1))
-                results["second"].append(ask(llm, 2))
-            with model(options, **cache) as llm:
-                llm.generate({"prompt_token_ids": [1] * 64}, SamplingParams(max_tokens=2))
-                results["restarted"].append(ask(llm, 3))
-    medians = {name: statistics.median(seconds) for name, seconds in results.items()}
     return {
         "shared_tokens": options.prompt,
         "own_tokens": options.own,
-        "ttft_seconds": medians,
-        "second_share": statistics.median(b / a for a, b in zip(results["first"], results["second"], strict=True)),
-        "restarted_share": statistics.median(b / a for a, b in zip(results["first"], results["restarted"], strict=True)),
+        "ttft_seconds": {name: statistics.median(seconds) for name, seconds in results.items()},
+        "second_share": share("second"),
+        "restarted_share": share("restarted"),
     }
 
 
@@ -160,12 +162,10 @@ async def run_tasks(options: argparse.Namespace) -> dict[str, Any]:
     kinds = [prompt(numbers, vocab_size, 1 + 7 * kind) for kind in range(24)]
 
     async def ask(kind: int) -> list[int]:
-        output = None
+        token_ids: list[int] = []
         async for output in llm.generate(kinds[kind], params(kind)):
-            pass
-        if output is None:
-            raise RuntimeError("no output")
-        return output.outputs[0].token_ids
+            token_ids = output.outputs[0].token_ids
+        return token_ids
 
     alone = [await ask(kind) for kind in range(len(kinds))]
     longest = 0.0
@@ -214,7 +214,8 @@ async def run_tasks(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds,
         "loop_blocked_max_ms": 1e3 * longest,
         "memory_mb": [round(bytes_ / 1e6, 1) for bytes_ in memory],
-        "bytes_per_request_after_half": (memory[-1] - memory[half]) / max(options.requests * (len(memory) - 1 - half), 1),
+        "bytes_per_request_after_half": (memory[-1] - memory[half])
+        / max(options.requests * (len(memory) - 1 - half), 1),
     }
 
 

@@ -171,6 +171,42 @@ def test_an_exit_during_generation_is_clean(long_model: Path) -> None:
     assert not done.stderr
 
 
+DISK = """
+import sys, time
+from ferrule import LLM, SamplingParams
+prompt = {"prompt_token_ids": [300 + i % 1000 for i in range(3_000)]}
+greedy = SamplingParams(temperature=0, max_tokens=4)
+llm = LLM(sys.argv[1], prefix_cache_dir=sys.argv[2])
+output = llm.generate(prompt, greedy)[0]
+print(output.outputs[0].token_ids, output.num_cached_tokens, sep="|", flush=True)
+if sys.argv[3] == "close":
+    llm.close()
+    print(time.time(), flush=True)
+else:
+    print(time.time(), flush=True)
+"""
+
+
+def test_a_prefix_cache_on_disk_is_shared_by_processes_and_holds_up_no_exit(long_model: Path, tmp_path: Path) -> None:
+    """Two at once, which write the same pages; then one that reads them."""
+    command = [sys.executable, "-X", "faulthandler", "-c", DISK, str(long_model), str(tmp_path / "pages")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen([*command, "exit"], **pipes) as first,  # type: ignore[call-overload]
+        subprocess.Popen([*command, "close"], **pipes) as second,  # type: ignore[call-overload]
+    ):
+        done = [process.communicate(timeout=60) for process in (first, second)]
+        assert [first.returncode, second.returncode] == [0, 0], done
+    assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o700
+    third = subprocess.run([*command, "exit"], capture_output=True, text=True, timeout=60, check=True)
+    ended = time.time()
+    tokens = {output.splitlines()[0].split("|")[0] for output in (done[0][0], done[1][0], third.stdout)}
+    assert len(tokens) == 1
+    answer, leaving = third.stdout.splitlines()
+    assert int(answer.split("|")[1]) >= 2_900
+    assert ended - float(leaving) < 1.0 * SLACK
+
+
 def test_threads_default_to_what_the_process_may_use() -> None:
     """Affinity here; quotas of containers are tested with made-up trees in rust/kernels/src/machine."""
     code = "import os; os.sched_setaffinity(0, {0}); from ferrule import LLM; print(LLM().info()['threads'])"

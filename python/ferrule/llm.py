@@ -199,7 +199,7 @@ class LLM(LoadedModel):
         return {"prompt_token_ids": token_ids}
 
     def _finish(self, requests: Sequence[Request]) -> None:
-        with closing(run(self._driver, requests)) as progress:
+        with closing(run(self._driver, requests, streams=False)) as progress:
             for _ in progress:
                 pass
 

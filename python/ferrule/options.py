@@ -48,7 +48,10 @@ class EngineOptions:
     max_queued_requests: int | None = None
     """Requests that may wait to be scheduled; None: any number."""
     target_itl: float | None = None
-    """Seconds that a step may take in which prompts are read beside sequences that decode; None: 0.15."""
+    """Seconds that a step may take in which prompts are read beside sequences that decode; None: 0.15.
+
+    Where nobody waits for each of their tokens, as in `LLM.generate`, it is 0.4 if this is less.
+    """
 
     def __post_init__(self) -> None:
         _check_one_of("quantization", self.quantization, QUANTIZATIONS)

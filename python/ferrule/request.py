@@ -88,7 +88,7 @@ class Completion:
                 prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
 
-    def engine_params(self, trace: int | None) -> str:
+    def engine_params(self, trace: int | None, streams: bool) -> str:
         """The parameters as the engine reads them; stop strings are not its business."""
         params = self._params
         return json.dumps(
@@ -111,6 +111,7 @@ class Completion:
                 "priority": self._priority,
                 "cache_salt": self._cache_salt,
                 "trace": trace,
+                "streams": streams,
             }
         )
 
@@ -223,13 +224,13 @@ class Request:
         """Whether all completions are."""
         return all(completion.finish_reason is not None for completion in self.completions)
 
-    def work(self, trace: int | None = None) -> list[Work]:
+    def work(self, trace: int | None = None, *, streams: bool = True) -> list[Work]:
         """What the engine is to do: completions after the first share the first one's prompt.
 
-        `trace` asks it for so many candidates of each choice.
+        `trace` asks it for so many candidates of each choice; `streams` says whether someone waits for each token.
         """
         return [
-            Work(self.prompt.token_ids, completion.engine_params(trace), completion.index or None)
+            Work(self.prompt.token_ids, completion.engine_params(trace, streams), completion.index or None)
             for completion in self.completions
         ]
 

@@ -24,15 +24,17 @@ class Progress:
     step: StepOutput
 
 
-def run(driver: Driver, requests: Sequence[Request], trace: int | None = None) -> Generator[Progress, None, None]:
+def run(
+    driver: Driver, requests: Sequence[Request], trace: int | None = None, *, streams: bool = True
+) -> Generator[Progress, None, None]:
     """Adds requests and yields what they get until all are finished; closing the generator ends them.
 
-    `trace` asks the engine for so many candidates of each choice.
+    `trace` asks the engine for so many candidates of each choice; `streams` says whether someone waits for each token.
 
     Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
     """
     pairs = [(request, completion) for request in requests for completion in request.completions]
-    work = [each for request in requests for each in request.work(trace)]
+    work = [each for request in requests for each in request.work(trace, streams=streams)]
     inbox = Inbox()
     try:
         driver.submit(inbox, work)

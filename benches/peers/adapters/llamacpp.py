@@ -35,7 +35,7 @@ def build_features() -> list[str]:
 
 
 class LlamaCpp:
-    """A model, and the fastest context: with and without flash attention, with one cache for all sequences or one each."""
+    """A model, and the fastest context: with or without flash attention, one cache for all sequences or one each."""
 
     def __init__(self, job: Job) -> None:
         llama_cpp.llama_log_set(LOG, ctypes.c_void_p())
@@ -66,7 +66,7 @@ class LlamaCpp:
         )
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Evaluates the prompts in batches, of which their last tokens alone have logits, then a token of each at a time.
+        """Evaluates the prompts in batches, where only their last tokens have logits, then a token of each at a time.
 
         A batch holds as many prompts, or pieces of them, as fit.
         """
@@ -83,7 +83,8 @@ class LlamaCpp:
         middle = time.perf_counter()
         for step in range(gen):
             tokens = self._evaluate(
-                [(token, len(prompts[sequence]) + step, sequence, True) for sequence, token in enumerate(tokens)], tokens
+                [(token, len(prompts[sequence]) + step, sequence, True) for sequence, token in enumerate(tokens)],
+                tokens,
             )
         return Timing(middle - start, time.perf_counter() - middle, gen * len(prompts))
 
@@ -123,8 +124,10 @@ class LlamaCpp:
             raise RuntimeError("llama.cpp could not make a context")
 
     def _choose(self) -> tuple[bool, bool]:
-        """Opens the context that is fastest; says whether it has flash attention, which a q8_0 cache needs, and one cache
-        for all sequences."""
+        """Opens the fastest context; says whether it has flash attention, and one cache for all sequences.
+
+        A q8_0 cache needs flash attention.
+        """
         length = min(BATCH // self._job.batch, self._job.context - 32)
         prompts = [list(range(3 + sequence, 3 + sequence + length)) for sequence in range(self._job.batch)]
         seconds: dict[tuple[bool, bool], float] = {}
