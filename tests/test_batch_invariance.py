@@ -26,6 +26,8 @@ CASES = [("tiny", formats) for formats in FORMATS] + [
 ]
 REQUESTS = 64
 PAGE_TOKENS = 16
+FEW_PAGES = 20
+"""Of a cache that holds a few requests."""
 
 Bits = list[tuple[int, list[tuple[int, str]]]]
 
@@ -116,11 +118,12 @@ def test_a_cache_that_holds_a_few_of_them(model: str, formats: tuple[str, str], 
     """FAULTS row 67, on the engine itself."""
     with load(model, formats, 64, 2) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
-    few = {"kv_cache_memory": 20 * page_bytes, "enable_prefix_caching": enable_prefix_caching}
+    few = {"kv_cache_memory": FEW_PAGES * page_bytes, "enable_prefix_caching": enable_prefix_caching}
     with load(model, formats, 64, 2, **few) as llm:
         assert at_once(llm) == alone(model, formats)
         metrics = llm.metrics()
-        assert metrics.preemptions > 0
+        # Where a window passes, whoever is let in finds room for all that it will ever hold.
+        assert metrics.preemptions > 0 or model == "mistral_swa"
         assert metrics.pages_free == metrics.pages_total
 
 

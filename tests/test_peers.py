@@ -76,8 +76,8 @@ def test_a_round_with_a_bad_window_is_left_out() -> None:
 
 def test_the_table_has_a_line_for_each_and_no_ratio_of_the_first_to_itself() -> None:
     lines = table(rows(WORKLOAD, CONTENDERS, ROUNDS)).splitlines()
-    assert lines[2] == "| ferrule:int4 | 500 | 100.0 | 20% |  | 10.0 | 40% |  |"
-    assert lines[3] == "| other:Q4 | 600 | 33.3 | 7% | 2.00x | 6.7 | 40% | 1.50x |"
+    assert lines[2] == "| ferrule:int4 | 500 | 100.0 | 20% |  | 10.0 | 40% |  | 5.5 |  |"
+    assert lines[3] == "| other:Q4 | 600 | 33.3 | 7% | 2.00x | 6.7 | 40% | 1.50x | 2.4 | 2.67x |"
     assert "ferrule:int4 is" in lines[0]
 
 
