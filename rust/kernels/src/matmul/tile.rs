@@ -146,6 +146,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 /// it to each of their beginnings, and a multiply-add that reads from such a sum is two operations for the processor: at
 /// sixteen rows that took a twelfth of the time.
 #[inline(always)]
+#[allow(clippy::pointers_in_nomem_asm_block, reason = "nothing is read through the address there")]
 fn in_own_register<T>(quads: &T) -> &T {
     let mut address: *const T = quads;
     // SAFETY: there is no instruction in it, so that the address is what it was.

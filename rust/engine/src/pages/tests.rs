@@ -1,0 +1,97 @@
+use super::*;
+
+fn pages(groups: &[(usize, Option<usize>)]) -> Pages {
+    let (sizes, windows): (Vec<usize>, Vec<Option<usize>>) = groups.iter().copied().unzip();
+    let groups: Vec<KvGroup> = windows.into_iter().map(|window| KvGroup { layers: 1, window, page_bytes: 1 }).collect();
+    Pages::new(&groups, &sizes, true)
+}
+
+#[test]
+fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
+    let mut pages = pages(&[(3, None), (5, None)]);
+    let mut tables = pages.private_tables();
+    let mut copies = Vec::new();
+    assert_eq!(pages.capacity_of_one(), 48);
+    assert_eq!(pages.fits(&tables, 0, 100), 48);
+    pages.extend(&mut tables, 0, 17, &mut copies);
+    assert_eq!(tables.tables().iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(pages.fits(&tables, 17, 100), 31);
+    // A cancelled step left the table longer than what is computed.
+    assert_eq!(pages.fits(&tables, 3, 100), 45);
+    let other = pages.private_tables();
+    assert_eq!(pages.fits(&other, 0, 100), 16);
+    pages.release(&mut tables);
+    assert_eq!(pages.statistics()[0], PageStatistics { total: 3, free: 3, cached: 0 });
+    assert!(copies.is_empty());
+}
+
+#[test]
+fn a_window_gives_pages_back_that_no_later_row_sees() {
+    let mut pages = pages(&[(4, Some(20)), (100, None)]);
+    let mut tables = pages.private_tables();
+    pages.extend(&mut tables, 0, 64, &mut Vec::new());
+    // The row at 35 sees positions 16 to 35.
+    pages.release_passed(&mut tables, 34);
+    assert_eq!((tables.held(0), tables.held(1)), (4, 4));
+    pages.release_passed(&mut tables, 35);
+    assert_eq!((tables.held(0), tables.held(1)), (3, 4));
+    assert_eq!(tables.tables()[0][0], PAGE_NONE);
+    assert_eq!(pages.fits(&tables, 64, 100), 16);
+    pages.release(&mut tables);
+    assert_eq!(pages.groups[0].pool.free(), 4);
+}
+
+#[test]
+fn a_window_that_fits_holds_any_length() {
+    // Twenty positions touch three pages at the most (slots 15, 0 to 15, 0 to 2).
+    assert_eq!(pages(&[(3, Some(20))]).capacity_of_one(), usize::MAX);
+    assert_eq!(pages(&[(2, Some(20))]).capacity_of_one(), 32);
+    assert_eq!(pages(&[(1, Some(1))]).capacity_of_one(), usize::MAX);
+    for window in 1..70 {
+        let smallest = (1..9).find(|&count| pages(&[(count, Some(window))]).capacity_of_one() == usize::MAX).unwrap();
+        let mut pages = pages(&[(smallest, Some(window))]);
+        let mut tables = pages.private_tables();
+        for computed in 0..300 {
+            pages.release_passed(&mut tables, computed);
+            assert_eq!(pages.fits(&tables, computed, 1), 1, "window {window}, {smallest} pages, at {computed}");
+            pages.extend(&mut tables, computed, 1, &mut Vec::new());
+        }
+    }
+}
+
+#[test]
+fn whoever_writes_to_a_shared_page_gets_a_copy() {
+    let mut pages = pages(&[(4, None)]);
+    let mut first = pages.private_tables();
+    let mut copies = Vec::new();
+    pages.extend(&mut first, 0, 20, &mut copies);
+    let mut second = pages.private_tables();
+    assert!(pages.fork(&mut second, &first, 20));
+    let (full, partial) = (first.tables()[0][0], first.tables()[0][1]);
+    // One page of the two that are free goes to the copy.
+    assert_eq!(pages.fits(&second, 20, 100), 28);
+    pages.extend(&mut second, 20, 1, &mut copies);
+    let copied = second.tables()[0][1];
+    assert_eq!(copies, [PageMove::Copy(PageCopy { group: 0, from: partial, to: copied })]);
+    assert_eq!(second.tables()[0][0], full);
+    // The first is alone on its page now and writes there.
+    pages.extend(&mut first, 20, 1, &mut copies);
+    assert_eq!((copies.len(), first.tables()[0][1]), (1, partial));
+    pages.release(&mut first);
+    assert_eq!(pages.groups[0].pool.free(), 2);
+    pages.release(&mut second);
+    assert_eq!(pages.groups[0].pool.free(), 4);
+}
+
+#[test]
+fn a_copy_that_finds_no_page_waits() {
+    let mut pages = pages(&[(2, None)]);
+    let mut first = pages.private_tables();
+    pages.extend(&mut first, 0, 20, &mut Vec::new());
+    let mut second = pages.private_tables();
+    assert!(pages.fork(&mut second, &first, 20));
+    assert_eq!(pages.fits(&second, 20, 1), 0);
+    pages.release(&mut first);
+    assert_eq!(pages.fits(&second, 20, 100), 12);
+    pages.release(&mut second);
+}

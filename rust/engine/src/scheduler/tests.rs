@@ -1,0 +1,247 @@
+use ferrule_model::KvGroup;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Request, SamplingParams};
+
+fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> Scheduler {
+    let group = KvGroup { layers: 1, window: None, page_bytes: 1 };
+    let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4, fetch_bytes: 0 };
+    Scheduler::new(Pages::new(&[group], &[pages], false), limits)
+}
+
+fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
+    let request = Request { prompt: vec![0; tokens], params: SamplingParams::default() };
+    Sequence::new(RequestId(id), request, None, scheduler.pages.private_tables())
+}
+
+/// A sequence whose first tokens are computed already.
+fn start(scheduler: &mut Scheduler, id: u64, tokens: usize, computed: usize) {
+    let mut new = sequence(scheduler, id, tokens);
+    scheduler.pages.extend(&mut new.tables, 0, computed, &mut Vec::new());
+    new.computed = computed;
+    scheduler.running.push(new);
+}
+
+fn planned(scheduler: &Scheduler, plan: &Schedule) -> Vec<(u64, usize)> {
+    plan.chunks.iter().map(|chunk| (scheduler.running[chunk.index].id.0, chunk.count)).collect()
+}
+
+#[test]
+fn decode_rows_come_first_then_chunks_within_the_budget() {
+    let mut scheduler = scheduler(100, 4, 10);
+    start(&mut scheduler, 0, 40, 16);
+    start(&mut scheduler, 1, 30, 29);
+    start(&mut scheduler, 2, 30, 29);
+    for id in 3..6 {
+        let new = sequence(&scheduler, id, 5);
+        scheduler.add(new);
+    }
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(1, 1), (2, 1), (0, 6), (3, 2)]);
+    scheduler.running[0].computed = 37;
+    let plan = scheduler.schedule(usize::MAX);
+    // Five tokens of the budget are left after the last three of the chunk, and one place.
+    assert_eq!(planned(&scheduler, &plan), [(1, 1), (2, 1), (0, 3), (3, 5)]);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (4, 2));
+}
+
+#[test]
+fn a_planned_sequence_that_gives_way_leaves_the_plan() {
+    let mut scheduler = scheduler(2, 4, 10);
+    start(&mut scheduler, 0, 40, 16);
+    start(&mut scheduler, 1, 10, 9);
+    let plan = scheduler.schedule(usize::MAX);
+    // The younger one's row was planned first, on the page that the older one's chunk then needed.
+    assert_eq!(planned(&scheduler, &plan), [(0, 10)]);
+    assert_eq!(plan.tokens, 10);
+    assert_eq!(scheduler.waiting[0].id, RequestId(1));
+    assert_eq!((scheduler.waiting[0].computed, scheduler.waiting[0].timing.preemptions), (0, 1));
+}
+
+#[test]
+fn one_that_finds_no_page_waits_for_older_ones_and_keeps_its_own() {
+    let mut scheduler = scheduler(2, 4, 10);
+    start(&mut scheduler, 0, 10, 9);
+    start(&mut scheduler, 1, 17, 16);
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
+    assert_eq!((scheduler.running.len(), scheduler.preemptions), (2, 0));
+}
+
+#[test]
+fn nobody_is_let_in_on_pages_that_a_prefill_under_way_will_need() {
+    let mut scheduler = scheduler(5, 4, 20);
+    start(&mut scheduler, 0, 64, 50);
+    scheduler.running[0].computed = 40;
+    let new = sequence(&scheduler, 1, 17);
+    scheduler.add(new);
+    // One page is free; the new one needs two.
+    scheduler.schedule(usize::MAX);
+    assert_eq!(scheduler.waiting.len(), 1);
+}
+
+#[test]
+fn a_long_prompt_leaves_half_to_those_behind_it_and_takes_what_they_leave() {
+    let mut scheduler = scheduler(100, 4, 20);
+    start(&mut scheduler, 0, 400, 16);
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 20)]);
+    for (id, tokens) in [(1, 30), (2, 2)] {
+        let new = sequence(&scheduler, id, tokens);
+        scheduler.add(new);
+    }
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 13), (1, 5), (2, 2)]);
+}
+
+#[test]
+fn prompts_beside_decode_rows_get_no_more_than_their_share() {
+    let mut scheduler = scheduler(100, 4, 100);
+    start(&mut scheduler, 0, 30, 29);
+    start(&mut scheduler, 1, 400, 16);
+    let plan = scheduler.schedule(30);
+    assert_eq!(planned(&scheduler, &plan), [(0, 1), (1, 30)]);
+    scheduler.remove(RequestId(0));
+    let plan = scheduler.schedule(30);
+    assert_eq!(planned(&scheduler, &plan), [(1, 100)]);
+}
+
+#[test]
+fn a_higher_priority_goes_first_and_takes_a_place_if_it_must() {
+    let mut scheduler = scheduler(100, 2, 50);
+    for (id, priority) in [(0, 1), (1, 1), (2, 1), (3, 0), (4, 1)] {
+        let mut new = sequence(&scheduler, id, 5);
+        new.params.priority = priority;
+        scheduler.add(new);
+        if id == 1 {
+            scheduler.schedule(usize::MAX);
+        }
+    }
+    let ids = |sequences: &mut dyn Iterator<Item = &Sequence>| sequences.map(|one| one.id.0).collect::<Vec<_>>();
+    assert_eq!(ids(&mut scheduler.waiting.iter()), [3, 2, 4]);
+    scheduler.schedule(usize::MAX);
+    assert_eq!(ids(&mut scheduler.running.iter()), [3, 0]);
+    // The one that gave way is still the first of its priority.
+    assert_eq!(ids(&mut scheduler.waiting.iter()), [1, 2, 4]);
+    // A level is worth a limited number of arrivals.
+    let mut late = sequence(&scheduler, 300, 5);
+    late.params.priority = 0;
+    scheduler.add(late);
+    assert_eq!(ids(&mut scheduler.waiting.iter()), [1, 2, 4, 300]);
+}
+
+#[test]
+fn a_twin_waits_for_the_prompt_of_both_and_computes_its_last_token_alone() {
+    let mut scheduler = scheduler(100, 4, 20);
+    let leader = sequence(&scheduler, 0, 30);
+    scheduler.add(leader);
+    let mut twin = sequence(&scheduler, 1, 30);
+    twin.twin = Some(RequestId(0));
+    scheduler.add(twin);
+    let other = sequence(&scheduler, 2, 4);
+    scheduler.add(other);
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 16), (2, 4)]);
+    for (index, count) in [(0, 16), (1, 4)] {
+        scheduler.running[index].computed = count;
+    }
+    scheduler.remove(RequestId(2));
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 14)]);
+    scheduler.running[0].computed = 30;
+    scheduler.running[0].push(7);
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 1), (1, 1)]);
+    // Each writes to the second page.
+    assert_eq!(plan.moves.len(), 1);
+    assert_eq!(scheduler.pages.statistics()[0].free, 100 - 3);
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Add { tokens: usize, priority: i32 },
+    Remove(u64),
+    Step { cancelled: bool, prompt_tokens: usize },
+    Preempt,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        2 => (1..100_usize, -1..2_i32).prop_map(|(tokens, priority)| Event::Add { tokens, priority }),
+        1 => (0..20_u64).prop_map(Event::Remove),
+        8 => (prop::bool::weighted(0.2), 1..60_usize)
+            .prop_map(|(cancelled, prompt_tokens)| Event::Step { cancelled, prompt_tokens }),
+        1 => Just(Event::Preempt),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// What the module says of itself: the first in rank of those that run advances, limits hold, and equal
+    /// priorities are let in by arrival.
+    #[test]
+    fn the_first_in_rank_advances_and_equals_are_let_in_by_arrival(
+        pages in 8..20_usize,
+        max_num_seqs in 1..6_usize,
+        budget in 1..40_usize,
+        events in prop::collection::vec(event(), 1..80),
+    ) {
+        let mut scheduler = scheduler(pages, max_num_seqs.min(budget), budget);
+        let mut next = 0;
+        let mut let_in: Vec<RequestId> = Vec::new();
+        for event in events {
+            match event {
+                Event::Add { tokens, priority } => {
+                    let mut new = sequence(&scheduler, next, tokens);
+                    new.params.priority = priority;
+                    scheduler.add(new);
+                    next += 1;
+                }
+                Event::Remove(id) => {
+                    scheduler.remove(RequestId(id));
+                }
+                Event::Preempt => {
+                    scheduler.preempt_last();
+                }
+                Event::Step { cancelled, prompt_tokens } => {
+                    let plan = scheduler.schedule(prompt_tokens);
+                    prop_assert_eq!(plan.tokens, plan.chunks.iter().map(|chunk| chunk.count).sum::<usize>());
+                    prop_assert!(plan.tokens <= budget && plan.chunks.len() <= max_num_seqs);
+                    prop_assert!(plan.tokens <= plan.limit);
+                    let first = scheduler.running.first().map(|first| first.id);
+                    let is_planned = |id| plan.chunks.iter().any(|chunk| scheduler.running[chunk.index].id == id);
+                    prop_assert!(first.is_some() || scheduler.waiting.is_empty());
+                    prop_assert!(first.is_none_or(is_planned));
+                    let new = scheduler.running.iter().filter(|one| !let_in.contains(&one.id));
+                    let new: Vec<(i32, RequestId)> = new.map(|one| (one.params.priority, one.id)).collect();
+                    for &(priority, id) in &new {
+                        let earlier = |one: &&Sequence| {
+                            one.params.priority == priority && one.id < id && !let_in.contains(&one.id)
+                        };
+                        prop_assert_eq!(scheduler.waiting.iter().find(earlier).map(|one| one.id), None);
+                    }
+                    let_in.extend(new.into_iter().map(|(_, id)| id));
+                    for chunk in plan.chunks.iter().filter(|_| !cancelled) {
+                        let sequence = &mut scheduler.running[chunk.index];
+                        sequence.computed += chunk.count;
+                        prop_assert!(sequence.tables.held(0) * 16 >= sequence.computed);
+                        if sequence.pending() == 0 {
+                            sequence.push(0);
+                        }
+                    }
+                    // As in the engine, none grows beyond what the pool holds.
+                    let grown = scheduler.sequences().filter(|sequence| sequence.tokens.len() >= pages * 16);
+                    let grown: Vec<RequestId> = grown.map(|sequence| sequence.id).collect();
+                    grown.into_iter().for_each(|id| drop(scheduler.remove(id)));
+                }
+            }
+            prop_assert!(scheduler.running.is_sorted_by_key(Sequence::rank));
+            prop_assert!(scheduler.waiting.iter().is_sorted_by_key(|sequence| sequence.rank()));
+            prop_assert!(scheduler.running.len() <= max_num_seqs);
+            let audit = scheduler.pages.audit(scheduler.sequences().map(|sequence| &sequence.tables));
+            prop_assert_eq!(audit, Ok(()));
+        }
+    }
+}
