@@ -29,6 +29,8 @@ from ferrule.prompt import TokensPrompt
 
 HEARTBEAT = 0.001
 """Seconds that a task sleeps which watches the event loop."""
+ARRIVALS = 1.0
+"""Seconds in which the requests of a wave arrive: a thousand at one moment are a long turn of any loop."""
 UNDISTURBED = 2.0
 """Seconds that neighbours decode before a long prompt comes."""
 
@@ -187,6 +189,7 @@ async def run_tasks(options: argparse.Namespace) -> dict[str, Any]:
         async def one() -> None:
             nonlocal mixed, cancelled
             kind = numbers.randrange(len(kinds))
+            await asyncio.sleep(numbers.random() * ARRIVALS)
             task = asyncio.create_task(ask(kind))
             if numbers.random() < 0.3:
                 await asyncio.sleep(numbers.random() * 0.3)
