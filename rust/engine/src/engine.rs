@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::slice::ChunksExact;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -313,7 +314,7 @@ impl<M: LanguageModel> Engine<M> {
     fn sample_and_finish(&mut self, plan: &Schedule) -> Vec<StepOutput> {
         let vocab_size = self.model.vocab_size();
         let logits = std::mem::take(&mut self.logits);
-        let mut rows = logits.chunks_exact(vocab_size);
+        let mut rest = logits.as_slice();
         let mut outputs = Vec::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
@@ -322,8 +323,8 @@ impl<M: LanguageModel> Engine<M> {
                 LogitRows::Last => 1,
                 LogitRows::All => chunk.count,
             };
-            let rows: Vec<&[f32]> = rows.by_ref().take(count).collect();
-            assert_eq!(rows.len(), count, "the model gave fewer rows of logits than were asked for");
+            let (rows, after) = rest.split_at_checked(count * vocab_size).expect("a row of logits for each asked for");
+            rest = after;
             sequence.computed += chunk.count;
             self.metrics.computed_tokens += chunk.count as u64;
             if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
@@ -336,7 +337,13 @@ impl<M: LanguageModel> Engine<M> {
             if rows.is_empty() {
                 continue;
             }
-            let output = advance(sequence, &rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics);
+            let output = advance(
+                sequence,
+                rows.chunks_exact(vocab_size),
+                &mut self.sampler,
+                self.limits.tokens(),
+                &mut self.metrics,
+            );
             if let Some(FinishReason::Sampling(SampleError::NotFinite { .. })) = output.finish {
                 // Whatever made these logits may be in the pages.
                 self.scheduler.pages.disown(&mut sequence.tables);
@@ -399,13 +406,13 @@ fn wanted_logits(sequence: &Sequence, count: usize) -> LogitRows {
 /// Tells of a sequence's prompt and gives it its token, from the logits of its latest rows; what its request gets.
 fn advance(
     sequence: &mut Sequence,
-    rows: &[&[f32]],
+    rows: ChunksExact<'_, f32>,
     sampler: &mut Sampler,
     most_tokens: usize,
     metrics: &mut Metrics,
 ) -> StepOutput {
     let mut output = StepOutput::empty(sequence);
-    let sampled = tell_prompt(sequence, rows, sampler, &mut output.prompt_logprobs).and_then(|()| {
+    let sampled = tell_prompt(sequence, rows.clone(), sampler, &mut output.prompt_logprobs).and_then(|()| {
         let last = rows.last().filter(|_| sequence.pending() == 0);
         last.map(|row| sampler.sample(row, &sequence.params, &sequence.history, sequence.tokens.len())).transpose()
     });
@@ -432,13 +439,14 @@ fn advance(
 /// Adds the log-probabilities of the prompt's tokens that the rows of the latest chunk tell.
 fn tell_prompt(
     sequence: &mut Sequence,
-    rows: &[&[f32]],
+    rows: ChunksExact<'_, f32>,
     sampler: &mut Sampler,
     told: &mut Vec<TokenLogprobs>,
 ) -> Result<(), SampleError> {
     let count = sequence.params.prompt_logprobs.unwrap_or(0);
     // The row of a position tells of the token after it.
-    for (row, position) in rows.iter().zip(sequence.computed + 1 - rows.len()..) {
+    let first = sequence.computed + 1 - rows.len();
+    for (row, position) in rows.zip(first..) {
         if position == sequence.next_prompt_logprob && sequence.tells_prompt() {
             told.push(sampler.logprobs(row, sequence.tokens[position], count, position)?);
             sequence.next_prompt_logprob += 1;

@@ -13,7 +13,7 @@ use crate::{EngineError, RequestError};
 
 impl<M: LanguageModel> Engine<M> {
     /// The logits `[tokens, vocab]` that follow each token of a sequence. The requests under way lose nothing by it;
-    /// the youngest of them are computed again if it needs their pages.
+    /// the last of them in rank are computed again if it needs their pages.
     ///
     /// # Errors
     /// [`EngineError::Request`] if the sequence is empty, too long or not of the model's tokens;

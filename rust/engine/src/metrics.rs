@@ -70,7 +70,7 @@ pub struct Metrics {
     pub requests_finished: Finished,
     /// Requests that were refused.
     pub requests_refused: u64,
-    /// Tokens of the prompts of all requests that were begun.
+    /// Tokens of the prompts that came to their end.
     pub prompt_tokens: u64,
     /// Those of them that were not computed: they came from the prefix cache, or from a sequence with the same prompt.
     pub cached_prompt_tokens: u64,

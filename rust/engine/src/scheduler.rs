@@ -84,7 +84,7 @@ impl Scheduler {
         }
     }
 
-    /// Queues a sequence behind all of its rank.
+    /// Queues a sequence in the place that its rank gives it.
     pub fn add(&mut self, sequence: Sequence) {
         let place = self.waiting.partition_point(|other| other.rank() < sequence.rank());
         self.waiting.insert(place, sequence);
@@ -118,32 +118,32 @@ impl Scheduler {
         for sequence in &mut self.running {
             self.pages.release_passed(&mut sequence.tables, sequence.computed);
         }
-        self.schedule_running(&mut plan, |sequence| sequence.pending() == 1);
+        self.schedule_running(&mut plan, false, |sequence| sequence.pending() == 1);
         if plan.tokens > 0 {
             plan.limit = plan.limit.min(plan.tokens.saturating_add(prompt_tokens.max(1)));
         }
-        self.schedule_running(&mut plan, |sequence| sequence.pending() > 1);
+        self.schedule_running(&mut plan, false, |sequence| sequence.pending() > 1);
         self.admit(&mut plan);
         // What those behind it did not take.
-        self.schedule_running(&mut plan, |sequence| sequence.pending() > 1);
+        self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
         plan
     }
 
-    /// Plans a part of each running sequence that is of the kind, by rank.
-    fn schedule_running(&mut self, plan: &mut Schedule, is_of_kind: impl Fn(&Sequence) -> bool) {
+    /// Plans a part of each running sequence that is of the kind, by rank; `again` if the plan may have a part of it.
+    fn schedule_running(&mut self, plan: &mut Schedule, again: bool, is_of_kind: impl Fn(&Sequence) -> bool) {
         let mut index = 0;
         while index < self.running.len() && plan.tokens < plan.limit {
             if is_of_kind(&self.running[index]) {
-                self.schedule_one(plan, index);
+                let planned = if again { plan.planned(index) } else { 0 };
+                self.schedule_one(plan, index, planned);
             }
             index += 1;
         }
     }
 
-    /// Plans as much of a running sequence as limits and pages allow, or more than was planned of it; those behind it in
-    /// rank give way, those before it do not.
-    fn schedule_one(&mut self, plan: &mut Schedule, index: usize) {
-        let planned = plan.planned(index);
+    /// Plans as much of a running sequence as limits and pages allow, or more than the `planned` tokens of it; those behind
+    /// it in rank give way, those before it do not.
+    fn schedule_one(&mut self, plan: &mut Schedule, index: usize, planned: usize) {
         if planned == 0 && self.running[index].pending() > 1 {
             let Self { running, pages, .. } = self;
             let (found, more_to_come) = reuse(pages, &mut running[index], plan);
@@ -154,12 +154,13 @@ impl Scheduler {
         }
         loop {
             let left = plan.limit - plan.tokens;
-            let others_want = planned == 0
+            let takes_steps = planned == 0 && self.running[index].pending() > left;
+            let others_want = takes_steps
                 && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(|other| other.pending() > 1));
             let sequence = &mut self.running[index];
             let logit_rows = plan.logit_rows + if sequence.chunk_tells(planned) { planned } else { 0 };
             let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
-            let share = if others_want && sequence.pending() > left { left.div_ceil(2) } else { left };
+            let share = if others_want { left.div_ceil(2) } else { left };
             let count = self.pages.fits(&sequence.tables, sequence.computed, pending.min(planned + share));
             if count > planned {
                 self.pages.extend(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
@@ -167,7 +168,7 @@ impl Scheduler {
                 if sequence.chunk_tells(count) {
                     plan.logit_rows = logit_rows.saturating_sub(count);
                 }
-                plan.set(index, count);
+                plan.set(index, planned, count);
                 return;
             }
             let last = self.running.len() - 1;
@@ -212,7 +213,7 @@ impl Scheduler {
             let index = self.running.partition_point(|other| other.rank() < next.rank());
             plan.insert(index);
             self.running.insert(index, next);
-            self.schedule_one(plan, index);
+            self.schedule_one(plan, index, 0);
         }
     }
 
@@ -290,14 +291,15 @@ impl Schedule {
         self.chunks.iter().find(|chunk| chunk.index == index).map_or(0, |chunk| chunk.count)
     }
 
-    /// Plans `count` tokens of it.
-    fn set(&mut self, index: usize, count: usize) {
-        match self.chunks.iter_mut().find(|chunk| chunk.index == index) {
-            Some(chunk) => self.tokens += count - std::mem::replace(&mut chunk.count, count),
-            None => {
-                self.chunks.push(Scheduled { index, count });
-                self.tokens += count;
-            }
+    /// Plans `count` tokens of it, in the place of those `planned`.
+    fn set(&mut self, index: usize, planned: usize, count: usize) {
+        self.tokens += count - planned;
+        if planned == 0 {
+            self.chunks.push(Scheduled { index, count });
+            return;
+        }
+        for chunk in self.chunks.iter_mut().filter(|chunk| chunk.index == index) {
+            chunk.count = count;
         }
     }
 

@@ -4,26 +4,13 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::{FakeModel, Fault, VOCAB, engine, run};
+use fake::{FakeModel, Fault, VOCAB, config, engine, run};
 use ferrule_engine::{
     ConfigError, Engine, EngineConfig, EngineError, FinishReason, ParamError, Request, RequestError, RequestId,
     SampleError, SamplingParams, StepOutput,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::LogitRows;
-
-fn config() -> EngineConfig {
-    EngineConfig {
-        pages: vec![32],
-        max_model_len: 256,
-        max_num_seqs: 8,
-        max_num_batched_tokens: 64,
-        max_queued_requests: None,
-        target_itl: Duration::MAX,
-        enable_prefix_caching: true,
-        prefix_cache_dir: None,
-    }
-}
 
 fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::default() }

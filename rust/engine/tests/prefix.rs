@@ -5,7 +5,6 @@ mod fake;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
 use fake::{FakeModel, VOCAB, engine, run};
 use ferrule_engine::{
@@ -15,16 +14,7 @@ use ferrule_engine::{
 use ferrule_kernels::Cancel;
 
 fn config() -> EngineConfig {
-    EngineConfig {
-        pages: vec![64],
-        max_model_len: 600,
-        max_num_seqs: 8,
-        max_num_batched_tokens: 64,
-        max_queued_requests: None,
-        target_itl: Duration::MAX,
-        enable_prefix_caching: true,
-        prefix_cache_dir: None,
-    }
+    EngineConfig { pages: vec![64], max_model_len: 600, ..fake::config() }
 }
 
 fn on_disk(directory: &Path) -> EngineConfig {

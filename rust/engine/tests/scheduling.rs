@@ -349,11 +349,8 @@ fn a_pool_at_a_quarter_of_the_demand_changes_nothing() {
         pages: vec![16],
         max_model_len: 200,
         max_num_seqs: 16,
-        max_num_batched_tokens: 64,
-        max_queued_requests: None,
-        target_itl: Duration::MAX,
         enable_prefix_caching: false,
-        prefix_cache_dir: None,
+        ..fake::config()
     };
     let mut small = engine(&config, &[None]);
     let mut large = engine(&EngineConfig { pages: vec![100], ..config }, &[None]);

@@ -24,6 +24,7 @@ mod tier;
 pub use budget::divide;
 pub(crate) use disk::DiskCache;
 pub use disk::{DiskCacheError, DiskStatistics};
+pub use ferrule_kernels::kv::PAGE_NONE;
 pub use pool::PagePool;
 pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
 pub use state::StateError;
@@ -38,9 +39,6 @@ use digest::Digest;
 use pool::Allocated;
 use prefix::{Place, PrefixTree};
 use tier::Tier;
-
-/// Stands in a table for a page that was given back, because no later row can see its positions.
-pub const PAGE_NONE: PageId = PageId::MAX;
 
 /// How the pages of one group are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

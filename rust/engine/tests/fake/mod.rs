@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
 use ferrule_kernels::Cancel;
@@ -276,4 +277,18 @@ pub fn run(engine: &mut Engine<FakeModel>) -> Vec<StepOutput> {
         outputs.extend(engine.step(&Cancel::new()).expect("nothing was told to fail"));
     }
     panic!("the requests do not end");
+}
+
+/// A small engine without limits of time or of its queue.
+pub fn config() -> EngineConfig {
+    EngineConfig {
+        pages: vec![32],
+        max_model_len: 256,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        max_queued_requests: None,
+        target_itl: Duration::MAX,
+        enable_prefix_caching: true,
+        prefix_cache_dir: None,
+    }
 }
