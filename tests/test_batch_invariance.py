@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from conftest import TINY
 from ferrule import LLM, RequestOutput, SamplingParams
 from ferrule.prompt import TokensPrompt
-from test_invariance import bits
+from test_invariance import bits, load
 
 pytestmark = pytest.mark.native
 
-GOLDEN = Path(__file__).parent / "golden" / "logits"
-MODELS = {"tiny": TINY, "mistral_swa": GOLDEN / "mistral_swa"}
 FORMATS = [(weights, kv) for weights in ("f32", "int8", "int4") for kv in ("f32", "f16", "int8")]
 """Of the weights and of the cache."""
 CASES = [("tiny", formats) for formats in FORMATS] + [
@@ -30,17 +27,6 @@ FEW_PAGES = 20
 """Of a cache that holds a few requests."""
 
 Bits = list[tuple[int, list[tuple[int, str]]]]
-
-
-def load(model: str, formats: tuple[str, str], tokens: int, threads: int, **more: Any) -> LLM:
-    return LLM(
-        MODELS[model],
-        quantization=formats[0],
-        kv_cache_dtype=formats[1],
-        max_num_batched_tokens=tokens,
-        threads=threads,
-        **more,
-    )
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,14 +34,14 @@ FORMATS = [("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")
 """Of the weights and of the cache."""
 
 
-def load(model: str, formats: tuple[str, str], tokens: int, threads: int) -> LLM:
+def load(model: str, formats: tuple[str, str], tokens: int, threads: int, **more: Any) -> LLM:
     return LLM(
         MODELS[model],
         quantization=formats[0],
         kv_cache_dtype=formats[1],
         max_num_batched_tokens=tokens,
         threads=threads,
-        max_num_seqs=8,
+        **more,
     )
 
 
