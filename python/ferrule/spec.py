@@ -7,11 +7,10 @@ runs it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
 
-Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "tanh"]
 
 
 @dataclass(frozen=True)
@@ -20,18 +19,33 @@ class RmsNorm:
 
     eps: float
     weight_offset: float = 0.0
+    weight: bool = True
+    """Whether there is a weight; without one it counts as 1."""
     type: Literal["rms"] = "rms"
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """(x - mean) / std * weight + bias."""
+    """(x - mean) / std * (weight + weight_offset) + bias."""
 
     eps: float
+    weight_offset: float = 0.0
+    weight: bool = True
+    bias: bool = True
     type: Literal["layer"] = "layer"
 
 
 Norm: TypeAlias = RmsNorm | LayerNorm
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """A norm of queries and keys."""
+
+    norm: Norm
+    over: Literal["head", "each_head", "heads"] = "head"
+    """Each head on its own, with one weight for all ("head") or one for each ("each_head"); or all heads as one row."""
+    after_rope: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,20 @@ class Llama3Scaling:
     type: Literal["llama3"] = "llama3"
 
 
-Scaling: TypeAlias = NoScaling | LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """Each frequency divided by a factor of its own, of two sets: for short sequences and for long ones."""
+
+    short_factor: tuple[float, ...]
+    """Up to the original context."""
+    long_factor: tuple[float, ...]
+    """Beyond it."""
+    original_max_position_embeddings: int
+    attention_factor: float
+    type: Literal["longrope"] = "longrope"
+
+
+Scaling: TypeAlias = NoScaling | LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
 
 
 @dataclass(frozen=True)
@@ -98,43 +125,169 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Softmax attention with grouped queries."""
+class HeadProjections:
+    """Queries, keys and values are projected from the input, with any number of query heads to a key-value head."""
 
-    heads: int
     kv_heads: int
     key_dim: int
     value_dim: int
-    scale: float
-    """Factor on the scores."""
-    window: int | None
-    """Positions that a row sees, its own among them; None for all."""
-    rope: int | None
-    """Index in ModelSpec.ropes; None for no rotation."""
-    qkv_bias: bool
-    output_bias: bool
-    qk_norm: RmsNorm | None
-    """Over each query and key head, before the rotation."""
+    bias: bool = False
+    qk_norm: HeadNorm | None = None
+    clip: float | None = None
+    """Largest magnitude of what the projections give."""
+    type: Literal["heads"] = "heads"
 
 
 @dataclass(frozen=True)
-class GatedFfn:
-    """down(activation(gate(x)) * up(x))."""
+class LatentProjections:
+    """Keys and values of all heads come out of one latent vector (MLA; DeepSeek-V2, 2024)."""
+
+    query_rank: int | None
+    """Width of the queries' latent; None where they are projected at once."""
+    kv_rank: int
+    """Width of the keys' and values' latent."""
+    nope_dim: int
+    """Leading elements of a head's query and key, which are not turned."""
+    rope_dim: int
+    """The others, which are; a key has one set of them for all heads."""
+    value_dim: int
+    norm: Norm
+    """Of both latents."""
+    bias: bool = False
+    """Of the projections from the input."""
+    type: Literal["latent"] = "latent"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention."""
+
+    heads: int
+    scale: float
+    """Factor on the scores."""
+    projections: HeadProjections | LatentProjections
+    output_bias: bool = False
+    rope: int | None = None
+    """Index in ModelSpec.ropes; None for no rotation."""
+    window: int | None = None
+    """Positions that a row sees, its own among them; None for all. Encoders see as many on either side."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap)."""
+    alibi_slopes: tuple[float, ...] | None = None
+    """For each head the factor on the distance between positions (Press et al. 2022)."""
+    sinks: bool = False
+    """Whether each head has a learned logit that takes part in the softmax and mixes in nothing."""
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """gpt-oss's gate: g = min(gate, limit), u = clamp(up, -limit, limit), (u + 1) * g * sigmoid(alpha * g)."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Dense:
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
 
     intermediate_size: int
-    activation: Activation
-    bias: bool
-    type: Literal["gated"] = "gated"
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    clamp: Clamp | None = None
+    """In place of the activation."""
+    type: Literal["dense"] = "dense"
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a mixture chooses experts for a token and weighs them. Scores are f32; ties go to the lowest id."""
+
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    """Of all experts' logits, or of those of the chosen ones alone."""
+    normalize: bool = False
+    """Whether the weights of the chosen experts are divided by their sum."""
+    scale: float = 1.0
+    """Factor on the weights."""
+    bias: bool = False
+    """Whether the logits have a bias."""
+    correction_bias: bool = False
+    """Whether a bias takes part in the choice, but not in the weights (DeepSeek-V3)."""
+    groups: int = 1
+    """Neighbouring experts form groups; only experts of the best ones are chosen."""
+    groups_chosen: int = 1
+    group_score: Literal["max", "top2"] = "top2"
+    """A group's best score, or the sum of its best two."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture: of many networks a few run for each token, and perhaps one for all."""
+
+    experts: int
+    experts_per_token: int
+    expert: Dense
+    router: Router = field(default_factory=Router)
+    shared: Dense | None = None
+    """A network that every token goes through."""
+    shared_gate: bool = False
+    """Whether what it gives is multiplied by the sigmoid of a projection of the input."""
+    type: Literal["experts"] = "experts"
+
+
+Ffn: TypeAlias = Dense | Experts
 
 
 @dataclass(frozen=True)
 class Layer:
-    """x += attention(norm(x)); x += ffn(norm(x))."""
+    """x = sum_norm(x + post_norm(attention(norm(x)))), then the same with the feed-forward network."""
 
-    attention_norm: Norm
     attention: Attention
-    ffn_norm: Norm
-    ffn: GatedFfn
+    ffn: Ffn
+    attention_norm: Norm | None = None
+    attention_post_norm: Norm | None = None
+    attention_sum_norm: Norm | None = None
+    ffn_norm: Norm | None = None
+    ffn_post_norm: Norm | None = None
+    ffn_sum_norm: Norm | None = None
+    parallel: bool = False
+    """Both blocks read the layer's input. A network without a norm of its own reads what attention reads."""
+    residual_scale: float = 1.0
+    """Factor on what a block adds."""
+    residual_after_norm: bool = False
+    """What is added to is the normed input, not the input."""
+
+
+@dataclass(frozen=True)
+class LearnedPositions:
+    """A learned vector for each position is added: row position + offset of a table."""
+
+    rows: int
+    offset: int = 0
+    type: Literal["learned"] = "learned"
+
+
+@dataclass(frozen=True)
+class SinusoidalPositions:
+    """Sines and then cosines of position + offset are added (Vaswani et al. 2017)."""
+
+    offset: int = 0
+    type: Literal["sinusoidal"] = "sinusoidal"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """From token ids to hidden states."""
+
+    scale: float = 1.0
+    """Factor on the tokens' rows."""
+    width: int | None = None
+    """Of a row, where a projection leads from there to hidden_size (and back before the head)."""
+    positions: LearnedPositions | SinusoidalPositions | None = None
+    token_types: int = 0
+    """Rows of a table for kinds of tokens; the first is for all tokens that nobody says otherwise of."""
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -144,13 +297,39 @@ class Head:
     tied: bool
     """Whether the matrix is the embedding's."""
     bias: bool = False
+    scale: float = 1.0
+    """Factor on the logits."""
+    softcap: float | None = None
+    """Logits l become softcap * tanh(l / softcap)."""
 
 
 @dataclass(frozen=True)
-class TensorName:
+class Part:
+    """Rows of a stored matrix that holds several: `rows` of every `stride`, from row `first` on."""
+
+    first: int
+    rows: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One of several matrices that are stored as one tensor."""
+
+    index: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Tensor:
     """Where a role's weights lie in the checkpoint."""
 
-    name: str
+    names: tuple[str, ...]
+    """One tensor, or several whose rows follow one another."""
+    transposed: bool = False
+    """Stored as [inputs, outputs]."""
+    part: Part | None = None
+    stack: Stack | None = None
 
 
 @dataclass(frozen=True)
@@ -163,62 +342,19 @@ class ModelSpec:
     hidden_size: int
     max_position_embeddings: int
     """Tokens of the longest context that the model is made for, RoPE scaling included."""
-    ropes: list[Rope]
     layers: list[Layer]
-    final_norm: Norm
-    head: Head
-    tensors: dict[str, TensorName] = field(default_factory=dict[str, TensorName])
-    """By role, as `roles` lists them."""
-
-    def roles(self) -> Iterator[str]:
-        """Every tensor that this model needs, as its switches say."""
-        yield "embedding.weight"
-        for index, layer in enumerate(self.layers):
-            at = f"layers.{index}"
-            yield from _norm_roles(f"{at}.attention_norm", layer.attention_norm)
-            for projection in ("q", "k", "v"):
-                yield from _projection_roles(f"{at}.attention.{projection}", bias=layer.attention.qkv_bias)
-            yield from _projection_roles(f"{at}.attention.output", bias=layer.attention.output_bias)
-            if layer.attention.qk_norm is not None:
-                yield f"{at}.attention.q_norm.weight"
-                yield f"{at}.attention.k_norm.weight"
-            yield from _norm_roles(f"{at}.ffn_norm", layer.ffn_norm)
-            for projection in ("gate", "up", "down"):
-                yield from _projection_roles(f"{at}.ffn.{projection}", bias=layer.ffn.bias)
-        yield from _norm_roles("final_norm", self.final_norm)
-        if not self.head.tied:
-            yield "head.weight"
-        if self.head.bias:
-            yield "head.bias"
+    final_norm: Norm | None
+    head: Head | None
+    """None where the model gives hidden states only."""
+    embedding: Embedding = field(default_factory=Embedding)
+    ropes: list[Rope] = field(default_factory=list[Rope])
+    causal: bool = True
+    """Whether a token sees only those before it and itself."""
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """By role, as `tensors.roles` lists them."""
+    prefixes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """A tensor that is not there under its name may have the second of a pair in place of the first before it."""
 
     def to_json(self) -> str:
         """As the native module reads it."""
         return json.dumps(asdict(self), allow_nan=False)
-
-
-def tensors_named(spec: ModelSpec, modules: Mapping[str, str]) -> dict[str, TensorName]:
-    """The checkpoint's tensor for each role of `spec`.
-
-    `modules` maps a role without its `layers.N.` and `.weight` to the checkpoint's module, in which `{layer}` stands
-    for the layer's index: `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`.
-    """
-    tensors: dict[str, TensorName] = {}
-    for role in spec.roles():
-        module, parameter = role.rsplit(".", 1)
-        layer = ""
-        if module.startswith("layers."):
-            _, layer, module = module.split(".", 2)
-        tensors[role] = TensorName(f"{modules[module].format(layer=layer)}.{parameter}")
-    return tensors
-
-
-def _norm_roles(at: str, norm: Norm) -> Iterator[str]:
-    yield f"{at}.weight"
-    if isinstance(norm, LayerNorm):
-        yield f"{at}.bias"
-
-
-def _projection_roles(at: str, *, bias: bool) -> Iterator[str]:
-    yield f"{at}.weight"
-    if bias:
-        yield f"{at}.bias"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrule.archs.config import Config
 from ferrule.archs.llama import llama
@@ -22,27 +22,32 @@ from ferrule.spec import ModelSpec
 class Architecture:
     """What a checkpoint may call itself, and how its configuration is read."""
 
-    class_name: str
-    """In config.json's `architectures`."""
+    name: str
+    """The beginning of the classes in config.json's `architectures`; their endings say what stands on top."""
     model_type: str
     """In config.json's `model_type`, which decides where `architectures` is missing."""
     read: Callable[[Config], ModelSpec]
 
 
 REGISTRY = (
-    Architecture("LlamaForCausalLM", "llama", llama),
-    Architecture("MistralForCausalLM", "mistral", mistral),
-    Architecture("Qwen2ForCausalLM", "qwen2", qwen2),
-    Architecture("Qwen3ForCausalLM", "qwen3", qwen3),
+    Architecture("Llama", "llama", llama),
+    Architecture("Mistral", "mistral", mistral),
+    Architecture("Qwen2", "qwen2", qwen2),
+    Architecture("Qwen3", "qwen3", qwen3),
 )
+
+ENDINGS = ("ForCausalLM", "LMHeadModel", "Model")
+"""Of classes' names: what stands on top of the layers."""
+
+SHARED = ("tie_word_embeddings",)
+"""What stands beside `text_config` where it is not in it."""
 
 
 def model_spec(config: Config) -> ModelSpec:
-    """The spec of a checkpoint.
+    """The spec of a checkpoint; of one that sees pictures too, that of the half that reads and writes text.
 
     Raises ConfigError for a value outside its limits, UnsupportedModelError for what ferrule does not run.
     """
-    architecture = _find(config)
     if "quantization_config" in config:
         method = config.inner("quantization_config").values.get("quant_method")
         raise UnsupportedModelError(
@@ -50,18 +55,30 @@ def model_spec(config: Config) -> ModelSpec:
             "checkpoints must be unquantized: f32, f16 or bf16"
         )
     if "text_config" in config:
-        config = config.inner("text_config")
-    return architecture.read(config)
+        outer, config = config, config.inner("text_config")
+        shared = {field: outer.values[field] for field in SHARED if field in outer and field not in config}
+        config = config.with_defaults(**{"model_type": "llama", **shared})  # LLaVA's files leave the type out
+    spec = _find(config).read(config)
+    return replace(spec, prefixes=_prefixes(spec))
+
+
+def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
+    """Other names of the same tensors: saved without the head around the model, or as a part of one that sees."""
+    base, dot, _ = spec.tensors["embedding.weight"].names[0].partition(".")
+    base += dot
+    wrapped = [(base, f"{base}language_model."), ("", "language_model.")]
+    return [(base, ""), *wrapped]
 
 
 def _find(config: Config) -> Architecture:
     classes = config.texts("architectures")
     if classes:
-        field, found, known = "architectures", classes[0], {a.class_name: a for a in REGISTRY}
+        field, found, known = "architectures", classes[0], {a.name + end: a for a in REGISTRY for end in ENDINGS}
     else:
         field, found, known = "model_type", config.text("model_type"), {a.model_type: a for a in REGISTRY}
     if found in known:
         return known[found]
-    nearest = difflib.get_close_matches(found, known, n=1, cutoff=0)
-    names = [*nearest, *(name for name in known if name not in nearest)]
+    names = list(known) if not classes else [a.name + ENDINGS[0] for a in REGISTRY]
+    nearest = difflib.get_close_matches(found, names, n=1, cutoff=0)
+    names = [*nearest, *(name for name in names if name not in nearest)]
     raise UnsupportedModelError(f"{config.file}: {field} is {found!r}; ferrule runs {', '.join(names)} (nearest first)")

@@ -23,8 +23,14 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "relu2": "relu2",
+    "tanh": "tanh",
 }
 
 Json: TypeAlias = Mapping[str, Any]
@@ -33,10 +39,11 @@ Json: TypeAlias = Mapping[str, Any]
 class Config:
     """A JSON object of a model's configuration, which may lie within another."""
 
-    def __init__(self, values: Json, file: Path, path: str = "") -> None:
+    def __init__(self, values: Json, file: Path, path: str = "", spellings: Mapping[str, str] | None = None) -> None:
         self.values = values
         self.file = file
         self.path = path
+        self._spellings = spellings or {}
 
     @classmethod
     def read(cls, file: Path) -> Config:
@@ -46,10 +53,19 @@ class Config:
         """
         return cls(read_json_object(file), file)
 
-    def with_defaults(self, **defaults: int) -> Config:
+    def with_defaults(self, **defaults: object) -> Config:
         """This configuration, with values for fields that are missing or null."""
         filled = {field: value for field, value in defaults.items() if field not in self}
-        return Config({**self.values, **filled}, self.file, self.path)
+        return Config({**self.values, **filled}, self.file, self.path, self._spellings)
+
+    def spelled(self, **names: str) -> Config:
+        """This configuration, whose file has its own names for fields: `spelled(hidden_size="n_embd")`.
+
+        A field under its usual name goes first.
+        """
+        own = {field: name for field, name in names.items() if field not in self.values}
+        values = {field: self.values[name] for field, name in own.items() if name in self.values}
+        return Config({**self.values, **values}, self.file, self.path, {**self._spellings, **own})
 
     def __contains__(self, field: str) -> bool:
         """Whether the field is there and not null."""
@@ -58,7 +74,7 @@ class Config:
     def error(self, field: str, limit: str) -> ConfigError:
         """What is wrong with a field."""
         found = f"is {shown(self.values[field])}" if field in self.values else "is missing"
-        return ConfigError(f"{self.file}: {self.path}{field} {found}; it must be {limit}")
+        return ConfigError(f"{self.file}: {self.path}{self._spellings.get(field, field)} {found}; it must be {limit}")
 
     def whole(self, field: str, *, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
         """A whole number from `low` to `high`."""
@@ -118,6 +134,15 @@ class Config:
             raise self.error(field, "a list of strings")
         return strings
 
+    def numbers(self, field: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        value: object = self.values.get(field)
+        items = cast("list[object]", value) if isinstance(value, list) else []
+        numbers = tuple(float(item) for item in items if isinstance(item, (int, float)) and not isinstance(item, bool))
+        if not items or len(numbers) != len(items) or not all(math.isfinite(n) and n > 0 for n in numbers):
+            raise self.error(field, "a list of finite numbers above 0")
+        return numbers
+
     def inner(self, field: str) -> Config:
         """An object within this one; empty where it is missing."""
         value: object = self.values.get(field)
@@ -171,7 +196,7 @@ class Config:
 
     @property
     def activation(self) -> Activation:
-        """The gate's activation."""
+        """The feed-forward network's activation."""
         name = self.text("hidden_act", default="silu")
         if name not in _ACTIVATIONS:
             raise UnsupportedModelError(str(self.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")))

@@ -1,13 +1,28 @@
-"""What Llama and its descendants have in common: pre-norm layers of rotated attention and a gated network."""
+"""A decoder from the switches in which families differ; what is not said is as in Llama."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from ferrule.archs.config import Config
 from ferrule.archs.rope import context_length, read_rope
-from ferrule.spec import Attention, GatedFfn, Head, Layer, ModelSpec, RmsNorm, tensors_named
+from ferrule.spec import (
+    Attention,
+    Dense,
+    Embedding,
+    Ffn,
+    Head,
+    HeadNorm,
+    HeadProjections,
+    LatentProjections,
+    Layer,
+    ModelSpec,
+    Norm,
+    RmsNorm,
+)
+from ferrule.tensors import Fused, tensors_named
 
 MODULES = {
     "embedding": "model.embed_tokens",
@@ -33,69 +48,112 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 def decoder(
     config: Config,
     *,
+    norm: Norm | None = None,
+    norms: Literal["before", "after", "around", "sum"] = "before",
+    parallel: Literal["one_norm", "two_norms"] | None = None,
     windows: Sequence[int | None] | None = None,
+    rotated: Sequence[bool] | bool = True,
+    partial_rotary: float | None = None,
+    interleaved: bool = False,
+    projections: LatentProjections | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
+    qk_norm: HeadNorm | None = None,
+    clip: float | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Sequence[float] | None = None,
+    sinks: bool = False,
+    ffn: Ffn | Sequence[Ffn] | None = None,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    residual_scale: float = 1.0,
+    residual_after_norm: bool = False,
+    embedding: Embedding | None = None,
+    final_norm: bool = True,
+    head: Head | None = None,
+    tied: bool = False,
+    modules: Mapping[str, str | Fused] | None = None,
 ) -> ModelSpec:
-    """A spec from the keys that this family shares.
+    """A spec from the keys that most families share and the switches in which they differ.
 
-    `windows` holds the sliding window of each layer, None where it has none.
+    `norm` is the norm used throughout: Llama's, with `rms_norm_eps`, where it is left out. `norms` says where
+    it stands: before a block, after it, around it (both), or after the sum; `parallel` blocks have one norm before both
+    or one each. `windows` holds the sliding window of each layer, None where it has none; `rotated` whether each
+    layer's heads are rotated; `partial_rotary` the default of `partial_rotary_factor` in families that have it.
+    `ffn` is one network for all layers or a list; a gated one from `intermediate_size` where it is left out. `tied` is
+    the default of `tie_word_embeddings`. `modules` adds to MODULES and replaces entries there. The other arguments are
+    fields of the spec.
     """
-    width = config.head_dim
-    norm = RmsNorm(eps=config.number("rms_norm_eps", default=1e-6))
-    ffn = GatedFfn(config.whole("intermediate_size"), config.activation, bias=mlp_bias)
-    windows = [None] * config.layers if windows is None else windows
+    layers = config.layers
+    norm = RmsNorm(eps=config.number("rms_norm_eps", default=1e-6)) if norm is None else norm
+    if ffn is None:
+        ffn = Dense(config.whole("intermediate_size"), config.activation, bias=mlp_bias)
+    ffns = [ffn] * layers if not isinstance(ffn, Sequence) else ffn
+    windows = [None] * layers if windows is None else windows
+    rotated = [rotated] * layers if isinstance(rotated, bool) else rotated
+
+    # The rotation of each layer: files may give each type of layer its own.
+    width = config.head_dim if projections is None else projections.rope_dim
     types = [LAYER_TYPES[window is not None] for window in windows]
-    ropes = {kind: read_rope(config, width, kind) for kind in dict.fromkeys(types)}
+    needed = dict.fromkeys(kind for kind, turned in zip(types, rotated, strict=True) if turned)
+    ropes = {kind: read_rope(config, width, kind, partial=partial_rotary, interleaved=interleaved) for kind in needed}
     distinct = list(dict.fromkeys(ropes.values()))
+
+    key_dim = width if projections is None else projections.nope_dim + projections.rope_dim
     attention = Attention(
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        key_dim=width,
-        value_dim=width,
-        scale=width**-0.5,
-        window=None,
-        rope=0,
-        qkv_bias=qkv_bias,
+        scale=key_dim**-0.5 if scale is None else scale,
+        projections=projections
+        or HeadProjections(config.kv_heads, key_dim=width, value_dim=width, bias=qkv_bias, qk_norm=qk_norm, clip=clip),
         output_bias=output_bias,
-        qk_norm=norm if qk_norm else None,
+        softcap=softcap,
+        alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
+        sinks=sinks,
     )
-    attentions = [
-        replace(attention, window=window, rope=distinct.index(ropes[kind]))
-        for window, kind in zip(windows, types, strict=True)
-    ]
+    before = norm if norms in ("before", "around") else None
+    after = norm if norms in ("after", "around") else None
+    on_sum = norm if norms == "sum" else None
     spec = ModelSpec(
         architecture=config.text("model_type"),
         vocab_size=config.whole("vocab_size"),
         hidden_size=config.whole("hidden_size"),
-        max_position_embeddings=min(context_length(config, rope) for rope in distinct),
+        max_position_embeddings=min(
+            (context_length(config, rope) for rope in distinct), default=config.whole("max_position_embeddings")
+        ),
+        embedding=Embedding() if embedding is None else embedding,
         ropes=distinct,
-        layers=[Layer(norm, attention, norm, ffn) for attention in attentions],
-        final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", default=False)),
+        layers=[
+            Layer(
+                attention=replace(attention, window=window, rope=distinct.index(ropes[kind]) if turned else None),
+                ffn=layer_ffn,
+                attention_norm=before,
+                attention_post_norm=after,
+                attention_sum_norm=on_sum,
+                ffn_norm=None if parallel == "one_norm" else before,
+                ffn_post_norm=after,
+                ffn_sum_norm=on_sum,
+                parallel=parallel is not None,
+                residual_scale=residual_scale,
+                residual_after_norm=residual_after_norm,
+            )
+            for window, kind, turned, layer_ffn in zip(windows, types, rotated, ffns, strict=True)
+        ],
+        final_norm=norm if final_norm else None,
+        head=Head(tied=config.flag("tie_word_embeddings", default=tied)) if head is None else head,
     )
-    return replace(spec, tensors=tensors_named(spec, MODULES))
+    return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}))
 
 
-def layer_windows(config: Config) -> list[int | None]:
-    """The window of each layer, as Qwen's keys say.
-
-    `use_sliding_window` switches all of them; `layer_types` names the layers, or, in old files, those from
-    `max_window_layers` on have windows.
-    """
+def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int | None) -> list[int | None]:
+    """The window of each layer: `window` in those that `layer_types` names, or, in old files, `sliding` says."""
     layers = config.layers
-    sliding = config.flag("use_sliding_window", default=False) and config.values.get("sliding_window", 4096) is not None
-    window = config.whole("sliding_window", default=4096) if sliding else None
     types = config.texts("layer_types")
     if not types:
-        first = config.whole("max_window_layers", default=28, low=0)
-        return [window if index >= first else None for index in range(layers)]
+        return [window if sliding(index) else None for index in range(layers)]
     if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
         raise config.error("layer_types", f"a list of {layers}, each one of {', '.join(LAYER_TYPES)}")
     if window is None and "sliding_attention" in types:
         raise config.error(
-            "sliding_window", "a whole number, with use_sliding_window, as layer_types names sliding layers"
+            "sliding_window", "a whole number, switched on, as layer_types names sliding layers"
         )
     return [window if kind == "sliding_attention" else None for kind in types]

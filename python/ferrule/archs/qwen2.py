@@ -8,4 +8,12 @@ from ferrule.spec import ModelSpec
 def qwen2(config: Config) -> ModelSpec:
     """Windows on some layers where `use_sliding_window` says so."""
     config = config.with_defaults(max_position_embeddings=32_768)
-    return decoder(config, windows=layer_windows(config), qkv_bias=True)
+    return decoder(config, windows=qwen_windows(config), qkv_bias=True)
+
+
+def qwen_windows(config: Config) -> list[int | None]:
+    """The window of each layer: `use_sliding_window` switches all; in old files, layers from `max_window_layers` on."""
+    switched = config.flag("use_sliding_window", default=False) and config.values.get("sliding_window", 4096) is not None
+    window = config.whole("sliding_window", default=4096) if switched else None
+    first = config.whole("max_window_layers", default=28, low=0)
+    return layer_windows(config, sliding=lambda index: index >= first, window=window)

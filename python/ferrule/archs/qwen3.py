@@ -1,8 +1,9 @@
 """Qwen3 (Yang et al. 2025): a norm over each query and key head, and a head width of its own."""
 
 from ferrule.archs.config import Config
-from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.spec import ModelSpec
+from ferrule.archs.decoder import decoder
+from ferrule.archs.qwen2 import qwen_windows
+from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def qwen3(config: Config) -> ModelSpec:
@@ -11,8 +12,8 @@ def qwen3(config: Config) -> ModelSpec:
     config = config.with_defaults(head_dim=128, max_position_embeddings=32_768)
     return decoder(
         config,
-        windows=layer_windows(config),
+        windows=qwen_windows(config),
         qkv_bias=bias,
         output_bias=bias,
-        qk_norm=True,
+        qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps", default=1e-6))),
     )

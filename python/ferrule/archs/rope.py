@@ -11,28 +11,40 @@ from collections.abc import Callable
 
 from ferrule.archs.config import MAX_SIZE, Config
 from ferrule.errors import UnsupportedModelError
-from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, Rope, Scaling, YarnScaling
+from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope, Scaling, YarnScaling
 
 DEFAULT_THETA = 10_000.0
 
 
-def read_rope(config: Config, rotary_dim: int, layer_type: str | None = None, *, interleaved: bool = False) -> Rope:
+def read_rope(
+    config: Config,
+    head_dim: int,
+    layer_type: str | None = None,
+    *,
+    partial: float | None = None,
+    interleaved: bool = False,
+) -> Rope:
     """The rotation of layers of a type.
+
+    `partial` is the default of `partial_rotary_factor`; without one this architecture rotates whole heads.
 
     Raises ConfigError, UnsupportedModelError.
     """
     parameters = rope_parameters(config, layer_type)
     theta = parameters if "rope_theta" in parameters else config
-    partial = parameters if "partial_rotary_factor" in parameters else config
-    if partial.number("partial_rotary_factor", default=1.0) != 1.0:
-        raise partial.error("partial_rotary_factor", "1, as this architecture rotates whole heads")
-    if rotary_dim % 2:
+    source = parameters if "partial_rotary_factor" in parameters else config
+    factor = source.number("partial_rotary_factor", default=1.0 if partial is None else partial)
+    if factor > 1 or (partial is None and factor != 1):
+        limit = "at most 1" if partial is not None else "1, as this architecture rotates whole heads"
+        raise source.error("partial_rotary_factor", limit)
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or not rotary_dim:
         raise config.error("head_dim", f"such that an even number of elements is rotated, not {rotary_dim}")
     return Rope(
         theta=theta.number("rope_theta", default=DEFAULT_THETA, above=1.0),
         rotary_dim=rotary_dim,
         interleaved=interleaved,
-        scaling=_read_scaling(config, parameters),
+        scaling=_read_scaling(config, parameters, rotary_dim),
     )
 
 
@@ -64,12 +76,17 @@ def context_length(config: Config, rope: Rope) -> int:
             return positions
 
 
-def _read_scaling(config: Config, parameters: Config) -> Scaling:
+def _read_scaling(config: Config, parameters: Config, rotary_dim: int) -> Scaling:
     field = "rope_type" if "rope_type" in parameters else "type"
     kind = parameters.text(field, default="default")
     if kind not in _SCALINGS:
         raise UnsupportedModelError(str(parameters.error(field, f"one of {', '.join(_SCALINGS)}")))
-    return _SCALINGS[kind](config, parameters)
+    scaling = _SCALINGS[kind](config, parameters)
+    if isinstance(scaling, LongRopeScaling):
+        for field, factors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
+            if len(factors) != rotary_dim // 2:
+                raise parameters.error(field, f"a list of {rotary_dim // 2} numbers, one for each rotated pair")
+    return scaling
 
 
 def _none(config: Config, parameters: Config) -> Scaling:
@@ -137,6 +154,21 @@ def _llama3(config: Config, parameters: Config) -> Scaling:
     )
 
 
+def _longrope(config: Config, parameters: Config) -> Scaling:
+    original = _original_length(config, parameters)
+    stretched = config.whole("max_position_embeddings") / original
+    # Where the original length stands beside the sizes the factor is the ratio of lengths, whatever is given.
+    given = "original_max_position_embeddings" in config or "factor" not in parameters
+    factor = stretched if given else parameters.number("factor")
+    natural = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        short_factor=parameters.numbers("short_factor"),
+        long_factor=parameters.numbers("long_factor"),
+        original_max_position_embeddings=original,
+        attention_factor=parameters.number("attention_factor", default=natural),
+    )
+
+
 def _original_length(config: Config, parameters: Config) -> int:
     field = "original_max_position_embeddings"
     if field in config:  # Phi-3 and others keep it beside the sizes
@@ -146,8 +178,11 @@ def _original_length(config: Config, parameters: Config) -> int:
 
 _SCALINGS: dict[str, Callable[[Config, Config], Scaling]] = {
     "default": _none,
+    "mrope": _none,  # three axes for pictures; for text all of them are the position
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "longrope": _longrope,
+    "su": _longrope,  # as the first Phi-3 files called it
 }
