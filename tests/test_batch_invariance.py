@@ -20,6 +20,12 @@ FORMATS = [(weights, kv) for weights in ("f32", "int8", "int4") for kv in ("f32"
 CASES = [("tiny", formats) for formats in FORMATS] + [
     ("mistral_swa", ("f32", "f16")),
     ("mistral_swa", ("int8", "int8")),
+    ("bloom", ("f32", "f16")),
+    ("deepseek_v3", ("f32", "f16")),
+    ("deepseek_v3", ("int4", "int8")),
+    ("gpt_oss", ("f32", "f16")),
+    ("gpt_oss", ("int8", "int8")),
+    ("qwen2_moe", ("int4", "f16")),
 ]
 REQUESTS = 64
 PAGE_TOKENS = 16

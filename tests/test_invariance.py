@@ -18,9 +18,18 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 MODELS = {
     "tiny": TINY,
-    "mistral_swa": GOLDEN / "mistral_swa",
-    "qwen3": GOLDEN / "qwen3",
-    "llama_dynamic": GOLDEN / "llama_dynamic",
+    **{
+        name: GOLDEN / name
+        for name in (
+            "mistral_swa",  # a sliding window
+            "qwen3",
+            "llama_dynamic",
+            "bloom",  # ALiBi
+            "deepseek_v3",  # latent attention, experts in groups
+            "gpt_oss",  # sinks, windows on every second layer, experts with biases
+            "qwen2_moe",  # experts and a shared one
+        )
+    },
 }
 LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40)}
 """Of prompts: around a page, a chunk and the models' windows."""

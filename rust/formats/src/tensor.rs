@@ -88,6 +88,16 @@ impl FloatTensor<'_> {
             FloatDtype::F16 => widen_f16(bytes.as_chunks().0, out),
         }
     }
+
+    /// As [`FloatTensor::read_f32`], of every `stride`-th element.
+    ///
+    /// # Panics
+    /// If the tensor ends before the last of them.
+    pub fn read_f32_strided(&self, first: usize, stride: usize, out: &mut [f32]) {
+        for (index, value) in out.iter_mut().enumerate() {
+            self.read_f32(first + index * stride, std::slice::from_mut(value));
+        }
+    }
 }
 
 /// In blocks, so that `half` can use the machine's own conversion on elements that need not be aligned in the file.

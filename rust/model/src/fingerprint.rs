@@ -11,7 +11,7 @@ use ferrule_kernels::{ARITHMETIC_VERSION, Cancel, PackedMatrix, Pool};
 use crate::rope::RopeRows;
 use crate::spec::ModelSpec;
 use crate::transformer::LoadOptions;
-use crate::weights::Weights;
+use crate::weights::{Tensors, Weights};
 
 /// What one task hashes: large enough that tasks cost nothing, small enough that threads end together.
 const PIECE_BYTES: usize = 4 << 20;
@@ -37,8 +37,9 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
         hasher.floats(&rows.cos);
         hasher.floats(&rows.sin);
     }
-    weights.vectors().for_each(|vector| hasher.floats(vector));
-    for matrix in weights.matrices() {
+    let Tensors { matrices, vectors } = weights.tensors();
+    vectors.iter().for_each(|vector| hasher.floats(vector));
+    for matrix in &matrices {
         hasher.number(matrix.rows());
         hasher.number(matrix.cols());
         for (format, panels) in matrix.formats() {
@@ -46,16 +47,16 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
             hasher.number(panels);
         }
     }
-    for hash in hashes_of_pieces(weights.matrices(), pool) {
+    for hash in hashes_of_pieces(&matrices, pool) {
         hasher.bytes(hash.as_bytes());
     }
     *hasher.0.finalize().as_bytes()
 }
 
 /// The hash of each piece of what all matrices hold, in order.
-fn hashes_of_pieces<'a>(matrices: impl Iterator<Item = &'a PackedMatrix>, pool: &Pool) -> Vec<blake3::Hash> {
+fn hashes_of_pieces(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash> {
     let pieces: Vec<&[u8]> =
-        matrices.flat_map(PackedMatrix::contents).flat_map(|bytes| bytes.chunks(PIECE_BYTES)).collect();
+        matrices.iter().flat_map(|matrix| matrix.contents()).flat_map(|bytes| bytes.chunks(PIECE_BYTES)).collect();
     let hashes: Vec<OnceLock<blake3::Hash>> = vec![OnceLock::new(); pieces.len()];
     let hash = |index: usize| hashes[index].get_or_init(|| blake3::hash(pieces[index]));
     // Whatever the pool leaves undone (nothing: a hash does not panic, and nobody cancels it) is done here.
@@ -97,28 +98,27 @@ mod tests {
 
     use super::*;
     use crate::quantization::Quantization;
-    use crate::weights::{Loader, Source};
+    use crate::weights::{Ffn, Loader, Source};
 
-    /// A spec with every vector that there is, `scaling` in its rotation.
+    #[path = "../tests/specs/mod.rs"]
+    mod specs;
+
+    /// A spec with biases and norms, and `scaling` in its rotation.
     fn spec(scaling: &serde_json::Value) -> ModelSpec {
-        let norm = json!({"type": "layer", "eps": 1e-5});
-        let layer = json!({
-            "attention_norm": norm,
-            "ffn_norm": norm,
-            "attention": {
-                "heads": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 16, "scale": 0.25, "window": null, "rope": 0,
-                "qkv_bias": true, "output_bias": true, "qk_norm": {"type": "rms", "eps": 1e-5}
-            },
-            "ffn": {"type": "gated", "intermediate_size": 96, "activation": "silu", "bias": true}
-        });
-        let spec = json!({
-            "architecture": "llama", "vocab_size": 320, "hidden_size": 64, "max_position_embeddings": 256,
-            "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": scaling}],
-            "layers": [layer, layer],
-            "final_norm": norm,
-            "head": {"tied": false, "bias": true},
-            "tensors": {}
-        });
+        let mut spec = specs::llama(320, 2);
+        let norm = json!({"type": "layer", "eps": 1e-5, "weight_offset": 0.0, "weight": true, "bias": true});
+        for layer in spec["layers"].as_array_mut().unwrap() {
+            layer["attention_norm"] = norm.clone();
+            layer["ffn_norm"] = norm.clone();
+            layer["ffn"]["bias"] = json!(true);
+            layer["attention"]["output_bias"] = json!(true);
+            layer["attention"]["projections"]["bias"] = json!(true);
+            let rms = json!({"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true});
+            layer["attention"]["projections"]["qk_norm"] = json!({"norm": rms, "over": "head", "after_rope": false});
+        }
+        spec["final_norm"] = norm;
+        spec["head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
+        spec["ropes"][0]["scaling"] = scaling.clone();
         ModelSpec::from_json(&spec.to_string()).unwrap()
     }
 
@@ -158,15 +158,16 @@ mod tests {
             let options = LoadOptions { quantization: Quantization::named(name).unwrap(), ..options };
             is_new(fingerprint(&plain, &load(options), options, &pools[0]));
         }
-        let vectors = weights.vectors().count();
+        let vectors = weights.tensors().vectors.len();
         // For each layer two norms of weight and bias, the norms of queries and keys, and four biases.
         assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
-        weights.final_norm.bias.as_mut().unwrap()[63] = 0.5;
+        weights.final_norm.as_mut().unwrap().bias.as_mut().unwrap()[63] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
-        weights.layers[1].qkv.bias.as_mut().unwrap()[0] = 0.5;
+        weights.layers[1].attention.output.bias.as_mut().unwrap()[0] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
         let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
-        weights.layers[1].down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
+        let Ffn::Dense(ffn) = &mut weights.layers[1].ffn else { panic!("no mixture") };
+        ffn.down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
     }
 }

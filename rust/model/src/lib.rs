@@ -15,7 +15,11 @@ mod weights;
 pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
 pub use quantization::Quantization;
-pub use rope::{Dynamic, Linear, Llama3, RopeScaling, RopeSpec, Yarn};
-pub use spec::{ActivationSpec, AttentionSpec, FfnSpec, HeadSpec, LayerSpec, ModelSpec, NormSpec, TensorSpec};
+pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
+pub use spec::{
+    ActivationSpec, AttentionSpec, ClampSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec, GroupScore, HeadNormSpec,
+    HeadProjections, HeadSpec, LatentProjections, LayerSpec, ModelSpec, NormSpec, NormedOver, PartSpec, PositionsSpec,
+    ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec,
+};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source};

@@ -31,6 +31,10 @@ pub(crate) fn size(field: &str, value: usize) -> Result<(), SpecError> {
     require(field, value, (1..=MAX_SIZE).contains(&value), || format!("in 1..={MAX_SIZE}"))
 }
 
+pub(crate) fn finite(field: &str, value: f32) -> Result<(), SpecError> {
+    require(field, value, value.is_finite(), || "finite".to_owned())
+}
+
 pub(crate) fn require(
     field: &str,
     value: impl ToString,

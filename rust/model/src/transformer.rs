@@ -4,17 +4,17 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::elementwise::add;
+use ferrule_kernels::elementwise::{add_bias, scale, softcap};
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
-use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
+use ferrule_kernels::{Cancel, Exec, PackedMatrix, Pool, PoolError, Scratch, machine, matmul};
 
-use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
+use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 use crate::fingerprint::fingerprint;
-use crate::layer::{AttentionPass, RaggedRows, feed_forward, linear, norm};
+use crate::layer::{AttentionPass, LayerBuffers, RaggedRows, linear, norm_in_place};
 use crate::quantization::Quantization;
 use crate::rope::RopeRows;
-use crate::spec::{AttentionSpec, ModelSpec};
-use crate::weights::{LoadError, Loader, Progress, Source, Weights};
+use crate::spec::{FfnSpec, LayerSpec, ModelSpec, PositionsSpec};
+use crate::weights::{Embedding, Ffn, Layer, LoadError, Loader, Progress, Source, Weights};
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -48,13 +48,9 @@ pub struct Transformer {
 struct Buffers {
     /// The residual stream.
     hidden: Scratch<f32>,
-    normed: Scratch<f32>,
-    /// What a block adds to the residual stream.
+    /// Rows of the embedding that are narrower; rows that go through the head.
     update: Scratch<f32>,
-    /// Queries, keys and values; gate and up.
-    inner: Scratch<f32>,
-    /// What attention mixed; what the gate let through.
-    mixed: Scratch<f32>,
+    layer: LayerBuffers,
     ropes: Vec<RopeRows>,
 }
 
@@ -78,12 +74,12 @@ impl Transformer {
         let mut windows = Vec::new();
         let mut places = Vec::with_capacity(spec.layers.len());
         for layer in &spec.layers {
-            let AttentionSpec { kv_heads, key_dim, value_dim, window, .. } = layer.attention;
-            let same = |(shape, other): (&KvShape, &Option<usize>)| {
-                (shape.kv_heads, shape.key_dim, shape.value_dim, *other) == (kv_heads, key_dim, value_dim, window)
+            let (shape, window) = (layer.attention.kv_shape(), layer.attention.window);
+            let same = |(other, others): (&KvShape, &Option<usize>)| {
+                (KvShape { layers: 1, ..*other }, *others) == (shape, window)
             };
             let group = shapes.iter().zip(&windows).position(same).unwrap_or_else(|| {
-                shapes.push(KvShape { layers: 0, kv_heads, key_dim, value_dim });
+                shapes.push(KvShape { layers: 0, ..shape });
                 windows.push(window);
                 shapes.len() - 1
             });
@@ -140,28 +136,36 @@ impl Transformer {
     /// Weights of the matrices, a tied one counted once.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.weights.matrices().map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum()
+        numbers(&self.weights.tensors().matrices)
     }
 
     /// Weights of the layers' matrices, without embedding and head.
     #[must_use]
     pub fn layer_parameters(&self) -> u64 {
-        let weights = &self.weights;
-        let ends = weights.head.iter().map(|head| &head.weight).chain([&weights.embedding]);
-        self.parameters() - ends.map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum::<u64>()
+        self.weights.layers.iter().map(|layer| numbers(&layer.tensors().matrices)).sum()
+    }
+
+    /// Of [`Transformer::layer_parameters`], those that a token meets: of a mixture's experts those that run for it.
+    #[must_use]
+    pub fn layer_parameters_per_token(&self) -> u64 {
+        let idle = |(layer, spec)| numbers(&idle_experts(layer, spec));
+        self.layer_parameters() - self.weights.layers.iter().zip(&self.spec.layers).map(idle).sum::<u64>()
     }
 
     /// Bytes of the packed matrices.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
-        self.weights.matrices().map(|matrix| matrix.bytes() as u64).sum()
+        bytes(&self.weights.tensors().matrices)
     }
 
-    /// Bytes of the matrices that each decode step reads whole: all but an embedding that is not the head too.
+    /// Bytes of the matrices that each decode step of one sequence reads: all but an embedding that is not the head too,
+    /// and the experts that do not run.
     #[must_use]
     pub fn weight_bytes_per_token(&self) -> u64 {
-        let embedding = if self.weights.head.is_some() { self.weights.embedding.bytes() } else { 0 };
-        self.weight_bytes() - embedding as u64
+        let embedding = if self.weights.head.is_some() { self.weights.embedding.tokens.bytes() } else { 0 };
+        let idle = |(layer, spec)| bytes(&idle_experts(layer, spec));
+        let idle: u64 = self.weights.layers.iter().zip(&self.spec.layers).map(idle).sum();
+        self.weight_bytes() - embedding as u64 - idle
     }
 
     /// How the weights are stored.
@@ -189,44 +193,101 @@ impl Transformer {
         let width = spec.hidden_size;
 
         let hidden = buffers.hidden.take(rows.count * width);
-        for (token, row) in batch.tokens().zip(hidden.chunks_exact_mut(width)) {
-            weights.embedding.read_row(token as usize, row);
-        }
+        embed(&exec, spec, &weights.embedding, batch, &mut buffers.update, hidden)?;
         for ((layer, layer_spec), &(group, place)) in weights.layers.iter().zip(&spec.layers).zip(&*places) {
-            let normed = buffers.normed.take(rows.count * width);
-            let update = buffers.update.take(rows.count * width);
-            norm(&exec, &layer.attention_norm, hidden, normed)?;
             let pass = AttentionPass {
                 exec,
-                layer,
+                weights: &layer.attention,
                 spec: &layer_spec.attention,
+                causal: spec.causal,
                 ropes: &spec.ropes,
                 rows: &rows,
                 group,
                 place,
             };
-            pass.run(&mut stores[group], normed, &mut buffers.inner, &mut buffers.mixed, update)?;
-            add(&exec, hidden, update)?;
-            norm(&exec, &layer.ffn_norm, hidden, normed)?;
-            feed_forward(&exec, layer, &layer_spec.ffn, normed, &mut buffers.inner, &mut buffers.mixed, update)?;
-            add(&exec, hidden, update)?;
+            pass.layer(layer_spec, layer, &mut stores[group], hidden, &mut buffers.layer)?;
         }
 
         // Only the rows whose logits are wanted go through the final norm and the head.
         let wanted = wanted_rows(batch);
         let count = wanted.iter().map(ExactSizeIterator::len).sum::<usize>();
-        let update = buffers.update.take(count * width);
-        for (row, to) in wanted.into_iter().flatten().zip(update.chunks_exact_mut(width)) {
+        let last = buffers.update.take(count * width);
+        for (row, to) in wanted.into_iter().flatten().zip(last.chunks_exact_mut(width)) {
             to.copy_from_slice(&hidden[row * width..][..width]);
         }
-        let normed = buffers.normed.take(count * width);
-        norm(&exec, &weights.final_norm, update, normed)?;
+        norm_in_place(&exec, weights.final_norm.as_ref(), last, width)?;
         logits.resize(count * spec.vocab_size, 0.0);
-        match &weights.head {
-            Some(head) => linear(&exec, head, normed, logits),
-            None => matmul(&exec, normed, &weights.embedding, logits),
+        head(&exec, spec, weights, last, &mut buffers.hidden, logits)
+    }
+}
+
+/// The hidden states of a batch's tokens, `[rows, hidden_size]`.
+fn embed(
+    exec: &Exec<'_>,
+    spec: &ModelSpec,
+    weights: &Embedding,
+    batch: Batch<'_>,
+    narrow: &mut Scratch<f32>,
+    hidden: &mut [f32],
+) -> Result<(), PoolError> {
+    let width = spec.hidden_size;
+    let read = |width: usize, out: &mut [f32]| {
+        for (token, row) in batch.tokens().zip(out.chunks_exact_mut(width)) {
+            weights.tokens.read_row(token as usize, row);
+        }
+    };
+    match &weights.projection {
+        None => read(width, hidden),
+        Some(projection) => {
+            let width = spec.embedding_width();
+            let rows = narrow.take(hidden.len() / spec.hidden_size * width);
+            read(width, rows);
+            linear(exec, projection, rows, hidden)?;
         }
     }
+    if spec.embedding.scale != 1.0 {
+        scale(exec, hidden, spec.embedding.scale)?;
+    }
+    if let (Some(table), Some(positions)) = (&weights.positions, &spec.embedding.positions) {
+        let (PositionsSpec::Learned { offset, .. } | PositionsSpec::Sinusoidal { offset }) = *positions;
+        let positions = batch.sequences.iter().flat_map(SequenceChunk::positions);
+        for (position, row) in positions.zip(hidden.chunks_exact_mut(width)) {
+            let added = &table[(offset + position) * width..][..width];
+            row.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+        }
+    }
+    if let Some(token_type) = &weights.token_type {
+        add_bias(exec, hidden, token_type)?;
+    }
+    norm_in_place(exec, weights.norm.as_ref(), hidden, width)
+}
+
+/// Logits of rows after the final norm.
+fn head(
+    exec: &Exec<'_>,
+    spec: &ModelSpec,
+    weights: &Weights,
+    rows: &[f32],
+    narrow: &mut Scratch<f32>,
+    logits: &mut [f32],
+) -> Result<(), PoolError> {
+    let Some(head) = spec.head else { return Ok(()) };
+    let rows = match &weights.head_projection {
+        None => rows,
+        Some(projection) => {
+            let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
+            linear(exec, projection, rows, out)?;
+            out
+        }
+    };
+    match &weights.head {
+        Some(head) => linear(exec, head, rows, logits)?,
+        None => matmul(exec, rows, &weights.embedding.tokens, logits)?,
+    }
+    if head.scale != 1.0 {
+        scale(exec, logits, head.scale)?;
+    }
+    head.softcap.map_or(Ok(()), |cap| softcap(exec, logits, cap))
 }
 
 impl LanguageModel for Transformer {
@@ -260,6 +321,27 @@ impl LanguageModel for Transformer {
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
         Ok(self.run(batch, cancel, logits)?)
+    }
+}
+
+/// How many numbers matrices hold.
+fn numbers(matrices: &[&PackedMatrix]) -> u64 {
+    matrices.iter().map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum()
+}
+
+/// How many bytes matrices take.
+fn bytes(matrices: &[&PackedMatrix]) -> u64 {
+    matrices.iter().map(|matrix| matrix.bytes() as u64).sum()
+}
+
+/// The matrices of as many of a layer's experts, all alike, as do not run for a token.
+fn idle_experts<'a>(layer: &'a Layer, spec: &LayerSpec) -> Vec<&'a PackedMatrix> {
+    match (&layer.ffn, &spec.ffn) {
+        (Ffn::Experts(weights), FfnSpec::Experts(spec)) => weights.experts[spec.experts_per_token..]
+            .iter()
+            .flat_map(|expert| [&expert.inner.weight, &expert.down.weight])
+            .collect(),
+        _ => Vec::new(),
     }
 }
 

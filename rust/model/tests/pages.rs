@@ -1,5 +1,7 @@
 //! Pages taken out of one model and put into another stand for the tokens that were computed into them.
 
+mod specs;
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -13,26 +15,8 @@ use serde_json::json;
 
 /// Two groups of layers: all positions, and a window of forty.
 fn model(kv_format: KvFormat, pages: usize) -> Transformer {
-    let norm = json!({"type": "rms", "eps": 1e-5});
-    let layer = |window: Option<usize>| {
-        json!({
-            "attention_norm": norm,
-            "ffn_norm": norm,
-            "attention": {
-                "heads": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 16, "scale": 0.25, "window": window, "rope": 0,
-                "qkv_bias": false, "output_bias": false, "qk_norm": null
-            },
-            "ffn": {"type": "gated", "intermediate_size": 96, "activation": "silu", "bias": false}
-        })
-    };
-    let spec = json!({
-        "architecture": "llama", "vocab_size": 64, "hidden_size": 64, "max_position_embeddings": 256,
-        "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
-        "layers": [layer(None), layer(Some(40)), layer(None)],
-        "final_norm": norm,
-        "head": {"tied": true, "bias": false},
-        "tensors": {}
-    });
+    let mut spec = specs::llama(64, 3);
+    spec["layers"][1]["attention"]["window"] = json!(40);
     let spec = ModelSpec::from_json(&spec.to_string()).unwrap();
     let options = LoadOptions { quantization: Quantization::named("f32").unwrap(), kv_format, isa: Isa::best() };
     let pool = Arc::new(Pool::new(NonZeroUsize::new(2).unwrap()));

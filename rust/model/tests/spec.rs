@@ -1,31 +1,49 @@
 //! A spec is data from outside: whatever is wrong with it is an error that names the field, the value and the limit.
 
+mod specs;
+
 use ferrule_model::{ModelSpec, SpecError};
 use serde_json::{Value, json};
 
 fn spec() -> Value {
-    let norm = json!({"type": "rms", "eps": 1e-5});
-    let layer = json!({
-        "attention_norm": norm,
-        "ffn_norm": norm,
-        "attention": {
-            "heads": 4, "kv_heads": 2, "key_dim": 16, "value_dim": 16, "scale": 0.25, "window": null, "rope": 0,
-            "qkv_bias": false, "output_bias": false, "qk_norm": null
-        },
-        "ffn": {"type": "gated", "intermediate_size": 160, "activation": "silu", "bias": false}
+    let mut spec = specs::llama(320, 2);
+    spec["tensors"]["embedding.weight"] = tensor("embed");
+    spec
+}
+
+fn tensor(name: &str) -> Value {
+    json!({"names": [name], "transposed": false, "part": null, "stack": null})
+}
+
+/// The spec with a mixture in its first layer.
+fn mixture() -> Value {
+    let mut spec = spec();
+    spec["layers"][0]["ffn"] = json!({
+        "type": "experts", "experts": 8, "experts_per_token": 2, "shared": null, "shared_gate": false,
+        "expert": {"intermediate_size": 48, "activation": "silu", "gated": true, "bias": false, "clamp": null},
+        "router": {
+            "scoring": "softmax", "normalize": true, "scale": 1.0, "bias": false, "correction_bias": false,
+            "groups": 4, "groups_chosen": 2, "group_score": "max"
+        }
     });
-    json!({
-        "architecture": "llama", "vocab_size": 320, "hidden_size": 64, "max_position_embeddings": 256,
-        "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
-        "layers": [layer, layer],
-        "final_norm": norm,
-        "head": {"tied": true, "bias": false},
-        "tensors": {"embedding.weight": {"name": "embed"}}
-    })
+    spec
+}
+
+/// The spec with latent attention in its first layer.
+fn latent() -> Value {
+    let mut spec = spec();
+    spec["layers"][0]["attention"]["projections"] = json!({
+        "type": "latent", "query_rank": 48, "kv_rank": 32, "nope_dim": 16, "rope_dim": 16, "value_dim": 16,
+        "norm": {"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": true}, "bias": false
+    });
+    spec
 }
 
 fn with(path: &str, value: Value) -> Result<ModelSpec, SpecError> {
-    let mut changed = spec();
+    changed(spec(), path, value)
+}
+
+fn changed(mut changed: Value, path: &str, value: Value) -> Result<ModelSpec, SpecError> {
     let (parent, key) = path.rsplit_once('/').unwrap();
     changed.pointer_mut(parent).unwrap()[key] = value;
     ModelSpec::from_json(&changed.to_string())
@@ -34,14 +52,17 @@ fn with(path: &str, value: Value) -> Result<ModelSpec, SpecError> {
 #[test]
 fn a_whole_spec_is_read() {
     let read = ModelSpec::from_json(&spec().to_string()).unwrap();
-    assert_eq!((read.layers.len(), read.tensor("embedding.weight").unwrap()), (2, "embed"));
-    assert_eq!(read.tensor("head.weight"), Err(SpecError::Role { role: "head.weight".to_owned() }));
+    assert_eq!((read.layers.len(), read.tensor("embedding.weight").unwrap().names[0].as_str()), (2, "embed"));
+    assert!(ModelSpec::from_json(&mixture().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&latent().to_string()).is_ok());
+    assert_eq!(read.tensor("head.weight").cloned(), Err(SpecError::Role { role: "head.weight".to_owned() }));
 }
 
 #[test]
 fn an_unknown_switch_is_refused_by_its_name() {
     for (path, value) in [
-        ("/layers/0/attention/sinks", json!(true)),
+        ("/layers/0/attention/temperature", json!(true)),
+        ("/layers/0/attention/projections/kv_lora_rank", json!(32)),
         ("/layers/1/ffn/experts", json!(8)),
         ("/layers/0/parallel_residual", json!(true)),
         ("/ropes/0/mrope_section", json!([1, 2])),
@@ -55,7 +76,7 @@ fn an_unknown_switch_is_refused_by_its_name() {
         assert!(error.contains(name), "{path}: {error}");
     }
     for (path, name) in
-        [("/layers/0/ffn/activation", "relu"), ("/layers/0/ffn/type", "mixture"), ("/ropes/0/scaling/type", "longrope")]
+        [("/layers/0/ffn/activation", "swish"), ("/layers/0/ffn/type", "mixture"), ("/ropes/0/scaling/type", "ntk")]
     {
         let error = with(path, json!(name)).unwrap_err().to_string();
         assert!(error.contains(name), "{path}: {error}");
@@ -68,10 +89,18 @@ fn numbers_outside_their_limits_are_named() {
         ("/vocab_size", json!(0)),
         ("/hidden_size", json!(1u64 << 40)),
         ("/max_position_embeddings", json!(0)),
+        ("/embedding/scale", json!(1e39)),
+        ("/embedding/width", json!(0)),
+        ("/embedding/positions", json!({"type": "learned", "rows": 257, "offset": 2})),
+        ("/layers/0/residual_scale", json!(1e39)),
         ("/layers/0/attention/heads", json!(0)),
-        ("/layers/0/attention/kv_heads", json!(0)),
-        ("/layers/0/attention/kv_heads", json!(3)),
-        ("/layers/1/attention/key_dim", json!(1u64 << 27)),
+        ("/layers/0/attention/scale", json!(1e39)),
+        ("/layers/0/attention/softcap", json!(0.0)),
+        ("/layers/0/attention/alibi_slopes", json!([0.5, 0.25])),
+        ("/layers/0/attention/projections/kv_heads", json!(0)),
+        ("/layers/0/attention/projections/kv_heads", json!(3)),
+        ("/layers/0/attention/projections/clip", json!(-1.0)),
+        ("/layers/1/attention/projections/key_dim", json!(1u64 << 27)),
         ("/layers/0/attention/rope", json!(1)),
         ("/layers/0/attention/window", json!(0)),
         ("/layers/0/ffn/intermediate_size", json!(0)),
@@ -79,13 +108,36 @@ fn numbers_outside_their_limits_are_named() {
         ("/ropes/0/rotary_dim", json!(18)),
         ("/ropes/0/theta", json!(0.0)),
         ("/ropes/0/scaling", json!({"type": "linear", "factor": 0.0})),
+        ("/ropes/0/scaling", json!({
+            "type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![1.0; 7],
+            "original_max_position_embeddings": 32, "attention_factor": 1.0
+        })),
         ("/final_norm/eps", json!(-1.0)),
+        ("/head/softcap", json!(-30.0)),
+        ("/tensors/embedding.weight/names", json!([])),
+        ("/tensors/embedding.weight/part", json!({"first": 2, "rows": 2, "stride": 3})),
+        ("/tensors/embedding.weight/stack", json!({"index": 4, "of": 4})),
         ("/layers", json!([])),
     ] {
-        let error = with(path, value.clone()).unwrap_err();
-        let SpecError::Number { field, limit, .. } = &error else { panic!("{path}: {error:?}") };
-        let key = path.rsplit('/').find(|key| key.parse::<usize>().is_err()).unwrap();
-        assert!(field.contains(key) && !limit.is_empty(), "{path} = {value}: {error}");
+        check(spec(), path, &value);
+    }
+    for (path, value) in [
+        ("/layers/0/ffn/experts", json!(0)),
+        ("/layers/0/ffn/experts_per_token", json!(5)),
+        ("/layers/0/ffn/expert/intermediate_size", json!(0)),
+        ("/layers/0/ffn/router/groups", json!(3)),
+        ("/layers/0/ffn/router/groups_chosen", json!(5)),
+        ("/layers/0/ffn/router/scale", json!(1e39)),
+        ("/layers/0/ffn/shared_gate", json!(true)),
+    ] {
+        check(mixture(), path, &value);
+    }
+    for (path, value) in [
+        ("/layers/0/attention/projections/query_rank", json!(0)),
+        ("/layers/0/attention/projections/kv_rank", json!(1u64 << 27)),
+        ("/layers/0/attention/projections/rope_dim", json!(0)),
+    ] {
+        check(latent(), path, &value);
     }
     assert!(with("/vocab_size", json!(-1)).is_err());
     assert!(with("/layers", json!(vec![spec()["layers"][0].clone(); 4097])).is_err());
@@ -96,4 +148,12 @@ fn what_is_not_a_spec_is_an_error() {
     for text in ["", "{", "[]", "null", &"[".repeat(100_000), r#"{"architecture": "llama"}"#] {
         assert!(matches!(ModelSpec::from_json(text), Err(SpecError::Json(_))));
     }
+}
+
+/// The value at `path` is refused by the field's name, with a limit.
+fn check(spec: Value, path: &str, value: &Value) {
+    let error = changed(spec, path, value.clone()).unwrap_err();
+    let SpecError::Number { field, limit, .. } = &error else { panic!("{path}: {error:?}") };
+    let key = path.rsplit('/').find(|key| key.parse::<usize>().is_err()).unwrap();
+    assert!(field.contains(key) && !limit.is_empty(), "{path} = {value}: {error}");
 }

@@ -5,6 +5,7 @@
 mod dynamic;
 mod linear;
 mod llama3;
+mod longrope;
 mod yarn;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use crate::limits::{SpecError, require};
 pub use dynamic::Dynamic;
 pub use linear::Linear;
 pub use llama3::Llama3;
+pub use longrope::LongRope;
 pub use yarn::Yarn;
 
 /// A rotation: which part of a head it turns, how fast, and how it is stretched.
@@ -44,6 +46,9 @@ pub enum RopeScaling {
     Yarn(Yarn),
     /// As Llama 3.1 does: likewise, by wavelength.
     Llama3(Llama3),
+    /// Each frequency by a factor of its own, of two sets.
+    #[serde(rename = "longrope")]
+    LongRope(LongRope),
 }
 
 impl RopeSpec {
@@ -60,18 +65,20 @@ impl RopeSpec {
             RopeScaling::Dynamic(scaling) => scaling.check(&path),
             RopeScaling::Yarn(scaling) => scaling.check(&path),
             RopeScaling::Llama3(scaling) => scaling.check(&path),
+            RopeScaling::LongRope(scaling) => scaling.check(&path, self.rotary_dim),
         }
     }
 
     /// Whether the rotation of a position depends on the sequence's length.
     fn depends_on_length(&self) -> bool {
-        matches!(self.scaling, RopeScaling::Dynamic(_))
+        matches!(self.scaling, RopeScaling::Dynamic(_) | RopeScaling::LongRope(_))
     }
 
     /// Leading positions that are turned alike in every sequence whose prompt is so long or shorter.
     pub(crate) fn shareable_tokens(&self, prompt_len: usize) -> usize {
         match &self.scaling {
             RopeScaling::Dynamic(scaling) => scaling.shareable_tokens(prompt_len),
+            RopeScaling::LongRope(scaling) => scaling.shareable_tokens(prompt_len),
             _ => usize::MAX,
         }
     }
@@ -91,6 +98,9 @@ impl RopeSpec {
                 plain(self.theta).enumerate().map(|(i, f)| scaling.scale(f, ramp, i)).collect()
             }
             RopeScaling::Llama3(scaling) => plain(self.theta).map(|f| scaling.scale(f)).collect(),
+            RopeScaling::LongRope(scaling) => {
+                plain(self.theta).zip(scaling.factors(length)).map(|(f, factor)| f / factor).collect()
+            }
         };
         scaled.into_iter().map(|frequency| frequency as f32).collect()
     }
@@ -99,6 +109,7 @@ impl RopeSpec {
     fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(scaling) => scaling.attention_factor,
+            RopeScaling::LongRope(scaling) => scaling.attention_factor,
             _ => 1.0,
         }
     }

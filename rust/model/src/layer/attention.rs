@@ -1,0 +1,141 @@
+//! Attention over a batch.
+
+use ferrule_kernels::attention::{AttentionShape, attention};
+use ferrule_kernels::elementwise::clip;
+use ferrule_kernels::kv::{KvShape, KvStore};
+use ferrule_kernels::rope::{Rope, rope_in_place};
+use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, Scratch};
+
+use super::latent::{self, LatentWeights};
+use super::rows::RaggedRows;
+use super::{linear, norm_heads};
+use crate::rope::{RopeRows, RopeSpec};
+use crate::spec::{AttentionSpec, HeadProjections, NormedOver, ProjectionsSpec};
+use crate::weights::{Attention, Linear, Norm, Projections};
+
+/// Buffers of attention. Shapes: `[rows, width]`.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// What the projections from the input give.
+    pub qkv: Scratch<f32>,
+    /// What attention mixed.
+    pub mixed: Scratch<f32>,
+    pub latent: latent::Buffers,
+}
+
+/// One layer's attention over a batch.
+pub(crate) struct AttentionPass<'a> {
+    pub exec: Exec<'a>,
+    pub weights: &'a Attention,
+    pub spec: &'a AttentionSpec,
+    /// Whether a row sees no row after it.
+    pub causal: bool,
+    pub ropes: &'a [RopeSpec],
+    pub rows: &'a RaggedRows<'a>,
+    /// The layer's group.
+    pub group: usize,
+    /// The layer's number within its group.
+    pub place: usize,
+}
+
+impl AttentionPass<'_> {
+    /// From `x` to `out`, both `[rows, hidden_size]`. Keys and values go to their pages first and are read from there.
+    pub fn run(&self, store: &mut KvStore, x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+        match (&self.weights.projections, &self.spec.projections) {
+            (Projections::Heads { qkv, norms }, ProjectionsSpec::Heads(spec)) => {
+                let Buffers { qkv: projected, mixed, .. } = buffers;
+                let mixed = self.heads(store, qkv, norms.as_ref(), spec, x, projected, mixed)?;
+                linear(&self.exec, &self.weights.output, mixed, out)
+            }
+            (Projections::Latent { input, queries, norm, key_up, value_up }, ProjectionsSpec::Latent(spec)) => {
+                let weights = LatentWeights { input, queries: queries.as_ref(), norm, key_up, value_up };
+                let mixed = self.latent(store, &weights, spec, x, buffers)?;
+                linear(&self.exec, &self.weights.output, mixed, out)
+            }
+            _ => unreachable!("weights are loaded as the spec says"),
+        }
+    }
+
+    /// What heads with projections of their own mix: `[rows, heads * value_dim]`.
+    fn heads<'b>(
+        &self,
+        store: &mut KvStore,
+        weights: &Linear,
+        norms: Option<&[Norm; 2]>,
+        spec: &HeadProjections,
+        x: &[f32],
+        qkv: &mut Scratch<f32>,
+        mixed: &'b mut Scratch<f32>,
+    ) -> Result<&'b [f32], PoolError> {
+        let HeadProjections { kv_heads, key_dim, .. } = *spec;
+        let (exec, heads, width) = (&self.exec, self.spec.heads, weights.weight.rows());
+        let qkv = qkv.take(self.rows.count * width);
+        linear(exec, weights, x, qkv)?;
+        if let Some(limit) = spec.clip {
+            clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
+        }
+        let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
+        let turned = [(0, heads), (first_key, kv_heads)];
+        let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
+        if after_rope {
+            turned.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+        }
+        if let (Some(qk_norm), Some(norms)) = (spec.qk_norm, norms) {
+            for ((first, heads), norm) in turned.into_iter().zip(norms) {
+                let (heads, dim) =
+                    if qk_norm.over == NormedOver::Heads { (1, heads * key_dim) } else { (heads, key_dim) };
+                norm_heads(exec, norm, RowsMut::new(qkv, width, first), heads, dim)?;
+            }
+        }
+        if !after_rope {
+            turned.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+        }
+        let view = |first| Rows::new(qkv, width, first);
+        self.attend(store, view(0), view(first_key), view(first_value), mixed)
+    }
+
+    /// Turns heads of `head_dim` columns, the first of them at column `first` of `x: [rows, width]`.
+    pub(super) fn rotate(
+        &self,
+        x: &mut [f32],
+        width: usize,
+        first: usize,
+        heads: usize,
+        head_dim: usize,
+    ) -> Result<(), PoolError> {
+        let Some(index) = self.spec.rope else { return Ok(()) };
+        let RopeSpec { rotary_dim, interleaved, .. } = self.ropes[index];
+        let RopeRows { cos, sin } = &self.rows.ropes[index];
+        let rope = Rope { heads, head_dim, rotary_dim, interleaved, cos, sin };
+        rope_in_place(&self.exec, RowsMut::new(x, width, first), &rope)
+    }
+
+    /// Writes keys and values to their pages and mixes what the queries find there: `[rows, heads * value_dim]`.
+    pub(super) fn attend<'b>(
+        &self,
+        store: &mut KvStore,
+        queries: Rows<'_>,
+        keys: Rows<'_>,
+        values: Rows<'_>,
+        mixed: &'b mut Scratch<f32>,
+    ) -> Result<&'b [f32], PoolError> {
+        let Self { exec, spec, rows, group, place, .. } = self;
+        store.write(exec, *place, &rows.places[*group], keys, values)?;
+        let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
+        let mixed = mixed.take(rows.count * spec.heads * value_dim);
+        let shape = AttentionShape {
+            heads: spec.heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            scale: spec.scale,
+            bidirectional: !self.causal,
+            window: spec.window,
+            softcap: spec.softcap,
+            slopes: spec.alibi_slopes.as_deref(),
+            sinks: self.weights.sinks.as_deref(),
+        };
+        attention(exec, queries, store, *place, &shape, &rows.sequences[*group], mixed)?;
+        Ok(mixed)
+    }
+}

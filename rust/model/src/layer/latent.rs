@@ -1,0 +1,135 @@
+//! Multi-head latent attention (DeepSeek-V2, 2024) over latents: the cache holds one latent and one turned key part
+//! for each token, and nothing for each head.
+//!
+//! A head's key is [up(latent), turned]. Its score with a query (q, t) is `q . up(latent) + t . turned`, which is
+//! `up^T(q) . latent + t . turned`: attention of one key-value head. What is mixed are latents, which each head turns
+//! into its own values afterwards. Prefill and decode do the same, so that both give the same bits.
+
+use ferrule_kernels::kv::KvStore;
+use ferrule_kernels::{PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, matmul_each};
+
+use super::attention::{self, AttentionPass};
+use super::{linear, norm_heads};
+use crate::spec::LatentProjections;
+use crate::weights::{Linear, Norm};
+
+/// Buffers of latent attention.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// The queries' latent: `[rows, query_rank]`.
+    query_latent: Scratch<f32>,
+    /// `[rows, heads * (nope_dim + rope_dim)]`
+    queries: Scratch<f32>,
+    /// One head's rows after those of another: `[heads, rows, width]`.
+    by_head: Scratch<f32>,
+    /// The same after a matrix of its own for each head.
+    by_head_out: Scratch<f32>,
+    /// Queries as they meet the cache: `[rows, heads * (rope_dim + kv_rank)]`, the turned part first.
+    absorbed: Scratch<f32>,
+    /// Keys as they lie there: `[rows, rope_dim + kv_rank]`.
+    keys: Scratch<f32>,
+    /// `[rows, heads * value_dim]`
+    values: Scratch<f32>,
+}
+
+/// The weights, as [`crate::weights::Projections::Latent`] explains them.
+pub(super) struct LatentWeights<'a> {
+    pub input: &'a Linear,
+    pub queries: Option<&'a (Norm, Linear)>,
+    pub norm: &'a Norm,
+    pub key_up: &'a [PackedMatrix],
+    pub value_up: &'a [PackedMatrix],
+}
+
+impl AttentionPass<'_> {
+    /// What latent heads mix: `[rows, heads * value_dim]`.
+    pub(super) fn latent<'b>(
+        &self,
+        store: &mut KvStore,
+        weights: &LatentWeights<'_>,
+        spec: &LatentProjections,
+        x: &[f32],
+        buffers: &'b mut attention::Buffers,
+    ) -> Result<&'b [f32], PoolError> {
+        let LatentProjections { kv_rank, nope_dim, rope_dim, value_dim, .. } = *spec;
+        let (exec, rows, heads) = (&self.exec, self.rows.count, self.spec.heads);
+        let attention::Buffers { qkv, mixed, latent: buffers } = buffers;
+        let width = weights.input.weight.rows();
+        let input = qkv.take(rows * width);
+        linear(exec, weights.input, x, input)?;
+        let first_latent = width - kv_rank - rope_dim;
+        norm_heads(exec, weights.norm, RowsMut::new(input, width, first_latent), 1, kv_rank)?;
+
+        let keys = buffers.keys.take(rows * (rope_dim + kv_rank));
+        for (key, input) in keys.chunks_exact_mut(rope_dim + kv_rank).zip(input.chunks_exact(width)) {
+            let (latent, turned) = input[first_latent..].split_at(kv_rank);
+            key[..rope_dim].copy_from_slice(turned);
+            key[rope_dim..].copy_from_slice(latent);
+        }
+        self.rotate(keys, rope_dim + kv_rank, 0, 1, rope_dim + kv_rank)?;
+
+        let query_dim = nope_dim + rope_dim;
+        let queries = buffers.queries.take(rows * heads * query_dim);
+        let first_columns = |out: &mut [f32]| {
+            for (out, input) in out.chunks_exact_mut(first_latent).zip(input.chunks_exact(width)) {
+                out.copy_from_slice(&input[..first_latent]);
+            }
+        };
+        match weights.queries {
+            Some((norm, up)) => {
+                let latent = buffers.query_latent.take(rows * first_latent);
+                first_columns(latent);
+                norm_heads(exec, norm, RowsMut::new(latent, first_latent, 0), 1, first_latent)?;
+                linear(exec, up, latent, queries)?;
+            }
+            None => first_columns(queries),
+        }
+
+        let unturned = buffers.by_head.take(heads * rows * nope_dim);
+        split_heads(queries, heads, query_dim, nope_dim, unturned);
+        let met = buffers.by_head_out.take(heads * rows * kv_rank);
+        each_head(self, weights.key_up, unturned, met)?;
+        let absorbed_dim = rope_dim + kv_rank;
+        let absorbed = buffers.absorbed.take(rows * heads * absorbed_dim);
+        for (index, out) in absorbed.chunks_exact_mut(absorbed_dim).enumerate() {
+            let (row, head) = (index / heads, index % heads);
+            out[..rope_dim].copy_from_slice(&queries[index * query_dim + nope_dim..][..rope_dim]);
+            out[rope_dim..].copy_from_slice(&met[(head * rows + row) * kv_rank..][..kv_rank]);
+        }
+        self.rotate(absorbed, heads * absorbed_dim, 0, heads, absorbed_dim)?;
+
+        let keys = |first| Rows::new(keys, absorbed_dim, first);
+        let absorbed = Rows::new(absorbed, heads * absorbed_dim, 0);
+        let mixed = self.attend(store, absorbed, keys(0), keys(rope_dim), mixed)?;
+
+        let latents = buffers.by_head.take(heads * rows * kv_rank);
+        split_heads(mixed, heads, kv_rank, kv_rank, latents);
+        let turned_back = buffers.by_head_out.take(heads * rows * value_dim);
+        each_head(self, weights.value_up, latents, turned_back)?;
+        let values = buffers.values.take(rows * heads * value_dim);
+        for (index, out) in values.chunks_exact_mut(value_dim).enumerate() {
+            let (row, head) = (index / heads, index % heads);
+            out.copy_from_slice(&turned_back[(head * rows + row) * value_dim..][..value_dim]);
+        }
+        Ok(values)
+    }
+}
+
+/// The first `width` columns of each head of `x: [rows, heads * head_dim]`, head by head: `[heads, rows, width]`.
+fn split_heads(x: &[f32], heads: usize, head_dim: usize, width: usize, out: &mut [f32]) {
+    let rows = x.len() / (heads * head_dim);
+    for (index, out) in out.chunks_exact_mut(width).enumerate() {
+        let (head, row) = (index / rows, index % rows);
+        out.copy_from_slice(&x[(row * heads + head) * head_dim..][..width]);
+    }
+}
+
+/// Every head's rows, `[heads, rows, columns]`, times its matrix.
+fn each_head(pass: &AttentionPass<'_>, matrices: &[PackedMatrix], x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+    let heads = matrices.len();
+    let inputs = x.chunks_exact(x.len() / heads);
+    let outputs = out.chunks_exact_mut(out.len() / heads);
+    let mut products: Vec<_> =
+        matrices.iter().zip(inputs).zip(outputs).map(|((w, x), out)| Product { x, w, out }).collect();
+    matmul_each(&pass.exec, &mut products)
+}

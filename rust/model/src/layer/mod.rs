@@ -1,0 +1,146 @@
+//! The forward pass of one layer.
+
+mod attention;
+mod experts;
+mod ffn;
+mod latent;
+mod router;
+mod rows;
+
+use ferrule_kernels::elementwise::{add_bias, add_scaled};
+use ferrule_kernels::kv::KvStore;
+use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
+use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
+
+pub(crate) use attention::AttentionPass;
+pub(crate) use rows::RaggedRows;
+
+use crate::spec::{LayerSpec, NormSpec};
+use crate::weights::{Layer, Linear, Norm};
+
+/// Buffers of a layer, kept from layer to layer and from step to step. Shapes: `[rows, width]`.
+#[derive(Default)]
+pub(crate) struct LayerBuffers {
+    /// What attention reads.
+    normed: Scratch<f32>,
+    /// What the feed-forward network reads.
+    ffn_normed: Scratch<f32>,
+    /// What a block gives.
+    update: Scratch<f32>,
+    /// What attention gives, where both blocks read the layer's input.
+    parallel: Scratch<f32>,
+    attention: attention::Buffers,
+    ffn: ffn::Buffers,
+}
+
+impl AttentionPass<'_> {
+    /// Carries `hidden: [rows, hidden_size]` through the layer.
+    pub fn layer(
+        &self,
+        spec: &LayerSpec,
+        weights: &Layer,
+        store: &mut KvStore,
+        hidden: &mut [f32],
+        buffers: &mut LayerBuffers,
+    ) -> Result<(), PoolError> {
+        let (exec, width) = (&self.exec, hidden.len() / self.rows.count);
+        let LayerBuffers { normed, ffn_normed, update, parallel, attention, ffn } = buffers;
+        let input = normed_or_same(exec, weights.attention_norm.as_ref(), hidden, width, normed)?;
+        if spec.parallel {
+            let attended = parallel.take(hidden.len());
+            self.run(store, input, attention, attended)?;
+            let input = match &weights.ffn_norm {
+                Some(own) => normed_or_same(exec, Some(own), hidden, width, ffn_normed)?,
+                None => input,
+            };
+            let update = update.take(hidden.len());
+            ffn::run(exec, &weights.ffn, &spec.ffn, input, ffn, update)?;
+            add_block(exec, spec, weights.attention_post_norm.as_ref(), attended, hidden, width)?;
+            return add_block(exec, spec, weights.ffn_post_norm.as_ref(), update, hidden, width);
+        }
+        let update = update.take(hidden.len());
+        self.run(store, input, attention, update)?;
+        if spec.residual_after_norm && weights.attention_norm.is_some() {
+            hidden.copy_from_slice(normed.take(hidden.len()));
+        }
+        add_block(exec, spec, weights.attention_post_norm.as_ref(), update, hidden, width)?;
+        norm_in_place(exec, weights.attention_sum_norm.as_ref(), hidden, width)?;
+
+        let input = normed_or_same(exec, weights.ffn_norm.as_ref(), hidden, width, ffn_normed)?;
+        ffn::run(exec, &weights.ffn, &spec.ffn, input, ffn, update)?;
+        if spec.residual_after_norm && weights.ffn_norm.is_some() {
+            hidden.copy_from_slice(ffn_normed.take(hidden.len()));
+        }
+        add_block(exec, spec, weights.ffn_post_norm.as_ref(), update, hidden, width)?;
+        norm_in_place(exec, weights.ffn_sum_norm.as_ref(), hidden, width)
+    }
+}
+
+/// Adds what a block gave, `update`, to the residual stream, with its norm and its factor.
+fn add_block(
+    exec: &Exec<'_>,
+    spec: &LayerSpec,
+    post_norm: Option<&Norm>,
+    update: &mut [f32],
+    hidden: &mut [f32],
+    width: usize,
+) -> Result<(), PoolError> {
+    norm_in_place(exec, post_norm, update, width)?;
+    add_scaled(exec, hidden, update, spec.residual_scale)
+}
+
+/// The rows after a norm, in `normed`, or as they are where there is none.
+fn normed_or_same<'a>(
+    exec: &Exec<'_>,
+    weights: Option<&Norm>,
+    x: &'a [f32],
+    width: usize,
+    normed: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    let Some(weights) = weights else { return Ok(x) };
+    let out = normed.take(x.len());
+    norm(exec, weights, x, out, width)?;
+    Ok(out)
+}
+
+/// `out = x W^T + b`
+pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+    matmul(exec, x, &linear.weight, out)?;
+    linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
+}
+
+/// `out` becomes `x` after a norm.
+pub(crate) fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32], width: usize) -> Result<(), PoolError> {
+    let (weight, bias) = (norm.weight.as_deref(), norm.bias.as_deref());
+    match norm.spec {
+        NormSpec::Rms { eps, weight_offset, .. } => rms_norm(exec, x, weight, width, weight_offset, eps, out),
+        NormSpec::Layer { eps, weight_offset, .. } => layer_norm(exec, x, weight, bias, width, weight_offset, eps, out),
+    }
+}
+
+/// A norm of each of `heads` heads of `dim` columns, side by side in every row of `x`.
+pub(crate) fn norm_heads(
+    exec: &Exec<'_>,
+    norm: &Norm,
+    x: RowsMut<'_>,
+    heads: usize,
+    dim: usize,
+) -> Result<(), PoolError> {
+    let (weight, bias) = (norm.weight.as_deref(), norm.bias.as_deref());
+    match norm.spec {
+        NormSpec::Rms { eps, weight_offset, .. } => rms_norm_heads(exec, x, heads, dim, weight, weight_offset, eps),
+        NormSpec::Layer { eps, weight_offset, .. } => {
+            layer_norm_heads(exec, x, heads, dim, weight, bias, weight_offset, eps)
+        }
+    }
+}
+
+/// A norm of whole rows in place, if there is one.
+pub(crate) fn norm_in_place(
+    exec: &Exec<'_>,
+    norm: Option<&Norm>,
+    x: &mut [f32],
+    width: usize,
+) -> Result<(), PoolError> {
+    norm.map_or(Ok(()), |norm| norm_heads(exec, norm, RowsMut::new(x, width, 0), 1, width))
+}

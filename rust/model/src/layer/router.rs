@@ -1,0 +1,169 @@
+//! Which experts a token goes through, and what each one's share is.
+
+use crate::spec::{ExpertsSpec, GroupScore, RouterSpec, Scoring};
+
+/// An expert chosen for a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Choice {
+    pub expert: usize,
+    pub weight: f32,
+}
+
+/// Chooses `experts_per_token` experts from a router's logits, the best first, and of equals the lowest id first.
+/// `logits` are overwritten; `correction` is added to the scores for the choice alone.
+pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<&[f32]>, chosen: &mut Vec<Choice>) {
+    let RouterSpec { scoring, normalize, scale, .. } = spec.router;
+    match scoring {
+        Scoring::Softmax => softmax(logits),
+        Scoring::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+        Scoring::SoftmaxOfChosen => {}
+    }
+    let scores = &*logits;
+    let worth = |expert: usize| scores[expert] + correction.map_or(0.0, |correction| correction[expert]);
+    let eligible = eligible(spec, &worth);
+    let first = chosen.len();
+    for _ in 0..spec.experts_per_token {
+        let left = (0..spec.experts).filter(|&expert| {
+            eligible[expert / (spec.experts / spec.router.groups)]
+                && chosen[first..].iter().all(|choice| choice.expert != expert)
+        });
+        if let Some(expert) = best(left, &worth) {
+            chosen.push(Choice { expert, weight: scores[expert] });
+        }
+    }
+    let chosen = &mut chosen[first..];
+    if scoring == Scoring::SoftmaxOfChosen {
+        let mut weights: Vec<f32> = chosen.iter().map(|choice| choice.weight).collect();
+        softmax(&mut weights);
+        chosen.iter_mut().zip(weights).for_each(|(choice, weight)| choice.weight = weight);
+    }
+    // A sum of zeros, where every score underflowed, leaves zeros.
+    let sum = chosen.iter().map(|choice| choice.weight).sum::<f32>() + f32::MIN_POSITIVE;
+    for choice in chosen {
+        choice.weight = if normalize { choice.weight / sum } else { choice.weight } * scale;
+    }
+}
+
+/// For each group of experts whether its experts may be chosen.
+fn eligible(spec: &ExpertsSpec, worth: &impl Fn(usize) -> f32) -> Vec<bool> {
+    let RouterSpec { groups, groups_chosen, group_score, .. } = spec.router;
+    let mut eligible = vec![groups == groups_chosen; groups];
+    if groups == groups_chosen {
+        return eligible;
+    }
+    let size = spec.experts / groups;
+    let scores: Vec<f32> = (0..groups)
+        .map(|group| {
+            let experts = group * size..(group + 1) * size;
+            let first = best(experts.clone(), worth);
+            let second = || best(experts.clone().filter(|expert| Some(*expert) != first), worth);
+            let taken = [first, if group_score == GroupScore::Top2 { second() } else { None }];
+            taken.into_iter().flatten().map(worth).sum()
+        })
+        .collect();
+    for _ in 0..groups_chosen {
+        let left = (0..groups).filter(|group| !eligible[*group]);
+        if let Some(group) = best(left, &|group| scores[group]) {
+            eligible[group] = true;
+        }
+    }
+    eligible
+}
+
+/// The first of the largest; NaN is never larger than anything.
+fn best(candidates: impl Iterator<Item = usize>, worth: &impl Fn(usize) -> f32) -> Option<usize> {
+    candidates.reduce(|best, candidate| if worth(candidate) > worth(best) { candidate } else { best })
+}
+
+/// In place, in f32, in order.
+fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    x.iter_mut().for_each(|x| *x = (*x - max).exp());
+    let sum: f32 = x.iter().sum();
+    x.iter_mut().for_each(|x| *x /= sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn chosen(router: serde_json::Value, experts_per_token: usize, logits: &[f32]) -> Vec<(usize, f32)> {
+        chosen_with(router, experts_per_token, logits, None)
+    }
+
+    fn chosen_with(
+        router: serde_json::Value,
+        experts_per_token: usize,
+        logits: &[f32],
+        correction: Option<&[f32]>,
+    ) -> Vec<(usize, f32)> {
+        let mut all = json!({
+            "scoring": "softmax", "normalize": false, "scale": 1.0, "bias": false, "correction_bias": false,
+            "groups": 1, "groups_chosen": 1, "group_score": "top2"
+        });
+        all.as_object_mut().unwrap().extend(router.as_object().unwrap().clone());
+        let spec: ExpertsSpec = serde_json::from_value(json!({
+            "experts": logits.len(), "experts_per_token": experts_per_token, "router": all,
+            "expert": {"intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null},
+            "shared": null, "shared_gate": false
+        }))
+        .unwrap();
+        let mut chosen = Vec::new();
+        choose(&spec, &mut logits.to_vec(), correction, &mut chosen);
+        chosen.into_iter().map(|Choice { expert, weight }| (expert, weight)).collect()
+    }
+
+    fn experts(chosen: &[(usize, f32)]) -> Vec<usize> {
+        chosen.iter().map(|(expert, _)| *expert).collect()
+    }
+
+    #[test]
+    fn the_best_come_first_and_of_equals_the_lowest_id() {
+        let logits = [1.0, 3.0, 3.0, 0.0, 3.0];
+        for scoring in ["softmax", "sigmoid", "softmax_of_chosen"] {
+            assert_eq!(experts(&chosen(json!({"scoring": scoring}), 2, &logits)), [1, 2], "{scoring}");
+        }
+    }
+
+    #[test]
+    fn weights_are_those_of_all_experts_or_of_the_chosen_alone() {
+        let logits = [1f32, 2.0, 3.0].map(f32::ln);
+        let near = |found: Vec<(usize, f32)>, expected: [f32; 2]| {
+            assert_eq!(experts(&found), [2, 1]);
+            for ((_, weight), expected) in found.iter().zip(expected) {
+                assert!((weight - expected).abs() < 1e-6, "{found:?}, {expected}");
+            }
+        };
+        near(chosen(json!({}), 2, &logits), [3.0 / 6.0, 2.0 / 6.0]);
+        near(chosen(json!({"normalize": true}), 2, &logits), [3.0 / 5.0, 2.0 / 5.0]);
+        near(chosen(json!({"normalize": true, "scale": 2.5}), 2, &logits), [1.5, 1.0]);
+        near(chosen(json!({"scoring": "softmax_of_chosen"}), 2, &logits), [3.0 / 5.0, 2.0 / 5.0]);
+        near(chosen(json!({"scoring": "sigmoid"}), 2, &logits), [3.0 / 4.0, 2.0 / 3.0]);
+    }
+
+    #[test]
+    fn a_correction_takes_part_in_the_choice_and_not_in_the_weights() {
+        let found = chosen_with(json!({"scoring": "sigmoid"}), 1, &[0.0, 1.0, 0.5], Some(&[9.0, 0.0, 0.0]));
+        assert_eq!(found, [(0, 0.5)]);
+    }
+
+    #[test]
+    fn only_the_best_groups_are_chosen_from() {
+        // Sums of the best two: 5 and 6; bests: 5 and 3.
+        let logits = [5.0, 0.0, 0.0, 3.0, 3.0, 1.0];
+        let router = |score: &str| {
+            json!({"scoring": "softmax_of_chosen", "groups": 2, "groups_chosen": 1, "group_score": score})
+        };
+        assert_eq!(experts(&chosen(router("top2"), 2, &logits)), [3, 4]);
+        assert_eq!(experts(&chosen(router("max"), 2, &logits)), [0, 1]);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_choose_experts_all_the_same() {
+        let found = chosen(json!({"normalize": true}), 2, &[f32::NAN; 4]);
+        assert_eq!(experts(&found), [0, 1]);
+        assert!(found.iter().all(|(_, weight)| weight.is_nan()));
+    }
+}

@@ -1,0 +1,54 @@
+//! The rows of a batch as layers need them.
+
+use ferrule_kernels::attention::AttentionSequence;
+use ferrule_kernels::kv::{KvRow, PAGE_TOKENS};
+
+use crate::batch::Batch;
+use crate::rope::{RopeRows, RopeSpec};
+
+/// The rows of a batch as layers need them; the same for all layers.
+pub(crate) struct RaggedRows<'a> {
+    /// Rows of all sequences together.
+    pub count: usize,
+    /// Angles of the rows, for each rotation of the spec.
+    pub ropes: &'a [RopeRows],
+    /// For each group of layers, where each row's key and value go.
+    pub places: Vec<Vec<KvRow>>,
+    /// For each group of layers, the sequences with their pages.
+    pub sequences: Vec<Vec<AttentionSequence<'a>>>,
+}
+
+impl<'a> RaggedRows<'a> {
+    pub fn new(batch: Batch<'a>, ropes: &[RopeSpec], groups: usize, tables: &'a mut Vec<RopeRows>) -> Self {
+        tables.resize_with(ropes.len(), RopeRows::default);
+        for (rope, table) in ropes.iter().zip(&mut *tables) {
+            table.fill(
+                rope,
+                batch
+                    .sequences
+                    .iter()
+                    .flat_map(|sequence| sequence.positions().map(|position| (position, sequence.prompt_len))),
+            );
+        }
+        let places = (0..groups).map(|group| {
+            let rows = batch.sequences.iter().flat_map(|sequence| {
+                let pages = &sequence.pages[group];
+                sequence
+                    .positions()
+                    .map(|position| KvRow { page: pages[position / PAGE_TOKENS], slot: position % PAGE_TOKENS })
+            });
+            rows.collect()
+        });
+        let sequences = (0..groups).map(|group| {
+            let mut end = 0;
+            let sequences = batch.sequences.iter().map(|sequence| {
+                let rows = sequence.tokens.len();
+                end += rows;
+                let first_position = sequence.first_position;
+                AttentionSequence { first_row: end - rows, rows, first_position, pages: &sequence.pages[group] }
+            });
+            sequences.collect()
+        });
+        Self { count: batch.tokens().count(), places: places.collect(), sequences: sequences.collect(), ropes: tables }
+    }
+}

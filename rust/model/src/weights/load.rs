@@ -1,0 +1,400 @@
+//! How a model's weights come out of a checkpoint.
+
+use ferrule_formats::CheckpointError;
+use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
+
+use super::plan::{MatrixPlan, Measure, Pack, Packer};
+use super::stored::{Source, Stored, View};
+use super::{Attention, Dense, Embedding, Experts, Ffn, Layer, Linear, Norm, Projections, Weights};
+use crate::limits::SpecError;
+use crate::quantization::Quantization;
+use crate::random::RandomMatrix;
+use crate::spec::{
+    AttentionSpec, DenseSpec, ExpertsSpec, FfnSpec, HeadNormSpec, HeadProjections, LatentProjections, LayerSpec,
+    ModelSpec, NormSpec, NormedOver, PositionsSpec, ProjectionsSpec,
+};
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The description cannot be.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The files cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A tensor's shape is not what the config says.
+    #[error("tensor {tensor:?} has the shape {found:?}; the config asks for {expected:?} ({role})")]
+    Shape {
+        /// Its name in the checkpoint.
+        tensor: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// What the config asks for.
+        expected: Vec<usize>,
+        /// What it is for.
+        role: String,
+    },
+    /// More than the machine or the container has.
+    #[error("{what} needs {needs} bytes; {available} bytes are available here")]
+    Memory {
+        /// What was to be allocated.
+        what: &'static str,
+        /// Bytes needed.
+        needs: u64,
+        /// Bytes that the machine and the container have left.
+        available: u64,
+    },
+    /// The load was cancelled.
+    #[error("the load was cancelled")]
+    Cancelled,
+    /// A defect of ferrule.
+    #[error("a worker panicked while packing weights: {0}")]
+    Panicked(String),
+}
+
+impl From<PackError> for LoadError {
+    fn from(error: PackError) -> Self {
+        match error {
+            PackError::Pool(PoolError::Cancelled) => Self::Cancelled,
+            PackError::Pool(PoolError::Panicked(message)) => Self::Panicked(message),
+            PackError::Memory(AllocError { bytes }) => {
+                Self::Memory { what: "a packed matrix", needs: bytes, available: machine::available_memory() }
+            }
+        }
+    }
+}
+
+/// Told how many bytes of the packed weights are done, of how many.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// Reads the roles of a spec out of a source.
+pub(crate) struct Loader<'a> {
+    pub spec: &'a ModelSpec,
+    pub source: Source<'a>,
+    /// The formats to pack in.
+    pub quantization: Quantization,
+    pub exec: Exec<'a>,
+}
+
+/// What a head of latent attention has of the one stored matrix.
+struct HeadRows<'a> {
+    /// `[kv_rank, nope_dim]`
+    keys: Stored<'a>,
+    /// `[value_dim, kv_rank]`
+    values: Stored<'a>,
+}
+
+/// A matrix's part: its role, its rows and its format.
+type RolePart<'r> = (&'r str, usize, Format);
+
+impl Loader<'_> {
+    /// Packs all weights, tensor by tensor; the source's pages are given back after each.
+    ///
+    /// # Errors
+    /// [`LoadError`], before anything large is allocated where a file or the memory is at fault.
+    pub fn load(&self, progress: Progress<'_>) -> Result<Weights, LoadError> {
+        let mut measure = Measure::default();
+        self.weights(&mut measure)?;
+        let (total, available) = (measure.bytes, machine::available_memory());
+        if total > available {
+            return Err(LoadError::Memory { what: "the model's packed weights", needs: total, available });
+        }
+        self.weights(&mut Pack { exec: self.exec, source: self.source, done: 0, total, progress })
+    }
+
+    fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        let ends = quantization.ends();
+        let (hidden, width) = (spec.hidden_size, spec.embedding_width());
+        let embedding = self.embedding(packer)?;
+        let layers = spec.layers.iter().enumerate();
+        let layers = layers.map(|(index, layer)| self.layer(packer, index, layer)).collect::<Result<_, _>>()?;
+        let head_projection = match (spec.head, spec.embedding.width) {
+            (Some(_), Some(_)) => Some(self.linear(packer, "", &[("head_projection", width, ends)], hidden, false)?),
+            _ => None,
+        };
+        let head = match spec.head {
+            Some(head) if !head.tied => {
+                Some(self.linear(packer, "", &[("head", spec.vocab_size, ends)], width, head.bias)?)
+            }
+            _ => None,
+        };
+        Ok(Weights { embedding, layers, final_norm: self.norm("final_norm", spec.final_norm, hidden)?, head_projection, head })
+    }
+
+    fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        let (hidden, width, ends) = (spec.hidden_size, spec.embedding_width(), quantization.ends());
+        let embedding = &spec.embedding;
+        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, ends)], width, false)?.weight;
+        let projection = match embedding.width {
+            Some(width) => Some(self.linear(packer, "", &[("embedding_projection", hidden, ends)], width, false)?),
+            None => None,
+        };
+        let positions = match embedding.positions {
+            Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows, rows)?),
+            Some(PositionsSpec::Sinusoidal { offset }) => {
+                Some(sinusoids(offset + spec.max_position_embeddings, hidden))
+            }
+            None => None,
+        };
+        let token_type = match embedding.token_types {
+            0 => None,
+            rows => Some(self.table("token_types.weight", rows, 1)?),
+        };
+        Ok(Embedding { tokens, projection, positions, token_type, norm: self.norm("embedding_norm", embedding.norm, hidden)? })
+    }
+
+    fn layer<P: Packer>(&self, packer: &mut P, index: usize, layer: &LayerSpec) -> Result<Layer<P::Matrix>, LoadError> {
+        let at = format!("layers.{index}.");
+        let norm = |role: &str, norm| self.norm(&format!("{at}{role}"), norm, self.spec.hidden_size);
+        let down = self.quantization.down(index, self.spec.layers.len());
+        Ok(Layer {
+            attention: self.attention(packer, &format!("{at}attention."), &layer.attention)?,
+            ffn: match &layer.ffn {
+                FfnSpec::Dense(dense) => Ffn::Dense(self.dense(packer, &format!("{at}ffn."), dense, down)?),
+                FfnSpec::Experts(experts) => Ffn::Experts(self.experts(packer, &format!("{at}ffn."), experts, down)?),
+            },
+            attention_norm: norm("attention_norm", layer.attention_norm)?,
+            attention_post_norm: norm("attention_post_norm", layer.attention_post_norm)?,
+            attention_sum_norm: norm("attention_sum_norm", layer.attention_sum_norm)?,
+            ffn_norm: norm("ffn_norm", layer.ffn_norm)?,
+            ffn_post_norm: norm("ffn_post_norm", layer.ffn_post_norm)?,
+            ffn_sum_norm: norm("ffn_sum_norm", layer.ffn_sum_norm)?,
+        })
+    }
+
+    fn attention<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        spec: &AttentionSpec,
+    ) -> Result<Attention<P::Matrix>, LoadError> {
+        let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
+        let projections = match &spec.projections {
+            ProjectionsSpec::Heads(heads) => self.heads(packer, at, spec.heads, heads)?,
+            ProjectionsSpec::Latent(latent) => self.latent(packer, at, spec.heads, latent)?,
+        };
+        let output = self.linear(packer, at, &[("output", hidden, usual)], spec.output_columns(), spec.output_bias)?;
+        let sinks = match spec.sinks {
+            true => Some(self.vector(&format!("{at}sinks.weight"), spec.heads)?),
+            false => None,
+        };
+        Ok(Attention { projections, output, sinks })
+    }
+
+    fn heads<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        heads: usize,
+        spec: &HeadProjections,
+    ) -> Result<Projections<P::Matrix>, LoadError> {
+        let HeadProjections { kv_heads, key_dim, value_dim, bias, qk_norm, .. } = *spec;
+        let usual = self.quantization.usual();
+        let parts = [
+            ("q", heads * key_dim, usual),
+            ("k", kv_heads * key_dim, usual),
+            ("v", kv_heads * value_dim, self.quantization.values()),
+        ];
+        let qkv = self.linear(packer, at, &parts, self.spec.hidden_size, bias)?;
+        let norms = match qk_norm {
+            None => None,
+            Some(HeadNormSpec { norm, over, .. }) => {
+                let width = |heads| if over == NormedOver::Head { key_dim } else { heads * key_dim };
+                let queries = self.present_norm(&format!("{at}q_norm"), norm, width(heads))?;
+                Some([queries, self.present_norm(&format!("{at}k_norm"), norm, width(kv_heads))?])
+            }
+        };
+        Ok(Projections::Heads { qkv, norms })
+    }
+
+    fn latent<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        heads: usize,
+        spec: &LatentProjections,
+    ) -> Result<Projections<P::Matrix>, LoadError> {
+        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, value_dim, norm, bias } = *spec;
+        let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
+        let query_columns = heads * (nope_dim + rope_dim);
+        let first = query_rank.map_or(("q", query_columns, usual), |rank| ("q_a", rank, usual));
+        let input = self.linear(packer, at, &[first, ("kv_a", kv_rank + rope_dim, usual)], hidden, bias)?;
+        let queries = match query_rank {
+            Some(rank) => Some((
+                self.present_norm(&format!("{at}q_a_norm"), norm, rank)?,
+                self.linear(packer, at, &[("q_b", query_columns, usual)], rank, false)?,
+            )),
+            None => None,
+        };
+        // Rows of kv_b, for each head: its keys' and its values'. Queries go through the keys' the other way round.
+        let (mut key_up, mut value_up) = (Vec::with_capacity(heads), Vec::with_capacity(heads));
+        for head in 0..heads {
+            let rows = self.head_rows(at, heads, spec, head)?;
+            key_up.push(packer.pack(MatrixPlan::new(vec![(rows.keys, usual)], nope_dim))?);
+            value_up.push(packer.pack(MatrixPlan::new(vec![(rows.values, self.quantization.values())], kv_rank))?);
+        }
+        let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
+        Ok(Projections::Latent { input, queries, norm, key_up, value_up })
+    }
+
+    fn head_rows(
+        &self,
+        at: &str,
+        heads: usize,
+        spec: &LatentProjections,
+        head: usize,
+    ) -> Result<HeadRows<'_>, LoadError> {
+        let LatentProjections { kv_rank, nope_dim, value_dim, .. } = *spec;
+        let role = format!("{at}kv_b.weight");
+        let random = |what, rows| Stored::Random(RandomMatrix::new(&format!("{role}.{head}.{what}"), rows));
+        let Source::Checkpoint(checkpoint) = self.source else {
+            return Ok(HeadRows { keys: random("keys", kv_rank), values: random("values", value_dim) });
+        };
+        let head_dim = nope_dim + value_dim;
+        let views = View::of_role(checkpoint, self.spec, &role, heads * head_dim, Some(kv_rank))?;
+        let view = match views.as_slice() {
+            [view] if view.is_plain() => view,
+            _ => return Err(SpecError::Role { role: format!("{role} as a whole tensor") }.into()),
+        };
+        let first = head * head_dim;
+        Ok(HeadRows {
+            keys: Stored::View(view.slice(first, nope_dim).transposed(kv_rank)),
+            values: Stored::View(view.slice(first + nope_dim, value_dim)),
+        })
+    }
+
+    fn dense<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        spec: &DenseSpec,
+        down: Format,
+    ) -> Result<Dense<P::Matrix>, LoadError> {
+        let (hidden, inner, usual) = (self.spec.hidden_size, spec.intermediate_size, self.quantization.usual());
+        let parts = [("gate", inner, usual), ("up", inner, usual)];
+        let parts = if spec.gated { &parts[..] } else { &parts[1..] };
+        Ok(Dense {
+            inner: self.linear(packer, at, parts, hidden, spec.bias)?,
+            down: self.linear(packer, at, &[("down", hidden, down)], inner, spec.bias)?,
+        })
+    }
+
+    fn experts<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        spec: &ExpertsSpec,
+        down: Format,
+    ) -> Result<Experts<P::Matrix>, LoadError> {
+        let ExpertsSpec { experts, router, shared, .. } = spec;
+        let hidden = self.spec.hidden_size;
+        Ok(Experts {
+            router: self.linear(packer, at, &[("router", *experts, Format::F32)], hidden, router.bias)?,
+            correction: match router.correction_bias {
+                true => Some(self.vector(&format!("{at}router.correction_bias"), *experts)?),
+                false => None,
+            },
+            experts: (0..*experts)
+                .map(|index| self.dense(packer, &format!("{at}experts.{index}."), &spec.expert, down))
+                .collect::<Result<_, _>>()?,
+            shared: match shared {
+                Some(shared) => Some(self.dense(packer, &format!("{at}shared."), shared, down)?),
+                None => None,
+            },
+            shared_gate: match spec.shared_gate {
+                true => Some(self.linear(packer, at, &[("shared_gate", 1, Format::F32)], hidden, false)?),
+                false => None,
+            },
+        })
+    }
+
+    /// The matrix of `<at><role>.weight` of all parts, one below the other, and of their biases.
+    fn linear<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        parts: &[RolePart<'_>],
+        columns: usize,
+        bias: bool,
+    ) -> Result<Linear<P::Matrix>, LoadError> {
+        let mut stored = Vec::with_capacity(parts.len());
+        let mut biases = Vec::new();
+        for (role, rows, format) in parts {
+            let weight = self.stored(&format!("{at}{role}.weight"), *rows, Some(columns))?;
+            stored.extend(weight.into_iter().map(|part| (part, *format)));
+            if bias {
+                biases.extend(self.vector(&format!("{at}{role}.bias"), *rows)?);
+            }
+        }
+        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias: bias.then_some(biases) })
+    }
+
+    fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {
+        Ok(match self.source {
+            Source::Checkpoint(checkpoint) => {
+                let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
+                views.into_iter().map(Stored::View).collect()
+            }
+            Source::Random => vec![Stored::Random(RandomMatrix::new(role, rows))],
+        })
+    }
+
+    fn norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {
+        spec.map(|spec| self.present_norm(role, spec, width)).transpose()
+    }
+
+    fn present_norm(&self, role: &str, spec: NormSpec, width: usize) -> Result<Norm, LoadError> {
+        let vector = |name: &str, there: bool| match there {
+            true => self.vector(&format!("{role}.{name}"), width).map(Some),
+            false => Ok(None),
+        };
+        let [weight, bias] = spec.parameters();
+        Ok(Norm { spec, weight: vector("weight", weight)?, bias: vector("bias", bias)? })
+    }
+
+    fn vector(&self, role: &str, length: usize) -> Result<Vec<f32>, LoadError> {
+        let mut vector = vec![0.0; length];
+        match self.source {
+            Source::Random if role.ends_with("norm.weight") => vector.fill(1.0),
+            Source::Random => {}
+            Source::Checkpoint(_) => {
+                let mut elements = vector.iter_mut();
+                for part in self.stored(role, length, None)? {
+                    for row in 0..part.rows() {
+                        elements.next().map(|element| part.read_row(row, std::slice::from_mut(element)));
+                    }
+                }
+            }
+        }
+        Ok(vector)
+    }
+
+    /// The first `wanted` rows of a table of `hidden_size` columns.
+    fn table(&self, role: &str, rows: usize, wanted: usize) -> Result<Vec<f32>, LoadError> {
+        let hidden = self.spec.hidden_size;
+        let mut table = vec![0.0; wanted * hidden];
+        let mut out = table.chunks_exact_mut(hidden);
+        for part in self.stored(role, rows, Some(hidden))? {
+            (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
+        }
+        Ok(table)
+    }
+}
+
+/// Sines and then cosines of the first `rows` positions; angles are products of two f32, as the reference's are.
+fn sinusoids(rows: usize, width: usize) -> Vec<f32> {
+    let half = width / 2;
+    let step = 10_000f64.ln() / (half.max(2) - 1) as f64;
+    let frequencies: Vec<f32> = (0..half).map(|i| (-(i as f64) * step).exp() as f32).collect();
+    let mut table = vec![0.0; rows * width];
+    for (position, row) in table.chunks_exact_mut(width).enumerate() {
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = f64::from(position as f32 * frequency);
+            (row[i], row[half + i]) = (angle.sin() as f32, angle.cos() as f32);
+        }
+    }
+    table
+}

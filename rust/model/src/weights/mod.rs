@@ -1,0 +1,210 @@
+//! A model's weights as the kernels read them.
+//!
+//! `M` is a matrix: packed, or, while a model's size is computed, nothing.
+
+mod load;
+mod plan;
+mod stored;
+
+use ferrule_kernels::PackedMatrix;
+
+pub(crate) use load::Loader;
+pub use load::{LoadError, Progress};
+pub use stored::Source;
+
+use crate::spec::NormSpec;
+
+/// y = W x + b
+pub(crate) struct Linear<M = PackedMatrix> {
+    pub weight: M,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A norm's spec with its weights.
+pub(crate) struct Norm {
+    pub spec: NormSpec,
+    pub weight: Option<Vec<f32>>,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// Where hidden states begin.
+pub(crate) struct Embedding<M = PackedMatrix> {
+    /// A row for each token; also the head's matrix where that is tied.
+    pub tokens: M,
+    /// To `hidden_size`.
+    pub projection: Option<Linear<M>>,
+    /// `[positions, hidden_size]`
+    pub positions: Option<Vec<f32>>,
+    /// Of the first kind of tokens.
+    pub token_type: Option<Vec<f32>>,
+    pub norm: Option<Norm>,
+}
+
+/// One layer's weights.
+pub(crate) struct Layer<M = PackedMatrix> {
+    pub attention: Attention<M>,
+    pub ffn: Ffn<M>,
+    pub attention_norm: Option<Norm>,
+    pub attention_post_norm: Option<Norm>,
+    pub attention_sum_norm: Option<Norm>,
+    pub ffn_norm: Option<Norm>,
+    pub ffn_post_norm: Option<Norm>,
+    pub ffn_sum_norm: Option<Norm>,
+}
+
+/// Attention: projections that share an input are one matrix.
+pub(crate) struct Attention<M = PackedMatrix> {
+    pub projections: Projections<M>,
+    pub output: Linear<M>,
+    /// A logit for each head.
+    pub sinks: Option<Vec<f32>>,
+}
+
+pub(crate) enum Projections<M = PackedMatrix> {
+    Heads {
+        /// Rows: all query heads, all key heads, all value heads.
+        qkv: Linear<M>,
+        /// Of queries and of keys.
+        norms: Option<[Norm; 2]>,
+    },
+    Latent {
+        /// Rows: the queries' latent, or all query heads; the latent of keys and values; the turned part of the key.
+        input: Linear<M>,
+        /// Of the queries' latent, and from there to all query heads.
+        queries: Option<(Norm, Linear<M>)>,
+        /// Of the latent of keys and values.
+        norm: Norm,
+        /// For each head from the first part of its query to what meets the latent: `[kv_rank, nope_dim]`.
+        key_up: Vec<M>,
+        /// For each head from mixed latents to its output: `[value_dim, kv_rank]`.
+        value_up: Vec<M>,
+    },
+}
+
+pub(crate) enum Ffn<M = PackedMatrix> {
+    Dense(Dense<M>),
+    Experts(Experts<M>),
+}
+
+pub(crate) struct Dense<M = PackedMatrix> {
+    /// Rows: gate, up; or up alone.
+    pub inner: Linear<M>,
+    pub down: Linear<M>,
+}
+
+pub(crate) struct Experts<M = PackedMatrix> {
+    /// A row for each expert, in f32.
+    pub router: Linear<M>,
+    /// Added to the scores where experts are chosen.
+    pub correction: Option<Vec<f32>>,
+    pub experts: Vec<Dense<M>>,
+    pub shared: Option<Dense<M>>,
+    /// One row, in f32.
+    pub shared_gate: Option<Linear<M>>,
+}
+
+/// All weights.
+pub(crate) struct Weights<M = PackedMatrix> {
+    pub embedding: Embedding<M>,
+    pub layers: Vec<Layer<M>>,
+    pub final_norm: Option<Norm>,
+    /// From `hidden_size` to the width of the head's rows.
+    pub head_projection: Option<Linear<M>>,
+    /// None where the head is the embedding, or there is none.
+    pub head: Option<Linear<M>>,
+}
+
+/// Everything that weights consist of, in one order.
+#[derive(Default)]
+pub(crate) struct Tensors<'a> {
+    pub matrices: Vec<&'a PackedMatrix>,
+    /// Norms, biases and tables.
+    pub vectors: Vec<&'a Vec<f32>>,
+}
+
+impl<'a> Tensors<'a> {
+    fn linear(&mut self, linear: &'a Linear) {
+        self.matrices.push(&linear.weight);
+        self.vectors.extend(&linear.bias);
+    }
+
+    fn norm(&mut self, norm: &'a Norm) {
+        self.vectors.extend(norm.weight.iter().chain(&norm.bias));
+    }
+
+    fn dense(&mut self, dense: &'a Dense) {
+        self.linear(&dense.inner);
+        self.linear(&dense.down);
+    }
+
+    fn attention(&mut self, attention: &'a Attention) {
+        match &attention.projections {
+            Projections::Heads { qkv, norms } => {
+                self.linear(qkv);
+                norms.iter().flatten().for_each(|norm| self.norm(norm));
+            }
+            Projections::Latent { input, queries, norm, key_up, value_up } => {
+                self.linear(input);
+                if let Some((norm, linear)) = queries {
+                    self.norm(norm);
+                    self.linear(linear);
+                }
+                self.norm(norm);
+                self.matrices.extend(key_up.iter().chain(value_up));
+            }
+        }
+        self.linear(&attention.output);
+        self.vectors.extend(&attention.sinks);
+    }
+
+    fn ffn(&mut self, ffn: &'a Ffn) {
+        match ffn {
+            Ffn::Dense(dense) => self.dense(dense),
+            Ffn::Experts(Experts { router, correction, experts, shared, shared_gate }) => {
+                self.linear(router);
+                self.vectors.extend(correction);
+                experts.iter().chain(shared).for_each(|dense| self.dense(dense));
+                shared_gate.iter().for_each(|linear| self.linear(linear));
+            }
+        }
+    }
+}
+
+impl Layer {
+    /// The norms, in the order of their names' places.
+    fn norms(&self) -> impl Iterator<Item = &Norm> {
+        let Self { attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm, .. } =
+            self;
+        [attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm]
+            .into_iter()
+            .flatten()
+    }
+
+    pub fn tensors(&self) -> Tensors<'_> {
+        let mut tensors = Tensors::default();
+        tensors.attention(&self.attention);
+        tensors.ffn(&self.ffn);
+        self.norms().for_each(|norm| tensors.norm(norm));
+        tensors
+    }
+}
+
+impl Weights {
+    /// Everything there is.
+    pub fn tensors(&self) -> Tensors<'_> {
+        let mut tensors = Tensors::default();
+        let Embedding { tokens, projection, positions, token_type, norm } = &self.embedding;
+        tensors.matrices.push(tokens);
+        projection.iter().for_each(|linear| tensors.linear(linear));
+        tensors.vectors.extend(positions.iter().chain(token_type));
+        norm.iter().for_each(|norm| tensors.norm(norm));
+        for layer in &self.layers {
+            let Tensors { matrices, vectors } = layer.tensors();
+            tensors.matrices.extend(matrices);
+            tensors.vectors.extend(vectors);
+        }
+        self.final_norm.iter().for_each(|norm| tensors.norm(norm));
+        self.head_projection.iter().chain(&self.head).for_each(|linear| tensors.linear(linear));
+        tensors
+    }
+}

@@ -1,0 +1,128 @@
+//! Matrices that are to be packed, and who packs them.
+
+use ferrule_kernels::arch::LANES;
+use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, RowSource};
+
+use super::load::{LoadError, Progress};
+use super::stored::{Source, Stored};
+use crate::random::RandomMatrix;
+
+/// A matrix that is to be packed: stored matrices, their rows one after the other.
+pub(super) struct MatrixPlan<'a> {
+    parts: Vec<Stored<'a>>,
+    /// Formats and how many rows each holds, as the kernels take them.
+    bands: Vec<(Format, usize)>,
+    columns: usize,
+}
+
+/// What becomes of a plan: a size, or a matrix.
+pub(super) trait Packer {
+    /// What stands for a packed matrix.
+    type Matrix;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<Self::Matrix, LoadError>;
+}
+
+/// Adds up bytes.
+#[derive(Default)]
+pub(super) struct Measure {
+    pub bytes: u64,
+}
+
+impl Packer for Measure {
+    type Matrix = ();
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<(), LoadError> {
+        let bytes = |&(format, rows): &_| PackedMatrix::bytes_for(format, rows, plan.columns).unwrap_or(u64::MAX);
+        self.bytes = plan.bands.iter().map(bytes).fold(self.bytes, u64::saturating_add);
+        Ok(())
+    }
+}
+
+/// Packs, and gives back the source's memory behind what is done.
+pub(super) struct Pack<'a> {
+    pub exec: Exec<'a>,
+    pub source: Source<'a>,
+    pub done: u64,
+    pub total: u64,
+    pub progress: Progress<'a>,
+}
+
+impl Packer for Pack<'_> {
+    type Matrix = PackedMatrix;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
+        let matrix = plan.pack(&self.exec)?;
+        for part in &plan.parts {
+            if let (Source::Checkpoint(checkpoint), Stored::View(view)) = (self.source, part) {
+                checkpoint.release(view.tensor());
+            }
+        }
+        self.done += matrix.bytes() as u64;
+        (self.progress)(self.done, self.total);
+        Ok(matrix)
+    }
+}
+
+impl<'a> MatrixPlan<'a> {
+    /// The matrix of `parts`, each of which is to be stored in the format beside it.
+    pub fn new(parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
+        let formats: Vec<_> = parts.iter().map(|(part, format)| (*format, part.rows())).collect();
+        Self { parts: parts.into_iter().map(|(part, _)| part).collect(), bands: bands(&formats), columns }
+    }
+
+    fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, PackError> {
+        match self.parts[0] {
+            // Random bytes are as good as random numbers, and there is nothing to search for.
+            Stored::Random(RandomMatrix { seed, .. }) if self.bands[0].0.is_integer() => {
+                PackedMatrix::random(exec, &self.bands, self.columns, seed)
+            }
+            _ => PackedMatrix::pack(exec, &self.bands, self.columns, self),
+        }
+    }
+}
+
+impl RowSource for MatrixPlan<'_> {
+    fn read_row(&self, mut row: usize, out: &mut [f32]) {
+        for part in &self.parts {
+            if row < part.rows() {
+                return part.read_row(row, out);
+            }
+            row -= part.rows();
+        }
+    }
+}
+
+/// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a
+/// format would end within a panel, all rows get the widest.
+fn bands(parts: &[(Format, usize)]) -> Vec<(Format, usize)> {
+    let mut bands: Vec<(Format, usize)> = Vec::with_capacity(parts.len());
+    for &(format, rows) in parts {
+        match bands.last_mut() {
+            Some((last, count)) if *last == format => *count += rows,
+            Some((_, count)) if !count.is_multiple_of(LANES) => {
+                let widest = Format::ALL.iter().find(|each| parts.iter().any(|(format, _)| format == *each));
+                return vec![(*widest.unwrap_or(&format), parts.iter().map(|(_, rows)| rows).sum())];
+            }
+            _ => bands.push((format, rows)),
+        }
+    }
+    bands
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrule_kernels::Format::{Int4, Int6};
+
+    use super::*;
+
+    #[test]
+    fn bands_end_with_panels() {
+        assert_eq!(bands(&[(Int4, 7)]), [(Int4, 7)]);
+        assert_eq!(bands(&[(Int4, 7), (Int4, 9)]), [(Int4, 16)]);
+        assert_eq!(bands(&[(Int4, 40), (Int4, 8), (Int6, 5)]), [(Int4, 48), (Int6, 5)]);
+        assert_eq!(bands(&[(Int4, 40), (Int4, 7), (Int6, 5)]), [(Int6, 52)]);
+        assert_eq!(bands(&[(Int6, 5), (Int4, 32), (Int6, 16)]), [(Int6, 53)]);
+        assert_eq!(bands(&[(Int6, 16), (Int4, 5), (Int6, 16)]), [(Int6, 37)]);
+    }
+}

@@ -1,0 +1,35 @@
+//! Specs for tests, as JSON, so that a test can change any field.
+
+use serde_json::{Value, json};
+
+/// Llama's form: tied embeddings of `vocab_size` tokens, `layers` layers of width 64, no tensors named.
+pub fn llama(vocab_size: usize, layers: usize) -> Value {
+    let norm = json!({"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true});
+    let layer = json!({
+        "attention": {
+            "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null, "softcap": null,
+            "alibi_slopes": null, "sinks": false,
+            "projections": {
+                "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
+                "clip": null
+            }
+        },
+        "ffn": {
+            "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
+        },
+        "attention_norm": norm, "attention_post_norm": null, "attention_sum_norm": null,
+        "ffn_norm": norm, "ffn_post_norm": null, "ffn_sum_norm": null,
+        "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
+    });
+    json!({
+        "architecture": "llama", "vocab_size": vocab_size, "hidden_size": 64, "max_position_embeddings": 256,
+        "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},
+        "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
+        "layers": vec![layer; layers],
+        "final_norm": norm,
+        "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
+        "causal": true,
+        "tensors": {},
+        "prefixes": []
+    })
+}
