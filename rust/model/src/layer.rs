@@ -106,7 +106,18 @@ impl AttentionPass<'_> {
         let view = |first| Rows::new(qkv, width, first);
         store.write(exec, self.place, &rows.places[self.group], view(first_key), view(first_value))?;
         let mixed = mixed.take(rows.count * heads * value_dim);
-        let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, scale, window, softcap: None };
+        let shape = AttentionShape {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            scale,
+            bidirectional: false,
+            window,
+            softcap: None,
+            slopes: None,
+            sinks: None,
+        };
         attention(exec, view(0), store, self.place, &shape, &rows.sequences[self.group], mixed)?;
         linear(exec, &layer.output, mixed, out)
     }
