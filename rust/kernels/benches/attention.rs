@@ -12,8 +12,18 @@ use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_TOKENS, PageId
 use ferrule_kernels::{Cancel, Exec, Pool, Rows, machine, probe};
 
 /// Attention of a 1B Llama.
-const SHAPE: AttentionShape =
-    AttentionShape { heads: 32, kv_heads: 8, key_dim: 64, value_dim: 64, scale: 0.125, window: None, softcap: None };
+const SHAPE: AttentionShape<'_> = AttentionShape {
+    heads: 32,
+    kv_heads: 8,
+    key_dim: 64,
+    value_dim: 64,
+    scale: 0.125,
+    bidirectional: false,
+    window: None,
+    softcap: None,
+    slopes: None,
+    sinks: None,
+};
 
 const WIDTH: usize = SHAPE.heads * SHAPE.key_dim;
 const KV_WIDTH: usize = SHAPE.kv_heads * SHAPE.key_dim;

@@ -66,6 +66,7 @@ pub(super) struct TileBlock<'a, 's, A: Arithmetic, const R: usize> {
     pub(super) key_dim: usize,
     pub(super) sight: Sight<R>,
     pub(super) softcap: Option<f32>,
+    pub(super) bias: Option<Bias<R>>,
     pub(super) value_vectors: usize,
     pub(super) room: Room<'a>,
     /// `R` records, overwritten.
@@ -89,7 +90,7 @@ impl<A: Arithmetic, const R: usize> Kernel for TileBlock<'_, '_, A, R> {
 }
 
 impl<A: Arithmetic, const R: usize> TileBlock<'_, '_, A, R> {
-    /// What becomes of a raw score: cap and mask.
+    /// What becomes of a raw score: cap, bias and mask.
     #[inline(always)]
     pub(super) fn finish_score<S: Simd>(
         &self,
@@ -104,11 +105,33 @@ impl<A: Arithmetic, const R: usize> TileBlock<'_, '_, A, R> {
             let factor = simd.splat(cap * std::f32::consts::LOG2_E);
             score = simd.mul(factor, tanh(simd, simd.div(score, simd.splat(cap))));
         }
-        // A bias by position, such as ALiBi's slope, would be added here.
+        if let Some(bias) = &self.bias {
+            score = bias.add(simd, row, page, score);
+        }
         if masked {
             score = self.sight.select(simd, row, page, score, f32::NEG_INFINITY);
         }
         score
+    }
+}
+
+/// ALiBi: what is added to the scores of a block by how far its tokens are from each row of a tile.
+pub(super) struct Bias<const R: usize> {
+    /// Of each row's head, in units of the scores: of log2.
+    pub(super) slopes: [f32; R],
+    /// Position of the block's first token less that of each row. Distances rather than positions are multiplied, so
+    /// that no digit is lost far from the start of a sequence.
+    pub(super) starts: [f32; R],
+}
+
+impl<const R: usize> Bias<R> {
+    #[inline(always)]
+    fn add<S: Simd>(&self, simd: S, row: usize, page: usize, score: S::F32) -> S::F32 {
+        const TOKENS: [f32; PAGE_TOKENS] =
+            [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+        let start = self.starts[row] + (page * PAGE_TOKENS) as f32;
+        let distance = simd.add(simd.splat(start), simd.load(&TOKENS));
+        simd.mul_add(simd.splat(self.slopes[row]), distance, score)
     }
 }
 

@@ -202,7 +202,6 @@ fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: 
         }
         let max = simd.splat(largest_lane(simd, max[r]));
         let (mut sum, mut heaviest) = (simd.splat(0.0), simd.splat(0.0));
-        // An attention sink would begin the sum here.
         for page in block.sight.pages.clone() {
             let next = &block.next[page];
             prefetch(simd, next.scales, 0);

@@ -154,7 +154,6 @@ fn softmax<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_,
         }
         let max = simd.splat(largest_lane(simd, max[r]));
         let mut sum = simd.splat(0.0);
-        // An attention sink would begin the sum here.
         for page in block.sight.pages.clone() {
             let next = block.next[page].keys;
             Ahead::new(next, 0, R, block.prefetch).prefetch(simd, next, r);

@@ -4,31 +4,34 @@
 //! (maximum, sum, accumulator) and the blocks that the row sees are merged from left to right ([`record`]). Inside a
 //! block ([`block`]) a page's scores are the lanes of a vector; a score is one chain of multiply-adds over the columns
 //! of K and an output column is one chain over the tokens ([`float`]), or both are exact sums of integers ([`codes`]).
-//! So the operations behind a row's output depend on its position, the window and the data alone: how rows are cut into
-//! tiles and tasks ([`plan`]) changes none of them.
+//! A sink joins a row's sum when its blocks are merged. So the operations behind a row's output depend on its position,
+//! the shape and the data alone: how rows are cut into tiles and tasks ([`plan`]) changes none of them.
 
 mod block;
 mod codes;
 mod float;
 mod plan;
 mod record;
+mod shape;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
+use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use block::{Arithmetic, BLOCK_PAGES, BlockPages, Digits, Room, Sight, TileBlock};
+use block::{Arithmetic, BLOCK_PAGES, Bias, BlockPages, Digits, Room, Sight, TileBlock};
 use codes::Codes;
 use float::Float;
 use plan::{Plan, Task};
 use record::{Finish, Line, Merge};
+pub use shape::{AttentionSequence, AttentionShape};
 
 use crate::arch::{Kernel, Simd};
 use crate::disjoint::Tiles;
-use crate::kv::{Bf16, F16, F32, KvFormat, KvShape, KvStore, PAGE_TOKENS, PageId, value_vectors};
+use crate::kv::{Bf16, F16, F32, KvFormat, KvShape, KvStore, PAGE_TOKENS, value_vectors};
 use crate::rows::Rows;
 use crate::{Exec, PoolError};
 
@@ -36,39 +39,6 @@ use crate::{Exec, PoolError};
 pub const ATTENTION_BLOCK: usize = 256;
 
 const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a page lies in one block");
-
-/// Consecutive rows of one sequence.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionSequence<'a> {
-    /// The sequence's first row in Q and in the output.
-    pub first_row: usize,
-    /// How many rows it has there.
-    pub rows: usize,
-    /// Position of the first of them. K and V of all rows are in the pages already.
-    pub first_position: usize,
-    /// The page of every [`PAGE_TOKENS`] positions. Pages wholly outside the window are not looked at and may be
-    /// [`crate::kv::PAGE_NONE`].
-    pub pages: &'a [PageId],
-}
-
-/// What one layer's attention computes.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionShape {
-    /// Heads of Q; head h reads K and V of head `h / (heads / kv_heads)`.
-    pub heads: usize,
-    /// Heads of K and V.
-    pub kv_heads: usize,
-    /// Columns of a head of Q and K.
-    pub key_dim: usize,
-    /// Columns of a head of V and of the output.
-    pub value_dim: usize,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// The row at position p sees positions `p - window + 1 ..= p`, or all up to p.
-    pub window: Option<usize>,
-    /// Scores s become `softcap * tanh(s / softcap)`.
-    pub softcap: Option<f32>,
-}
 
 /// Attention of `q: [m, heads * key_dim]` over one layer of `store`, into `out: [m, heads * value_dim]`. Rows of `out`
 /// that belong to no sequence are left as they are.
@@ -84,7 +54,7 @@ pub fn attention(
     q: Rows<'_>,
     store: &KvStore,
     layer: usize,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     sequences: &[AttentionSequence<'_>],
     out: &mut [f32],
 ) -> Result<(), PoolError> {
@@ -93,11 +63,14 @@ pub fn attention(
     assert_eq!((shape.kv_heads, shape.key_dim, shape.value_dim), (kv_heads, key_dim, value_dim), "the store's shape");
     assert!(shape.heads.is_multiple_of(kv_heads), "{} heads share {kv_heads} of K and V", shape.heads);
     assert!(shape.window != Some(0), "a row sees itself");
+    for (what, of_heads) in [("slopes", shape.slopes), ("sinks", shape.sinks)] {
+        assert!(of_heads.is_none_or(|of| of.len() == shape.heads), "{what} of {} heads", shape.heads);
+    }
     let mut next_row = 0;
     for sequence in sequences {
         assert!(sequence.first_row >= next_row, "sequences in ascending order of rows");
         next_row = sequence.first_row + sequence.rows;
-        let tokens = sequence.first_position + sequence.rows;
+        let tokens = sequence.tokens();
         assert!(sequence.pages.len() * PAGE_TOKENS >= tokens, "a page for each of {tokens} tokens");
     }
     assert!(next_row <= q.rows() && next_row * shape.heads * value_dim <= out.len(), "rows of the sequences");
@@ -146,7 +119,7 @@ struct Call<'a> {
     q: Rows<'a>,
     store: &'a KvStore,
     layer: usize,
-    shape: &'a AttentionShape,
+    shape: &'a AttentionShape<'a>,
     sequences: &'a [AttentionSequence<'a>],
 }
 
@@ -258,13 +231,21 @@ impl Call<'_> {
                     q = others;
                     let records = &mut records[..tile.width * record_lines];
                     let room = Room { scores: scores.as_chunks_mut().0, digits };
-                    let tile_block =
-                        TileArguments { pages: &pages, next: &next, q: tile_q, room, records, prefetch: number == 0 };
+                    let tile_block = TileArguments {
+                        block,
+                        kv_head: head,
+                        pages: &pages,
+                        next: &next,
+                        q: tile_q,
+                        room,
+                        records,
+                        prefetch: number == 0,
+                    };
                     match tile.width {
-                        1 => self.tile_block::<A, 1>(task, tile, block, tile_block),
-                        2 => self.tile_block::<A, 2>(task, tile, block, tile_block),
-                        4 => self.tile_block::<A, 4>(task, tile, block, tile_block),
-                        _ => self.tile_block::<A, 8>(task, tile, block, tile_block),
+                        1 => self.tile_block::<A, 1>(task, tile, tile_block),
+                        2 => self.tile_block::<A, 2>(task, tile, tile_block),
+                        4 => self.tile_block::<A, 4>(task, tile, tile_block),
+                        _ => self.tile_block::<A, 8>(task, tile, tile_block),
                     }
                     let records = &records[..tile.rows.len() * record_lines];
                     let first = (first_row + tile.rows.start) * record_lines;
@@ -301,7 +282,8 @@ impl Call<'_> {
             let (query, head) = self.query_and_head(task, task.kv_heads.start + row / head_rows, row % head_rows);
             let cell = (self.sequences[task.sequence].first_row + query) * self.shape.heads + head;
             let mut cell = cells.take(cell);
-            self.exec.isa.run(Finish { record, out: cell.contiguous() });
+            let sink = self.shape.sinks.map(|sinks| sinks[head] * LOG2_E);
+            self.exec.isa.run(Finish { record, sink, out: cell.contiguous() });
         }
     }
 
@@ -326,7 +308,7 @@ impl Call<'_> {
         let key_dim = self.shape.key_dim;
         let words = A::query_words(key_dim);
         // A cap is on the score itself.
-        let base = if self.shape.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
+        let base = if self.shape.softcap.is_some() { 1.0 } else { LOG2_E };
         let q = grown(q, task.kv_heads.len() * tiles.iter().map(|tile| tile.width * words).sum::<usize>());
         let mut rest = &mut *q;
         for (kv_head, tile) in task.kv_heads.clone().flat_map(|head| tiles.iter().map(move |tile| (head, tile))) {
@@ -348,43 +330,38 @@ impl Call<'_> {
         q
     }
 
-    /// First and last-but-one position that the query sees.
-    fn visible(&self, task: &Task, query: usize) -> Range<usize> {
-        let end = self.sequences[task.sequence].first_position + query + 1;
-        self.shape.window.map_or(0, |window| end.saturating_sub(window))..end
-    }
-
     /// The pages of a block that any row of the task sees, in one head.
     fn block_pages<A: Arithmetic>(&self, task: &Task, block: usize, kv_head: usize) -> BlockPages<'_, A> {
-        let seen = self.visible(task, task.queries.start).start..self.visible(task, task.queries.end - 1).end;
+        let sequence = &self.sequences[task.sequence];
+        let visible = |query| self.shape.visible(sequence, query);
+        let seen = visible(task.queries.start).start..visible(task.queries.end - 1).end;
         let seen = seen.start / PAGE_TOKENS..seen.end.div_ceil(PAGE_TOKENS);
-        let table = self.sequences[task.sequence].pages;
         let first = block * BLOCK_PAGES;
         let mut pages = [A::Page::default(); BLOCK_PAGES];
         for page in seen.start.max(first)..seen.end.min(first + BLOCK_PAGES) {
-            pages[page - first] = A::page(self.store, self.layer, table[page], kv_head);
+            pages[page - first] = A::page(self.store, self.layer, sequence.pages[page], kv_head);
         }
         pages
     }
 
-    fn tile_block<A: Arithmetic, const R: usize>(
-        &self,
-        task: &Task,
-        tile: &Tile,
-        block: usize,
-        arguments: TileArguments<'_, '_, A>,
-    ) {
+    fn tile_block<A: Arithmetic, const R: usize>(&self, task: &Task, tile: &Tile, arguments: TileArguments<'_, '_, A>) {
+        let TileArguments { block, kv_head, pages, next, q, room, records, prefetch } = arguments;
+        let sequence = &self.sequences[task.sequence];
         let start = block * ATTENTION_BLOCK;
-        let visible = std::array::from_fn(|lane| {
-            let row = (tile.rows.start + lane).min(tile.rows.end - 1);
-            let (query, _) = self.query_and_head(task, task.kv_heads.start, row);
-            let Range { start: from, end: to } = self.visible(task, query);
+        let rows: [(usize, usize); R] = std::array::from_fn(|lane| {
+            self.query_and_head(task, kv_head, (tile.rows.start + lane).min(tile.rows.end - 1))
+        });
+        let visible = rows.map(|(query, _)| {
+            let Range { start: from, end: to } = self.shape.visible(sequence, query);
             // Empty ranges, of rows that see nothing of this block, are 0..0.
             let to = to.saturating_sub(start).min(ATTENTION_BLOCK);
             let from = from.saturating_sub(start);
             if from < to { from..to } else { 0..0 }
         });
-        let TileArguments { pages, next, q, room, records, prefetch } = arguments;
+        let bias = self.shape.slopes.map(|slopes| Bias {
+            slopes: rows.map(|(_, head)| slopes[head] * LOG2_E),
+            starts: rows.map(|(query, _)| (start as isize - (sequence.first_position + query) as isize) as f32),
+        });
         self.exec.isa.run(TileBlock::<A, R> {
             pages,
             next,
@@ -392,6 +369,7 @@ impl Call<'_> {
             key_dim: self.shape.key_dim,
             sight: Sight::new(visible),
             softcap: self.shape.softcap,
+            bias,
             value_vectors: value_vectors(self.shape.value_dim),
             room,
             records,
@@ -421,6 +399,8 @@ impl<A: Arithmetic> Kernel for Pack<'_, A> {
 
 /// What [`Call::tile_block`] hands through.
 struct TileArguments<'a, 's, A: Arithmetic> {
+    block: usize,
+    kv_head: usize,
     pages: &'a BlockPages<'s, A>,
     next: &'a BlockPages<'s, A>,
     q: &'a [f32],

@@ -29,17 +29,17 @@ pub(super) struct Task {
 
 impl Task {
     /// Rows: queries times heads.
-    pub(super) fn rows(&self, shape: &AttentionShape) -> usize {
+    pub(super) fn rows(&self, shape: &AttentionShape<'_>) -> usize {
         self.kv_heads.len() * self.head_rows(shape)
     }
 
     /// Rows that share a head of K and V.
-    pub(super) fn head_rows(&self, shape: &AttentionShape) -> usize {
+    pub(super) fn head_rows(&self, shape: &AttentionShape<'_>) -> usize {
         self.queries.len() * (shape.heads / shape.kv_heads)
     }
 
     /// Lines of the records of all blocks and rows.
-    pub(super) fn partial_lines(&self, shape: &AttentionShape) -> usize {
+    pub(super) fn partial_lines(&self, shape: &AttentionShape<'_>) -> usize {
         self.blocks.len() * self.rows(shape) * record::lines(shape.value_dim)
     }
 }
@@ -59,7 +59,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(shape: &AttentionShape, sequences: &[AttentionSequence<'_>], threads: usize) -> Self {
+    pub(super) fn new(shape: &AttentionShape<'_>, sequences: &[AttentionSequence<'_>], threads: usize) -> Self {
         let mut whole = whole_tasks(shape, sequences, threads);
         let cost = |task: &Task| task.blocks.len() * task.kv_heads.len() * task.head_rows(shape).div_ceil(8);
         // Long tasks first: short ones fill the gaps at the end.
@@ -92,16 +92,15 @@ impl Plan {
     }
 }
 
-fn whole_tasks(shape: &AttentionShape, sequences: &[AttentionSequence<'_>], threads: usize) -> Vec<Task> {
+fn whole_tasks(shape: &AttentionShape<'_>, sequences: &[AttentionSequence<'_>], threads: usize) -> Vec<Task> {
     let group = shape.heads / shape.kv_heads;
     let queries_per_task = (TASK_ROWS / group).max(1);
     let mut tasks = Vec::new();
     for (sequence, rows) in sequences.iter().enumerate() {
         for first in (0..rows.rows).step_by(queries_per_task) {
             let queries = first..rows.rows.min(first + queries_per_task);
-            let start = rows.first_position + queries.start + 1;
-            let start = shape.window.map_or(0, |window| start.saturating_sub(window));
-            let end = rows.first_position + queries.end;
+            let start = shape.visible(rows, queries.start).start;
+            let end = shape.visible(rows, queries.end - 1).end;
             let blocks = start / ATTENTION_BLOCK..end.div_ceil(ATTENTION_BLOCK);
             // Heads stay together where blocks alone are enough to share out.
             let together =

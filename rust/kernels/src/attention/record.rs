@@ -58,9 +58,7 @@ impl Kernel for Merge<'_> {
                 continue;
             }
             let max = state_max.max(block_max);
-            // One of the two is 2^0.
-            let factor = exp2_scalar(simd, -(state_max - block_max).abs());
-            let (state_factor, block_factor) = if state_max < block_max { (factor, 1.0) } else { (1.0, factor) };
+            let (state_factor, block_factor) = weights(simd, state_max, block_max);
             state[0] = head(max, state_sum * state_factor + block_sum * block_factor);
             let (state_factor, block_factor) = (simd.splat(state_factor), simd.splat(block_factor));
             for (state, block) in state[1..].iter_mut().zip(&block[1..]) {
@@ -74,6 +72,8 @@ impl Kernel for Merge<'_> {
 /// `out = accumulator / sum`
 pub(super) struct Finish<'a> {
     pub(super) record: &'a [Line],
+    /// A score with no value, which joins the sum after the last block.
+    pub(super) sink: Option<f32>,
     pub(super) out: &'a mut [f32],
 }
 
@@ -82,9 +82,26 @@ impl Kernel for Finish<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let sum = simd.splat(self.record[0].0[1]);
-        for (out, line) in self.out.chunks_mut(LANES).zip(&self.record[1..]) {
-            store_partial(simd, simd.div(simd.load(&line.0), sum), out);
+        let [max, sum, ..] = self.record[0].0;
+        let (accumulator, out) = (&self.record[1..], self.out.chunks_mut(LANES));
+        let Some(sink) = self.sink else {
+            let sum = simd.splat(sum);
+            for (out, line) in out.zip(accumulator) {
+                store_partial(simd, simd.div(simd.load(&line.0), sum), out);
+            }
+            return;
+        };
+        let (factor, sink) = weights(simd, max, sink);
+        let (factor, sum) = (simd.splat(factor), simd.splat(sum * factor + sink));
+        for (out, line) in out.zip(accumulator) {
+            store_partial(simd, simd.div(simd.mul(simd.load(&line.0), factor), sum), out);
         }
     }
+}
+
+/// 2^(a - max) and 2^(b - max) for the larger of both, max: one of them is 1.
+#[inline(always)]
+fn weights<S: Simd>(simd: S, a: f32, b: f32) -> (f32, f32) {
+    let factor = exp2_scalar(simd, -(a - b).abs());
+    if a < b { (factor, 1.0) } else { (1.0, factor) }
 }

@@ -1,0 +1,230 @@
+//! What some architectures need and others leave off: sight in both directions, slopes, sinks, one latent head.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// The slopes that ALiBi gives a power of two of heads.
+fn slopes(heads: usize) -> Vec<f32> {
+    (1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect()
+}
+
+/// Logits below, among and above the scores.
+fn sinks(heads: usize) -> Vec<f32> {
+    numbers(5, heads).iter().map(|x| 4.0 * x).collect()
+}
+
+fn with_all(mut case: Case) -> Case {
+    case.slopes = Some(slopes(case.shape.heads));
+    case.sinks = Some(sinks(case.shape.heads));
+    case.shape.softcap = Some(3.0);
+    case
+}
+
+/// A store that holds K and V of every token, and the sequence in it.
+fn filled<'a>(exec: &Exec<'_>, case: &'a Case) -> (Cached<'a>, KvStore) {
+    let cached = Cached::new(case, 0);
+    let mut store = case.store(cached.table.len());
+    write(exec, &mut store, &[(&cached, 0..case.tokens)]);
+    (cached, store)
+}
+
+/// Output of some rows of a sequence whose tokens are all in the pages.
+fn run_rows(isa: Isa, threads: usize, case: &Case, rows: Range<usize>) -> Vec<f32> {
+    let pool = Pool::new(NonZeroUsize::new(threads).expect("some"));
+    let cancel = Cancel::new();
+    let exec = Exec { isa, pool: &pool, cancel: &cancel };
+    let (cached, store) = filled(&exec, case);
+    attend(&exec, &store, &[(&cached, rows)]).remove(0)
+}
+
+/// Threads, company and how many of the last rows are asked for change no bit; and the oracle agrees.
+fn check_both_directions(mut case: Case) {
+    case.shape.bidirectional = true;
+    let wanted = oracle(&case, 0..case.tokens);
+    let width = case.shape.heads * case.shape.value_dim;
+    for isa in Isa::available() {
+        let whole = run_rows(isa, 1, &case, 0..case.tokens);
+        let what = format!("{} {case:?}", isa.name());
+        assert_close(&whole, &wanted, &what);
+        for (threads, first) in [(3, 0), (2, 1), (1, 255), (3, case.tokens - 7), (2, case.tokens - 1)] {
+            let rows = run_rows(isa, threads, &case, first..case.tokens);
+            assert_same_bits(&rows, &whole[first * width..], &format!("{what} from {first} on {threads} threads"));
+        }
+        let in_company = run_in_company(isa, 2, &case, case.tokens + 41);
+        assert_same_bits(&in_company, &whole, &format!("{what} in company"));
+    }
+}
+
+#[test]
+fn cutting_the_work_changes_no_bit_with_slopes_and_sinks() {
+    // So long that one task computes both heads of K and V.
+    check_invariance(&with_all(Case::new(3, 20, None, KvFormat::F16, 830)));
+    check_invariance(&with_all(Case::new(7, 16, Some(300), KvFormat::F32, 560)));
+    check_invariance(&with_all(Case::new(2, 34, None, KvFormat::Int8, 830)));
+    check_invariance(&with_all(Case::new(2, 16, Some(70), KvFormat::Int8, 560)));
+}
+
+#[test]
+fn cutting_the_work_changes_no_bit_in_both_directions() {
+    check_both_directions(Case::new(1, 16, None, KvFormat::F32, 530));
+    check_both_directions(Case::new(3, 33, Some(65), KvFormat::Bf16, 333));
+    check_both_directions(Case::new(2, 20, Some(300), KvFormat::Int8, 700));
+    check_both_directions(Case::new(2, 20, Some(usize::MAX), KvFormat::F16, 270));
+    check_both_directions(with_all(Case::new(7, 18, Some(1), KvFormat::F16, 300)));
+    check_both_directions(with_all(Case::new(5, 16, None, KvFormat::Int8, 530)));
+    check_both_directions(with_all(Case::new(5, 16, None, KvFormat::F32, 530)));
+}
+
+/// The latent form of MLA (DeepSeek-V2): one head of K and V that all of Q's share, wider than any other.
+#[test]
+fn many_heads_share_one_latent_head() {
+    for (heads, format) in [4, 128].into_iter().flat_map(|heads| KvFormat::ALL.iter().map(move |f| (heads, *f))) {
+        let mut case = Case::new(1, 576, None, format, 290);
+        case.shape = AttentionShape { heads, kv_heads: 1, value_dim: 512, ..case.shape };
+        let wanted = oracle(&case, 285..290);
+        for isa in Isa::available() {
+            let what = format!("{} {format:?}, {heads} heads", isa.name());
+            let rows = run_rows(isa, 1, &case, 285..290);
+            assert_close(&rows, &wanted, &what);
+            let last = run_rows(isa, 3, &case, 289..290);
+            assert_same_bits(&last, &rows[4 * heads * 512..], &what);
+        }
+    }
+}
+
+/// A row in both directions sees its window and nothing else, though it may be infinite or NaN.
+#[test]
+fn tokens_outside_the_window_do_not_leak() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
+        let mut case = Case::new(2, 20, Some(9), format, 40);
+        case.shape.bidirectional = true;
+        let [q_width, k_width, v_width] = case.widths();
+        let (stride, width) = (q_width + k_width + v_width, case.shape.heads * 20);
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let clean = run_rows(isa, 1, &case, 0..case.tokens);
+        for (bad, token) in [(f32::NAN, 21), (f32::INFINITY, 5), (f32::NAN, 39)] {
+            let mut cached = Cached::new(&case, 0);
+            cached.qkv[token * stride + q_width..(token + 1) * stride].fill(bad);
+            let out = step(&exec, &mut case.store(3), &[(&cached, 0..case.tokens)]).remove(0);
+            for (position, (out, clean)) in out.chunks(width).zip(clean.chunks(width)).enumerate() {
+                if position.abs_diff(token) < 9 {
+                    assert!(out.iter().all(|x| x.is_nan()), "{}: row {position} sees {token}", isa.name());
+                } else {
+                    assert_same_bits(out, clean, isa.name());
+                }
+            }
+        }
+    }
+}
+
+/// Far from the start of a sequence, where f32 does not tell the products of a slope and neighbouring positions apart,
+/// the same neighbours give the same bits.
+#[test]
+fn slopes_are_exact_at_any_position() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| [(isa, KvFormat::F32), (isa, KvFormat::Int8)]) {
+        let mut case = Case::new(3, 16, Some(300), format, 700);
+        case.slopes = Some(slopes(6));
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let (cached, store) = filled(&exec, &case);
+        let near = attend(&exec, &store, &[(&cached, 690..700)]).remove(0);
+        let further = 60_000 * ATTENTION_BLOCK;
+        let mut pages = vec![PAGE_NONE; further / PAGE_TOKENS];
+        pages.extend(&cached.table);
+        let sequence = AttentionSequence { first_row: 0, rows: 10, first_position: 690 + further, pages: &pages };
+        let q = gather(&[(&cached, 690..700)]);
+        let q = Rows::new(&q, case.widths().iter().sum(), 0);
+        let mut far = vec![f32::NAN; near.len()];
+        attention(&exec, q, &store, LAYER, &case.shape(), &[sequence], &mut far).expect("attention");
+        assert_same_bits(&far, &near, isa.name());
+    }
+}
+
+/// Slopes of 0 and sinks of no weight are as good as none; a sink that outweighs all tokens leaves nothing of them.
+#[test]
+fn extreme_slopes_and_sinks() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
+        let mut case = Case::new(2, 20, None, format, 270);
+        let without = run_chunks(isa, 2, &case, 270);
+        case.slopes = Some(vec![0.0; 4]);
+        for none in [f32::NEG_INFINITY, f32::MIN, -300.0] {
+            case.sinks = Some(vec![none; 4]);
+            assert_same_bits(&run_chunks(isa, 2, &case, 270), &without, &format!("{} {none}", isa.name()));
+        }
+        for all in [f32::INFINITY, f32::MAX, 300.0] {
+            case.sinks = Some(vec![f32::NEG_INFINITY, all, all, all]);
+            for (index, (got, without)) in run_chunks(isa, 2, &case, 270).iter().zip(&without).enumerate() {
+                let wanted = if index % 80 < 20 { *without } else { 0.0 };
+                assert!(*got == wanted, "{} {all}, element {index}: {got} for {wanted}", isa.name());
+            }
+        }
+    }
+}
+
+/// A sink does not hide that a row saw what is not finite.
+#[test]
+fn sinks_keep_nan() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
+        let mut case = Case::new(2, 20, None, format, 20);
+        case.sinks = Some(vec![300.0; 4]);
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let mut cached = Cached::new(&case, 0);
+        let stride: usize = case.widths().iter().sum();
+        let q_width = case.widths()[0];
+        cached.qkv[..stride][q_width..].fill(f32::NAN);
+        let out = step(&exec, &mut case.store(2), &[(&cached, 0..20)]).remove(0);
+        assert!(out.iter().all(|x| x.is_nan()), "{} {format:?}", isa.name());
+    }
+}
+
+#[test]
+#[should_panic(expected = "sinks of 4 heads")]
+fn sinks_of_other_heads_are_refused() {
+    let mut case = Case::new(2, 16, None, KvFormat::F32, 8);
+    case.sinks = Some(vec![0.0; 3]);
+    run_chunks(Isa::best(), 1, &case, 8);
+}
+
+#[test]
+#[should_panic(expected = "slopes of 4 heads")]
+fn slopes_of_other_heads_are_refused() {
+    let mut case = Case::new(2, 16, None, KvFormat::F32, 8);
+    case.slopes = Some(vec![0.0; 5]);
+    run_chunks(Isa::best(), 1, &case, 8);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn any_shape_agrees_with_f64(
+        (group, key_dim, value_dim) in (1usize..9, 1usize..70, 1usize..70),
+        window in prop_oneof![Just(None), (1usize..400).prop_map(Some)],
+        bidirectional in any::<bool>(),
+        softcap in prop_oneof![Just(None), (0.5f32..20.0).prop_map(Some)],
+        slopes in prop_oneof![Just(None), prop::collection::vec(-1f32..1.0, 16).prop_map(Some)],
+        sinks in prop_oneof![Just(None), prop::collection::vec(-9f32..9.0, 16).prop_map(Some)],
+        format in prop::sample::select(KvFormat::ALL.to_vec()),
+        (tokens, chunk) in (1usize..520, 1usize..520),
+        (threads, seed) in (1usize..4, 1u32..1000),
+    ) {
+        let mut case = Case { seed, ..Case::new(group, key_dim, window, format, tokens) };
+        case.shape = AttentionShape { value_dim, bidirectional, softcap, ..case.shape };
+        case.slopes = slopes.map(|slopes| slopes[..2 * group].to_vec());
+        case.sinks = sinks.map(|sinks| sinks[..2 * group].to_vec());
+        // In both directions any of the last rows may be asked for, once K and V of all are there.
+        let first = if bidirectional { chunk.min(tokens) - 1 } else { 0 };
+        let wanted = oracle(&case, first..tokens);
+        for isa in Isa::available() {
+            let got = if bidirectional {
+                run_rows(isa, threads, &case, first..tokens)
+            } else {
+                run_chunks(isa, threads, &case, chunk)
+            };
+            assert_close(&got, &wanted, &format!("{} {case:?}", isa.name()));
+        }
+    }
+}
