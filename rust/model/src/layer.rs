@@ -1,10 +1,10 @@
 //! The blocks of a layer: attention and the feed-forward network.
 
-use ferrule_kernels::activation::gated;
+use ferrule_kernels::activation::{Gating, gated};
 use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
 use ferrule_kernels::elementwise::add_bias;
 use ferrule_kernels::kv::{KvRow, KvStore, PAGE_TOKENS};
-use ferrule_kernels::norm::{layer_norm, rms_norm, rms_norm_in_place};
+use ferrule_kernels::norm::{NormWeights, layer_norm, rms_norm, rms_norm_heads};
 use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, Scratch, matmul};
 
@@ -92,7 +92,8 @@ impl AttentionPass<'_> {
         let rotated = [(0, heads), (first_key, kv_heads)];
         if let (Some(HeadNormSpec::Rms { eps, weight_offset }), Some(weights)) = (self.spec.qk_norm, &layer.qk_norm) {
             for ((first, heads), weight) in rotated.into_iter().zip(weights) {
-                rms_norm_in_place(exec, RowsMut::new(qkv, width, first), heads, weight, weight_offset, eps)?;
+                let weights = NormWeights { weight: Some(weight), bias: None, weight_offset, eps };
+                rms_norm_heads(exec, RowsMut::new(qkv, width, first), heads, key_dim, &weights)?;
             }
         }
         if let Some(index) = self.spec.rope {
@@ -138,7 +139,7 @@ pub(crate) fn feed_forward(
         let (inner, activated) =
             (&mut inner[..rows * 2 * intermediate_size], &mut activated[..rows * intermediate_size]);
         linear(exec, &layer.gate_up, x, inner)?;
-        gated(exec, inner, intermediate_size, activation.into(), activated)?;
+        gated(exec, inner, intermediate_size, Gating::Plain(activation.into()), activated)?;
         linear(exec, &layer.down, activated, out)?;
     }
     Ok(())
@@ -151,8 +152,14 @@ pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32
 }
 
 pub(crate) fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+    let (weight, bias) = (Some(norm.weight.as_slice()), norm.bias.as_deref());
+    let width = norm.weight.len();
     match norm.spec {
-        NormSpec::Rms { eps, weight_offset } => rms_norm(exec, x, &norm.weight, weight_offset, eps, out),
-        NormSpec::Layer { eps } => layer_norm(exec, x, &norm.weight, norm.bias.as_deref(), eps, out),
+        NormSpec::Rms { eps, weight_offset } => {
+            rms_norm(exec, x, width, &NormWeights { weight, bias, weight_offset, eps }, out)
+        }
+        NormSpec::Layer { eps } => {
+            layer_norm(exec, x, width, &NormWeights { weight, bias, weight_offset: 0.0, eps }, out)
+        }
     }
 }
