@@ -8,9 +8,9 @@ mod floor;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use ferrule_kernels::activation::{Activation, gated};
+use ferrule_kernels::activation::{Activation, Gating, gated};
 use ferrule_kernels::elementwise::add;
-use ferrule_kernels::norm::rms_norm;
+use ferrule_kernels::norm::{NormWeights, rms_norm};
 use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{Exec, RowsMut};
 
@@ -42,7 +42,8 @@ fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn
 
     let n = count(bytes_of(2 * HIDDEN));
     let (x, weight, mut out) = (vec![0.5; n * HIDDEN], [1.0; HIDDEN], vec![1.0; n * HIDDEN]);
-    bench("rms_norm", bytes_of(2 * n * HIDDEN), &mut || rms_norm(exec, &x, &weight, 0.0, 1e-5, &mut out).unwrap());
+    let weights = NormWeights { weight: Some(&weight), bias: None, weight_offset: 0.0, eps: 1e-5 };
+    bench("rms_norm", bytes_of(2 * n * HIDDEN), &mut || rms_norm(exec, &x, HIDDEN, &weights, &mut out).unwrap());
     drop((x, out));
 
     let n = count(bytes_of(3 * HIDDEN));
@@ -61,8 +62,12 @@ fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn
 
     let n = count(bytes_of(3 * FFN));
     let (gate_up, mut out) = (vec![0.5; n * 2 * FFN], vec![1.0; n * FFN]);
-    for (name, activation) in [("silu, gated", Activation::Silu), ("gelu, gated", Activation::Gelu)] {
-        bench(name, bytes_of(3 * n * FFN), &mut || gated(exec, &gate_up, FFN, activation, &mut out).unwrap());
+    for (name, gating) in [
+        ("silu, gated", Gating::Plain(Activation::Silu)),
+        ("gelu, gated", Gating::Plain(Activation::Gelu)),
+        ("silu, clamped", Gating::Clamped { alpha: 1.702, limit: 7.0 }),
+    ] {
+        bench(name, bytes_of(3 * n * FFN), &mut || gated(exec, &gate_up, FFN, gating, &mut out).unwrap());
     }
 }
 

@@ -6,7 +6,7 @@
 // Coefficients stand as published.
 #![allow(clippy::excessive_precision)]
 
-use crate::arch::{LANES, Simd};
+use crate::arch::{Kernel, LANES, Simd};
 
 /// Horner's rule: `c[0] x^(n-1) + .. + c[n-1]`.
 #[inline(always)]
@@ -20,7 +20,7 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::F32, coefficients: [f32; N
 
 /// `x` cut to [-limit, limit].
 #[inline(always)]
-fn clamp<S: Simd>(simd: S, x: S::F32, limit: f32) -> S::F32 {
+pub(crate) fn clamp<S: Simd>(simd: S, x: S::F32, limit: f32) -> S::F32 {
     // `x` second: of two operands the second is kept where one is NaN.
     simd.min(simd.splat(limit), simd.max(simd.splat(-limit), x))
 }
@@ -142,8 +142,14 @@ pub(crate) fn erf<S: Simd>(simd: S, x: S::F32) -> S::F32 {
 /// x / (1 + e^-x)
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    swish(simd, x, 1.0)
+}
+
+/// x / (1 + e^-βx), which is x sigmoid(βx); Ramachandran et al. 2017.
+#[inline(always)]
+pub(crate) fn swish<S: Simd>(simd: S, x: S::F32, beta: f32) -> S::F32 {
     let one = simd.splat(1.0);
-    simd.div(x, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), x))))
+    simd.div(x, simd.add(one, exp(simd, simd.mul(x, simd.splat(-beta)))))
 }
 
 /// x Φ(x), with the normal distribution's Φ.
@@ -177,6 +183,33 @@ pub(crate) fn load_padded<S: Simd>(simd: S, tail: &[f32]) -> S::F32 {
 pub(crate) fn store_partial<S: Simd>(simd: S, value: S::F32, tail: &mut [f32]) {
     let lanes = simd.to_array(value);
     tail.copy_from_slice(&lanes[..tail.len()]);
+}
+
+/// A function of one number that acts on each lane alike.
+pub(crate) trait Lanewise: Copy {
+    /// The function of every lane of `x`. Must be `#[inline(always)]`.
+    fn apply<S: Simd>(self, simd: S, x: S::F32) -> S::F32;
+}
+
+/// `x = function(x)`, element by element.
+pub(crate) struct InPlace<'a, F> {
+    pub x: &'a mut [f32],
+    pub function: F,
+}
+
+impl<F: Lanewise> Kernel for InPlace<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (x, tail) = self.x.as_chunks_mut::<LANES>();
+        for x in x {
+            simd.store(self.function.apply(simd, simd.load(x)), x);
+        }
+        if !tail.is_empty() {
+            store_partial(simd, self.function.apply(simd, load_padded(simd, tail)), tail);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
 
-use crate::activation::{Activation, activate, gated};
+use crate::activation::{Activation, Gating, activate, gated};
 use crate::arch::Isa;
-use crate::elementwise::{add, add_bias};
+use crate::elementwise::{add, add_bias, add_scaled, clip, scale, softcap};
 use crate::guard::Guarded;
-use crate::norm::{layer_norm, rms_norm, rms_norm_in_place};
+use crate::norm::{NormWeights, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use crate::rope::{Rope, rope_in_place};
 use crate::{Cancel, Exec, Pool, RowsMut};
 
@@ -53,52 +53,72 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 
-fn rms_norm_oracle(x: &[f32], weight: &[f32], offset: f32) -> Vec<f64> {
+/// A norm of one row in f64; about its mean if `centered`.
+fn norm_oracle(x: &[f32], centered: bool, weights: &NormWeights<'_>) -> Vec<f64> {
+    let NormWeights { weight, bias, weight_offset, eps } = *weights;
     let x = wide(x);
-    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-    let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
-    x.iter().zip(weight).map(|(x, weight)| x * scale * (f64::from(*weight) + f64::from(offset))).collect()
+    let center = if centered { x.iter().sum::<f64>() / x.len() as f64 } else { 0.0 };
+    let variance = x.iter().map(|x| (x - center).powi(2)).sum::<f64>() / x.len() as f64;
+    let deviation = (variance + f64::from(eps)).sqrt();
+    let weight = |i: usize| weight.map_or(1.0, |weight| f64::from(weight[i]) + f64::from(weight_offset));
+    let bias = |i: usize| bias.map_or(0.0, |bias| f64::from(bias[i]));
+    x.iter().enumerate().map(|(i, x)| (x - center) / deviation * weight(i) + bias(i)).collect()
 }
 
-fn layer_norm_oracle(x: &[f32], weight: &[f32], bias: Option<&[f32]>) -> Vec<f64> {
-    let x = wide(x);
-    let mean = x.iter().sum::<f64>() / x.len() as f64;
-    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
-    let scale = 1.0 / (variance + f64::from(EPS)).sqrt();
-    let bias = |i: usize| bias.map_or(0.0, |bias| f64::from(bias[i]));
-    x.iter().zip(weight).enumerate().map(|(i, (x, w))| (x - mean) * scale * f64::from(*w) + bias(i)).collect()
+/// With and without weights and biases, with a weight offset and without.
+fn all_weights<'a>(weight: &'a [f32], bias: &'a [f32]) -> [NormWeights<'a>; 4] {
+    let all = NormWeights { weight: Some(weight), bias: Some(bias), weight_offset: 1.0, eps: EPS };
+    [
+        all,
+        NormWeights { bias: None, weight_offset: 0.0, ..all },
+        NormWeights { weight: None, ..all },
+        NormWeights { weight: None, bias: None, ..all },
+    ]
 }
 
 fn check_norms(rows: usize, width: usize, seed: u32) {
     let (x, weight, bias) = (numbers(rows * width, seed), numbers(width, seed + 1), numbers(width, seed + 2));
     let out = vec![f32::NAN; rows * width];
-    for offset in [0.0, 1.0] {
-        let wanted: Vec<f64> = x.chunks(width).flat_map(|x| rms_norm_oracle(x, &weight, offset)).collect();
-        check(&out, &wanted, 2e-6, |exec, out| rms_norm(exec, &x, &weight, offset, EPS, out));
+    let wanted = |x: &[f32], centered, weights: &NormWeights<'_>| -> Vec<f64> {
+        x.chunks(width).flat_map(|x| norm_oracle(x, centered, weights)).collect()
+    };
+    for weights in &all_weights(&weight, &bias) {
+        check(&out, &wanted(&x, false, weights), 4e-6, |exec, out| rms_norm(exec, &x, width, weights, out));
+        check(&out, &wanted(&x, true, weights), 8e-5, |exec, out| layer_norm(exec, &x, width, weights, out));
+        // A large mean must not cancel the variance.
+        let far: Vec<f32> = x.iter().map(|x| x + 100.0).collect();
+        if width > 1 {
+            check(&out, &wanted(&far, true, weights), 4e-4, |exec, out| layer_norm(exec, &far, width, weights, out));
+        }
     }
-    // A large mean must not cancel the variance.
-    let far: Vec<f32> = x.iter().map(|x| x + 100.0).collect();
-    if width > 1 {
-        let wanted: Vec<f64> = far.chunks(width).flat_map(|x| layer_norm_oracle(x, &weight, None)).collect();
-        check(&out, &wanted, 2e-4, |exec, out| layer_norm(exec, &far, &weight, None, EPS, out));
-    }
-    let wanted: Vec<f64> = x.chunks(width).flat_map(|x| layer_norm_oracle(x, &weight, Some(&bias))).collect();
-    check(&out, &wanted, 4e-5, |exec, out| layer_norm(exec, &x, &weight, Some(&bias), EPS, out));
 }
 
 fn check_heads(rows: usize, heads: usize, dim: usize, first: usize, seed: u32) {
     let stride = first + heads * dim + 2;
-    let (x, weight) = (numbers(rows * stride, seed), numbers(dim, seed + 1));
-    let mut wanted = wide(&x);
-    for (row, wanted) in x.chunks(stride).zip(wanted.chunks_mut(stride)) {
-        for head in 0..heads {
-            let columns = first + head * dim..first + (head + 1) * dim;
-            wanted[columns.clone()].copy_from_slice(&rms_norm_oracle(&row[columns], &weight, 0.5));
+    let x = numbers(rows * stride, seed);
+    let (weight, bias) = (numbers(heads * dim, seed + 1), numbers(heads * dim, seed + 2));
+    let shared = all_weights(&weight[..dim], &bias[..dim]).map(|weights| (weights, 0));
+    let own = all_weights(&weight, &bias).map(|weights| (weights, dim));
+    for (weights, step) in shared.into_iter().chain(own) {
+        for centered in [false, true] {
+            let mut wanted = wide(&x);
+            for (row, wanted) in x.chunks(stride).zip(wanted.chunks_mut(stride)) {
+                for head in 0..heads {
+                    let columns = first + head * dim..first + (head + 1) * dim;
+                    let of_head = NormWeights {
+                        weight: weights.weight.map(|weight| &weight[head * step..][..dim]),
+                        bias: weights.bias.map(|bias| &bias[head * step..][..dim]),
+                        ..weights
+                    };
+                    wanted[columns.clone()].copy_from_slice(&norm_oracle(&row[columns], centered, &of_head));
+                }
+            }
+            check(&x, &wanted, 8e-5, |exec, x| {
+                let norm = if centered { layer_norm_heads } else { rms_norm_heads };
+                norm(exec, RowsMut::new(x, stride, first), heads, dim, &weights)
+            });
         }
     }
-    check(&x, &wanted, 2e-6, |exec, x| {
-        rms_norm_in_place(exec, RowsMut::new(x, stride, first), heads, &weight, 0.5, EPS)
-    });
 }
 
 fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
@@ -125,21 +145,60 @@ fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
     }
 }
 
+const ACTIVATIONS: [Activation; 7] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::GeluQuick,
+    Activation::Relu,
+    Activation::Relu2,
+    Activation::Tanh,
+];
+
+const GPT_OSS: Gating = Gating::Clamped { alpha: 1.702, limit: 1.5 };
+
+/// An activation in f64. GELU stands for its approximation too: both are within 5e-4 of each other, and the tests of
+/// [`crate::math`] tell them apart.
+fn activation_oracle(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu | Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+        Activation::GeluQuick => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Relu => x.max(0.0),
+        Activation::Relu2 => x.max(0.0).powi(2),
+        Activation::Tanh => x.tanh(),
+    }
+}
+
+fn gating_oracle(gating: Gating, gate: f64, up: f64) -> f64 {
+    match gating {
+        Gating::Plain(activation) => activation_oracle(activation, gate) * up,
+        Gating::Clamped { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = gate.min(limit);
+            (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp())
+        }
+    }
+}
+
 fn check_gates(rows: usize, width: usize, seed: u32) {
     let gate_up = numbers(rows * 2 * width, seed);
-    let silu = |x: f64| x / (1.0 + (-x).exp());
-    let wanted: Vec<f64> = gate_up
-        .chunks(2 * width)
-        .flat_map(|row| (0..width).map(|i| silu(f64::from(row[i])) * f64::from(row[width + i])))
-        .collect();
     let out = vec![f32::NAN; rows * width];
-    check(&out, &wanted, 1e-6, |exec, out| gated(exec, &gate_up, width, Activation::Silu, out));
-
-    let tanh = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
-    let wanted: Vec<f64> = gate_up.iter().map(|x| tanh(f64::from(*x))).collect();
-    check(&gate_up, &wanted, 1e-6, |exec, x| activate(exec, x, Activation::GeluTanh));
-    // Both forms of GELU are within 5e-4 of each other.
-    check(&gate_up, &wanted, 1e-3, |exec, x| activate(exec, x, Activation::Gelu));
+    for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain([GPT_OSS]) {
+        let wanted: Vec<f64> = gate_up
+            .chunks(2 * width)
+            .flat_map(|row| (0..width).map(|i| gating_oracle(gating, row[i].into(), row[width + i].into())))
+            .collect();
+        let tolerance = if gating == Gating::Plain(Activation::Gelu) { 2e-3 } else { 1e-6 };
+        check(&out, &wanted, tolerance, |exec, out| gated(exec, &gate_up, width, gating, out));
+    }
+    for activation in ACTIVATIONS {
+        let wanted: Vec<f64> = gate_up.iter().map(|x| activation_oracle(activation, f64::from(*x))).collect();
+        let tolerance = if activation == Activation::Gelu { 1e-3 } else { 1e-6 };
+        check(&gate_up, &wanted, tolerance, |exec, x| activate(exec, x, activation));
+    }
 }
 
 fn check_sums(rows: usize, width: usize, seed: u32) {
@@ -148,6 +207,25 @@ fn check_sums(rows: usize, width: usize, seed: u32) {
     check(&x, &wanted, 0.0, |exec, x| add(exec, x, &y));
     let wanted: Vec<f64> = x.iter().zip(bias.iter().cycle()).map(|(x, bias)| f64::from(x + bias)).collect();
     check(&x, &wanted, 0.0, |exec, x| add_bias(exec, x, &bias));
+    // Two roundings on every instruction set.
+    let wanted: Vec<f64> = x.iter().zip(y.iter()).map(|(x, y)| f64::from(x + 0.3 * y)).collect();
+    check(&x, &wanted, 0.0, |exec, x| add_scaled(exec, x, &y, 0.3));
+}
+
+fn check_limits(rows: usize, width: usize, seed: u32) {
+    let x = numbers(rows * width, seed);
+    let wanted: Vec<f64> = x.iter().map(|x| f64::from(x * 0.3)).collect();
+    check(&x, &wanted, 0.0, |exec, x| scale(exec, x, 0.3));
+    let cap = 0.7;
+    let wanted: Vec<f64> = wide(&x).iter().map(|x| f64::from(cap) * (x / f64::from(cap)).tanh()).collect();
+    check(&x, &wanted, 1e-6, |exec, x| softcap(exec, x, cap));
+    // All columns, and those from one third to two thirds.
+    for (first, count) in [(0, width), (width / 3, width / 3)] {
+        let is_cut = |i: usize| (first..first + count).contains(&(i % width));
+        let cut = |(i, x): (usize, &f32)| f64::from(if is_cut(i) { x.clamp(-0.6, 0.6) } else { *x });
+        let wanted: Vec<f64> = x.iter().enumerate().map(cut).collect();
+        check(&x, &wanted, 0.0, |exec, x| clip(exec, RowsMut::new(x, width, first), count, 0.6));
+    }
 }
 
 /// Enough rows that the pool is used.
@@ -158,6 +236,7 @@ fn many_rows_agree_with_f64() {
     check_rope(60, 3, 33, 80, 3);
     check_gates(40, 501, 4);
     check_sums(40, 700, 5);
+    check_limits(40, 701, 6);
 }
 
 #[test]
@@ -167,6 +246,77 @@ fn no_rows_are_no_work() {
     check_rope(0, 2, 8, 0, 1);
     check_gates(0, 16, 1);
     check_sums(0, 16, 1);
+    check_limits(0, 16, 1);
+}
+
+/// What an operation leaves in `out`, by its bits, on all instruction sets.
+fn bits(out: &[f32], operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), crate::PoolError>) -> Vec<Vec<u32>> {
+    let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+    let run = |isa| {
+        let mut out = out.to_vec();
+        operation(&Exec { isa, pool: &pool, cancel: &cancel }, &mut out).expect("runs");
+        out.iter().map(|x| x.to_bits()).collect()
+    };
+    Isa::available().into_iter().map(run).collect()
+}
+
+/// NaN stays NaN, and spreads no further than it must, where vectors are whole and where they end.
+#[test]
+fn nan_stays_nan() {
+    const WIDTH: usize = 37;
+    let clean = numbers(2 * WIDTH, 1);
+    for at in [0, 20, WIDTH - 1] {
+        let alone = |out: &[u32]| out.iter().enumerate().all(|(i, x)| f32::from_bits(*x).is_nan() == (i == at));
+        let mut x = clean.to_vec();
+        x[at] = f32::NAN;
+        for activation in ACTIVATIONS {
+            let out = bits(&x, |exec, x| activate(exec, x, activation));
+            assert!(out.iter().all(|out| alone(out)), "{activation:?} at {at}");
+        }
+        assert!(bits(&x, |exec, x| softcap(exec, x, 2.0)).iter().all(|out| alone(out)), "at {at}");
+        let clipped = bits(&x, |exec, x| clip(exec, RowsMut::new(x, WIDTH, 0), WIDTH, 0.5));
+        assert!(clipped.iter().all(|out| alone(out)), "at {at}");
+        for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain([GPT_OSS]) {
+            for half in [0, WIDTH] {
+                let mut gate_up = clean.to_vec();
+                gate_up[half + at] = f32::NAN;
+                let out = bits(&[0.0; WIDTH], |exec, out| gated(exec, &gate_up, WIDTH, gating, out));
+                assert!(out.iter().all(|out| alone(out)), "{gating:?} at {at} of {half}");
+            }
+        }
+    }
+}
+
+/// A row, or where rows do not matter an element, has the same bits alone and among others.
+#[test]
+fn rows_are_alike_whatever_is_beside_them() {
+    const WIDTH: usize = 43;
+    type Operation<'a> = &'a dyn Fn(&Exec<'_>, &[f32], &mut [f32]) -> Result<(), crate::PoolError>;
+    let (weight, bias) = (numbers(WIDTH, 2), numbers(WIDTH, 3));
+    let weights = &NormWeights { weight: Some(&weight), bias: Some(&bias), weight_offset: 1.0, eps: EPS };
+    let of_heads = &NormWeights { weight: Some(&weight[..20]), bias: Some(&bias[..20]), ..*weights };
+    let (x, out) = (numbers(5 * 2 * WIDTH, 4), numbers(5 * WIDTH, 5));
+    // With the length of a row, and how many inputs there are for an output.
+    let operations: [(Operation<'_>, usize, usize); 10] = [
+        (&|exec, x, out| rms_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
+        (&|exec, x, out| layer_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
+        (&|exec, _, out| rms_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
+        (&|exec, _, out| layer_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
+        (&|exec, x, out| gated(exec, x, WIDTH, GPT_OSS, out), WIDTH, 2),
+        (&|exec, _, out| clip(exec, RowsMut::new(out, WIDTH, 1), 40, 0.5), WIDTH, 1),
+        (&|exec, _, out| activate(exec, out, Activation::GeluQuick), 7, 1),
+        (&|exec, _, out| softcap(exec, out, 1.5), 7, 1),
+        (&|exec, _, out| scale(exec, out, 0.3), 7, 1),
+        (&|exec, x, out| add_scaled(exec, out, x, 0.3), 7, 1),
+    ];
+    for (case, (operation, row, inputs)) in operations.into_iter().enumerate() {
+        let x = &x[..out.len() * inputs];
+        let together = bits(&out, |exec, out| operation(exec, x, out));
+        let apart = bits(&out, |exec, out| {
+            out.chunks_mut(row).zip(x.chunks(row * inputs)).try_for_each(|(out, x)| operation(exec, x, out))
+        });
+        assert_eq!(together, apart, "operation {case}");
+    }
 }
 
 proptest! {
@@ -177,6 +327,7 @@ proptest! {
         check_norms(rows, width, seed.into());
         check_gates(rows, width, seed.into());
         check_sums(rows, width, seed.into());
+        check_limits(rows, width, seed.into());
     }
 
     #[test]

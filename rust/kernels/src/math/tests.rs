@@ -17,6 +17,7 @@ enum Function {
     Tanh,
     Erf,
     Silu,
+    Swish,
     Gelu,
     GeluTanh,
 }
@@ -34,6 +35,7 @@ impl Kernel for Apply<'_> {
                 Function::Tanh => tanh(simd, x),
                 Function::Erf => erf(simd, x),
                 Function::Silu => silu(simd, x),
+                Function::Swish => swish(simd, x, 1.702),
                 Function::Gelu => gelu(simd, x),
                 Function::GeluTanh => gelu_tanh(simd, x),
             };
@@ -134,6 +136,7 @@ fn tanh_and_erf_are_within_a_few_ulp() {
 #[test]
 fn gates_agree_with_f64() {
     let silu = |x: f64| x / (1.0 + (-x).exp());
+    let swish = |x: f64| x / (1.0 + (-1.702 * x).exp());
     let gelu = |x: f64| 0.5 * x * (1.0 + erf64(x / 2f64.sqrt()));
     let gelu_tanh =
         |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
@@ -142,6 +145,7 @@ fn gates_agree_with_f64() {
             let x = sweep(from, to);
             let errors = [
                 worst(&apply(isa, Function::Silu, &x), &x, silu, 1e-30),
+                worst(&apply(isa, Function::Swish, &x), &x, swish, 1.0),
                 worst(&apply(isa, Function::Gelu, &x), &x, gelu, 1.0),
                 worst(&apply(isa, Function::GeluTanh, &x), &x, gelu_tanh, 1.0),
             ];
@@ -152,9 +156,9 @@ fn gates_agree_with_f64() {
 
 #[test]
 fn nan_stays_nan() {
-    use Function::{Erf, Exp, Exp2, Gelu, GeluTanh, Silu, Tanh};
+    use Function::{Erf, Exp, Exp2, Gelu, GeluTanh, Silu, Swish, Tanh};
     on_every_isa(|isa| {
-        for function in [Exp, Exp2, Tanh, Erf, Silu, Gelu, GeluTanh] {
+        for function in [Exp, Exp2, Tanh, Erf, Silu, Swish, Gelu, GeluTanh] {
             let out = apply(isa, function, &[1.0, f32::NAN, -f32::NAN]);
             assert!(out[0].is_finite() && out[1].is_nan() && out[2].is_nan(), "{}", isa.name());
         }
