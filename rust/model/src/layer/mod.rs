@@ -110,11 +110,10 @@ pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32
 }
 
 /// `out` becomes `x` after a norm.
-pub(crate) fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32], width: usize) -> Result<(), PoolError> {
-    let (weight, bias) = (norm.weight.as_deref(), norm.bias.as_deref());
+fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32], width: usize) -> Result<(), PoolError> {
     match norm.spec {
-        NormSpec::Rms { eps, weight_offset, .. } => rms_norm(exec, x, weight, width, weight_offset, eps, out),
-        NormSpec::Layer { eps, weight_offset, .. } => layer_norm(exec, x, weight, bias, width, weight_offset, eps, out),
+        NormSpec::Rms { .. } => rms_norm(exec, x, width, &norm.weights(), out),
+        NormSpec::Layer { .. } => layer_norm(exec, x, width, &norm.weights(), out),
     }
 }
 
@@ -126,12 +125,9 @@ pub(crate) fn norm_heads(
     heads: usize,
     dim: usize,
 ) -> Result<(), PoolError> {
-    let (weight, bias) = (norm.weight.as_deref(), norm.bias.as_deref());
     match norm.spec {
-        NormSpec::Rms { eps, weight_offset, .. } => rms_norm_heads(exec, x, heads, dim, weight, weight_offset, eps),
-        NormSpec::Layer { eps, weight_offset, .. } => {
-            layer_norm_heads(exec, x, heads, dim, weight, bias, weight_offset, eps)
-        }
+        NormSpec::Rms { .. } => rms_norm_heads(exec, x, heads, dim, &norm.weights()),
+        NormSpec::Layer { .. } => layer_norm_heads(exec, x, heads, dim, &norm.weights()),
     }
 }
 

@@ -217,7 +217,7 @@ impl Loader<'_> {
         heads: usize,
         spec: &LatentProjections,
     ) -> Result<Projections<P::Matrix>, LoadError> {
-        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, value_dim, norm, bias } = *spec;
+        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, norm, bias, .. } = *spec;
         let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
         let query_columns = heads * (nope_dim + rope_dim);
         let first = query_rank.map_or(("q", query_columns, usual), |rank| ("q_a", rank, usual));

@@ -7,6 +7,7 @@ mod plan;
 mod stored;
 
 use ferrule_kernels::PackedMatrix;
+use ferrule_kernels::norm::NormWeights;
 
 pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
@@ -25,6 +26,14 @@ pub(crate) struct Norm {
     pub spec: NormSpec,
     pub weight: Option<Vec<f32>>,
     pub bias: Option<Vec<f32>>,
+}
+
+impl Norm {
+    /// As the kernels take them.
+    pub fn weights(&self) -> NormWeights<'_> {
+        let (NormSpec::Rms { eps, weight_offset, .. } | NormSpec::Layer { eps, weight_offset, .. }) = self.spec;
+        NormWeights { weight: self.weight.as_deref(), bias: self.bias.as_deref(), weight_offset, eps }
+    }
 }
 
 /// Where hidden states begin.
