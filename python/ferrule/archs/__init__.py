@@ -9,11 +9,24 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ferrule.archs.bloom import bloom
+from ferrule.archs.codegen import codegen
 from ferrule.archs.config import Config
+from ferrule.archs.falcon import falcon
+from ferrule.archs.gpt2 import gpt2
+from ferrule.archs.gpt_bigcode import gpt_bigcode
+from ferrule.archs.gpt_neox import gpt_neox
+from ferrule.archs.gptj import gptj
 from ferrule.archs.llama import llama
 from ferrule.archs.mistral import mistral
+from ferrule.archs.mpt import mpt
+from ferrule.archs.opt import opt
+from ferrule.archs.phi import phi
 from ferrule.archs.qwen2 import qwen2
 from ferrule.archs.qwen3 import qwen3
+from ferrule.archs.stablelm import stablelm
+from ferrule.archs.starcoder2 import starcoder2
+from ferrule.archs.xglm import xglm
 from ferrule.errors import UnsupportedModelError
 from ferrule.spec import ModelSpec
 
@@ -30,10 +43,24 @@ class Architecture:
 
 
 REGISTRY = (
+    Architecture("Bloom", "bloom", bloom),
+    Architecture("CodeGen", "codegen", codegen),
+    Architecture("Falcon", "falcon", falcon),
+    Architecture("GPT2", "gpt2", gpt2),
+    Architecture("GPTBigCode", "gpt_bigcode", gpt_bigcode),
+    Architecture("GPTNeoX", "gpt_neox", gpt_neox),
+    Architecture("GPTJ", "gptj", gptj),
     Architecture("Llama", "llama", llama),
     Architecture("Mistral", "mistral", mistral),
+    Architecture("Mpt", "mpt", mpt),
+    Architecture("MPT", "mpt", mpt),  # as its makers called it
+    Architecture("OPT", "opt", opt),
+    Architecture("Phi", "phi", phi),
     Architecture("Qwen2", "qwen2", qwen2),
     Architecture("Qwen3", "qwen3", qwen3),
+    Architecture("StableLm", "stablelm", stablelm),
+    Architecture("Starcoder2", "starcoder2", starcoder2),
+    Architecture("XGLM", "xglm", xglm),
 )
 
 ENDINGS = ("ForCausalLM", "LMHeadModel", "Model")

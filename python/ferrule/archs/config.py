@@ -16,8 +16,10 @@ from ferrule.spec import Activation
 MAX_FILE_BYTES = 16 << 20
 """No configuration is larger; one that is, is something else."""
 MAX_LAYERS = 4096
+MAX_HEADS = 1024
+"""Of a layer: specs hold a slope or a norm for each."""
 MAX_SIZE = 1 << 28
-"""Widths, heads, vocabulary and context: keeps every product of two far from overflow."""
+"""Widths, vocabulary and context: keeps every product of two far from overflow."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -58,6 +60,10 @@ class Config:
         filled = {field: value for field, value in defaults.items() if field not in self}
         return Config({**self.values, **filled}, self.file, self.path, self._spellings)
 
+    def with_values(self, **values: object) -> Config:
+        """This configuration, with other values."""
+        return Config({**self.values, **values}, self.file, self.path, self._spellings)
+
     def spelled(self, **names: str) -> Config:
         """This configuration, whose file has its own names for fields: `spelled(hidden_size="n_embd")`.
 
@@ -75,6 +81,19 @@ class Config:
         """What is wrong with a field."""
         found = f"is {shown(self.values[field])}" if field in self.values else "is missing"
         return ConfigError(f"{self.file}: {self.path}{self._spellings.get(field, field)} {found}; it must be {limit}")
+
+    def unsupported(self, field: str, limit: str) -> UnsupportedModelError:
+        """What ferrule does not run."""
+        return UnsupportedModelError(str(self.error(field, limit)))
+
+    def require(self, **values: object) -> None:
+        """Refuses other values than these of switches that ferrule does not run otherwise; missing ones are right.
+
+        Raises UnsupportedModelError.
+        """
+        for field, value in values.items():
+            if field in self and self.values[field] != value:
+                raise self.unsupported(field, json.dumps(value))
 
     def whole(self, field: str, *, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
         """A whole number from `low` to `high`."""
@@ -173,7 +192,7 @@ class Config:
     @property
     def heads(self) -> int:
         """Query heads of a layer."""
-        return self.whole("num_attention_heads")
+        return self.whole("num_attention_heads", high=MAX_HEADS)
 
     @property
     def kv_heads(self) -> int:
@@ -199,7 +218,7 @@ class Config:
         """The feed-forward network's activation."""
         name = self.text("hidden_act", default="silu")
         if name not in _ACTIVATIONS:
-            raise UnsupportedModelError(str(self.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")))
+            raise self.unsupported("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
 

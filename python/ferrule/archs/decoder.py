@@ -54,13 +54,14 @@ def decoder(
     windows: Sequence[int | None] | None = None,
     rotated: Sequence[bool] | bool = True,
     partial_rotary: float | None = None,
+    rotary_dim: int | None = None,
     interleaved: bool = False,
     projections: LatentProjections | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
     qk_norm: HeadNorm | None = None,
     clip: float | None = None,
-    scale: float | None = None,
+    scale: Sequence[float] | float | None = None,
     softcap: float | None = None,
     alibi_slopes: Sequence[float] | None = None,
     sinks: bool = False,
@@ -79,7 +80,8 @@ def decoder(
     `norm` is the norm used throughout: Llama's, with `rms_norm_eps`, where it is left out. `norms` says where
     it stands: before a block, after it, around it (both), or after the sum; `parallel` blocks have one norm before both
     or one each. `windows` holds the sliding window of each layer, None where it has none; `rotated` whether each
-    layer's heads are rotated; `partial_rotary` the default of `partial_rotary_factor` in families that have it.
+    layer's heads are rotated; `partial_rotary` the default of `partial_rotary_factor` in families that have it,
+    `rotary_dim` the rotated elements of a head in families that count them. `scale` is one for all layers or a list.
     `ffn` is one network for all layers or a list; a gated one from `intermediate_size` where it is left out. `tied` is
     the default of `tie_word_embeddings`. `modules` adds to MODULES and replaces entries there. The other arguments are
     fields of the spec.
@@ -96,13 +98,17 @@ def decoder(
     width = config.head_dim if projections is None else projections.rope_dim
     types = [LAYER_TYPES[window is not None] for window in windows]
     needed = dict.fromkeys(kind for kind, turned in zip(types, rotated, strict=True) if turned)
-    ropes = {kind: read_rope(config, width, kind, partial=partial_rotary, interleaved=interleaved) for kind in needed}
+    ropes = {
+        kind: read_rope(config, width, kind, partial=partial_rotary, rotary_dim=rotary_dim, interleaved=interleaved)
+        for kind in needed
+    }
     distinct = list(dict.fromkeys(ropes.values()))
 
     key_dim = width if projections is None else projections.nope_dim + projections.rope_dim
+    scales = scale if isinstance(scale, Sequence) else [key_dim**-0.5 if scale is None else scale] * layers
     attention = Attention(
         heads=config.heads,
-        scale=key_dim**-0.5 if scale is None else scale,
+        scale=scales[0],
         projections=projections
         or HeadProjections(config.kv_heads, key_dim=width, value_dim=width, bias=qkv_bias, qk_norm=qk_norm, clip=clip),
         output_bias=output_bias,
@@ -124,7 +130,12 @@ def decoder(
         ropes=distinct,
         layers=[
             Layer(
-                attention=replace(attention, window=window, rope=distinct.index(ropes[kind]) if turned else None),
+                attention=replace(
+                    attention,
+                    scale=layer_scale,
+                    window=window,
+                    rope=distinct.index(ropes[kind]) if turned else None,
+                ),
                 ffn=layer_ffn,
                 attention_norm=before,
                 attention_post_norm=after,
@@ -136,7 +147,7 @@ def decoder(
                 residual_scale=residual_scale,
                 residual_after_norm=residual_after_norm,
             )
-            for window, kind, turned, layer_ffn in zip(windows, types, rotated, ffns, strict=True)
+            for window, kind, turned, layer_scale, layer_ffn in zip(windows, types, rotated, scales, ffns, strict=True)
         ],
         final_norm=norm if final_norm else None,
         head=Head(tied=config.flag("tie_word_embeddings", default=tied)) if head is None else head,
@@ -153,7 +164,5 @@ def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int
     if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
         raise config.error("layer_types", f"a list of {layers}, each one of {', '.join(LAYER_TYPES)}")
     if window is None and "sliding_attention" in types:
-        raise config.error(
-            "sliding_window", "a whole number, switched on, as layer_types names sliding layers"
-        )
+        raise config.error("sliding_window", "a whole number, switched on, as layer_types names sliding layers")
     return [window if kind == "sliding_attention" else None for kind in types]

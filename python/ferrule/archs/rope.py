@@ -10,8 +10,16 @@ import math
 from collections.abc import Callable
 
 from ferrule.archs.config import MAX_SIZE, Config
-from ferrule.errors import UnsupportedModelError
-from ferrule.spec import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope, Scaling, YarnScaling
+from ferrule.spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NoScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
 
 DEFAULT_THETA = 10_000.0
 
@@ -22,11 +30,13 @@ def read_rope(
     layer_type: str | None = None,
     *,
     partial: float | None = None,
+    rotary_dim: int | None = None,
     interleaved: bool = False,
 ) -> Rope:
     """The rotation of layers of a type.
 
-    `partial` is the default of `partial_rotary_factor`; without one this architecture rotates whole heads.
+    `partial` is the default of `partial_rotary_factor`; without one this architecture rotates whole heads, or
+    `rotary_dim` elements.
 
     Raises ConfigError, UnsupportedModelError.
     """
@@ -37,9 +47,9 @@ def read_rope(
     if factor > 1 or (partial is None and factor != 1):
         limit = "at most 1" if partial is not None else "1, as this architecture rotates whole heads"
         raise source.error("partial_rotary_factor", limit)
-    rotary_dim = int(head_dim * factor)
+    field, rotary_dim = ("head_dim", int(head_dim * factor)) if rotary_dim is None else ("rotary_dim", rotary_dim)
     if rotary_dim % 2 or not rotary_dim:
-        raise config.error("head_dim", f"such that an even number of elements is rotated, not {rotary_dim}")
+        raise config.error(field, f"such that an even number of elements is rotated, not {rotary_dim}")
     return Rope(
         theta=theta.number("rope_theta", default=DEFAULT_THETA, above=1.0),
         rotary_dim=rotary_dim,
@@ -80,7 +90,7 @@ def _read_scaling(config: Config, parameters: Config, rotary_dim: int) -> Scalin
     field = "rope_type" if "rope_type" in parameters else "type"
     kind = parameters.text(field, default="default")
     if kind not in _SCALINGS:
-        raise UnsupportedModelError(str(parameters.error(field, f"one of {', '.join(_SCALINGS)}")))
+        raise parameters.unsupported(field, f"one of {', '.join(_SCALINGS)}")
     scaling = _SCALINGS[kind](config, parameters)
     if isinstance(scaling, LongRopeScaling):
         for field, factors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):

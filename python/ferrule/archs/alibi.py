@@ -1,0 +1,14 @@
+"""The slopes of ALiBi (Press et al. 2022)."""
+
+from __future__ import annotations
+
+
+def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """A geometric sequence from 2^-(largest / n) to 2^-largest, where n is the power of two that holds all heads.
+
+    Of n slopes for fewer heads the even ones go first, and then the odd ones: those are the ones that half as many
+    heads have, and then those between them.
+    """
+    power = 1 << (heads - 1).bit_length()
+    slopes = [2.0 ** (-largest * (index + 1) / power) for index in range(power)]
+    return tuple((slopes if power == heads else slopes[1::2] + slopes[::2])[:heads])

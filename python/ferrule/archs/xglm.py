@@ -1,0 +1,44 @@
+"""XGLM (Lin et al. 2022): sines and cosines of positions, of which the first two are for none."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.spec import Dense, Embedding, LayerNorm, ModelSpec, SinusoidalPositions
+
+OFFSET = 2
+
+
+def xglm(config: Config) -> ModelSpec:
+    """Embeddings are multiplied by the square root of their width."""
+    config = config.spelled(
+        hidden_size="d_model",
+        num_hidden_layers="num_layers",
+        num_attention_heads="attention_heads",
+        intermediate_size="ffn_dim",
+        hidden_act="activation_function",
+    ).with_defaults(hidden_act="gelu", max_position_embeddings=2048)
+    config.require(add_cross_attention=False)
+    # The padding token's row of the positions is zeros, which only a row before the first one may be.
+    if config.whole("pad_token_id", default=1, low=0) >= OFFSET:
+        raise config.unsupported("pad_token_id", f"below {OFFSET}")
+    scaled = config.flag("scale_embedding", default=True)
+    block = "model.layers.{layer}"
+    return decoder(
+        config,
+        norm=LayerNorm(1e-5),
+        rotated=False,
+        qkv_bias=True,
+        output_bias=True,
+        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        embedding=Embedding(
+            scale=config.whole("hidden_size") ** 0.5 if scaled else 1.0, positions=SinusoidalPositions(OFFSET)
+        ),
+        tied=True,
+        modules={
+            "attention_norm": f"{block}.self_attn_layer_norm",
+            "attention.output": f"{block}.self_attn.out_proj",
+            "ffn_norm": f"{block}.final_layer_norm",
+            "ffn.up": f"{block}.fc1",
+            "ffn.down": f"{block}.fc2",
+            "final_norm": "model.layer_norm",
+        },
+    )
