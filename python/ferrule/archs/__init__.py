@@ -11,21 +11,43 @@ from dataclasses import dataclass, replace
 
 from ferrule.archs.bloom import bloom
 from ferrule.archs.codegen import codegen
+from ferrule.archs.cohere import cohere
+from ferrule.archs.cohere2 import cohere2
 from ferrule.archs.config import Config
+from ferrule.archs.deepseek_v2 import deepseek_v2
+from ferrule.archs.deepseek_v3 import deepseek_v3
 from ferrule.archs.falcon import falcon
+from ferrule.archs.gemma import gemma
+from ferrule.archs.gemma2 import gemma2
+from ferrule.archs.gemma3 import gemma3
+from ferrule.archs.glm import glm
+from ferrule.archs.glm4 import glm4
 from ferrule.archs.gpt2 import gpt2
 from ferrule.archs.gpt_bigcode import gpt_bigcode
 from ferrule.archs.gpt_neox import gpt_neox
+from ferrule.archs.gpt_oss import gpt_oss
 from ferrule.archs.gptj import gptj
+from ferrule.archs.granite import granite
+from ferrule.archs.granitemoe import granitemoe
 from ferrule.archs.llama import llama
 from ferrule.archs.mistral import mistral
+from ferrule.archs.mixtral import mixtral
 from ferrule.archs.mpt import mpt
+from ferrule.archs.olmo import olmo
+from ferrule.archs.olmo2 import olmo2
+from ferrule.archs.olmoe import olmoe
 from ferrule.archs.opt import opt
 from ferrule.archs.phi import phi
+from ferrule.archs.phi3 import phi3
 from ferrule.archs.qwen2 import qwen2
+from ferrule.archs.qwen2_moe import qwen2_moe
 from ferrule.archs.qwen3 import qwen3
+from ferrule.archs.qwen3_moe import qwen3_moe
+from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
+from ferrule.archs.smollm3 import smollm3
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
+from ferrule.archs.text_half import text_half
 from ferrule.archs.xglm import xglm
 from ferrule.errors import UnsupportedModelError
 from ferrule.spec import ModelSpec
@@ -45,29 +67,51 @@ class Architecture:
 REGISTRY = (
     Architecture("Bloom", "bloom", bloom),
     Architecture("CodeGen", "codegen", codegen),
+    Architecture("Cohere", "cohere", cohere),
+    Architecture("Cohere2", "cohere2", cohere2),
+    Architecture("DeepseekV2", "deepseek_v2", deepseek_v2),
+    Architecture("DeepseekV3", "deepseek_v3", deepseek_v3),
     Architecture("Falcon", "falcon", falcon),
+    Architecture("Gemma", "gemma", gemma),
+    Architecture("Gemma2", "gemma2", gemma2),
+    Architecture("Gemma3", "gemma3_text", gemma3),
+    Architecture("Gemma3Text", "gemma3_text", gemma3),
+    Architecture("Glm", "glm", glm),
+    Architecture("Glm4", "glm4", glm4),
     Architecture("GPT2", "gpt2", gpt2),
     Architecture("GPTBigCode", "gpt_bigcode", gpt_bigcode),
-    Architecture("GPTNeoX", "gpt_neox", gpt_neox),
     Architecture("GPTJ", "gptj", gptj),
+    Architecture("GPTNeoX", "gpt_neox", gpt_neox),
+    Architecture("GptOss", "gpt_oss", gpt_oss),
+    Architecture("Granite", "granite", granite),
+    Architecture("GraniteMoe", "granitemoe", granitemoe),
     Architecture("Llama", "llama", llama),
     Architecture("Mistral", "mistral", mistral),
+    Architecture("Mixtral", "mixtral", mixtral),
     Architecture("Mpt", "mpt", mpt),
     Architecture("MPT", "mpt", mpt),  # as its makers called it
+    Architecture("Olmo", "olmo", olmo),
+    Architecture("Olmo2", "olmo2", olmo2),
+    Architecture("Olmoe", "olmoe", olmoe),
     Architecture("OPT", "opt", opt),
     Architecture("Phi", "phi", phi),
+    Architecture("Phi3", "phi3", phi3),
     Architecture("Qwen2", "qwen2", qwen2),
+    Architecture("Qwen2_5_VL", "qwen2_5_vl_text", qwen2_vl),
+    Architecture("Qwen2Moe", "qwen2_moe", qwen2_moe),
+    Architecture("Qwen2VL", "qwen2_vl_text", qwen2_vl),
     Architecture("Qwen3", "qwen3", qwen3),
+    Architecture("Qwen3Moe", "qwen3_moe", qwen3_moe),
+    Architecture("Qwen3VL", "qwen3_vl_text", qwen3_vl),
+    Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
+    Architecture("SmolLM3", "smollm3", smollm3),
     Architecture("StableLm", "stablelm", stablelm),
     Architecture("Starcoder2", "starcoder2", starcoder2),
     Architecture("XGLM", "xglm", xglm),
 )
 
-ENDINGS = ("ForCausalLM", "LMHeadModel", "Model")
-"""Of classes' names: what stands on top of the layers."""
-
-SHARED = ("tie_word_embeddings",)
-"""What stands beside `text_config` where it is not in it."""
+ENDINGS = ("ForCausalLM", "LMHeadModel", "Model", "ForConditionalGeneration")
+"""Of classes' names: what stands on top of the layers, or beside them."""
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -82,9 +126,7 @@ def model_spec(config: Config) -> ModelSpec:
             "checkpoints must be unquantized: f32, f16 or bf16"
         )
     if "text_config" in config:
-        outer, config = config, config.inner("text_config")
-        shared = {field: outer.values[field] for field in SHARED if field in outer and field not in config}
-        config = config.with_defaults(**{"model_type": "llama", **shared})  # LLaVA's files leave the type out
+        config = text_half(config)
     spec = _find(config).read(config)
     return replace(spec, prefixes=_prefixes(spec))
 
@@ -93,7 +135,7 @@ def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
     """Other names of the same tensors: saved without the head around the model, or as a part of one that sees."""
     base, dot, _ = spec.tensors["embedding.weight"].names[0].partition(".")
     base += dot
-    wrapped = [(base, f"{base}language_model."), ("", "language_model.")]
+    wrapped = [(base, f"{base}language_model."), ("", "language_model."), (base, f"{base}text_model.")]
     return [(base, ""), *wrapped]
 
 
@@ -108,4 +150,6 @@ def _find(config: Config) -> Architecture:
     names = list(known) if not classes else [a.name + ENDINGS[0] for a in REGISTRY]
     nearest = difflib.get_close_matches(found, names, n=1, cutoff=0)
     names = [*nearest, *(name for name in names if name not in nearest)]
-    raise UnsupportedModelError(f"{config.file}: {field} is {found!r}; ferrule runs {', '.join(names)} (nearest first)")
+    raise UnsupportedModelError(
+        f"{config.file}: {config.path}{field} is {found!r}; ferrule runs {', '.join(names)} (nearest first)"
+    )

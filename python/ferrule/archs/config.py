@@ -64,6 +64,15 @@ class Config:
         """This configuration, with other values."""
         return Config({**self.values, **values}, self.file, self.path, self._spellings)
 
+    def with_absent(self, **defaults: object) -> Config:
+        """This configuration, with values for fields that are missing; one that is null stays so."""
+        return Config({**defaults, **self.values}, self.file, self.path, self._spellings)
+
+    def without(self, *fields: str) -> Config:
+        """This configuration without fields that mean something else here."""
+        values = {field: value for field, value in self.values.items() if field not in fields}
+        return Config(values, self.file, self.path, self._spellings)
+
     def spelled(self, **names: str) -> Config:
         """This configuration, whose file has its own names for fields: `spelled(hidden_size="n_embd")`.
 
@@ -83,7 +92,7 @@ class Config:
         return ConfigError(f"{self.file}: {self.path}{self._spellings.get(field, field)} {found}; it must be {limit}")
 
     def unsupported(self, field: str, limit: str) -> UnsupportedModelError:
-        """What ferrule does not run."""
+        """What ferrule does not run, though it may well mean something."""
         return UnsupportedModelError(str(self.error(field, limit)))
 
     def require(self, **values: object) -> None:
@@ -124,6 +133,14 @@ class Config:
             raise self.error(field, limit)
         return number
 
+    def whole_or_none(self, field: str) -> int | None:
+        """As `whole`; None where it is missing or null."""
+        return self.whole(field) if field in self else None
+
+    def number_or_none(self, field: str) -> float | None:
+        """As `number`; None where it is missing or null."""
+        return self.number(field) if field in self else None
+
     def flag(self, field: str, *, default: bool) -> bool:
         """True or false."""
         value = self.values.get(field)
@@ -161,6 +178,15 @@ class Config:
         if not items or len(numbers) != len(items) or not all(math.isfinite(n) and n > 0 for n in numbers):
             raise self.error(field, "a list of finite numbers above 0")
         return numbers
+
+    def wholes(self, field: str, *, low: int, high: int) -> list[int]:
+        """A list of whole numbers from `low` to `high`; empty where it is missing."""
+        value: object = self.values.get(field)
+        items = cast("list[object]", value) if isinstance(value, list) else []
+        wholes = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+        if not isinstance(value, list | None) or len(wholes) != len(items) or any(not low <= n <= high for n in wholes):
+            raise self.error(field, f"a list of whole numbers from {low} to {high}")
+        return wholes
 
     def inner(self, field: str) -> Config:
         """An object within this one; empty where it is missing."""
@@ -216,9 +242,13 @@ class Config:
     @property
     def activation(self) -> Activation:
         """The feed-forward network's activation."""
-        name = self.text("hidden_act", default="silu")
+        return self.activation_named("hidden_act", default="silu")
+
+    def activation_named(self, field: str, *, default: str) -> Activation:
+        """The activation that a field names."""
+        name = self.text(field, default=default)
         if name not in _ACTIVATIONS:
-            raise self.unsupported("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+            raise self.unsupported(field, f"one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
 

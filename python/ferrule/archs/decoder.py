@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from ferrule.archs.config import Config
@@ -21,6 +22,7 @@ from ferrule.spec import (
     ModelSpec,
     Norm,
     RmsNorm,
+    Rope,
 )
 from ferrule.tensors import Fused, tensors_named
 
@@ -37,10 +39,14 @@ MODULES = {
     "ffn.gate": "model.layers.{layer}.mlp.gate_proj",
     "ffn.up": "model.layers.{layer}.mlp.up_proj",
     "ffn.down": "model.layers.{layer}.mlp.down_proj",
+    "ffn.router": "model.layers.{layer}.mlp.gate",
+    "ffn.experts.gate": "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+    "ffn.experts.up": "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+    "ffn.experts.down": "model.layers.{layer}.mlp.experts.{expert}.down_proj",
     "final_norm": "model.norm",
     "head": "lm_head",
 }
-"""Where Llama's checkpoints keep each role."""
+"""Where Llama's checkpoints keep each role, and Qwen's those of mixtures."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -56,6 +62,7 @@ def decoder(
     partial_rotary: float | None = None,
     rotary_dim: int | None = None,
     interleaved: bool = False,
+    rope_of: Callable[[str], Rope] | None = None,
     projections: LatentProjections | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -81,10 +88,10 @@ def decoder(
     it stands: before a block, after it, around it (both), or after the sum; `parallel` blocks have one norm before both
     or one each. `windows` holds the sliding window of each layer, None where it has none; `rotated` whether each
     layer's heads are rotated; `partial_rotary` the default of `partial_rotary_factor` in families that have it,
-    `rotary_dim` the rotated elements of a head in families that count them. `scale` is one for all layers or a list.
-    `ffn` is one network for all layers or a list; a gated one from `intermediate_size` where it is left out. `tied` is
-    the default of `tie_word_embeddings`. `modules` adds to MODULES and replaces entries there. The other arguments are
-    fields of the spec.
+    `rotary_dim` the rotated elements of a head in families that count them; `rope_of` reads the rotation of a type of
+    layer in families that spell it in their own way. `scale` is one for all layers or a list, `ffn` one network or a
+    list: a gated one from `intermediate_size` where it is left out. `tied` is the default of `tie_word_embeddings`.
+    `modules` adds to MODULES and replaces entries there. The other arguments are fields of the spec.
     """
     layers = config.layers
     norm = RmsNorm(eps=config.number("rms_norm_eps", default=1e-6)) if norm is None else norm
@@ -98,10 +105,10 @@ def decoder(
     width = config.head_dim if projections is None else projections.rope_dim
     types = [LAYER_TYPES[window is not None] for window in windows]
     needed = dict.fromkeys(kind for kind, turned in zip(types, rotated, strict=True) if turned)
-    ropes = {
-        kind: read_rope(config, width, kind, partial=partial_rotary, rotary_dim=rotary_dim, interleaved=interleaved)
-        for kind in needed
-    }
+    if rope_of is None:
+        options = {"partial": partial_rotary, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        rope_of = partial(read_rope, config, width, **options)
+    ropes = {kind: rope_of(kind) for kind in needed}
     distinct = list(dict.fromkeys(ropes.values()))
 
     key_dim = width if projections is None else projections.nope_dim + projections.rope_dim
@@ -158,11 +165,9 @@ def decoder(
 def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int | None) -> list[int | None]:
     """The window of each layer: `window` in those that `layer_types` names, or, in old files, `sliding` says."""
     layers = config.layers
-    types = config.texts("layer_types")
-    if not types:
-        return [window if sliding(index) else None for index in range(layers)]
+    types = config.texts("layer_types") or [LAYER_TYPES[sliding(index)] for index in range(layers)]
     if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
         raise config.error("layer_types", f"a list of {layers}, each one of {', '.join(LAYER_TYPES)}")
     if window is None and "sliding_attention" in types:
-        raise config.error("sliding_window", "a whole number, switched on, as layer_types names sliding layers")
+        raise config.error("sliding_window", "a whole number, switched on, as the model has sliding layers")
     return [window if kind == "sliding_attention" else None for kind in types]

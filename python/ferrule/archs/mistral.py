@@ -7,7 +7,5 @@ from ferrule.spec import ModelSpec
 
 def mistral(config: Config) -> ModelSpec:
     """`sliding_window` null means none; left out, it means the 4096 of the first release."""
-    absent = "sliding_window" in config.values and "sliding_window" not in config
-    window = None if absent else config.whole("sliding_window", default=4096)
-    config = config.with_defaults(max_position_embeddings=131_072)
-    return decoder(config, windows=[window] * config.layers)
+    config = config.with_defaults(max_position_embeddings=131_072).with_absent(sliding_window=4096)
+    return decoder(config, windows=[config.whole_or_none("sliding_window")] * config.layers)

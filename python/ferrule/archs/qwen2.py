@@ -13,7 +13,7 @@ def qwen2(config: Config) -> ModelSpec:
 
 def qwen_windows(config: Config) -> list[int | None]:
     """The window of each layer: `use_sliding_window` switches all; in old files, layers from `max_window_layers` on."""
-    switched = config.flag("use_sliding_window", default=False) and config.values.get("sliding_window", 4096) is not None
-    window = config.whole("sliding_window", default=4096) if switched else None
+    switched = config.flag("use_sliding_window", default=False)
+    window = config.with_absent(sliding_window=4096).whole_or_none("sliding_window") if switched else None
     first = config.whole("max_window_layers", default=28, low=0)
-    return layer_windows(config, sliding=lambda index: index >= first, window=window)
+    return layer_windows(config, sliding=lambda index: window is not None and index >= first, window=window)

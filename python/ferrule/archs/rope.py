@@ -122,11 +122,11 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
     if "attention_factor" in parameters:
         attention = parameters.number("attention_factor")
     elif _given_number(parameters, "mscale") and _given_number(parameters, "mscale_all_dim"):
-        attention = _yarn_mscale(factor, parameters.number("mscale")) / _yarn_mscale(
+        attention = yarn_mscale(factor, parameters.number("mscale")) / yarn_mscale(
             factor, parameters.number("mscale_all_dim")
         )
     else:
-        attention = _yarn_mscale(factor, 1.0)
+        attention = yarn_mscale(factor, 1.0)
     # transformers reads 0 as "not given".
     slow = parameters.number("beta_slow", default=1.0, low=0.0) or 1.0
     fast = parameters.number("beta_fast", default=32.0, low=0.0) or 32.0
@@ -142,7 +142,8 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
     )
 
 
-def _yarn_mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """By how much YaRN sharpens attention; `mscale` weighs the logarithm (DeepSeek-V2, 2024)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -167,9 +168,7 @@ def _llama3(config: Config, parameters: Config) -> Scaling:
 def _longrope(config: Config, parameters: Config) -> Scaling:
     original = _original_length(config, parameters)
     stretched = config.whole("max_position_embeddings") / original
-    # Where the original length stands beside the sizes the factor is the ratio of lengths, whatever is given.
-    given = "original_max_position_embeddings" in config or "factor" not in parameters
-    factor = stretched if given else parameters.number("factor")
+    factor = parameters.number("factor", default=stretched)
     natural = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return LongRopeScaling(
         short_factor=parameters.numbers("short_factor"),

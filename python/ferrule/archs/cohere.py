@@ -1,0 +1,35 @@
+"""Command R (Cohere 2024): both blocks read one norm of the layer's input; pairs that rotate are neighbours."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.spec import Head, HeadNorm, LayerNorm, ModelSpec
+
+
+def cohere(config: Config) -> ModelSpec:
+    """Command R+ has norms of queries and keys, whose weights differ from head to head."""
+    config = config.with_defaults(max_position_embeddings=8192, rope_theta=500_000.0)
+    bias = config.flag("attention_bias", default=False)
+    norm = cohere_norm(config)
+    return decoder(
+        config,
+        norm=norm,
+        parallel="one_norm",
+        interleaved=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=HeadNorm(norm, over="each_head") if config.flag("use_qk_norm", default=False) else None,
+        head=cohere_head(config),
+    )
+
+
+def cohere_norm(config: Config) -> LayerNorm:
+    """Without a bias."""
+    return LayerNorm(config.number("layer_norm_eps", default=1e-5), bias=False)
+
+
+def cohere_head(config: Config) -> Head:
+    """Tied, with scaled logits."""
+    return Head(
+        tied=config.flag("tie_word_embeddings", default=True),
+        scale=config.number("logit_scale", default=0.0625),
+    )

@@ -1,0 +1,30 @@
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024): V2 with sigmoid scores, and a bias that balances the choice of experts."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.deepseek_v2 import latent_decoder
+from ferrule.spec import ModelSpec, Router
+
+
+def deepseek_v3(config: Config) -> ModelSpec:
+    """The layers that predict further tokens are left aside."""
+    config = config.spelled(n_routed_experts="num_local_experts").with_absent(q_lora_rank=1536)
+    config = config.with_defaults(
+        max_position_embeddings=4096,
+        first_k_dense_replace=3,
+        moe_intermediate_size=2048,
+        n_routed_experts=256,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+    )
+    config.require(scoring_func="sigmoid")
+    config.require(topk_method="noaux_tc")
+    router = Router(
+        scoring="sigmoid",
+        normalize=config.flag("norm_topk_prob", default=True),
+        scale=config.number("routed_scaling_factor", default=2.5),
+        correction_bias=True,
+        groups=config.whole("n_group", default=8),
+        groups_chosen=config.whole("topk_group", default=4),
+        group_score="top2",
+    )
+    return latent_decoder(config, router, interleaved=config.flag("rope_interleave", default=True))

@@ -1,0 +1,17 @@
+"""GLM-4-0414 (GLM Team 2025): GLM-4 with norms after both blocks too."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.glm import glm
+from ferrule.spec import ModelSpec
+
+
+def glm4(config: Config) -> ModelSpec:
+    """The defaults are those of GLM-4."""
+    return glm(
+        config,
+        norms="around",
+        modules={
+            "attention_post_norm": "model.layers.{layer}.post_self_attn_layernorm",
+            "ffn_post_norm": "model.layers.{layer}.post_mlp_layernorm",
+        },
+    )

@@ -1,0 +1,28 @@
+"""Granite (Granite Team, IBM 2024): Llama with factors on embeddings, scores, sums and logits."""
+
+from collections.abc import Mapping
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.spec import Embedding, Ffn, Head, ModelSpec
+from ferrule.tensors import Fused
+
+
+def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | Fused] | None = None) -> ModelSpec:
+    """Factors that are left out are 1, that on scores too. `ffn` and `modules` as `decoder` takes them."""
+    bias = config.flag("attention_bias", default=False)
+    return decoder(
+        config.with_defaults(max_position_embeddings=2048),
+        qkv_bias=bias,
+        output_bias=bias,
+        scale=config.number("attention_multiplier", default=1.0),
+        ffn=ffn,
+        mlp_bias=config.flag("mlp_bias", default=False),
+        residual_scale=config.number("residual_multiplier", default=1.0),
+        embedding=Embedding(scale=config.number("embedding_multiplier", default=1.0)),
+        head=Head(
+            tied=config.flag("tie_word_embeddings", default=False),
+            scale=1 / config.number("logits_scaling", default=1.0),
+        ),
+        modules=modules,
+    )

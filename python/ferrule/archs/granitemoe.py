@@ -1,0 +1,28 @@
+"""Granite's mixtures (Granite Team, IBM 2024): experts in one tensor, weighed by the softmax of those chosen."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.granite import granite
+from ferrule.spec import Dense, Experts, ModelSpec, Router
+from ferrule.tensors import fused
+
+
+def granitemoe(config: Config) -> ModelSpec:
+    """Without a shared network, which is another family's."""
+    config.require(mlp_bias=False)
+    intermediate, experts = config.whole("intermediate_size"), config.whole("num_local_experts", default=8)
+    block = "model.layers.{layer}.block_sparse_moe"
+    gate_up = {"ffn.experts.gate.weight": intermediate, "ffn.experts.up.weight": intermediate}
+    return granite(
+        config,
+        ffn=Experts(
+            experts=experts,
+            experts_per_token=config.whole("num_experts_per_tok", default=2),
+            expert=Dense(intermediate, config.activation),
+            router=Router(scoring="softmax_of_chosen"),
+        ),
+        modules={
+            "ffn.router": f"{block}.router.layer",
+            **fused(f"{block}.input_linear.weight", gate_up, stack=experts),
+            **fused(f"{block}.output_linear.weight", "ffn.experts.down.weight", stack=experts),
+        },
+    )

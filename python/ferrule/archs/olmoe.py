@@ -1,0 +1,25 @@
+"""OLMoE (Muennighoff et al. 2024): a mixture of experts, and one norm over all queries and one over all keys."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Router
+
+
+def olmoe(config: Config) -> ModelSpec:
+    """Every layer has a mixture."""
+    config = config.spelled(num_experts="num_local_experts")
+    config = config.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5)
+    bias = config.flag("attention_bias", default=False)
+    return decoder(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps")), over="heads"),
+        clip=config.number_or_none("clip_qkv"),
+        ffn=Experts(
+            experts=config.whole("num_experts", default=64),
+            experts_per_token=config.whole("num_experts_per_tok", default=8),
+            expert=Dense(config.whole("intermediate_size"), config.activation),
+            router=Router(normalize=config.flag("norm_topk_prob", default=False)),
+        ),
+    )

@@ -1,0 +1,46 @@
+"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with mixtures of small experts and one that all tokens see."""
+
+from ferrule.archs.config import MAX_LAYERS, Config
+from ferrule.archs.decoder import decoder, layer_windows
+from ferrule.spec import Dense, Experts, Ffn, ModelSpec, Router
+
+
+def qwen2_moe(config: Config) -> ModelSpec:
+    """Where windows are switched on, every other layer below `max_window_layers` has one."""
+    config = config.with_defaults(max_position_embeddings=32_768).with_absent(
+        num_key_value_heads=16, sliding_window=4096
+    )
+    switched = config.flag("use_sliding_window", default=False)
+    window = config.whole_or_none("sliding_window") if switched else None
+    end = config.whole("max_window_layers", default=28, low=0)
+    mixture = Experts(
+        experts=config.whole("num_experts", default=60),
+        experts_per_token=config.whole("num_experts_per_tok", default=4),
+        expert=Dense(config.whole("moe_intermediate_size", default=1408), config.activation),
+        router=Router(normalize=config.flag("norm_topk_prob", default=False)),
+        shared=Dense(config.whole("shared_expert_intermediate_size", default=5632), config.activation),
+        shared_gate=True,
+    )
+    return decoder(
+        config,
+        windows=layer_windows(config, sliding=lambda index: switched and index % 2 == 0 and index < end, window=window),
+        qkv_bias=config.flag("qkv_bias", default=True),
+        ffn=sparse_layers(config, mixture),
+        modules={
+            "ffn.shared.gate": "model.layers.{layer}.mlp.shared_expert.gate_proj",
+            "ffn.shared.up": "model.layers.{layer}.mlp.shared_expert.up_proj",
+            "ffn.shared.down": "model.layers.{layer}.mlp.shared_expert.down_proj",
+            "ffn.shared_gate": "model.layers.{layer}.mlp.shared_expert_gate",
+        },
+    )
+
+
+def sparse_layers(config: Config, mixture: Experts) -> list[Ffn]:
+    """The network of each layer: `mixture` in every `decoder_sparse_step`-th that `mlp_only_layers` leaves out."""
+    step = config.whole("decoder_sparse_step", default=1)
+    dense_layers = config.wholes("mlp_only_layers", low=0, high=MAX_LAYERS)
+    sparse = [(index + 1) % step == 0 and index not in dense_layers for index in range(config.layers)]
+    if all(sparse):
+        return [mixture] * len(sparse)
+    dense = Dense(config.whole("intermediate_size"), config.activation)
+    return [mixture if is_sparse else dense for is_sparse in sparse]

@@ -1,0 +1,44 @@
+"""The text halves of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024, Bai et al. 2025).
+
+Positions have three axes for pictures; for text all three are the position, which leaves the usual rotation.
+"""
+
+from ferrule.archs.config import Config
+from ferrule.archs.qwen2 import qwen2
+from ferrule.archs.qwen3 import qwen3
+from ferrule.archs.qwen3_moe import qwen3_moe
+from ferrule.spec import ModelSpec
+from ferrule.tensors import fused
+
+
+def qwen2_vl(config: Config) -> ModelSpec:
+    """Qwen2 with other defaults."""
+    return qwen2(config.with_defaults(max_window_layers=80, rms_norm_eps=1e-5, rope_theta=1e6))
+
+
+def qwen3_vl(config: Config) -> ModelSpec:
+    """Qwen3 with other defaults."""
+    return qwen3(config.with_defaults(max_position_embeddings=128_000, rope_theta=5e5))
+
+
+def qwen3_vl_moe(config: Config) -> ModelSpec:
+    """Qwen3's mixtures with other defaults and the matrices of all experts in one tensor."""
+    config = config.spelled(num_experts="num_local_experts").with_defaults(
+        max_position_embeddings=128_000,
+        moe_intermediate_size=1408,
+        norm_topk_prob=True,
+        num_experts=60,
+        num_experts_per_tok=4,
+        rope_theta=5e5,
+    )
+    config.require(norm_topk_prob=True)
+    experts, intermediate = config.whole("num_experts"), config.whole("moe_intermediate_size")
+    gate_up = {"ffn.experts.gate.weight": intermediate, "ffn.experts.up.weight": intermediate}
+    block = "model.layers.{layer}.mlp.experts"
+    return qwen3_moe(
+        config,
+        modules={
+            **fused(f"{block}.gate_up_proj", gate_up, transposed=True, stack=experts),
+            **fused(f"{block}.down_proj", "ffn.experts.down.weight", transposed=True, stack=experts),
+        },
+    )

@@ -1,0 +1,47 @@
+"""The half of a model that sees pictures which reads and writes text: config.json's `text_config`."""
+
+from ferrule.archs.config import Config
+
+SHARED = ("tie_word_embeddings",)
+"""What stands beside `text_config` where it is not in it."""
+
+SIZES = {
+    "cohere2": (256_000, 8192, 22_528, 40, 64, None),
+    "gemma": (256_000, 3072, 24_576, 28, 16, 16),
+    "gemma2": (256_000, 2304, 9216, 26, 8, 4),
+    "gemma3_text": (262_208, 2304, 9216, 26, 8, 4),
+    "granite": (32_000, 4096, 11_008, 32, 32, None),
+    "llama": (32_000, 4096, 11_008, 32, 32, None),
+    "mistral": (32_000, 4096, 14_336, 32, 32, 8),
+    "qwen2": (151_936, 4096, 22_016, 32, 32, 32),
+    "qwen2_5_vl_text": (152_064, 8192, 29_568, 80, 64, 8),
+    "qwen2_vl_text": (152_064, 8192, 29_568, 80, 64, 8),
+    "qwen3": (151_936, 4096, 22_016, 32, 32, 32),
+    "qwen3_vl_moe_text": (151_936, 2048, 5632, 24, 16, 16),
+    "qwen3_vl_text": (151_936, 4096, 22_016, 32, 32, 32),
+}
+"""By `model_type` the sizes that an object within config.json lacks: transformers writes there only what differs."""
+
+_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+
+
+def text_half(config: Config) -> Config:
+    """The configuration of the text half, complete.
+
+    Raises UnsupportedModelError for a model whose halves cannot be told apart.
+    """
+    if config.values.get("model_type") == "paligemma":
+        raise config.unsupported("model_type", "that of a model in which no token of the prompt sees those after it")
+    half = config.inner("text_config")
+    # The class that stands in there may be that of the whole model.
+    half = half.without("architectures") if "model_type" in half else half.with_defaults(model_type="llama")
+    shared = {field: config.values[field] for field in SHARED if field in config}
+    sizes = SIZES.get(half.text("model_type"), ())
+    return half.with_defaults(**shared).with_absent(**dict(zip(_FIELDS, sizes, strict=False)))
