@@ -98,10 +98,8 @@ mod tests {
 
     use super::*;
     use crate::quantization::Quantization;
+    use crate::specs;
     use crate::weights::{Ffn, Loader, Source};
-
-    #[path = "../tests/specs/mod.rs"]
-    mod specs;
 
     /// A spec with biases and norms, and `scaling` in its rotation.
     fn spec(scaling: &serde_json::Value) -> ModelSpec {

@@ -9,6 +9,9 @@ mod quantization;
 mod random;
 mod rope;
 mod spec;
+#[cfg(test)]
+#[path = "../tests/specs/mod.rs"]
+mod specs;
 mod transformer;
 mod weights;
 

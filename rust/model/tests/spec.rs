@@ -20,7 +20,7 @@ fn mixture() -> Value {
     let mut spec = spec();
     spec["layers"][0]["ffn"] = json!({
         "type": "experts", "experts": 8, "experts_per_token": 2, "shared": null, "shared_gate": false,
-        "expert": {"intermediate_size": 48, "activation": "silu", "gated": true, "bias": false, "clamp": null},
+        "expert": {"type": "dense", "intermediate_size": 48, "activation": "silu", "gated": true, "bias": false, "clamp": null},
         "router": {
             "scoring": "softmax", "normalize": true, "scale": 1.0, "bias": false, "correction_bias": false,
             "groups": 4, "groups_chosen": 2, "group_score": "max"
@@ -108,10 +108,13 @@ fn numbers_outside_their_limits_are_named() {
         ("/ropes/0/rotary_dim", json!(18)),
         ("/ropes/0/theta", json!(0.0)),
         ("/ropes/0/scaling", json!({"type": "linear", "factor": 0.0})),
-        ("/ropes/0/scaling", json!({
-            "type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![1.0; 7],
-            "original_max_position_embeddings": 32, "attention_factor": 1.0
-        })),
+        (
+            "/ropes/0/scaling",
+            json!({
+                "type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![1.0; 7],
+                "original_max_position_embeddings": 32, "attention_factor": 1.0
+            }),
+        ),
         ("/final_norm/eps", json!(-1.0)),
         ("/head/softcap", json!(-30.0)),
         ("/tensors/embedding.weight/names", json!([])),

@@ -106,7 +106,7 @@ mod tests {
         all.as_object_mut().unwrap().extend(router.as_object().unwrap().clone());
         let spec: ExpertsSpec = serde_json::from_value(json!({
             "experts": logits.len(), "experts_per_token": experts_per_token, "router": all,
-            "expert": {"intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null},
+            "expert": {"type": "dense", "intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null},
             "shared": null, "shared_gate": false
         }))
         .unwrap();
@@ -153,9 +153,7 @@ mod tests {
     fn only_the_best_groups_are_chosen_from() {
         // Sums of the best two: 5 and 6; bests: 5 and 3.
         let logits = [5.0, 0.0, 0.0, 3.0, 3.0, 1.0];
-        let router = |score: &str| {
-            json!({"scoring": "softmax_of_chosen", "groups": 2, "groups_chosen": 1, "group_score": score})
-        };
+        let router = |score: &str| json!({"scoring": "softmax_of_chosen", "groups": 2, "groups_chosen": 1, "group_score": score});
         assert_eq!(experts(&chosen(router("top2"), 2, &logits)), [3, 4]);
         assert_eq!(experts(&chosen(router("max"), 2, &logits)), [0, 1]);
     }

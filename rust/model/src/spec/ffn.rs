@@ -1,7 +1,8 @@
 //! Feed-forward networks and mixtures of them.
 
 use ferrule_kernels::activation::{Activation, Gating};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::limits::{SpecError, finite, require, size};
 
@@ -50,13 +51,31 @@ pub struct ExpertsSpec {
     /// How many run for a token.
     pub experts_per_token: usize,
     /// Each of them.
+    #[serde(deserialize_with = "dense")]
     pub expert: DenseSpec,
     /// Which run.
     pub router: RouterSpec,
     /// A network that every token goes through.
+    #[serde(deserialize_with = "dense_or_none")]
     pub shared: Option<DenseSpec>,
     /// Whether what it gives is multiplied by the sigmoid of a projection of the input.
     pub shared_gate: bool,
+}
+
+/// A network that may not be a mixture itself.
+fn dense<'de, D: Deserializer<'de>>(json: D) -> Result<DenseSpec, D::Error> {
+    match FfnSpec::deserialize(json)? {
+        FfnSpec::Dense(dense) => Ok(dense),
+        FfnSpec::Experts(_) => Err(D::Error::custom("a mixture of mixtures; experts are dense")),
+    }
+}
+
+fn dense_or_none<'de, D: Deserializer<'de>>(json: D) -> Result<Option<DenseSpec>, D::Error> {
+    match Option::<FfnSpec>::deserialize(json)? {
+        None => Ok(None),
+        Some(FfnSpec::Dense(dense)) => Ok(Some(dense)),
+        Some(FfnSpec::Experts(_)) => Err(D::Error::custom("a mixture of mixtures; the shared network is dense")),
+    }
 }
 
 /// How a mixture chooses experts for a token and weighs them. Scores are f32; ties go to the lowest id.

@@ -218,7 +218,6 @@ impl EmbeddingSpec {
 
 /// A number above 0, if there is one.
 fn positive(field: &str, value: Option<f32>) -> Result<(), SpecError> {
-    value.map_or(Ok(()), |value| {
-        require(field, value, value.is_finite() && value > 0.0, || "finite and > 0".to_owned())
-    })
+    value
+        .map_or(Ok(()), |value| require(field, value, value.is_finite() && value > 0.0, || "finite and > 0".to_owned()))
 }

@@ -120,7 +120,13 @@ impl Loader<'_> {
             }
             _ => None,
         };
-        Ok(Weights { embedding, layers, final_norm: self.norm("final_norm", spec.final_norm, hidden)?, head_projection, head })
+        Ok(Weights {
+            embedding,
+            layers,
+            final_norm: self.norm("final_norm", spec.final_norm, hidden)?,
+            head_projection,
+            head,
+        })
     }
 
     fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
@@ -143,7 +149,13 @@ impl Loader<'_> {
             0 => None,
             rows => Some(self.table("token_types.weight", rows, 1)?),
         };
-        Ok(Embedding { tokens, projection, positions, token_type, norm: self.norm("embedding_norm", embedding.norm, hidden)? })
+        Ok(Embedding {
+            tokens,
+            projection,
+            positions,
+            token_type,
+            norm: self.norm("embedding_norm", embedding.norm, hidden)?,
+        })
     }
 
     fn layer<P: Packer>(&self, packer: &mut P, index: usize, layer: &LayerSpec) -> Result<Layer<P::Matrix>, LoadError> {

@@ -182,8 +182,9 @@ impl<'a> Tensors<'a> {
 impl Layer {
     /// The norms, in the order of their names' places.
     fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let Self { attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm, .. } =
-            self;
+        let Self {
+            attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm, ..
+        } = self;
         [attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm]
             .into_iter()
             .flatten()
