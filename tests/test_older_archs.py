@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from ferrule import ConfigError, UnsupportedModelError
+from ferrule import LLM, ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.alibi import alibi_slopes
 from ferrule.archs.config import Config
@@ -27,6 +29,7 @@ from ferrule.spec import (
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
+EMBEDDING = "transformer.wte.weight"
 
 
 def spec_of(case: str, **changes: Any) -> ModelSpec:
@@ -273,6 +276,26 @@ def test_heads_with_a_bias() -> None:
         head = spec_of(case, tie_word_embeddings=True).head
         assert head is not None
         assert (head.tied, head.bias) == (True, True)
+
+
+@pytest.mark.native
+def test_a_tied_head_keeps_its_bias(tmp_path: Path) -> None:
+    """GPT-J's checkpoint with the head's matrix made the embedding's says the same as one that calls it tied."""
+    content = bytearray((GOLDEN / "gptj" / "model.safetensors").read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    spans = [slice(*(start + end for end in header[name]["data_offsets"])) for name in ("lm_head.weight", EMBEDDING)]
+    content[spans[0]] = content[spans[1]]
+    config = json.loads((GOLDEN / "gptj" / "config.json").read_text())
+    logits: list[npt.NDArray[np.float32]] = []
+    for tied in (True, False):
+        model = tmp_path / str(tied)
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+        (model / "model.safetensors").write_bytes(content)
+        with LLM(model, quantization="f32") as llm:
+            logits.append(llm.logits([5, 6, 7]))
+    np.testing.assert_array_equal(logits[0], logits[1])
 
 
 def test_the_window_of_starcoder2() -> None:

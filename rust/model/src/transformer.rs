@@ -284,6 +284,7 @@ fn head(
         Some(head) => linear(exec, head, rows, logits)?,
         None => matmul(exec, rows, &weights.embedding.tokens, logits)?,
     }
+    weights.tied_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
     if head.scale != 1.0 {
         scale(exec, logits, head.scale)?;
     }

@@ -114,19 +114,15 @@ impl Loader<'_> {
             (Some(_), Some(_)) => Some(self.linear(packer, "", &[("head_projection", width, ends)], hidden, false)?),
             _ => None,
         };
-        let head = match spec.head {
+        let (head, tied_head_bias) = match spec.head {
             Some(head) if !head.tied => {
-                Some(self.linear(packer, "", &[("head", spec.vocab_size, ends)], width, head.bias)?)
+                (Some(self.linear(packer, "", &[("head", spec.vocab_size, ends)], width, head.bias)?), None)
             }
-            _ => None,
+            Some(head) if head.bias => (None, Some(self.vector("head.bias", spec.vocab_size)?)),
+            _ => (None, None),
         };
-        Ok(Weights {
-            embedding,
-            layers,
-            final_norm: self.norm("final_norm", spec.final_norm, hidden)?,
-            head_projection,
-            head,
-        })
+        let final_norm = self.norm("final_norm", spec.final_norm, hidden)?;
+        Ok(Weights { embedding, layers, final_norm, head_projection, head, tied_head_bias })
     }
 
     fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {

@@ -121,6 +121,8 @@ pub(crate) struct Weights<M = PackedMatrix> {
     pub head_projection: Option<Linear<M>>,
     /// None where the head is the embedding, or there is none.
     pub head: Option<Linear<M>>,
+    /// Of a head that is the embedding.
+    pub tied_head_bias: Option<Vec<f32>>,
 }
 
 /// Everything that weights consist of, in one order.
@@ -215,6 +217,7 @@ impl Weights {
         }
         self.final_norm.iter().for_each(|norm| tensors.norm(norm));
         self.head_projection.iter().chain(&self.head).for_each(|linear| tensors.linear(linear));
+        tensors.vectors.extend(&self.tied_head_bias);
         tensors
     }
 }
