@@ -170,6 +170,7 @@ def test_blocks_of_neox_stand_side_by_side_or_not() -> None:
     assert (aside.layers[0].parallel, serial.layers[0].parallel) == (True, False)
     assert aside.layers[0].ffn_norm == serial.layers[0].ffn_norm == LayerNorm(1e-5)
     assert (projections(aside.layers[0]).bias, projections(serial.layers[0]).bias) == (True, False)
+    assert spec_of("gpt_neox", num_key_value_heads=2) == aside
 
 
 def test_the_odd_opt() -> None:

@@ -10,6 +10,7 @@ def gpt_neox(config: Config) -> ModelSpec:
     """A quarter of each head is rotated unless the file says otherwise."""
     config = config.spelled(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
     config = config.with_defaults(hidden_act="gelu", max_position_embeddings=2048)
+    config = config.with_values(num_key_value_heads=config.heads)  # some files have another number, which says nothing
     bias = config.flag("attention_bias", default=True)
     width = config.head_dim
     block = "gpt_neox.layers.{layer}"
