@@ -152,7 +152,9 @@ class Config:
 
     def text(self, field: str, *, default: str | None = None) -> str:
         """A string."""
-        value = self.values.get(field, default)
+        value = self.values.get(field)
+        if value is None and default is not None:
+            return default
         if not isinstance(value, str):
             raise self.error(field, "a string")
         return value

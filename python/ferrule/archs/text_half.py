@@ -2,8 +2,8 @@
 
 from ferrule.archs.config import Config
 
-SHARED = ("tie_word_embeddings",)
-"""What stands beside `text_config` where it is not in it."""
+TIED_INSIDE = ("llava", "qwen2_5_vl", "qwen2_vl")
+"""Models of whose files some say in `text_config` alone that the head is tied; in others what stands beside counts."""
 
 SIZES = {
     "cohere2": (256_000, 8192, 22_528, 40, 64, None),
@@ -42,6 +42,9 @@ def text_half(config: Config) -> Config:
     half = config.inner("text_config")
     # The class that stands in there may be that of the whole model.
     half = half.without("architectures") if "model_type" in half else half.with_defaults(model_type="llama")
-    shared = {field: config.values[field] for field in SHARED if field in config}
+    inside = config.values.get("model_type") in TIED_INSIDE and half.flag("tie_word_embeddings", default=False)
+    if "tie_word_embeddings" in config and not inside:
+        tied = config.flag("tie_word_embeddings", default=False)
+        half = half.without("tie_word_embeddings").with_defaults(tie_word_embeddings=tied)
     sizes = SIZES.get(half.text("model_type"), ())
-    return half.with_defaults(**shared).with_absent(**dict(zip(_FIELDS, sizes, strict=False)))
+    return half.with_absent(**dict(zip(_FIELDS, sizes, strict=False)))

@@ -1,0 +1,161 @@
+"""The text halves of models that see pictures: which family reads them, and where their tensors lie."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from ferrule import LLM, ConfigError, UnsupportedModelError
+from ferrule.archs import model_spec
+from ferrule.archs.config import Config
+from ferrule.spec import Head, HeadProjections, LinearScaling, ModelSpec, NoScaling
+
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+
+
+def whole(text: dict[str, Any], **outer: Any) -> ModelSpec:
+    return model_spec(Config({"text_config": text, **outer}, Path("config.json")))
+
+
+def golden(case: str, **changes: Any) -> dict[str, Any]:
+    return {**json.loads((GOLDEN / case / "config.json").read_text()), **changes}
+
+
+def heads(spec: ModelSpec) -> tuple[int, int, int]:
+    """Query heads, key-value heads and their width."""
+    attention = spec.layers[0].attention
+    assert isinstance(attention.projections, HeadProjections)
+    return attention.heads, attention.projections.kv_heads, attention.projections.key_dim
+
+
+HALVES = [
+    ("LlavaForConditionalGeneration", "llava", "llama", "llama"),
+    ("Mistral3ForConditionalGeneration", "mistral3", "mistral_swa", "mistral"),
+    ("Gemma3ForConditionalGeneration", "gemma3", "gemma3", "gemma3_text"),
+    ("Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2", "qwen2_vl_text"),
+    ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2", "qwen2_5_vl_text"),
+    ("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3", "qwen3_vl_text"),
+    ("AyaVisionForConditionalGeneration", "aya_vision", "cohere2", "cohere2"),
+]
+
+
+@pytest.mark.parametrize(("name", "model_type", "case", "text_type"), HALVES)
+def test_the_text_half_finds_its_family(name: str, model_type: str, case: str, text_type: str) -> None:
+    """Even where the text half claims to be the whole."""
+    text = golden(case, architectures=[name], model_type=text_type)
+    spec = whole(text, architectures=[name], model_type=model_type)
+    alone = model_spec(Config(golden(case), Path("config.json")))
+    assert (spec.layers, spec.tensors, spec.architecture) == (alone.layers, alone.tensors, text_type)
+
+
+@pytest.mark.parametrize("name", ["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
+def test_first_files_of_qwen_are_flat(name: str) -> None:
+    scaling = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    spec = model_spec(
+        Config(golden("qwen2", architectures=[name], rope_parameters=None, rope_scaling=scaling), Path("config.json"))
+    )
+    assert (spec.ropes[0].theta, spec.ropes[0].scaling) == (1e6, NoScaling())
+
+
+def test_defaults_of_qwens_halves() -> None:
+    fields = dict.fromkeys(("rope_parameters", "rms_norm_eps", "max_position_embeddings"))
+    spec = whole(golden("qwen3", model_type="qwen3_vl_text", **fields))
+    assert (spec.ropes[0].theta, spec.max_position_embeddings) == (5e5, 128_000)
+    moe = golden("qwen3_moe", model_type="qwen3_vl_moe_text", norm_topk_prob=None)
+    spec = whole(moe)
+    assert spec.layers == model_spec(Config(golden("qwen3_moe"), Path("config.json"))).layers
+    down = spec.tensors["layers.0.ffn.experts.5.down.weight"]
+    assert (down.names, down.transposed) == (("model.layers.0.mlp.experts.down_proj",), True)
+    with pytest.raises(UnsupportedModelError, match="norm_topk_prob is False; it must be true"):
+        whole(moe | {"norm_topk_prob": False})
+
+
+def test_sizes_that_the_text_half_leaves_out() -> None:
+    """As LLaVA 1.5, LLaVA 1.6 on Mistral and Gemma 3 4B are published."""
+    llava = whole({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32_064})
+    assert (llava.vocab_size, llava.hidden_size, len(llava.layers), heads(llava)) == (32_064, 4096, 32, (32, 32, 128))
+    assert whole({"vocab_size": 32_064}).layers == llava.layers
+    mistral = whole({"model_type": "mistral", "intermediate_size": 14_336, "sliding_window": None})
+    assert (mistral.vocab_size, heads(mistral)) == (32_000, (32, 8, 128))
+    gemma = whole(
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 10_240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        }
+    )
+    assert (gemma.vocab_size, gemma.max_position_embeddings, heads(gemma)) == (262_208, 131_072, (8, 4, 256))
+    assert [rope.scaling for rope in gemma.ropes] == [NoScaling(), LinearScaling(8.0)]
+    assert gemma.head == Head(tied=True)
+
+
+def test_sizes_of_a_model_of_its_own_are_never_left_out() -> None:
+    with pytest.raises(ConfigError, match="hidden_size is missing"):
+        model_spec(Config({"model_type": "llama", "intermediate_size": 8, "num_hidden_layers": 1}, Path("config.json")))
+
+
+TIED = "tie_word_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "outer", "inner", "tied"),
+    [
+        ("qwen3_vl", True, None, True),
+        ("qwen3_vl", True, False, True),
+        ("qwen3_vl", False, True, False),
+        ("qwen3_vl", None, True, True),
+        ("qwen3_vl", None, None, False),
+        ("llava", False, True, True),
+        ("llava", True, False, True),
+        ("llava", False, None, False),
+    ],
+)
+def test_who_says_that_the_head_is_tied(model_type: str, outer: bool | None, inner: bool | None, tied: bool) -> None:
+    spec = whole(golden("qwen3", **{TIED: inner}), model_type=model_type, **{TIED: outer})
+    assert spec.head == Head(tied=tied)
+
+
+def test_text_halves_that_do_not_run() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"text_config\.model_type is 'mllama_text_model'; ferrule runs "):
+        whole(golden("llama", model_type="mllama_text_model"))
+    with pytest.raises(UnsupportedModelError, match="model_type is 'paligemma'"):
+        whole(golden("gemma"), model_type="paligemma")
+    with pytest.raises(ConfigError, match=r"text_config\.hidden_size is 0"):
+        whole(golden("llama", hidden_size=0))
+
+
+LAYOUTS: dict[str, Callable[[str], str]] = {
+    "as usual": lambda name: name,
+    "without the head around it": lambda name: name.removeprefix("model."),
+    "old": lambda name: f"language_model.{name}",
+    "new": lambda name: name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name,
+    "named after text": lambda name: name.replace("model.", "model.text_model.", 1),
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_are_found_in_every_layout(layout: str, tmp_path: Path) -> None:
+    text = golden("llama")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    stored = safetensors.numpy.load_file(GOLDEN / "llama" / "model.safetensors")
+    named = {LAYOUTS[layout](name): tensor for name, tensor in stored.items()}
+    pictures = {"vision_tower.embeddings.weight": np.zeros((2, 2), np.float32)}
+    safetensors.numpy.save_file({**named, **pictures}, tmp_path / "model.safetensors")
+    for file in (GOLDEN / "llama").glob("token*"):
+        shutil.copy(file, tmp_path)
+    ids = list(range(3, 20))
+    with LLM(GOLDEN / "llama", quantization="f32") as llm:
+        expected = llm.logits(ids)
+    with LLM(tmp_path, quantization="f32") as llm:
+        assert (llm.logits(ids) == expected).all()
