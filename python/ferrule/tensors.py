@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ferrule.spec import (
+    Attention,
     Dense,
     Experts,
     HeadProjections,
@@ -116,7 +117,20 @@ def _heads(layer: Layer, role: str) -> int:
 
 def _layer_roles(layer: Layer) -> Iterator[str]:
     yield from _norm_roles("attention_norm", layer.attention_norm)
-    attention = layer.attention
+    yield from _attention_roles(layer.attention)
+    yield from _norm_roles("attention_post_norm", layer.attention_post_norm)
+    yield from _norm_roles("attention_sum_norm", layer.attention_sum_norm)
+    yield from _norm_roles("ffn_norm", layer.ffn_norm)
+    match layer.ffn:
+        case Dense() as dense:
+            yield from _dense_roles("ffn", dense)
+        case Experts() as mixture:
+            yield from _mixture_roles(mixture)
+    yield from _norm_roles("ffn_post_norm", layer.ffn_post_norm)
+    yield from _norm_roles("ffn_sum_norm", layer.ffn_sum_norm)
+
+
+def _attention_roles(attention: Attention) -> Iterator[str]:
     match attention.projections:
         case HeadProjections() as heads:
             for projection in ("q", "k", "v"):
@@ -137,24 +151,18 @@ def _layer_roles(layer: Layer) -> Iterator[str]:
     yield from _projection_roles("attention.output", bias=attention.output_bias)
     if attention.sinks:
         yield "attention.sinks.weight"
-    yield from _norm_roles("attention_post_norm", layer.attention_post_norm)
-    yield from _norm_roles("attention_sum_norm", layer.attention_sum_norm)
-    yield from _norm_roles("ffn_norm", layer.ffn_norm)
-    match layer.ffn:
-        case Dense() as dense:
-            yield from _dense_roles("ffn", dense)
-        case Experts() as mixture:
-            yield from _projection_roles("ffn.router", bias=mixture.router.bias)
-            if mixture.router.correction_bias:
-                yield "ffn.router.correction_bias"
-            for expert in range(mixture.experts):
-                yield from _dense_roles(f"ffn.experts.{expert}", mixture.expert)
-            if mixture.shared is not None:
-                yield from _dense_roles("ffn.shared", mixture.shared)
-            if mixture.shared_gate:
-                yield "ffn.shared_gate.weight"
-    yield from _norm_roles("ffn_post_norm", layer.ffn_post_norm)
-    yield from _norm_roles("ffn_sum_norm", layer.ffn_sum_norm)
+
+
+def _mixture_roles(mixture: Experts) -> Iterator[str]:
+    yield from _projection_roles("ffn.router", bias=mixture.router.bias)
+    if mixture.router.correction_bias:
+        yield "ffn.router.correction_bias"
+    for expert in range(mixture.experts):
+        yield from _dense_roles(f"ffn.experts.{expert}", mixture.expert)
+    if mixture.shared is not None:
+        yield from _dense_roles("ffn.shared", mixture.shared)
+    if mixture.shared_gate:
+        yield "ffn.shared_gate.weight"
 
 
 def _dense_roles(at: str, ffn: Dense) -> Iterator[str]:

@@ -6,12 +6,12 @@ use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, Scratch};
 
-use super::latent::{self, LatentWeights};
+use super::latent;
 use super::rows::RaggedRows;
 use super::{linear, norm_heads};
 use crate::rope::{RopeRows, RopeSpec};
 use crate::spec::{AttentionSpec, HeadProjections, NormedOver, ProjectionsSpec};
-use crate::weights::{Attention, Linear, Norm, Projections};
+use crate::weights::{Attention, Heads, Projections};
 
 /// Buffers of attention. Shapes: `[rows, width]`.
 #[derive(Default)]
@@ -41,36 +41,32 @@ pub(crate) struct AttentionPass<'a> {
 impl AttentionPass<'_> {
     /// From `x` to `out`, both `[rows, hidden_size]`. Keys and values go to their pages first and are read from there.
     pub fn run(&self, store: &mut KvStore, x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
-        match (&self.weights.projections, &self.spec.projections) {
-            (Projections::Heads { qkv, norms }, ProjectionsSpec::Heads(spec)) => {
-                let Buffers { qkv: projected, mixed, .. } = buffers;
-                let mixed = self.heads(store, qkv, norms.as_ref(), spec, x, projected, mixed)?;
-                linear(&self.exec, &self.weights.output, mixed, out)
+        let mixed = match (&self.weights.projections, &self.spec.projections) {
+            (Projections::Heads(weights), ProjectionsSpec::Heads(spec)) => {
+                self.heads(store, weights, spec, x, buffers)?
             }
-            (Projections::Latent { input, queries, norm, key_up, value_up }, ProjectionsSpec::Latent(spec)) => {
-                let weights = LatentWeights { input, queries: queries.as_ref(), norm, key_up, value_up };
-                let mixed = self.latent(store, &weights, spec, x, buffers)?;
-                linear(&self.exec, &self.weights.output, mixed, out)
+            (Projections::Latent(weights), ProjectionsSpec::Latent(spec)) => {
+                self.latent(store, weights, spec, x, buffers)?
             }
             _ => unreachable!("weights are loaded as the spec says"),
-        }
+        };
+        linear(&self.exec, &self.weights.output, mixed, out)
     }
 
     /// What heads with projections of their own mix: `[rows, heads * value_dim]`.
     fn heads<'b>(
         &self,
         store: &mut KvStore,
-        weights: &Linear,
-        norms: Option<&[Norm; 2]>,
+        weights: &Heads,
         spec: &HeadProjections,
         x: &[f32],
-        qkv: &mut Scratch<f32>,
-        mixed: &'b mut Scratch<f32>,
+        buffers: &'b mut Buffers,
     ) -> Result<&'b [f32], PoolError> {
         let HeadProjections { kv_heads, key_dim, .. } = *spec;
-        let (exec, heads, width) = (&self.exec, self.spec.heads, weights.weight.rows());
+        let (exec, heads, width) = (&self.exec, self.spec.heads, weights.qkv.weight.rows());
+        let Buffers { qkv, mixed, .. } = buffers;
         let qkv = qkv.take(self.rows.count * width);
-        linear(exec, weights, x, qkv)?;
+        linear(exec, &weights.qkv, x, qkv)?;
         if let Some(limit) = spec.clip {
             clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
         }
@@ -80,7 +76,7 @@ impl AttentionPass<'_> {
         if after_rope {
             turned.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
-        if let (Some(qk_norm), Some(norms)) = (spec.qk_norm, norms) {
+        if let (Some(qk_norm), Some(norms)) = (spec.qk_norm, &weights.norms) {
             for ((first, heads), norm) in turned.into_iter().zip(norms) {
                 let (heads, dim) =
                     if qk_norm.over == NormedOver::Heads { (1, heads * key_dim) } else { (heads, key_dim) };

@@ -11,7 +11,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, 
 use super::attention::{self, AttentionPass};
 use super::{linear, norm_heads};
 use crate::spec::LatentProjections;
-use crate::weights::{Linear, Norm};
+use crate::weights::Latent;
 
 /// Buffers of latent attention.
 #[derive(Default)]
@@ -32,21 +32,12 @@ pub(crate) struct Buffers {
     values: Scratch<f32>,
 }
 
-/// The weights, as [`crate::weights::Projections::Latent`] explains them.
-pub(super) struct LatentWeights<'a> {
-    pub input: &'a Linear,
-    pub queries: Option<&'a (Norm, Linear)>,
-    pub norm: &'a Norm,
-    pub key_up: &'a [PackedMatrix],
-    pub value_up: &'a [PackedMatrix],
-}
-
 impl AttentionPass<'_> {
     /// What latent heads mix: `[rows, heads * value_dim]`.
     pub(super) fn latent<'b>(
         &self,
         store: &mut KvStore,
-        weights: &LatentWeights<'_>,
+        weights: &Latent,
         spec: &LatentProjections,
         x: &[f32],
         buffers: &'b mut attention::Buffers,
@@ -56,9 +47,9 @@ impl AttentionPass<'_> {
         let attention::Buffers { qkv, mixed, latent: buffers } = buffers;
         let width = weights.input.weight.rows();
         let input = qkv.take(rows * width);
-        linear(exec, weights.input, x, input)?;
+        linear(exec, &weights.input, x, input)?;
         let first_latent = width - kv_rank - rope_dim;
-        norm_heads(exec, weights.norm, RowsMut::new(input, width, first_latent), 1, kv_rank)?;
+        norm_heads(exec, &weights.norm, RowsMut::new(input, width, first_latent), 1, kv_rank)?;
 
         let keys = buffers.keys.take(rows * (rope_dim + kv_rank));
         for (key, input) in keys.chunks_exact_mut(rope_dim + kv_rank).zip(input.chunks_exact(width)) {
@@ -75,7 +66,7 @@ impl AttentionPass<'_> {
                 out.copy_from_slice(&input[..first_latent]);
             }
         };
-        match weights.queries {
+        match &weights.queries {
             Some((norm, up)) => {
                 let latent = buffers.query_latent.take(rows * first_latent);
                 first_columns(latent);
@@ -88,7 +79,7 @@ impl AttentionPass<'_> {
         let unturned = buffers.by_head.take(heads * rows * nope_dim);
         split_heads(queries, heads, query_dim, nope_dim, unturned);
         let met = buffers.by_head_out.take(heads * rows * kv_rank);
-        each_head(self, weights.key_up, unturned, met)?;
+        each_head(self, &weights.key_up, unturned, met)?;
         let absorbed_dim = rope_dim + kv_rank;
         let absorbed = buffers.absorbed.take(rows * heads * absorbed_dim);
         for (index, out) in absorbed.chunks_exact_mut(absorbed_dim).enumerate() {
@@ -105,7 +96,7 @@ impl AttentionPass<'_> {
         let latents = buffers.by_head.take(heads * rows * kv_rank);
         split_heads(mixed, heads, kv_rank, kv_rank, latents);
         let turned_back = buffers.by_head_out.take(heads * rows * value_dim);
-        each_head(self, weights.value_up, latents, turned_back)?;
+        each_head(self, &weights.value_up, latents, turned_back)?;
         let values = buffers.values.take(rows * heads * value_dim);
         for (index, out) in values.chunks_exact_mut(value_dim).enumerate() {
             let (row, head) = (index / heads, index % heads);

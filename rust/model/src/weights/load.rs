@@ -5,7 +5,7 @@ use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource,
 
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
 use super::stored::{Source, Stored, View};
-use super::{Attention, Dense, Embedding, Experts, Ffn, Layer, Linear, Norm, Projections, Weights};
+use super::{Attention, Dense, Embedding, Experts, Ffn, Heads, Latent, Layer, Linear, Norm, Projections, Weights};
 use crate::limits::SpecError;
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
@@ -181,8 +181,8 @@ impl Loader<'_> {
     ) -> Result<Attention<P::Matrix>, LoadError> {
         let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
         let projections = match &spec.projections {
-            ProjectionsSpec::Heads(heads) => self.heads(packer, at, spec.heads, heads)?,
-            ProjectionsSpec::Latent(latent) => self.latent(packer, at, spec.heads, latent)?,
+            ProjectionsSpec::Heads(heads) => Projections::Heads(self.heads(packer, at, spec.heads, heads)?),
+            ProjectionsSpec::Latent(latent) => Projections::Latent(self.latent(packer, at, spec.heads, latent)?),
         };
         let output = self.linear(packer, at, &[("output", hidden, usual)], spec.output_columns(), spec.output_bias)?;
         let sinks = match spec.sinks {
@@ -198,7 +198,7 @@ impl Loader<'_> {
         at: &str,
         heads: usize,
         spec: &HeadProjections,
-    ) -> Result<Projections<P::Matrix>, LoadError> {
+    ) -> Result<Heads<P::Matrix>, LoadError> {
         let HeadProjections { kv_heads, key_dim, value_dim, bias, qk_norm, .. } = *spec;
         let usual = self.quantization.usual();
         let parts = [
@@ -215,7 +215,7 @@ impl Loader<'_> {
                 Some([queries, self.present_norm(&format!("{at}k_norm"), norm, width(kv_heads))?])
             }
         };
-        Ok(Projections::Heads { qkv, norms })
+        Ok(Heads { qkv, norms })
     }
 
     fn latent<P: Packer>(
@@ -224,12 +224,22 @@ impl Loader<'_> {
         at: &str,
         heads: usize,
         spec: &LatentProjections,
-    ) -> Result<Projections<P::Matrix>, LoadError> {
+    ) -> Result<Latent<P::Matrix>, LoadError> {
         let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, norm, bias, .. } = *spec;
         let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
         let query_columns = heads * (nope_dim + rope_dim);
         let first = query_rank.map_or(("q", query_columns, usual), |rank| ("q_a", rank, usual));
-        let input = self.linear(packer, at, &[first, ("kv_a", kv_rank + rope_dim, usual)], hidden, bias)?;
+        let second = ("kv_a", kv_rank + rope_dim, usual);
+        let mut input = self.linear(packer, at, &[first, second], hidden, false)?;
+        if bias {
+            // Queries that are projected at once have none.
+            let mut biases = match query_rank {
+                Some(rank) => self.vector(&format!("{at}q_a.bias"), rank)?,
+                None => vec![0.0; query_columns],
+            };
+            biases.extend(self.vector(&format!("{at}kv_a.bias"), kv_rank + rope_dim)?);
+            input.bias = Some(biases);
+        }
         let queries = match query_rank {
             Some(rank) => Some((
                 self.present_norm(&format!("{at}q_a_norm"), norm, rank)?,
@@ -245,7 +255,7 @@ impl Loader<'_> {
             value_up.push(packer.pack(MatrixPlan::new(vec![(rows.values, self.quantization.values())], kv_rank))?);
         }
         let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
-        Ok(Projections::Latent { input, queries, norm, key_up, value_up })
+        Ok(Latent { input, queries, norm, key_up, value_up })
     }
 
     fn head_rows(
@@ -369,11 +379,10 @@ impl Loader<'_> {
             Source::Random if role.ends_with("norm.weight") => vector.fill(1.0),
             Source::Random => {}
             Source::Checkpoint(_) => {
-                let mut elements = vector.iter_mut();
-                for part in self.stored(role, length, None)? {
-                    for row in 0..part.rows() {
-                        elements.next().map(|element| part.read_row(row, std::slice::from_mut(element)));
-                    }
+                let parts = self.stored(role, length, None)?;
+                let rows = parts.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
+                for (element, (part, row)) in vector.iter_mut().zip(rows) {
+                    part.read_row(row, std::slice::from_mut(element));
                 }
             }
         }

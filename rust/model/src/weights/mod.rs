@@ -70,24 +70,30 @@ pub(crate) struct Attention<M = PackedMatrix> {
 }
 
 pub(crate) enum Projections<M = PackedMatrix> {
-    Heads {
-        /// Rows: all query heads, all key heads, all value heads.
-        qkv: Linear<M>,
-        /// Of queries and of keys.
-        norms: Option<[Norm; 2]>,
-    },
-    Latent {
-        /// Rows: the queries' latent, or all query heads; the latent of keys and values; the turned part of the key.
-        input: Linear<M>,
-        /// Of the queries' latent, and from there to all query heads.
-        queries: Option<(Norm, Linear<M>)>,
-        /// Of the latent of keys and values.
-        norm: Norm,
-        /// For each head from the first part of its query to what meets the latent: `[kv_rank, nope_dim]`.
-        key_up: Vec<M>,
-        /// For each head from mixed latents to its output: `[value_dim, kv_rank]`.
-        value_up: Vec<M>,
-    },
+    Heads(Heads<M>),
+    Latent(Latent<M>),
+}
+
+/// Heads with projections of their own.
+pub(crate) struct Heads<M = PackedMatrix> {
+    /// Rows: all query heads, all key heads, all value heads.
+    pub qkv: Linear<M>,
+    /// Of queries and of keys.
+    pub norms: Option<[Norm; 2]>,
+}
+
+/// Latent attention.
+pub(crate) struct Latent<M = PackedMatrix> {
+    /// Rows: the queries' latent, or all query heads; the latent of keys and values; the turned part of the key.
+    pub input: Linear<M>,
+    /// Of the queries' latent, and from there to all query heads.
+    pub queries: Option<(Norm, Linear<M>)>,
+    /// Of the latent of keys and values.
+    pub norm: Norm,
+    /// For each head from the first part of its query to what meets the latent: `[kv_rank, nope_dim]`.
+    pub key_up: Vec<M>,
+    /// For each head from mixed latents to its output: `[value_dim, kv_rank]`.
+    pub value_up: Vec<M>,
 }
 
 pub(crate) enum Ffn<M = PackedMatrix> {
@@ -150,11 +156,11 @@ impl<'a> Tensors<'a> {
 
     fn attention(&mut self, attention: &'a Attention) {
         match &attention.projections {
-            Projections::Heads { qkv, norms } => {
+            Projections::Heads(Heads { qkv, norms }) => {
                 self.linear(qkv);
                 norms.iter().flatten().for_each(|norm| self.norm(norm));
             }
-            Projections::Latent { input, queries, norm, key_up, value_up } => {
+            Projections::Latent(Latent { input, queries, norm, key_up, value_up }) => {
                 self.linear(input);
                 if let Some((norm, linear)) = queries {
                     self.norm(norm);
