@@ -103,10 +103,11 @@ const LAYER: usize = 1;
 /// Q, K and V of the chunks' tokens: `[tokens, sum of widths]`.
 fn gather(chunks: &[(&Cached<'_>, Range<usize>)]) -> Vec<f32> {
     let stride: usize = chunks[0].0.case.widths().iter().sum();
-    let of_chunk = |(cached, tokens): &(&Cached<'_>, Range<usize>)| {
-        cached.qkv[tokens.start * stride..tokens.end * stride].to_vec()
-    };
-    chunks.iter().flat_map(of_chunk).collect()
+    let mut data = Vec::new();
+    for (cached, tokens) in chunks {
+        data.extend_from_slice(&cached.qkv[tokens.start * stride..tokens.end * stride]);
+    }
+    data
 }
 
 /// Writes K and V of the chunks' tokens.
