@@ -37,7 +37,7 @@ mod rowwise_tests;
 pub const ARITHMETIC_VERSION: u32 = 1;
 
 pub use cancel::Cancel;
-pub use matmul::matmul;
+pub use matmul::{Product, matmul, matmul_each};
 pub use matrix::{PackError, PackedMatrix, RowSource};
 pub use memory::{AllocError, Scratch};
 pub use pool::{Exec, Pool, PoolError};
