@@ -74,6 +74,18 @@ impl<'a, T> Tiles<'a, T> {
         self.columns.len().div_ceil(self.tile_columns)
     }
 
+    /// Gives away tile `index` of those numbered column by column, so that tiles which follow each other lie below each
+    /// other.
+    ///
+    /// # Panics
+    /// As [`Tiles::take`].
+    #[must_use]
+    pub fn take_down(&self, index: usize) -> Tile<'_, T> {
+        let across = self.across();
+        let down = (self.len() / across.max(1)).max(1);
+        self.take(index % down * across + index / down)
+    }
+
     /// Gives away tile `index`.
     ///
     /// # Panics
@@ -166,6 +178,16 @@ mod tests {
                 assert_eq!(*count, u32::from(columns.contains(&(index % stride))), "element {index}");
             }
         }
+    }
+
+    #[test]
+    fn tiles_that_follow_each_other_down_share_their_columns() {
+        let mut data = [0u8; 5 * 7];
+        let tiles = Tiles::new(&mut data, 7, 1..7, 2, 4);
+        let taken: Vec<_> =
+            (0..tiles.len()).map(|i| tiles.take_down(i)).map(|tile| (tile.rows(), tile.columns())).collect();
+        let wanted = [1..5, 5..7].map(|columns| [0..2, 2..4, 4..5].map(|rows| (rows, columns.clone())));
+        assert_eq!(taken, wanted.as_flattened());
     }
 
     #[test]

@@ -1,50 +1,15 @@
 //! The matmul against an f64 oracle, and the promise that a result depends on format, instruction set and K alone.
 
+mod dense;
 mod guard;
 
 use std::io::Write as _;
 
-use std::num::NonZeroUsize;
-
+use dense::{Dense, noise, packed, pool, with_exec};
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, PoolError, RowSource, matmul};
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, matmul};
 use guard::Guarded;
 use proptest::prelude::*;
-
-/// A dense matrix in f32.
-struct Dense {
-    cols: usize,
-    values: Vec<f32>,
-}
-
-impl RowSource for Dense {
-    fn read_row(&self, row: usize, out: &mut [f32]) {
-        out.copy_from_slice(&self.values[row * self.cols..][..self.cols]);
-    }
-}
-
-/// Numbers in [-1, 1) from a linear congruential generator: quick, and the same in every run.
-fn noise(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-fn pool(threads: usize) -> Pool {
-    Pool::new(NonZeroUsize::new(threads).unwrap())
-}
-
-fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T) -> T {
-    work(&Exec { isa, pool: &pool(threads), cancel: &Cancel::new() })
-}
-
-fn packed(exec: &Exec<'_>, format: Format, n: usize, k: usize, seed: u64) -> PackedMatrix {
-    let source = Dense { cols: k, values: noise(n * k, seed) };
-    PackedMatrix::pack(exec, &[(format, n)], k, &source).unwrap()
-}
 
 fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<f32> {
     let m = x.len().checked_div(w.cols()).unwrap();

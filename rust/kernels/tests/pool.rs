@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferrule_kernels::{Cancel, Pool, PoolError};
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError};
 
 fn pool(threads: usize) -> Pool {
     Pool::new(NonZeroUsize::new(threads).unwrap())
@@ -29,6 +30,22 @@ fn each_task_runs_once() {
         let pool = pool(threads);
         for tasks in [0, 1, 2, 3, 7, 64, 1000] {
             assert!(runs_each_task_once(&pool, tasks), "{tasks} tasks on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn each_task_of_each_part_runs_once() {
+    for threads in 1..=3 {
+        for counts in [&[][..], &[0], &[0, 0, 5], &[3, 0, 0, 40, 1, 0], &[200, 7]] {
+            let calls: Vec<Vec<_>> =
+                counts.iter().map(|count| (0..*count).map(|_| AtomicUsize::new(0)).collect()).collect();
+            let (pool, cancel) = (pool(threads), Cancel::new());
+            let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+            let call = |part: usize, task: usize| _ = calls[part][task].fetch_add(1, Ordering::Relaxed);
+            exec.run_each(counts.iter().copied(), call).unwrap();
+            let once = calls.into_iter().flatten().all(|count| count.into_inner() == 1);
+            assert!(once, "{counts:?} on {threads} threads");
         }
     }
 }

@@ -41,45 +41,81 @@ pub(super) struct Activations<'a> {
     tile_rows: usize,
 }
 
+/// Rows that are to be quantized.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    /// `[m, k]`
+    pub x: &'a [f32],
+    pub k: usize,
+    /// Rows of a tile.
+    pub tile_rows: usize,
+    /// Whether codes will be multiplied.
+    pub by_codes: bool,
+}
+
+impl Input<'_> {
+    /// Whether both are the same rows, by where they lie.
+    pub fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq(self.x, other.x) && self.k == other.k
+    }
+
+    /// Rows are cut into tiles, and tiles into blocks: few rows are enough for all threads.
+    fn pieces(&self) -> usize {
+        (self.x.len() / self.k).div_ceil(self.tile_rows) * blocks(self.k)
+    }
+
+    /// Words of a piece, and what its partial sums begin with.
+    fn piece_words(&self) -> [usize; 2] {
+        [BLOCK_WORDS * self.tile_rows, if self.by_codes { START_WORDS * self.tile_rows } else { 0 }]
+    }
+}
+
 impl<'a> Activations<'a> {
-    /// Quantizes `x: [m, k]` into `buffer` for tiles of `tile_rows`; `by_codes` if codes will be multiplied.
+    /// Quantizes all `inputs` into `buffer`, with one fork and join of the threads, or none if they are few.
     ///
     /// # Errors
     /// [`PoolError`] if `exec` was cancelled.
-    pub fn quantize(
+    pub fn quantize_each(
         exec: &Exec<'_>,
-        x: &[f32],
-        k: usize,
-        tile_rows: usize,
-        by_codes: bool,
+        inputs: &[Input<'_>],
         buffer: &'a mut Scratch<i32>,
-    ) -> Result<Self, PoolError> {
-        // Rows are cut into tiles, and tiles into blocks: few rows are enough for all threads.
-        let pieces = x.len().checked_div(k).unwrap_or(0).div_ceil(tile_rows) * blocks(k);
-        let [piece_words, piece_starts] = [BLOCK_WORDS, START_WORDS].map(|words| words * tile_rows);
-        let piece_starts = if by_codes { piece_starts } else { 0 };
-        let (words, starts) = buffer.take(pieces * (piece_words + piece_starts)).split_at_mut(pieces * piece_words);
-        let share = pieces.div_ceil(TASKS_A_THREAD * exec.pool.threads()).max(1);
-        let tasks = Tiles::of_rows(words, piece_words, share);
-        let task_starts = Tiles::of_rows(starts, piece_starts, share);
-        let quantize = |task: usize| {
-            let mut words = tasks.take(task);
-            let mut starts = by_codes.then(|| task_starts.take(task));
+    ) -> Result<Vec<Self>, PoolError> {
+        let words = |input: &Input<'_>| input.piece_words().map(|words| words * input.pieces());
+        let mut room = buffer.take(inputs.iter().flat_map(words).sum());
+        let mut split = |words| room.split_off_mut(..words).expect("room for all inputs");
+        let mut parts: Vec<_> = inputs.iter().map(|input| words(input).map(&mut split)).collect();
+        let rows: usize = inputs.iter().map(|input| input.pieces() * input.tile_rows).sum();
+        let rows_a_task = rows.div_ceil(TASKS_A_THREAD * exec.pool.threads());
+        let tasks = inputs.iter().zip(&mut parts).map(|(input, [words, starts])| {
+            let share = rows_a_task.div_ceil(input.tile_rows).max(1);
+            let [piece_words, piece_starts] = input.piece_words();
+            (Tiles::of_rows(words, piece_words, share), Tiles::of_rows(starts, piece_starts, share))
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let quantize = |input: usize, task: usize| {
+            let (words, starts) = &tasks[input];
+            let input = inputs[input];
+            let mut words = words.take(task);
+            let mut starts = input.by_codes.then(|| starts.take(task));
             exec.isa.run(QuantizePieces {
-                x,
-                k,
-                tile_rows,
+                input,
                 pieces: words.rows(),
                 words: words.contiguous(),
                 starts: starts.as_mut().map_or(&mut [], |starts| starts.contiguous()),
             });
         };
-        if x.len() < INLINE_INPUTS {
-            (0..tasks.len()).for_each(quantize);
+        let counts = || tasks.iter().map(|(words, _)| words.len());
+        if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
+            counts().enumerate().for_each(|(input, tasks)| (0..tasks).for_each(|task| quantize(input, task)));
         } else {
-            exec.run(tasks.len(), quantize)?;
+            exec.run_each(counts(), quantize)?;
         }
-        Ok(Self { words, starts, blocks: blocks(k), tile_rows })
+        drop(tasks);
+        let quantized = inputs.iter().zip(parts).map(|(input, [words, starts])| {
+            let Input { k, tile_rows, .. } = *input;
+            Self { words, starts, blocks: blocks(k), tile_rows }
+        });
+        Ok(quantized.collect())
     }
 
     /// The blocks of tile `index`, which has R rows.
@@ -107,10 +143,7 @@ impl<'a> Activations<'a> {
 
 /// Quantizes blocks of tiles, which follow each other tile by tile.
 struct QuantizePieces<'a> {
-    /// All rows.
-    x: &'a [f32],
-    k: usize,
-    tile_rows: usize,
+    input: Input<'a>,
     pieces: Range<usize>,
     words: &'a mut [i32],
     /// What partial sums begin with, if codes will be multiplied.
@@ -122,7 +155,7 @@ impl Kernel for QuantizePieces<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, k, tile_rows, pieces, words, starts } = self;
+        let Self { input: Input { x, k, tile_rows, .. }, pieces, words, starts } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
         for (piece, words) in pieces.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
             let (tile, block) = (piece / blocks(k), piece % blocks(k));

@@ -12,6 +12,7 @@
 use std::ops::Range;
 
 use super::unroll::unroll;
+use super::{Product, Shares};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::PackedMatrix;
@@ -31,36 +32,45 @@ const UNROLL: usize = 2;
 /// How far ahead of its use a line of weights is asked for. With four streams 512 to 1024 bytes measured best.
 const PREFETCH_BYTES: usize = 1024;
 
+/// How many tasks a thread gets, to even out the speeds of threads.
+const TASKS_A_THREAD: usize = 4;
+
 /// The most panels of a task. With R rows and this many panels, packing activations is work of about 1 in 30.
 const MAX_TASK_PANELS: usize = 32;
 
 /// Tiles of rows in a task: bounds its time, so that cancelling stays quick, and what its outputs take in the cache.
 const TASK_ROW_TILES: usize = 8;
 
-/// Multiplies with weights in format `F`.
-pub(super) fn multiply<F: FloatFormat>(
-    exec: &Exec<'_>,
-    x: &[f32],
-    w: &PackedMatrix,
-    out: &mut [f32],
-) -> Result<(), PoolError> {
-    let [band] = w.bands() else { unreachable!("floating-point formats are alone in their matrix") };
-    let weights = band.lines::<F>(0);
-    let (n, k) = (w.rows(), w.cols());
-    let m = out.len() / n;
-    // Rows are split evenly: nine are five and four, not eight and one.
-    let tile_rows = m.div_ceil(m.div_ceil(exec.isa.run(TileRows)));
-    let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
-    // Four tasks a thread even out their speeds; whole groups of streams keep tails away.
-    let share = n.div_ceil(LANES).div_ceil(4 * exec.pool.threads());
-    let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
-    let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
-    let (down, across) = (m.div_ceil(task_rows), tiles.across());
-    exec.run(tiles.len(), |task| {
+/// Multiplies with weights in format `F`; no product is empty.
+pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [&mut Product<'_>]) -> Result<(), PoolError> {
+    let most_rows = exec.isa.run(TileRows);
+    let shares = Shares::new(products, TASKS_A_THREAD * exec.pool.threads());
+    let plan = products.iter_mut().map(|product| {
+        let task_panels = shares.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
+        let (m, n) = (product.m(), product.w.rows());
+        // Rows are split evenly: nine are five and four, not eight and one.
+        let tile_rows = m.div_ceil(m.div_ceil(most_rows));
+        let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
+        let tiles = Tiles::new(product.out, n, 0..n, task_rows, task_panels * LANES);
+        Plan { x: product.x, w: product.w, tile_rows, tiles }
+    });
+    let plans: Vec<_> = plan.collect();
+    exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
+        let Plan { x, w, tile_rows, tiles } = &plans[product];
+        let [band] = w.bands() else { unreachable!("floating-point formats are alone in their matrix") };
+        let weights = band.lines::<F>(0);
         // Tasks that follow each other share their weights, which the first of them brings into the cache.
-        let tile = tiles.take(task % down * across + task / down);
-        exec.isa.run(Task::<F> { x, k, weights, tile_rows, out: tile });
+        let out = tiles.take_down(task);
+        exec.isa.run(Task::<F> { x, k: w.cols(), weights, tile_rows: *tile_rows, out });
     })
+}
+
+/// How a product is cut into tasks.
+struct Plan<'a> {
+    x: &'a [f32],
+    w: &'a PackedMatrix,
+    tile_rows: usize,
+    tiles: Tiles<'a, f32>,
 }
 
 /// Asks an instruction set for the rows of its register tile.

@@ -14,9 +14,10 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::Activations;
+use super::activations::{Activations, Input};
 use super::tile::{Ahead, MAX_TILE_PANELS, Micro, UNPACKED_BLOCKS};
 use super::unroll::unroll;
+use super::{Product, Shares};
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
@@ -46,42 +47,55 @@ thread_local! {
     static QUANTIZED: RefCell<Scratch<i32>> = RefCell::default();
 }
 
-/// Multiplies with weights whose bands are all in integer formats.
-pub(super) fn multiply(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> Result<(), PoolError> {
+/// Multiplies with weights whose bands are all in integer formats; no product is empty.
+pub(super) fn multiply(exec: &Exec<'_>, products: &mut [&mut Product<'_>]) -> Result<(), PoolError> {
     let mut buffer = QUANTIZED.take();
-    let result = multiply_in(exec, x, w, out, &mut buffer);
+    let result = multiply_in(exec, products, &mut buffer);
     QUANTIZED.set(buffer);
     result
 }
 
-fn multiply_in(
-    exec: &Exec<'_>,
-    x: &[f32],
-    w: &PackedMatrix,
-    out: &mut [f32],
-    buffer: &mut Scratch<i32>,
-) -> Result<(), PoolError> {
-    let (n, k) = (w.rows(), w.cols());
-    let m = out.len() / n;
-    let (rows, by_codes) = exec.isa.run(TileRows { m });
-    let x = &Activations::quantize(exec, x, k, rows.of_tile(), by_codes, buffer)?;
-    let task_rows = m.min(MAX_TASK_ROWS / rows.of_tile() * rows.of_tile());
-    // Many tasks a thread even out their speeds; whole groups of streams keep tails away.
-    let share = n.div_ceil(LANES).div_ceil(TASKS_A_THREAD * exec.pool.threads());
-    let task_panels = share.next_multiple_of(MAX_STREAMS).min(MAX_TASK_PANELS);
-    let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
-    let (down, across) = (m.div_ceil(task_rows), tiles.across());
-    exec.run(tiles.len(), |task| {
+fn multiply_in(exec: &Exec<'_>, products: &mut [&mut Product<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
+    let shares = Shares::new(products, TASKS_A_THREAD * exec.pool.threads());
+    let mut inputs: Vec<Input<'_>> = Vec::with_capacity(products.len());
+    let plan = products.iter_mut().map(|product| {
+        let (m, n) = (product.m(), product.w.rows());
+        let (rows, by_codes) = exec.isa.run(TileRows { m });
+        let input = Input { x: product.x, k: product.w.cols(), tile_rows: rows.of_tile(), by_codes };
+        let known = inputs.iter().position(|other| other.is_same(&input));
+        let input = known.unwrap_or_else(|| {
+            inputs.push(input);
+            inputs.len() - 1
+        });
+        let task_rows = m.min(MAX_TASK_ROWS / rows.of_tile() * rows.of_tile());
+        let task_panels = shares.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
+        let tiles = Tiles::new(product.out, n, 0..n, task_rows, task_panels * LANES);
+        Plan { w: product.w, input, rows, tiles }
+    });
+    let plans: Vec<_> = plan.collect();
+    let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
+    exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
+        let Plan { w, input, rows, tiles } = &plans[product];
         // Tasks that follow each other share their weights.
-        let mut out = tiles.take(task % down * across + task / down);
+        let mut out = tiles.take_down(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
         for band in w.bands() {
             let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);
             if !panels.is_empty() {
-                band.format.visit(Visit { exec, x, k, band, panels, rows, out: &mut out });
+                let (x, k, rows, out) = (&inputs[*input], w.cols(), *rows, &mut out);
+                band.format.visit(Visit { exec, x, k, band, panels, rows, out });
             }
         }
     })
+}
+
+/// How a product is cut into tasks.
+struct Plan<'a> {
+    w: &'a PackedMatrix,
+    /// The number of its activations, which other products may share.
+    input: usize,
+    rows: Rows,
+    tiles: Tiles<'a, f32>,
 }
 
 /// How rows are cut into tiles.

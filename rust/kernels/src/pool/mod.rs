@@ -182,4 +182,27 @@ impl Exec<'_> {
     pub fn run(&self, tasks: usize, job: impl Fn(usize) + Sync) -> Result<(), PoolError> {
         self.pool.run(tasks, &job, self.cancel)
     }
+
+    /// Calls `job` once with the number of each part and each number below that part's count, on all threads: several
+    /// runs at the price of one. Neighbouring tasks of a part, and then parts, go to the same thread.
+    ///
+    /// # Errors
+    /// As [`Pool::run`].
+    pub fn run_each(
+        &self,
+        counts: impl IntoIterator<Item = usize>,
+        job: impl Fn(usize, usize) + Sync,
+    ) -> Result<(), PoolError> {
+        let mut tasks = 0;
+        let begin = |count| {
+            tasks += count;
+            tasks - count
+        };
+        let firsts: Vec<usize> = counts.into_iter().map(begin).collect();
+        self.run(tasks, |task| {
+            // Of parts without tasks, which begin where others do, the last to begin here has this one.
+            let part = firsts.partition_point(|first| *first <= task) - 1;
+            job(part, task - firsts[part]);
+        })
+    }
 }

@@ -1,0 +1,157 @@
+//! Products that are computed together against each of them alone.
+
+mod dense;
+mod guard;
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use dense::{Dense, noise, packed, pool, with_exec};
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, Product, matmul, matmul_each};
+use guard::Guarded;
+use proptest::prelude::*;
+
+/// What to multiply: rows of activations, outputs, inputs, and the activations' number.
+type Shape = (usize, usize, usize, usize);
+
+/// Products of few different shapes and activations, so that some share theirs.
+fn shapes() -> impl Strategy<Value = Vec<Shape>> {
+    let rows = prop_oneof![Just(0), Just(1), Just(1), 2usize..=40];
+    prop::collection::vec((rows, 1usize..=150, prop_oneof![Just(77), Just(128), 1usize..=300], 0usize..2), 0..7)
+}
+
+/// Formats of matrices with `n` rows: each alone, and where there are enough rows the integer ones together.
+fn formats(n: usize) -> Vec<Vec<(Format, usize)>> {
+    let mut formats: Vec<_> = Format::ALL.iter().map(|format| vec![(*format, n)]).collect();
+    formats.push(if n > 48 {
+        vec![(Format::Int4, 32), (Format::Int6, 16), (Format::Int8, n - 48)]
+    } else {
+        vec![(Format::Int6, n)]
+    });
+    formats
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Checks that the products in formats number `index` have together the bits that each has alone.
+fn check(isa: Isa, threads: usize, shapes: &[Shape], index: usize) {
+    let packed = |&(_, n, k, _): &Shape| {
+        let source = Dense { cols: k, values: noise(n * k, n as u64) };
+        with_exec(isa, 1, |exec| PackedMatrix::pack(exec, &formats(n)[index], k, &source).unwrap())
+    };
+    let weights: Vec<_> = shapes.iter().map(packed).collect();
+    // The same numbers lie at the beginning of each slice, so that activations are told apart by their length too.
+    let activations = [noise(40 * 300, 1), noise(40 * 300, 2)].map(|values| Guarded::new(&values));
+    let inputs: Vec<&[f32]> = shapes.iter().map(|(m, _, k, x)| &activations[*x][..m * k]).collect();
+    let alone = inputs.iter().zip(&weights).zip(shapes).map(|((x, w), (m, n, ..))| {
+        let mut out = vec![f32::NAN; m * n];
+        with_exec(isa, 1, |exec| matmul(exec, x, w, &mut out)).unwrap();
+        out
+    });
+    let mut together: Vec<_> = shapes.iter().map(|(m, n, ..)| Guarded::new(&vec![f32::NAN; m * n])).collect();
+    let products = inputs.iter().zip(&weights).zip(&mut together).map(|((x, w), out)| Product { x, w, out });
+    let mut products: Vec<_> = products.collect();
+    with_exec(isa, threads, |exec| matmul_each(exec, &mut products)).unwrap();
+    for (together, alone) in together.iter().zip(alone) {
+        assert_eq!(bits(together), bits(&alone), "{shapes:?} in {:?}, {isa:?}", formats(0)[index]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn each_is_what_it_is_alone(shapes in shapes(), threads in 1usize..=4) {
+        for isa in Isa::available() {
+            for index in 0..formats(0).len() {
+                check(isa, threads, &shapes, index);
+            }
+        }
+    }
+}
+
+/// Enough activations that quantizing them is shared out too, and enough weights for several tasks of each product.
+#[test]
+fn large_products_are_what_they_are_alone() {
+    let mut shapes = vec![(1, 700, 300, 0), (30, 700, 300, 1), (30, 90, 300, 1), (0, 90, 300, 1), (40, 40, 256, 0)];
+    // The same slice as other rows.
+    shapes.push((60, 40, 150, 1));
+    for isa in Isa::available() {
+        for index in 0..formats(0).len() {
+            check(isa, 3, &shapes, index);
+        }
+    }
+}
+
+/// Two products in `format`, with the outcome.
+fn two(exec: &Exec<'_>, format: Format) -> Result<(), PoolError> {
+    let w = with_exec(exec.isa, 1, |exec| packed(exec, format, 100, 10, 1));
+    let (mut first, mut second) = ([0.0; 100], [0.0; 200]);
+    let first = Product { x: &[1.0; 10], w: &w, out: &mut first };
+    matmul_each(exec, &mut [first, Product { x: &[1.0; 20], w: &w, out: &mut second }])
+}
+
+#[test]
+fn cancelling_is_an_error() {
+    for format in [Format::Bf16, Format::Int4] {
+        for threads in [1, 2] {
+            with_exec(Isa::best(), threads, |exec| {
+                exec.cancel.cancel();
+                assert_eq!(two(exec, format), Err(PoolError::Cancelled));
+                exec.cancel.reset();
+                assert_eq!(two(exec, format), Ok(()));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_panic_is_an_error() {
+    for format in [Format::Bf16, Format::Int4] {
+        let (pool, cancel) = (pool(2), Cancel::with_poll(|| panic!("the hook")));
+        // Longer than the hook is left in peace.
+        sleep(Duration::from_millis(50));
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        assert_eq!(two(&exec, format), Err(PoolError::Panicked("the hook".to_owned())));
+        assert_eq!(two(&Exec { cancel: &Cancel::new(), ..exec }, format), Ok(()));
+    }
+}
+
+#[test]
+fn nothing_in_gives_nothing_out() {
+    with_exec(Isa::best(), 2, |exec| {
+        matmul_each(exec, &mut []).unwrap();
+        let (w, no_inputs) = (packed(exec, Format::Int8, 17, 5, 1), packed(exec, Format::F32, 3, 0, 1));
+        let (mut out, mut zeros) = ([f32::NAN; 17], [f32::NAN; 6]);
+        let products = &mut [
+            Product { x: &[], w: &no_inputs, out: &mut zeros },
+            Product { x: &[], w: &w, out: &mut [] },
+            Product { x: &[1.0; 5], w: &w, out: &mut out },
+        ];
+        matmul_each(exec, products).unwrap();
+        assert!(out.iter().all(|out| out.is_finite()) && zeros == [0.0; 6]);
+    });
+}
+
+#[test]
+#[should_panic(expected = "9 activations for 2 rows of 5")]
+fn activations_that_do_not_fit_are_refused() {
+    with_exec(Isa::best(), 1, |exec| {
+        let w = packed(exec, Format::F32, 3, 5, 1);
+        let first = Product { x: &[0.0; 5], w: &w, out: &mut [0.0; 3] };
+        let _ = matmul_each(exec, &mut [first, Product { x: &[0.0; 9], w: &w, out: &mut [0.0; 6] }]);
+    });
+}
+
+#[test]
+#[should_panic(expected = "f16 and int4 in one product")]
+fn floats_and_integers_are_not_mixed() {
+    with_exec(Isa::best(), 1, |exec| {
+        let [float, integer] = [Format::F16, Format::Int4].map(|format| packed(exec, format, 3, 5, 1));
+        let first = Product { x: &[0.0; 5], w: &float, out: &mut [0.0; 3] };
+        let _ = matmul_each(exec, &mut [first, Product { x: &[0.0; 5], w: &integer, out: &mut [0.0; 3] }]);
+    });
+}
