@@ -82,6 +82,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mpt", {"attn_config": {"clip_qkv": -1}}, "attn_config.clip_qkv is -1; it must be a finite number from 0"),
     ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max is 0; it must be a finite number"),
     ("xglm", {"pad_token_id": 2}, "pad_token_id is 2; it must be below 2"),
+    (
+        "xglm",
+        {"max_position_embeddings": 1 << 20},
+        "max_position_embeddings is 1048576; it must be a whole number from 1 to",
+    ),
     ("xglm", {"add_cross_attention": True}, "add_cross_attention is True; it must be false"),
     (
         "falcon",

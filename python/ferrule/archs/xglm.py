@@ -5,6 +5,8 @@ from ferrule.archs.decoder import decoder
 from ferrule.spec import Dense, Embedding, LayerNorm, ModelSpec, SinusoidalPositions
 
 OFFSET = 2
+MAX_POSITIONS = 1 << 16
+"""Each has a row in memory, and no tensor of the file bounds their number."""
 
 
 def xglm(config: Config) -> ModelSpec:
@@ -20,6 +22,7 @@ def xglm(config: Config) -> ModelSpec:
     # The padding token's row of the positions is zeros, which only a row before the first one may be.
     if config.whole("pad_token_id", default=1, low=0) >= OFFSET:
         raise config.unsupported("pad_token_id", f"below {OFFSET}")
+    config.whole("max_position_embeddings", high=MAX_POSITIONS)
     scaled = config.flag("scale_embedding", default=True)
     block = "model.layers.{layer}"
     return decoder(
