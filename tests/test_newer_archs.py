@@ -109,7 +109,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmo", {"clip_qkv": 0}, "clip_qkv is 0; it must be a finite number above 0"),
     ("cohere", {"logit_scale": "big"}, "logit_scale is 'big'; it must be a finite number above 0"),
     ("cohere2", {"sliding_window": None}, "sliding_window is None; it must be a whole number, switched on"),
-    ("granite", {"logits_scaling": 0}, "logits_scaling is 0; it must be a finite number above 0"),
+    ("granite", {"logits_scaling": 0}, "logits_scaling is 0; it must be a finite number from 1e-30"),
     ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]; it must be a list of 3"),
     (
         "smollm3",
@@ -138,6 +138,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "deepseek_v3",
         {"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 1}},
         "rope_parameters.factor is missing; it must be a finite number above 0",
+    ),
+    (
+        "deepseek_v3",
+        {"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 1e308, "factor": 4}},
+        "rope_parameters.mscale_all_dim is 1e+308; it must be small enough for scores to be finite",
     ),
 ]
 

@@ -134,7 +134,7 @@ class HeadProjections:
     bias: bool = False
     qk_norm: HeadNorm | None = None
     clip: float | None = None
-    """Largest magnitude of what the projections give."""
+    """Largest magnitude of queries, keys and values, once normed."""
     type: Literal["heads"] = "heads"
 
 

@@ -1,5 +1,7 @@
 """DeepSeek-V2 (DeepSeek-AI 2024): keys and values out of one latent vector, and small experts beside shared ones."""
 
+import math
+
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.rope import rope_parameters, yarn_mscale
@@ -92,4 +94,7 @@ def _sharpening(config: Config) -> float:
     all_dim = parameters.number("mscale_all_dim", default=0.0, low=0.0)
     if kind == "default" or not all_dim:
         return 1.0
-    return yarn_mscale(parameters.number("factor"), all_dim) ** 2
+    mscale = yarn_mscale(parameters.number("factor"), all_dim)
+    if math.isinf(mscale * mscale):
+        raise parameters.error("mscale_all_dim", "small enough for scores to be finite")
+    return mscale * mscale

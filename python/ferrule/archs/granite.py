@@ -22,7 +22,7 @@ def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | 
         embedding=Embedding(scale=config.number("embedding_multiplier", default=1.0)),
         head=Head(
             tied=config.flag("tie_word_embeddings", default=False),
-            scale=1 / config.number("logits_scaling", default=1.0),
+            scale=1 / config.number("logits_scaling", default=1.0, low=1e-30),
         ),
         modules=modules,
     )

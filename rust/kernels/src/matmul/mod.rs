@@ -119,18 +119,3 @@ impl Shares {
         self.lines.div_ceil(product.w.cols()).next_multiple_of(streams).min(most)
     }
 }
-
-/// One of several products that are computed together.
-pub struct Product<'a> {
-    /// `[m, k]`
-    pub x: &'a [f32],
-    /// `[n, k]`
-    pub w: &'a PackedMatrix,
-    /// `[m, n]`
-    pub out: &'a mut [f32],
-}
-
-/// `out = x w^T` for every product.
-pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
-    products.iter_mut().try_for_each(|Product { x, w, out }| matmul(exec, x, w, out))
-}

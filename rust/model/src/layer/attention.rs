@@ -67,9 +67,6 @@ impl AttentionPass<'_> {
         let Buffers { qkv, mixed, .. } = buffers;
         let qkv = qkv.take(self.rows.count * width);
         linear(exec, &weights.qkv, x, qkv)?;
-        if let Some(limit) = spec.clip {
-            clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
-        }
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
         let turned = [(0, heads), (first_key, kv_heads)];
         let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
@@ -82,6 +79,9 @@ impl AttentionPass<'_> {
                     if qk_norm.over == NormedOver::Heads { (1, heads * key_dim) } else { (heads, key_dim) };
                 norm_heads(exec, norm, RowsMut::new(qkv, width, first), heads, dim)?;
             }
+        }
+        if let Some(limit) = spec.clip {
+            clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
         }
         if !after_rope {
             turned.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;

@@ -56,7 +56,7 @@ pub struct HeadProjections {
     pub bias: bool,
     /// A norm of queries and keys.
     pub qk_norm: Option<HeadNormSpec>,
-    /// Largest magnitude of what the projections give.
+    /// Largest magnitude of queries, keys and values, once normed.
     pub clip: Option<f32>,
 }
 
