@@ -1,0 +1,76 @@
+"""Random checkpoints in the layout of published ones: every value exact in bf16, and nothing that may be forgotten."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedConfig, PreTrainedModel
+
+MATRIX_STD = 0.15
+"""With widths of 64 the projections keep the scale of what they read, so that every part shows in the logits."""
+VECTOR_STD = 0.2
+"""Around what the vector begins as: norms near 1 (or near 0 where the model adds the 1), biases near 0."""
+
+JsonObject = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
+
+
+def save(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int, out: Path) -> None:
+    """Writes `config.json` and `model.safetensors` with the names that the published checkpoints have."""
+    model = model_class._from_config(config, dtype=torch.float32)
+    fill(model, seed)
+    shutil.rmtree(out, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(out)
+    (out / "generation_config.json").unlink(missing_ok=True)
+
+
+def fill(model: torch.nn.Module, seed: int) -> None:
+    """Gives every parameter and every stored floating-point buffer a random value."""
+    random = torch.Generator().manual_seed(seed)
+    stored = model.state_dict()
+    buffers = [(name, value) for name, value in model.named_buffers() if name in stored and value.is_floating_point()]
+    for _, value in [*model.named_parameters(), *buffers]:
+        noise = torch.randn(value.shape, generator=random)
+        if value.dim() == 1:
+            begin = value.detach().clone() if bool((value == value[0]).all()) else torch.zeros_like(value)
+            value.data.copy_(begin + VECTOR_STD * noise)
+        else:
+            value.data.copy_(MATRIX_STD * noise)
+
+
+def edit_config(out: Path, edit: Callable[[JsonObject], None]) -> None:
+    """Respells a written configuration: what is computed afterwards is computed from that spelling."""
+    file = out / "config.json"
+    config = json.loads(file.read_text())
+    edit(config)
+    write_json(file, config)
+
+
+def edit_tensors(out: Path, edit: Callable[[Tensors], Tensors]) -> None:
+    """Changes which tensors a written checkpoint has."""
+    file = out / "model.safetensors"
+    save_file(edit(load_file(file)), file, metadata={"format": "pt"})
+
+
+def old_spelling(config: JsonObject) -> None:
+    """As files were written before transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, no `head_dim`."""
+    rope: JsonObject = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type", "default")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    config["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
+    config["torch_dtype"] = config.pop("dtype")
+    for field in ("head_dim", "layer_types"):
+        config.pop(field, None)
+    config["transformers_version"] = "4.37.0"
+
+
+def write_json(file: Path, value: object) -> None:
+    """Writes JSON as `save_pretrained` does."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
