@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,37 @@ Tensors = dict[str, torch.Tensor]
 def save(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int, out: Path) -> None:
     """Writes `config.json` and `model.safetensors` with the names that the published checkpoints have."""
     model = model_class._from_config(config, dtype=torch.float32)
-    fill(model, seed)
+    fill(stored(model), seed)
     shutil.rmtree(out, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(out)
     (out / "generation_config.json").unlink(missing_ok=True)
 
 
-def fill(model: torch.nn.Module, seed: int) -> None:
-    """Gives every parameter and every stored floating-point buffer a random value."""
+def stored(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters, and the floating-point buffers that a file holds too."""
+    names = model.state_dict().keys()
+    yield from model.parameters()
+    yield from (value for name, value in model.named_buffers() if name in names and value.is_floating_point())
+
+
+def fill(tensors: Iterable[torch.Tensor], seed: int) -> None:
+    """Gives every tensor random values that are exact in bf16."""
     random = torch.Generator().manual_seed(seed)
-    stored = model.state_dict()
-    buffers = [(name, value) for name, value in model.named_buffers() if name in stored and value.is_floating_point()]
-    for _, value in [*model.named_parameters(), *buffers]:
+    for value in tensors:
         noise = torch.randn(value.shape, generator=random)
         if value.dim() == 1:
-            begin = value.detach().clone() if bool((value == value[0]).all()) else torch.zeros_like(value)
-            value.data.copy_(begin + VECTOR_STD * noise)
+            begin = value.detach() if bool((value == value[0]).all()) else torch.zeros_like(value)
+            noise = begin + VECTOR_STD * noise
         else:
-            value.data.copy_(MATRIX_STD * noise)
+            noise = MATRIX_STD * noise
+        value.data.copy_(noise.to(torch.bfloat16))
 
 
-def edit_config(out: Path, edit: Callable[[JsonObject], None]) -> None:
+def edit_json(file: Path, edit: Callable[[JsonObject], None]) -> None:
     """Respells a written configuration: what is computed afterwards is computed from that spelling."""
-    file = out / "config.json"
-    config = json.loads(file.read_text())
-    edit(config)
-    write_json(file, config)
+    value = json.loads(file.read_text())
+    edit(value)
+    write_json(file, value)
 
 
 def edit_tensors(out: Path, edit: Callable[[Tensors], Tensors]) -> None:

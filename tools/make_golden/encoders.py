@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from checkpoint import JsonObject, edit_config, edit_tensors, save, write_json
+from checkpoint import JsonObject, edit_json, edit_tensors, save, write_json
 from numpy.typing import NDArray
 from transformers import (
     BertConfig,
@@ -149,7 +149,7 @@ def make(name: str, seed: int, out: Path) -> None:
     case = CASES[name]
     save(case.model_class, case.config, seed, out)
     if case.edit is not None:
-        edit_config(out, case.edit)
+        edit_json(out / "config.json", case.edit)
     if case.stored_positions:
         positions = torch.arange(case.config.max_position_embeddings)[None]
         edit_tensors(out, lambda tensors: tensors | {"embeddings.position_ids": positions})
