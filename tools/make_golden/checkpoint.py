@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 MATRIX_STD = 0.15
 """With widths of 64 the projections keep the scale of what they read, so that every part shows in the logits."""
@@ -17,11 +17,12 @@ VECTOR_STD = 0.2
 
 JsonObject = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
+Edit = Callable[[JsonObject], None]
+EditTensors = Callable[[Tensors], Tensors]
 
 
-def save(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int, out: Path) -> None:
+def save(model: PreTrainedModel, seed: int, out: Path) -> None:
     """Writes `config.json` and `model.safetensors` with the names that the published checkpoints have."""
-    model = model_class._from_config(config, dtype=torch.float32)
     fill(stored(model), seed)
     shutil.rmtree(out, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(out)
@@ -48,31 +49,36 @@ def fill(tensors: Iterable[torch.Tensor], seed: int) -> None:
         value.data.copy_(noise.to(torch.bfloat16))
 
 
-def edit_json(file: Path, edit: Callable[[JsonObject], None]) -> None:
+def edit_json(file: Path, edit: Edit) -> None:
     """Respells a written configuration: what is computed afterwards is computed from that spelling."""
     value = json.loads(file.read_text())
     edit(value)
     write_json(file, value)
 
 
-def edit_tensors(out: Path, edit: Callable[[Tensors], Tensors]) -> None:
+def edit_tensors(out: Path, edit: EditTensors) -> None:
     """Changes which tensors a written checkpoint has."""
     file = out / "model.safetensors"
     save_file(edit(load_file(file)), file, metadata={"format": "pt"})
 
 
-def old_spelling(config: JsonObject) -> None:
-    """As files were written before transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, no `head_dim`."""
-    rope: JsonObject = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    kind = rope.pop("rope_type", "default")
-    if "partial_rotary_factor" in rope:
-        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
-    config["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
-    config["torch_dtype"] = config.pop("dtype")
-    for field in ("head_dim", "layer_types"):
-        config.pop(field, None)
-    config["transformers_version"] = "4.37.0"
+def old_spelling(*dropped: str, **added: object) -> Edit:
+    """As files were written before transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, and less else."""
+
+    def edit(config: JsonObject) -> None:
+        rope: JsonObject = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        kind = rope.pop("rope_type")
+        config["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
+        config["torch_dtype"] = config.pop("dtype")
+        config["transformers_version"] = "4.37.0"
+        for field in dropped:
+            del config[field]
+        config.update(added)
+
+    return edit
 
 
 def write_json(file: Path, value: object) -> None:

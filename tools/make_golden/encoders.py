@@ -1,14 +1,14 @@
 """Encoders, embedding models and cross-encoders: hidden states, pooled embeddings and classification logits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from checkpoint import JsonObject, edit_json, edit_tensors, save, write_json
+from checkpoint import Edit, JsonObject, edit_json, edit_tensors, save, write_json
 from numpy.typing import NDArray
+from reference import SPECIAL, VOCABULARY, load
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -27,10 +27,8 @@ from transformers import (
 
 LENGTHS = (5, 37, 70)
 """Tokens of each text: below, above and far above a local window of 16, and no multiple of a block."""
-VOCABULARY = 320
-SPECIAL = 5
-"""The ids below are special, and stand at the ends of a text alone."""
 BEGIN, END = 0, 2
+"""The ends of a text."""
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 SENTENCE_TRANSFORMERS = "sentence_transformers.models."
@@ -44,7 +42,7 @@ class Encoder:
     config: PreTrainedConfig
     pooling: Pooling | None = None
     normalize: bool = True
-    edit: Callable[[JsonObject], None] | None = None
+    edit: Edit | None = None
     stored_positions: bool = False
     """Whether the file holds the numbers of the positions, as those of the first versions of transformers do."""
 
@@ -147,7 +145,7 @@ CASES: dict[str, Encoder] = {
 def make(name: str, seed: int, out: Path) -> None:
     """Writes one case."""
     case = CASES[name]
-    save(case.model_class, case.config, seed, out)
+    save(case.model_class._from_config(case.config), seed, out)
     if case.edit is not None:
         edit_json(out / "config.json", case.edit)
     if case.stored_positions:
@@ -155,7 +153,7 @@ def make(name: str, seed: int, out: Path) -> None:
         edit_tensors(out, lambda tensors: tensors | {"embeddings.position_ids": positions})
     if case.pooling is not None:
         write_sentence_transformers(out, case.pooling, normalize=case.normalize, width=case.config.hidden_size)
-    model = case.model_class.from_pretrained(out, dtype=torch.float64, attn_implementation="eager").eval()
+    model = load(case.model_class, out, torch.float64)
     np.savez(out / "golden.npz", **reference(model, case, np.random.default_rng(seed)))
 
 

@@ -4,6 +4,7 @@ import shutil
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ class Adapter:
     """What the tensors are stored in; their values are exact in bf16 either way."""
 
 
-def lora(rank: int, alpha: int, targets: list[str], **changes: object) -> LoraConfig:
+def lora(rank: int, alpha: int, targets: list[str], **changes: Any) -> LoraConfig:
     """The configuration of an adapter that is not in training."""
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **changes)
 

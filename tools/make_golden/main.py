@@ -5,13 +5,16 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
+import dense
 import encoders
 import lora
+import moe
 import torch
+import wrapped
 from reference import UnstableError
 from transformers.utils import logging
 
-GROUPS = {"adapters": lora, "encoders": encoders}
+GROUPS = {"adapters": lora, "dense": dense, "encoders": encoders, "moe": moe, "wrapped": wrapped}
 ATTEMPTS = 50
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+ModelClass = type[PreTrainedModel] | type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]
 
 TOKENS = 40
 NEW_TOKENS = 12
@@ -28,11 +30,17 @@ class UnstableError(Exception):
     """Rounding decides what these weights compute; other weights will do."""
 
 
-def load(model_class: type[PreTrainedModel], checkpoint: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with the plainest kernels; what `grouped_mm` does for experts has no float64."""
-    model = model_class.from_pretrained(
-        checkpoint, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+def load(model_class: ModelClass, checkpoint: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with the plainest kernels; what `grouped_mm` does for experts has no float64.
+
+    Raises ValueError where the file's tensors are not those that the model has.
+    """
+    model, loading = model_class.from_pretrained(
+        checkpoint, dtype=dtype, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
     )
+    wrong = {kind: keys for kind, keys in loading.items() if keys}
+    if wrong:
+        raise ValueError(f"{checkpoint}: {wrong}")
     return model.eval()
 
 
@@ -42,13 +50,14 @@ def random_ids(seed: int) -> NDArray[np.int64]:
 
 
 @torch.inference_mode()
-def golden(exact: PreTrainedModel, rounded: PreTrainedModel, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def golden(exact: torch.nn.Module, rounded: torch.nn.Module, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """`input_ids [n]`, `logits [n, vocab]` in float32, `greedy [NEW_TOKENS]`, from the model in float64.
 
     `rounded` is the model in float32. Raises UnstableError where it says something else.
     """
     logits = compute(exact, ids)
-    text, greedy = ids, []
+    text = ids
+    greedy: list[int] = []
     for _ in range(NEW_TOKENS):
         row = compute(exact, text)[-1]
         best, second = row.topk(2).values
@@ -64,7 +73,7 @@ def golden(exact: PreTrainedModel, rounded: PreTrainedModel, ids: NDArray[np.int
     return {"input_ids": ids, "logits": logits.to(torch.float32).numpy(), "greedy": np.array(greedy)}
 
 
-def compute(model: PreTrainedModel, ids: NDArray[np.int64]) -> torch.Tensor:
+def compute(model: torch.nn.Module, ids: NDArray[np.int64]) -> torch.Tensor:
     """The logits of a whole text, without a cache, `[n, vocab]`."""
     return model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0]
 
