@@ -1,7 +1,7 @@
 """What transformers computes: logits and the greedy continuation in float64, refused where rounding could decide."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,13 +30,15 @@ class UnstableError(Exception):
     """Rounding decides what these weights compute; other weights will do."""
 
 
-def load(model_class: ModelClass, checkpoint: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load(
+    model_class: ModelClass, checkpoint: Path, dtype: torch.dtype, attention: Literal["eager", "sdpa"] = "eager"
+) -> PreTrainedModel:
     """The model with the plainest kernels; what `grouped_mm` does for experts has no float64.
 
     Raises ValueError where the file's tensors are not those that the model has.
     """
     model, loading = model_class.from_pretrained(
-        checkpoint, dtype=dtype, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+        checkpoint, dtype=dtype, attn_implementation=attention, experts_implementation="eager", output_loading_info=True
     )
     wrong = {kind: keys for kind, keys in loading.items() if keys}
     if wrong:

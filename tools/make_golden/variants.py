@@ -4,6 +4,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class Variant:
     unread: Tensors = field(default_factory=dict[str, torch.Tensor])
     """What published files hold too, and transformers leaves alone."""
     model_class: ModelClass = AutoModelForCausalLM
+    attention: Literal["eager", "sdpa"] = "eager"
 
 
 def sizes(**changes: object) -> JsonObject:
@@ -57,7 +59,7 @@ def make_variant(case: Variant, seed: int, out: Path) -> None:
         edit_json(out / "config.json", case.edit)
     if case.edit_tensors is not None:
         edit_tensors(out, case.edit_tensors)
-    exact, rounded = (load(case.model_class, out, dtype) for dtype in (torch.float64, torch.float32))
+    exact, rounded = (load(case.model_class, out, dtype, case.attention) for dtype in (torch.float64, torch.float32))
     figures = golden(exact, rounded, random_ids(seed))
     if case.without is not None:
         check_matters(figures["logits"], logits_with(case.without, case, out, figures["input_ids"]))
@@ -75,4 +77,4 @@ def logits_with(
         changed = Path(folder) / "changed"
         shutil.copytree(checkpoint, changed)
         edit_json(changed / "config.json", lambda config: config.update(changes))
-        return compute(load(case.model_class, changed, torch.float64), ids).to(torch.float32).numpy()
+        return compute(load(case.model_class, changed, torch.float64, case.attention), ids).to(torch.float32).numpy()
