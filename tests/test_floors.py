@@ -30,6 +30,7 @@ SAFE_CRATES = ("model", "engine")
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
     {"checks", "stop", "detokenizer", "chat", "tensors"},
+    {"parsers"},
     {"params", "outputs", "metrics", "archs"},
     {"options", "loading", "shapes", "tokenizer", "driver"},
     {"prompt"},

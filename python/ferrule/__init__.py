@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ferrule.metrics import EngineMetrics
     from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
     from ferrule.params import SamplingParams
+    from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,10 @@ _HOME = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
     "SamplingParams": "params",
+    "MessageDelta": "parsers",
+    "MessageFormat": "parsers",
+    "ParsedMessage": "parsers",
+    "ToolCall": "parsers",
     "EngineMetrics": "metrics",
     "CompletionOutput": "outputs",
     "Logprob": "outputs",
@@ -71,8 +76,11 @@ __all__ = [
     "InsufficientMemoryError",
     "InvalidParameterError",
     "Logprob",
+    "MessageDelta",
+    "MessageFormat",
     "ModelFileError",
     "ModelNotFoundError",
+    "ParsedMessage",
     "PromptError",
     "QueueFullError",
     "RequestMetrics",
@@ -81,6 +89,7 @@ __all__ = [
     "Score",
     "StreamDelta",
     "TokenizerError",
+    "ToolCall",
     "UnsupportedModelError",
     "__version__",
 ]

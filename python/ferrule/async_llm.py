@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 from ferrule.checks import check_number, shown
 from ferrule.collector import Collector
@@ -26,6 +26,7 @@ from ferrule.request import Request
 
 if TYPE_CHECKING:
     from ferrule.chat import Message
+    from ferrule.parsers import MessageFormat
 
 LONG = 4000
 """Characters or tokens of a request from which on it is read in a thread of its own: some milliseconds of work."""
@@ -33,6 +34,13 @@ LONGEST_TIMEOUT = 1e9
 """Seconds."""
 STEP_CHECK = 0.005
 """Seconds between looks at whether the last step is over, when closing."""
+
+
+class _Asked(NamedTuple):
+    """What a request is about, unchecked."""
+
+    prompt: object
+    message_format: object
 
 
 class AsyncLLM(LoadedModel):
@@ -59,17 +67,19 @@ class AsyncLLM(LoadedModel):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        message_format: MessageFormat | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt and yields its state, all of it each time, whenever there is more; the last is finished.
 
         A reader that is late gets the newest state and none of those that it missed. `request_id` is what `abort`
-        takes, and must not be that of a request that still runs. Lower `priority` is scheduled earlier. Cancelling
-        the task that reads, or closing the generator, ends the request.
+        takes, and must not be that of a request that still runs. Lower `priority` is scheduled earlier. With a
+        `message_format` each completion has its `message`. Cancelling the task that reads, or closing the generator,
+        ends the request.
 
         Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, all when it is first
         read.
         """
-        return self._outputs(prompt, None, sampling_params, request_id, priority)
+        return self._outputs(_Asked(prompt, message_format), sampling_params, request_id, priority)
 
     def chat(
         self,
@@ -82,22 +92,32 @@ class AsyncLLM(LoadedModel):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers a conversation; as `generate` otherwise.
 
-        To stream deltas instead, give `stream` what `await asyncio.to_thread(llm.chat_prompt, messages)` returns.
+        Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
+        its tool calls and its reasoning apart from the answer. To stream deltas instead, give `stream` what
+        `await asyncio.to_thread(llm.chat_prompt, messages)` returns, and a `message_format`.
 
         Raises ChatTemplateError, and as `generate`.
         """
-        render = partial(
-            self.chat_prompt,
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return self._outputs(None, render, sampling_params, request_id, priority)
+
+        def render() -> _Asked:
+            prompt = self.chat_prompt(
+                messages,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            message_format = self.message_format(
+                tool_call_parser, reasoning_parser, tools=tools, chat_template=chat_template
+            )
+            return _Asked(prompt, message_format)
+
+        return self._outputs(render, sampling_params, request_id, priority)
 
     async def stream(
         self,
@@ -106,13 +126,16 @@ class AsyncLLM(LoadedModel):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        message_format: MessageFormat | None = None,
     ) -> AsyncGenerator[StreamDelta, None]:
         """Continues a prompt and yields what is new; the last delta carries the whole output.
 
-        A reader that is late gets all that it missed in one delta. As `generate` otherwise, for one completion.
+        With a `message_format` each delta has its part of the `message`. A reader that is late gets all that it missed
+        in one delta. As `generate` otherwise, for one completion.
         """
         params = stream_params(sampling_params)
-        async with self._collecting(prompt, None, params, request_id, priority) as collector:
+        asked = _Asked(prompt, message_format)
+        async with self._collecting(asked, params, request_id, priority) as collector:
             while True:
                 delta = await collector.next_delta()
                 yield delta
@@ -173,15 +196,10 @@ class AsyncLLM(LoadedModel):
         await self.aclose()
 
     async def _outputs(
-        self,
-        prompt: object,
-        render: Callable[[], object] | None,
-        sampling_params: object,
-        request_id: object,
-        priority: object,
+        self, asked: _Asked | Callable[[], _Asked], sampling_params: object, request_id: object, priority: object
     ) -> AsyncGenerator[RequestOutput, None]:
         params = only_params(sampling_params)
-        async with self._collecting(prompt, render, params, request_id, priority) as collector:
+        async with self._collecting(asked, params, request_id, priority) as collector:
             while True:
                 output = await collector.next_output()
                 yield output
@@ -190,23 +208,24 @@ class AsyncLLM(LoadedModel):
 
     @asynccontextmanager
     async def _collecting(
-        self,
-        prompt: object,
-        render: Callable[[], object] | None,
-        params: SamplingParams,
-        request_id: object,
-        priority: object,
+        self, asked: _Asked | Callable[[], _Asked], params: SamplingParams, request_id: object, priority: object
     ) -> AsyncGenerator[Collector, None]:
-        """A request from its admission to its end; `render` makes the prompt where it takes long."""
+        """A request from its admission to its end; `asked` is called where it takes long to make."""
         collector = Collector(self._name_of(request_id), params.n)
         self._registry.admit(collector)
         try:
 
             def read() -> Request:
-                given = prompt if render is None else render()
-                return self._request(given, params, request_id=collector.request_id, priority=priority)
+                given = asked if isinstance(asked, _Asked) else asked()
+                return self._request(
+                    given.prompt,
+                    params,
+                    request_id=collector.request_id,
+                    priority=priority,
+                    message_format=given.message_format,
+                )
 
-            long = render is not None or _size(prompt, params) > LONG
+            long = not isinstance(asked, _Asked) or _size(asked.prompt, params) > LONG
             collector.begin(await asyncio.to_thread(read) if long else read())
             if not collector.ended:
                 self._engine_thread.add(collector)

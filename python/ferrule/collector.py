@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ferrule.errors import EngineError, FerruleError
 from ferrule.outputs import RequestOutput, StreamDelta
+from ferrule.parsers import MessageDelta
 from ferrule.request import Completion, Request
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Collector:
         self._news = asyncio.Event()
         self._read_characters = 0
         self._read_tokens = 0
+        self._read_message = MessageDelta()
 
     @property
     def request(self) -> Request:
@@ -99,11 +101,14 @@ class Collector:
         completion = self.request.completions[0]
         text, start = completion.text[self._read_characters :], self._read_tokens
         self._read_characters, self._read_tokens = len(completion.text), len(completion.token_ids)
+        message, known = completion.message, self._read_message
+        self._read_message = known if message is None else message
         return StreamDelta(
             text,
             completion.token_ids[start:],
             None if completion.logprobs is None else completion.logprobs[start:],
             self.request.output() if self.request.finished else None,
+            None if message is None else message.since(known),
         )
 
     async def _wait(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ferrule._native import SampleTrace
     from ferrule.chat import Message
+    from ferrule.parsers import MessageFormat
 
 MAX_CANDIDATES = 1000
 """Tokens that an explanation lists for a step."""
@@ -41,11 +42,12 @@ class LLM(LoadedModel):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        message_format: MessageFormat | None = None,
     ) -> list[RequestOutput]:
         """Continues one prompt or several at once; the outputs have the order of the prompts.
 
         One SamplingParams serves all prompts, a list has one for each; likewise `priority`, where lower is scheduled
-        earlier. Ctrl-C ends the call's own requests only.
+        earlier. With a `message_format` each completion has its `message`. Ctrl-C ends the call's own requests only.
 
         Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError.
         """
@@ -53,22 +55,29 @@ class LLM(LoadedModel):
         params = _one_each(sampling_params, len(several))
         priorities = _one_priority_each(priority, len(several))
         requests = [
-            self._request(prompt, each, priority=level)
+            self._request(prompt, each, priority=level, message_format=message_format)
             for prompt, each, level in zip(several, params, priorities, strict=True)
         ]
         self._finish(requests)
         return [request.output() for request in requests]
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        message_format: MessageFormat | None = None,
     ) -> Generator[StreamDelta, None, None]:
         """Continues a prompt and yields what each step brings; the last delta carries the whole output.
 
-        Closing the generator, or Ctrl-C, ends the request.
+        With a `message_format` each delta has its part of the `message`. Closing the generator, or Ctrl-C, ends the
+        request.
 
         Raises as `generate`; parameters are checked at once.
         """
-        return self._stream(self._request(prompt, stream_params(sampling_params), priority=priority))
+        params = stream_params(sampling_params)
+        return self._stream(self._request(prompt, params, priority=priority, message_format=message_format))
 
     def stream_all(
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -91,13 +100,21 @@ class LLM(LoadedModel):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several at once.
+
+        Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
+        its tool calls and its reasoning apart from the answer.
 
         Raises ChatTemplateError, and as `generate`.
         """
         if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
             raise ChatTemplateError(f"messages is {shown(messages)}; it must be a list of messages")
+        message_format = self.message_format(
+            tool_call_parser, reasoning_parser, tools=tools, chat_template=chat_template
+        )
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
         prompts = [
@@ -110,7 +127,7 @@ class LLM(LoadedModel):
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, priority=priority)
+        return self.generate(prompts, sampling_params, priority=priority, message_format=message_format)
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], continuations: Continuation | Sequence[Continuation]

@@ -23,8 +23,11 @@ from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrule.chat import Message
+    from ferrule.parsers import MessageFormat
 
 LOAD_FORMATS = ("auto", "dummy")
+AUTO = "auto"
+"""The parser that the chat template tells."""
 
 
 class LoadedModel:
@@ -148,6 +151,34 @@ class LoadedModel:
         )
         return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
 
+    def message_format(
+        self,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+    ) -> MessageFormat | None:
+        """How the model writes tool calls and reasoning, for `generate` and `stream`; None where neither is parsed.
+
+        The parsers' names are those of `ferrule.parsers`. `auto` takes the one that the chat template tells, if it
+        tells any, and for tool calls only where there are `tools`.
+
+        Raises InvalidParameterError.
+        """
+        from ferrule.parsers import MessageFormat, reasoning_parser_for, tool_call_parser_for
+
+        templates = self._tokenizer.chat_templates
+        chosen = "\n".join(templates.values()) if chat_template is None else templates.get(chat_template, chat_template)
+        model_type = self._files.spec.architecture
+        if tool_call_parser == AUTO:
+            tool_call_parser = tool_call_parser_for(chosen, model_type) if tools else None
+        if reasoning_parser == AUTO:
+            reasoning_parser = reasoning_parser_for(chosen, model_type)
+        if tool_call_parser is None and reasoning_parser is None:
+            return None
+        return MessageFormat(tool_call_parser, reasoning_parser, tools=tools)
+
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text.
 
@@ -223,6 +254,7 @@ class LoadedModel:
         request_id: str | None = None,
         priority: object = 0,
         prompt_logprobs_from: int = 1,
+        message_format: object = None,
     ) -> Request:
         check_vocabulary(params, self._model.vocab_size)
         priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
@@ -236,6 +268,7 @@ class LoadedModel:
             self._model,
             priority=priority,
             prompt_logprobs_from=prompt_logprobs_from,
+            message_format=_checked_format(message_format),
         )
 
     def _chat_template(self, chosen: str | None) -> str:
@@ -252,6 +285,14 @@ class LoadedModel:
         token = self._tokenizer.special_tokens.get("eos_token")
         token_id = None if token is None else self._tokenizer.token_id(token)
         return () if token_id is None else (token_id,)
+
+
+def _checked_format(message_format: object) -> MessageFormat | None:
+    from ferrule.parsers import MessageFormat
+
+    if message_format is None or isinstance(message_format, MessageFormat):
+        return message_format
+    raise InvalidParameterError(f"message_format is {shown(message_format)}; it must be a MessageFormat")
 
 
 def only_params(params: object) -> SamplingParams:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from ferrule.parsers import MessageDelta, ParsedMessage
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class CompletionOutput:
     """The stop string or stop token id that ended it; None for the model's own end-of-sequence token."""
     seed: int
     """Of its random numbers: the same seed gives the same tokens."""
+    message: ParsedMessage | None = None
+    """The text, told apart, where a message format was chosen; the text itself has the format's markers then."""
 
 
 @dataclass
@@ -111,6 +116,8 @@ class StreamDelta:
     logprobs: list[TokenLogprobs] | None
     output: RequestOutput | None = None
     """All of it, with the last delta."""
+    message: MessageDelta | None = None
+    """What is new of the message, where a message format was chosen."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,12 +14,17 @@ from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.params import SamplingParams
+from ferrule.parsers import MessageDelta, MessageFormat
 from ferrule.prompt import ReadPrompt
 from ferrule.stop import StopStrings
 from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrule import _native
+
+
+PROMPT_END = 32
+"""Tokens at a prompt's end that show whether it has begun the reasoning."""
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
@@ -55,10 +62,13 @@ class Completion:
         *,
         priority: int,
         prompt_logprobs_from: int,
+        message_format: MessageFormat | None,
     ) -> None:
         self.index = index
         self.seed = (seed + index) % 2**64
         self.text = ""
+        self.message = None if message_format is None else MessageDelta()
+        """The sum of what is known of the message, where it has a format."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob = None if params.logprobs is None else 0.0
@@ -83,9 +93,19 @@ class Completion:
         self._all_stop_ids = self._own_stop_ids.union(() if params.ignore_eos else model.eos_token_ids)
         self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._detokenizer = None
-        if model.tokenizer.available or params.stop:
+        if model.tokenizer.available or params.stop or message_format is not None:
             self._detokenizer = model.tokenizer.detokenizer(
-                prompt.token_ids, skip_special_tokens=params.skip_special_tokens
+                prompt.token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                keep=frozenset() if message_format is None else message_format.keep,
+            )
+        self._parser = None
+        if message_format is not None:
+            end = model.tokenizer.decode(prompt.token_ids[-PROMPT_END:], skip_special_tokens=False)
+            # With the prompt in it, the calls of a conversation have different ids even if its seed stays the same.
+            digest = hashlib.blake2b(array("Q", prompt.token_ids)).hexdigest()
+            self._parser = message_format.parser(
+                reasoning_open=message_format.reasoning_open(end), seed=f"{self.seed} {digest}"
             )
 
     def engine_params(self, trace: int | None, streams: bool) -> str:
@@ -147,14 +167,14 @@ class Completion:
             self.finish_reason, self.stop_reason = "stop", self._stop.matched
         self.text += text
         logprobs = None if self.logprobs is None else self.logprobs[start:]
-        return StreamDelta(text, self.token_ids[start:], logprobs)
+        return StreamDelta(text, self.token_ids[start:], logprobs, message=self._told_apart(text))
 
     def abort(self) -> StreamDelta:
         """Ends it where it is: text that was held back comes out."""
         text = self._flush()
         self.text += text
         self.finish_reason = "abort"
-        return StreamDelta(text, [], None if self.logprobs is None else [])
+        return StreamDelta(text, [], None if self.logprobs is None else [], message=self._told_apart(text))
 
     def output(self) -> CompletionOutput:
         """The state so far."""
@@ -167,7 +187,17 @@ class Completion:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self.seed,
+            message=None if self.message is None else self.message.message(),
         )
+
+    def _told_apart(self, text: str) -> MessageDelta | None:
+        if self._parser is None or self.message is None:
+            return None
+        delta = self._parser.feed(text)
+        if self.finish_reason is not None:
+            delta += self._parser.finish()
+        self.message += delta
+        return delta
 
     def _count(self, token: int, logprobs: _native.TokenLogprobs | None) -> None:
         self.last_token_time = time.perf_counter()
@@ -210,11 +240,21 @@ class Request:
         *,
         priority: int = 0,
         prompt_logprobs_from: int = 1,
+        message_format: MessageFormat | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.completions = [
-            Completion(index, prompt, params, seed, model, priority=priority, prompt_logprobs_from=prompt_logprobs_from)
+            Completion(
+                index,
+                prompt,
+                params,
+                seed,
+                model,
+                priority=priority,
+                prompt_logprobs_from=prompt_logprobs_from,
+                message_format=message_format,
+            )
             for index in range(params.n)
         ]
         self.arrival = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -89,21 +89,24 @@ class Tokenizer:
         """The id of a token given as it is written in the vocabulary."""
         return None if self._backend is None else self._backend.token_to_id(token)
 
-    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A stream of tokens to text, where `prompt` comes before it.
+    def detokenizer(
+        self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True, keep: Set[str] = frozenset()
+    ) -> Detokenizer:
+        """A stream of tokens to text, where `prompt` comes before it. Special tokens in `keep` are never skipped.
 
         Raises TokenizerError without a tokenizer.
         """
         backend = self._require("tokens have no text")
+        skipped = self._special_ids - {backend.token_to_id(token) for token in keep} if skip_special_tokens else ()
         if self._pieces is None:
 
             def decode(ids: list[int]) -> str:
-                return backend.decode(ids, skip_special_tokens=skip_special_tokens)
+                return backend.decode([each for each in ids if each not in skipped], skip_special_tokens=False)
 
             return WindowDetokenizer(decode, prompt)
 
         def lookup(token_id: int) -> bytes:
-            return b"" if skip_special_tokens and token_id in self._special_ids else self._token_bytes(token_id)
+            return b"" if token_id in skipped else self._token_bytes(token_id)
 
         return ByteDetokenizer(lookup, prompt, strip_first_space=self._pieces.strip_first_space)
 
