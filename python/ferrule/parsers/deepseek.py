@@ -22,9 +22,10 @@ from ferrule.parsers.state import State
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+TYPE = "function"
 FENCE, FENCE_END = ("```json", "```"), "```"
 INSIDE = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END)
-_NAME = re.compile(r"[^\s`<{]+")
+_NAME = re.compile(r"[\w.:/-]+")
 
 
 def deepseek(state: State) -> Read[None]:
@@ -42,7 +43,7 @@ def deepseek(state: State) -> Read[None]:
         if marker and (yield from _call(state)):
             inside = True
         else:
-            state.not_a_call()
+            state.as_content()
 
 
 def _call(state: State) -> Read[bool]:
@@ -54,6 +55,8 @@ def _call(state: State) -> Read[bool]:
         return False
     yield from text.skip_space()
     second = yield from text.run(_NAME)
+    if second and first != TYPE:
+        return False
     yield from text.skip_space()
     opening = yield from text.accept(*((*FENCE, CALL_END) if second else (CALL_END,)))
     if opening != CALL_END:

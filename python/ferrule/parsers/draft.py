@@ -1,7 +1,8 @@
 """A message while it is written: which text belongs to which part, and whose whitespace is the format's.
 
 Whitespace beside a marker belongs to the format, so it is left out: around reasoning, and between content and calls.
-Text without any marker is content to the last character.
+Content that goes on after a marker keeps the whitespace before it, or else that behind it. Text without any marker is
+content to the last character.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class _CallNews:
 
 
 class _Prose:
-    """A part of the message, without the whitespace beside markers."""
+    """A part of the message, without the whitespace beside markers, or with that of one side between two texts."""
 
     def __init__(self) -> None:
         self._new: list[str] = []
@@ -130,7 +131,8 @@ class _Prose:
         self._begun = False
         self._before: str | None = None
         """What stands in place of the whitespace before the next text; None where that counts."""
-        self._ends_in_text = True
+        self._marked = False
+        """Whether a marker stands behind the last text."""
 
     def write(self, text: str) -> None:
         if self._before is not None:
@@ -143,11 +145,12 @@ class _Prose:
         if end:
             self._new += [*self._space, text[:end]]
             self._space.clear()
-            self._begun = self._ends_in_text = True
+            self._begun, self._marked = True, False
         if end < len(text):
             self._space.append(text[end:])
 
     def begin(self) -> None:
+        """What follows is on a line of its own."""
         self._space.clear()
         self._before = "\n" if self._begun else ""
 
@@ -155,10 +158,13 @@ class _Prose:
         """Here is a marker."""
         if not self._begun:
             self.begin()
-        self._ends_in_text = False
+        elif self._space:
+            self._before = "".join(self._space)
+            self._space.clear()
+        self._marked = True
 
     def end(self) -> None:
-        if self._ends_in_text:
+        if not self._marked:
             self._new += self._space
             self._space.clear()
 

@@ -31,11 +31,11 @@ def gemma3(state: State) -> Read[None]:
             block = yield from text.accept(CODE, JSON)
             yield from text.skip_space()
         if (yield from _calls(state, block)):
+            text.hold()
             yield from text.skip_space()
-            if block:
-                yield from text.accept(FENCE)
-        else:
-            state.not_a_call()
+            if block and (yield from text.accept(FENCE)):
+                text.held()
+        state.as_content()
         block = yield from state.content(CODE, JSON)
         if not block:
             return
@@ -69,5 +69,5 @@ def _code(state: State) -> Read[bool]:
             text.hold()
             yield from text.skip_space()
     if written:
-        state.after_call()
+        state.as_content()
     return written

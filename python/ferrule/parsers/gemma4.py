@@ -64,7 +64,7 @@ def _message(state: State, notation: Notation) -> Read[None]:
         yield from text.skip_space()
         name = (yield from text.run(_NAME)) if (yield from text.accept(CALL)) else ""
         if not name or not (yield from text.accept("{")):
-            state.not_a_call()
+            state.as_content()
             continue
         text.held()
         inside = True

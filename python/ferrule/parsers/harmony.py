@@ -53,7 +53,7 @@ def _header(state: State) -> Read[Sink]:
     """Reads the rest of a header that is held; where the text of the message goes."""
     text, draft = state.text, state.draft
     if (yield from text.upto(MESSAGE, START, *ENDS)) != MESSAGE:
-        state.not_a_call()
+        state.as_content()
         return draft.content
     header = text.held()
     yield from text.accept(MESSAGE)

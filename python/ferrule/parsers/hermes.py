@@ -27,12 +27,8 @@ def hermes(state: State) -> Read[None]:
             continue
         text.hold(BEGIN)
         yield from text.skip_space()
-        written = False
         while (yield from text.peek()) == "{" and (yield from call_object(state, stop=END)):
-            written = inside = True
+            inside = True
             text.hold()
             yield from text.skip_space()
-        if written:
-            state.after_call()
-        else:
-            state.not_a_call()
+        state.as_content()

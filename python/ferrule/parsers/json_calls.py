@@ -71,7 +71,7 @@ def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[b
     if found.written:
         if ended:
             text.held()
-        state.after_call()
+        state.as_content()
         return True
     enough = found.arguments is not None or certain or state.tools.declares(found.name or "")
     if not ended or found.name is None or not enough:
@@ -99,7 +99,7 @@ def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[boo
         return False
     if (yield from text.accept("]")):
         text.held()
-    state.after_call()
+    state.as_content()
     return True
 
 
@@ -144,7 +144,8 @@ def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -
         return found.name is not None
     if key not in ARGUMENTS or found.arguments is not None or found.written:
         return (yield from json_value(text, nowhere, stop))
-    if not certain and (yield from text.peek()) != "{":
+    first = yield from text.peek()
+    if not first or not (certain or first == "{"):
         return False
     if found.name is None:
         pieces: list[str] = []

@@ -45,7 +45,7 @@ def json_calls(state: State) -> Read[bool]:
         if (yield from text.accept(";")):
             yield from text.skip_space()
     if written:
-        state.after_call()
+        state.as_content()
     return written
 
 
@@ -63,10 +63,11 @@ def _answer(state: State, calls: Callable[[State], Read[bool]]) -> Read[None]:
         if not tag and (yield from text.accept(*TAGS)):
             yield from text.skip_space()
         if (yield from calls(state)):
+            text.hold()
             yield from text.skip_space()
-            yield from text.accept(TAG_END)
-        else:
-            state.not_a_call()
+            if (yield from text.accept(TAG_END)):
+                text.held()
+        state.as_content()
         tag = yield from state.content(*TAGS)
         if not tag:
             return

@@ -35,7 +35,7 @@ def mistral(state: State) -> Read[None]:
         else:
             written = yield from _named_call(state)
         if not written:
-            state.not_a_call()
+            state.as_content()
 
 
 def _named_call(state: State) -> Read[bool]:
@@ -47,9 +47,9 @@ def _named_call(state: State) -> Read[bool]:
     marker = yield from text.accept(CALL_ID, ARGS)
     call_id = None
     if marker == CALL_ID:
-        given = yield from text.run(_ID)
-        call_id = given if len(given) == ID_LENGTH else None
-        marker = yield from text.accept(ARGS)
+        call_id = yield from text.run(_ID)
+        if len(call_id) != ID_LENGTH or not (yield from text.accept(ARGS)):
+            return False
     yield from text.skip_space()
     if not marker and (yield from text.peek()) != "{":
         return False

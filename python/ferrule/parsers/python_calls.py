@@ -36,7 +36,7 @@ def call_list(state: State) -> Read[bool]:
         return False
     if (yield from text.accept("]")):
         text.held()
-    state.after_call()
+    state.as_content()
     return True
 
 

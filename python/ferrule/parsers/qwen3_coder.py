@@ -45,7 +45,7 @@ def qwen3_coder(state: State) -> Read[None]:
         if marker and (yield from _function(state)):
             inside = True
         else:
-            state.not_a_call()
+            state.as_content()
 
 
 def _function(state: State) -> Read[bool]:

@@ -58,15 +58,9 @@ class State:
                 return marker
             yield from self._think(thought)
 
-    def not_a_call(self) -> None:
-        """What was held is content, marker and all: no text of the model is lost."""
+    def as_content(self) -> None:
+        """What was held is content, markers and all: no text of the model is lost."""
         self.draft.content(self.text.held())
-
-    def after_call(self) -> None:
-        """What was held after a call is content too, unless it is whitespace."""
-        rest = self.text.held()
-        if rest.strip():
-            self.draft.content(rest)
 
     def _think(self, thought: Thought) -> Read[None]:
         self.draft.begin_reasoning()

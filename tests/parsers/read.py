@@ -1,0 +1,56 @@
+"""Ways to read a message, and a short notation for what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, Tool
+
+Calls = list[tuple[str, str]]
+
+WEATHER: list[Tool] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "metric": {"type": "boolean"},
+                    "spots": {"type": "array"},
+                    "where": {"type": "object"},
+                    "most": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+                },
+            },
+        },
+    },
+    {"name": "get_time"},
+]
+
+
+def in_pieces(form: MessageFormat, pieces: Iterable[str], **options: Any) -> ParsedMessage:
+    """The message that a stream of text gives."""
+    parser, message = form.parser(seed=0, **options), MessageDelta()
+    for piece in pieces:
+        message += parser.feed(piece)
+    return (message + parser.finish()).message()
+
+
+def read(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, str | None, Calls]:
+    """Content, reasoning and calls of a text, the same at once and one character after another."""
+    message = form.parse(text, seed=0, **options)
+    assert in_pieces(form, text, **options) == message
+    ids = [call.id for call in message.tool_calls]
+    assert len(set(ids)) == len(ids)
+    return message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls]
+
+
+def given_out(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, str | None, Calls]:
+    """What a stream has given out of a text that is not over."""
+    parser, message = form.parser(**options), MessageDelta()
+    for piece in text:
+        message += parser.feed(piece)
+    return message.content, message.reasoning, [(call.name or "", call.arguments) for call in message.tool_calls]

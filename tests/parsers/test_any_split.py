@@ -1,0 +1,203 @@
+"""What holds for every parser: any split of a text gives one message, no text is lost, time is linear in its length."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule.parsers import TOOL_CALL_PARSERS, MessageFormat, ParsedMessage
+from ferrule.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from parsers.read import WEATHER, in_pieces
+
+EVERYWHERE = [" ", "\n", "text", "é😀日", "{", "}", "[", "]", "(", ")", ",", ":", '"', "'", "\\", "<", "=", "0", "null"]
+OBJECTS = [
+    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    '{"name": "f", "parameters": {"a": [{"b": "}]"}]}}',
+    '{"name": "f", "arguments": ',
+    '{"arguments": {"a": 1}, ',
+    '"name": "get_time"',
+    '"</tool_call>[TOOL_CALLS]<|end|>"',
+    '"a \\" b \\\\"',
+]
+PYTHON = [
+    "get_weather(",
+    "f(a=",
+    "city='Pa\\'ris'",
+    'days="3"',
+    "print(",
+    '"""',
+    "get_time()",
+    "x=[1, (2,), {'k': None}]",
+]
+THINK = ["<think>", "</think>", "<think>\n"]
+FORMS = {
+    "hermes": (MessageFormat("hermes", "qwen3"), ["<tool_call>", "</tool_call>", *OBJECTS, *THINK]),
+    "qwen3_coder": (
+        MessageFormat("qwen3_coder", "qwen3", tools=WEATHER),
+        [
+            *("<tool_call>", "</tool_call>", "<function=get_weather>", "<function=", "</function>", "<parameter=city>"),
+            *("<parameter=days>\n", "<parameter=", "</parameter>", "\n</parameter>", *THINK),
+        ],
+    ),
+    "deepseek_v3": (
+        MessageFormat("deepseek_v3", "deepseek_r1"),
+        [
+            *(CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, "function", "get_weather", "```json", "```"),
+            *(CALLS_BEGIN + CALL_BEGIN + "f" + SEPARATOR, *OBJECTS, *THINK),
+        ],
+    ),
+    "mistral": (
+        MessageFormat("mistral", "mistral"),
+        ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abcDEF123", "get_weather", "[THINK]", "[/THINK]", *OBJECTS],
+    ),
+    "openai": (
+        MessageFormat("openai", "openai_gptoss"),
+        [
+            *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+            *("assistant", "analysis", "commentary", "final", "json", " to=functions.f", "to=", *OBJECTS),
+        ],
+    ),
+    "llama3_json": (
+        MessageFormat("llama3_json", "deepseek_r1"),
+        ["<|python_tag|>", "<|python_start|>", "<|python_end|>", ";", *OBJECTS, *THINK],
+    ),
+    "pythonic": (
+        MessageFormat("pythonic", tools=WEATHER),
+        ["<|python_tag|>", "<|python_start|>", "<|python_end|>", "[get_weather(", *PYTHON],
+    ),
+    "gemma3": (
+        MessageFormat("gemma3"),
+        ["```tool_code\n", "```json\n", "```", "`", *PYTHON, *OBJECTS],
+    ),
+    "gemma4": (
+        MessageFormat("gemma4", "gemma4"),
+        [
+            *("<|tool_call>", "<tool_call|>", "call:", "get_weather", '<|"|>', "city:", "<|channel>", "thought\n"),
+            *("<channel|>", "<|tool_call>call:f{", "<|channel>thought\n", "true"),
+        ],
+    ),
+    "functiongemma": (
+        MessageFormat("functiongemma"),
+        [
+            "<start_function_call>",
+            "<end_function_call>",
+            "call:",
+            "f{",
+            "<escape>",
+            "a:",
+            "<start_function_call>call:f{",
+        ],
+    ),
+}
+NAMES = sorted(FORMS)
+HEADER = re.compile(
+    r"(?:<\|start\|>|<\|channel\|>|^\s*to=)(?:(?!<\|(?:start|end|call|return)\|>).)*?<\|message\|>", re.DOTALL
+)
+WORD = re.compile(r"w\d+w")
+
+
+def texts(name: str) -> st.SearchStrategy[str]:
+    """Made of the markers of a form, halves of them, and what stands between them."""
+    fragments = [*EVERYWHERE, *FORMS[name][1]] + FORMS[name][1]
+    halves = [fragment[: len(fragment) // 2] for fragment in FORMS[name][1]]
+    return st.lists(st.sampled_from(fragments + halves), max_size=25).map("".join)
+
+
+def pieces(text: str, cuts: list[int]) -> list[str]:
+    """A text, cut; some pieces may be empty."""
+    bounds = sorted([0, len(text), *(cut % (len(text) + 1) for cut in cuts)])
+    return [text[start:end] for start, end in pairwise(bounds)]
+
+
+def everything(message: ParsedMessage) -> str:
+    """All the text of a message."""
+    parts = [message.content or "", message.reasoning or ""]
+    return "\0".join(parts + [text for call in message.tool_calls for text in (call.name, call.arguments)])
+
+
+def test_every_parser_is_here() -> None:
+    assert {family.names[0] for family in TOOL_CALL_PARSERS} == set(FORMS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 2000), max_size=12), reasoning_open=st.booleans())
+def test_any_split_gives_the_same_message(
+    name: str, data: st.DataObject, cuts: list[int], reasoning_open: bool
+) -> None:
+    form, text = FORMS[name][0], data.draw(texts(name))
+    whole = form.parse(text, seed=0, reasoning_open=reasoning_open)
+    assert in_pieces(form, pieces(text, cuts), reasoning_open=reasoning_open) == whole
+    assert in_pieces(form, text, reasoning_open=reasoning_open) == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), reasoning_open=st.booleans())
+def test_no_word_is_lost(name: str, data: st.DataObject, reasoning_open: bool) -> None:
+    """But for the values of keys that a call does not have, none of which is here, and harmony's headers."""
+    form, fragments = FORMS[name][0], [*FORMS[name][1], " ", "\n", "{", "}", "[", "]", "(", ")", ","]
+    drawn = data.draw(st.lists(st.sampled_from(fragments + [None] * len(fragments)), max_size=25))
+    text = "".join(f"w{index}w" if each is None else each for index, each in enumerate(drawn))
+    message = form.parse(text, reasoning_open=reasoning_open)
+    if name == "openai":
+        text = HEADER.sub("", text)
+    assert set(WORD.findall(text)) <= set(WORD.findall(everything(message)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("ab {}:;.,\"'\\\n\t\u00a0é日😀()", max_size=60))
+def test_text_without_a_marker_is_content_to_the_last_character(name: str, text: str) -> None:
+    form = MessageFormat(FORMS[name][0].tool_call_parser, FORMS[name][0].reasoning_parser, tools=[])
+    assert form.parse(text) == ParsedMessage(text or None, None, [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_what_is_given_out_is_never_taken_back(name: str, data: st.DataObject) -> None:
+    form, text = FORMS[name][0], data.draw(texts(name))
+    whole = form.parse(text, seed=0)
+    for end in range(len(text)):
+        parser = form.parser(seed=0)
+        so_far = parser.feed(text[:end])
+        assert (whole.content or "").startswith(so_far.content or "")
+        assert (whole.reasoning or "").startswith(so_far.reasoning or "")
+        for call, known in zip(whole.tool_calls, so_far.tool_calls, strict=False):
+            assert (call.id, call.name) == (known.id, known.name)
+            assert call.arguments.startswith(known.arguments)
+        assert len(so_far.tool_calls) <= len(whole.tool_calls)
+
+
+BEGINNINGS = [
+    *((name, "") for name in NAMES),
+    ("hermes", '<tool_call>{"name": "f", "arguments": '),
+    ("hermes", '<tool_call>{"arguments": "'),
+    ("qwen3_coder", "<function=f><parameter=a>"),
+    ("qwen3_coder", "<function=get_weather><parameter=days>"),
+    ("openai", "<|channel|>"),
+    ("pythonic", "[get_weather(city="),
+    ("pythonic", "[get_weather("),
+    ("gemma4", "<|tool_call>call:f{a:"),
+]
+
+
+@pytest.mark.parametrize(("name", "beginning"), BEGINNINGS)
+def test_a_million_characters_take_seconds(name: str, beginning: str) -> None:
+    """The promise is 8 s; asserted with fivefold slack, for which quadratic time would be far too long."""
+    form = FORMS[name][0]
+    start = time.perf_counter()
+    for character in "<{[":
+        text = beginning + character * 1_000_000
+        found = everything(form.parse(text))
+        assert found.count(character) >= 1_000_000 - 1
+    parser = form.parser()
+    for character in beginning + "{" * 50_000:
+        parser.feed(character)
+    assert time.perf_counter() - start < 3 * 8 * 5

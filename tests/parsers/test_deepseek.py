@@ -1,0 +1,79 @@
+"""DeepSeek: calls between special tokens, with the arguments in a block or behind the separator."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrule.parsers import MessageFormat
+from ferrule.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from parsers.read import Calls, given_out, read
+
+DEEPSEEK = MessageFormat("deepseek_v3", "deepseek_r1")
+
+
+def v3(name: str, arguments: str) -> str:
+    """A call of V3 and R1."""
+    return f"{CALL_BEGIN}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
+
+
+def v31(name: str, arguments: str) -> str:
+    """A call of V3.1."""
+    return f"{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (CALLS_BEGIN + v3("f", '{"a": 1}') + CALLS_END, None, [("f", '{"a": 1}')]),
+        (CALLS_BEGIN + v31("f", '{"a": 1}') + CALLS_END, None, [("f", '{"a": 1}')]),
+        ("Hm.\n" + CALLS_BEGIN + v3("f", "{}") + "\n" + v3("g", "{}") + CALLS_END, "Hm.", [("f", "{}"), ("g", "{}")]),
+        (CALLS_BEGIN + v31("f", "{}") + v31("g", "{}") + CALLS_END + " ok", "ok", [("f", "{}"), ("g", "{}")]),
+        (CALLS_BEGIN + v31("f", "") + CALLS_END, None, [("f", "{}")]),
+        (CALLS_BEGIN + CALL_BEGIN + "function" + SEPARATOR + "f" + CALL_END + CALLS_END, None, [("f", "{}")]),
+        (
+            CALLS_BEGIN + v3("f", '{"a": "```' + CALL_END + '"}') + CALLS_END,
+            None,
+            [("f", '{"a": "```' + CALL_END + '"}')],
+        ),
+        # A brace too few and one too many.
+        (CALLS_BEGIN + v31("f", '{"a": [1') + v31("g", "{}") + CALLS_END, None, [("f", '{"a": [1'), ("g", "{}")]),
+        (CALLS_BEGIN + v3("f", "{}}") + v3("g", "{}") + CALLS_END, "}\n```", [("f", "{}"), ("g", "{}")]),
+        # Cut off.
+        (CALLS_BEGIN + v31("f", '{"a": 1}').split(":")[0], None, [("f", '{"a"')]),
+        (CALLS_BEGIN + v31("f", '{"a": 1}').removesuffix(CALL_END), None, [("f", '{"a": 1}')]),
+        (CALLS_BEGIN + v3("f", '{"a": 1}').split("{")[0], None, [("f", "")]),
+    ],
+)
+def test_calls(text: str, content: str | None, calls: Calls) -> None:
+    assert read(DEEPSEEK, text) == (content, None, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALLS_BEGIN,
+        CALLS_BEGIN + CALLS_END,
+        CALLS_BEGIN + " text",
+        CALLS_BEGIN + CALL_BEGIN + "f",
+        CALLS_BEGIN + CALL_BEGIN + "a function" + SEPARATOR,
+        CALLS_BEGIN + CALL_BEGIN + "function" + SEPARATOR + "f",
+        CALLS_BEGIN + CALL_BEGIN + "function" + SEPARATOR + "f\nand",
+        CALLS_BEGIN + CALL_BEGIN + "tool" + SEPARATOR + "f\n```json\n{}\n```",
+        CALLS_BEGIN + CALL_BEGIN + "f" + SEPARATOR + "[1]" + CALL_END,
+        v31("f", "{}"),
+        "```json\n{}\n```",
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    assert read(DEEPSEEK, text) == (text, None, [])
+
+
+def test_reasoning() -> None:
+    call = CALLS_BEGIN + v31("f", "{}") + CALLS_END
+    assert read(DEEPSEEK, f"<think>\nHm.\n</think>\n\nYes. {call}") == ("Yes.", "Hm.", [("f", "{}")])
+    assert read(DEEPSEEK, f"Hm, {call}</think>", reasoning_open=True) == (None, f"Hm, {call}", [])
+
+
+def test_arguments_are_given_out_while_they_arrive() -> None:
+    for call in (v3("f", '{"a": "b'), v31("f", '{"a": "b')):
+        assert given_out(DEEPSEEK, CALLS_BEGIN + call.split('"b')[0] + '"b')[2] == [("f", '{"a": "b')]

@@ -1,0 +1,112 @@
+"""Parsers by name, and which of them a chat template needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ferrule import InvalidParameterError
+from ferrule.parsers import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    MessageFormat,
+    reasoning_parser_for,
+    tool_call_parser_for,
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "reasoning"),
+    [
+        ("{{ '<|im_start|>assistant\\n' }}{{ '<tool_call>\\n{\"name\": \"' }}", "hermes", None),
+        ("{{ '<tool_call>' }}{{ '<think>\\n\\n</think>' }}", "hermes", "deepseek_r1"),
+        ("{{ '<tool_call>\\n<function=' + name }}{{ '</think>' }}", "qwen3_coder", "deepseek_r1"),
+        ("{{ '<｜tool▁calls▁begin｜>' }}{{ content.split('</think>') }}", "deepseek_v3", "deepseek_r1"),  # noqa: RUF001
+        ("{{ '[TOOL_CALLS]' }}{{ '[THINK]' }}", "mistral", "mistral"),
+        ("{{ '[INST]' }}{{ '[TOOL_CALLS] [' }}", "mistral", None),
+        ("{{ '<|start|>assistant<|channel|>analysis<|message|>' }}", "openai", "openai_gptoss"),
+        ("{{ '<|python_tag|>' }}{{ '\"parameters\": ' }}", "llama3_json", None),
+        ("{{ '<|python_start|>' }}", "llama3_json", None),
+        ("in the format of [func_name1(params_name1=...)]{{ '<|python_tag|>' }}", "pythonic", None),
+        ("{{ '<start_of_turn>model' }}", "gemma3", None),
+        ("{{ '<start_of_turn>model' }}{{ '<start_function_call>call:' }}", "functiongemma", None),
+        ("{{ '<|tool_call>call:' }}{{ '<|channel>thought' }}", "gemma4", "gemma4"),
+        ("{{ '<tool_call>' }}{{ '<arg_key>' }}", None, None),
+        ("{{ '<tool_calls>' }}{{ '<|tool_call|>' }}", None, None),
+        ("{{ '<|user|>' }}", None, None),
+    ],
+)
+def test_the_template_tells(template: str, calls: str | None, reasoning: str | None) -> None:
+    assert tool_call_parser_for(template) == calls
+    assert reasoning_parser_for(template) == reasoning
+
+
+def test_the_type_of_model_tells_where_there_is_no_template() -> None:
+    assert tool_call_parser_for("", "gpt_oss") == "openai"
+    assert reasoning_parser_for("", "gpt_oss") == "openai_gptoss"
+    assert tool_call_parser_for("", "llama") is None
+    assert tool_call_parser_for("{{ '<tool_call>' }}", "gpt_oss") == "hermes"
+
+
+def test_every_name_is_of_one_parser() -> None:
+    for families in (TOOL_CALL_PARSERS, REASONING_PARSERS):
+        names = [name for family in families for name in family.names]
+        assert len(set(names)) == len(names)
+    for family in TOOL_CALL_PARSERS:
+        for name in family.names:
+            assert MessageFormat(name).tool_call_parser == family.names[0]
+    for thinker in REASONING_PARSERS:
+        for name in thinker.names:
+            assert MessageFormat(None, name).reasoning_parser == thinker.names[0]
+
+
+def test_special_tokens_to_keep() -> None:
+    assert MessageFormat("mistral").keep == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"}
+    assert MessageFormat("hermes", "qwen3").keep == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
+    assert "<|channel|>" in MessageFormat(None, "openai_gptoss").keep
+    assert '<|"|>' in MessageFormat("gemma4").keep
+    assert MessageFormat("gemma3").keep == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MessageFormat("hermse"), "tool_call_parser is 'hermse'; it must be one of hermes, "),
+        (lambda: MessageFormat("qwen3"), "tool_call_parser is 'qwen3'; it must be one of qwen3_"),
+        (lambda: MessageFormat(3), "tool_call_parser is 3; it must be one of "),  # type: ignore[arg-type]
+        (lambda: MessageFormat(None, "hermes"), "reasoning_parser is 'hermes'; it must be one of "),
+        (lambda: MessageFormat("hermes", tools="x"), "tools is 'x'; it must be a list of tools"),  # type: ignore[arg-type]
+        (lambda: MessageFormat("hermes", tools={}), "tools is {}; it must be a list"),  # type: ignore[arg-type]
+        (
+            lambda: MessageFormat("hermes", tools=[{"name": "f"}, {"type": "x"}]),
+            r"tools\[1\] is {'type': 'x'}; it must",
+        ),
+        (lambda: MessageFormat("hermes", tools=["f"]), r"tools\[0\] is 'f'"),  # type: ignore[list-item]
+        (lambda: MessageFormat("hermes", tools=[{"name": ""}]), r"tools\[0\] is {'name': ''}"),
+        (lambda: MessageFormat("hermes", tools=[{"function": {"name": 3}}]), r"tools\[0\] is"),
+    ],
+)
+def test_what_cannot_be_is_an_error(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        make()
+
+
+def test_a_message_ends_once() -> None:
+    parser = MessageFormat("hermes").parser()
+    assert not parser.feed("")
+    assert not parser.feed("<tool_call>")
+    assert parser.finish().content == "<tool_call>"
+    assert not parser.finish()
+    with pytest.raises(InvalidParameterError, match="the message is finished"):
+        parser.feed("x")
+
+
+def test_ids() -> None:
+    form = MessageFormat("hermes")
+    text = '<tool_call>{"name": "f"}{"name": "f"}</tool_call>'
+    ids = [[call.id for call in form.parse(text, seed=seed).tool_calls] for seed in (1, 1, 2, "1", None, None)]
+    assert ids[0] == ids[1]
+    assert len({each for pair in ids for each in pair}) == 10
+    assert all(each.startswith("call_") and len(each) == 29 and each[5:].isalnum() for pair in ids for each in pair)

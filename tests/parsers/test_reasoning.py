@@ -1,0 +1,79 @@
+"""Reasoning between `<think>` and `</think>`, with and without a parser of calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrule.parsers import MessageFormat
+from parsers.read import given_out, read
+
+THINK = MessageFormat(None, "deepseek_r1")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("Yes.", "Yes.", None),
+        ("<think>\nSo.\n</think>\n\nYes.\n", "Yes.\n", "So."),
+        (" \n<think>So.</think>Yes.", "Yes.", "So."),
+        ("<think>\n\n</think>\n\nYes.", "Yes.", None),
+        ("<think> a\n b </think> c", "c", "a\n b"),
+        # Cut off.
+        ("<think>So it", None, "So it"),
+        ("<think>So it</thi", None, "So it</thi"),
+        ("<thi", "<thi", None),
+        # An answer may be about the markers.
+        ("The <think> tag.</think>", "The <think> tag.</think>", None),
+        ("<think>So.</think>The <think> tag.", "The <think> tag.", "So."),
+        ("</think>Yes.", "</think>Yes.", None),
+        ("<think>One <think> more.</think>Yes.", "Yes.", "One <think> more."),
+    ],
+)
+def test_at_the_beginning_alone(text: str, content: str | None, reasoning: str | None) -> None:
+    assert read(THINK, text) == (content, reasoning, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("So.\n</think>\n\nYes.", "Yes.", "So."),
+        ("\n<think>\nSo.</think>Yes.", "Yes.", "So."),
+        ("So it", None, "So it"),
+        ("</think>Yes.", "Yes.", None),
+        ("", None, None),
+    ],
+)
+def test_a_prompt_that_has_begun_it(text: str, content: str | None, reasoning: str | None) -> None:
+    assert read(THINK, text, reasoning_open=True) == (content, reasoning, [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("<｜Assistant｜><think>\n", True),  # noqa: RUF001
+        ("<|im_start|>assistant\n<think>", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("What is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("", False),
+    ],
+)
+def test_whether_a_prompt_has_begun_it(prompt: str, is_open: bool) -> None:
+    assert THINK.reasoning_open(prompt) is is_open
+    assert not MessageFormat("hermes").reasoning_open(prompt), "nobody asked"
+
+
+def test_without_a_parser_it_is_content() -> None:
+    text = '<think>So.</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert read(MessageFormat("hermes"), text) == ("<think>So.</think>", None, [("f", "{}")])
+    assert read(THINK, text)[::2] == (text.removeprefix("<think>So.</think>\n"), [])
+
+
+def test_calls_are_not_sought_in_it() -> None:
+    form = MessageFormat("hermes", "qwen3")
+    text = '<think><tool_call>{"name": "f", "arguments": {}}</tool_call></think>'
+    assert read(form, text)[2] == []
+
+
+def test_it_is_given_out_while_it_arrives() -> None:
+    assert given_out(THINK, "<think>So it</th")[1] == "So it"
+    assert given_out(THINK, "<think>So.</think>Ye")[0] == "Ye"

@@ -1,0 +1,190 @@
+"""Messages of completions: parsers chosen by name or by the chat template, streams, special tokens, ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+import fakes
+from conftest import TINY
+from event_loop import run
+from ferrule import LLM, AsyncLLM, InvalidParameterError, MessageDelta, MessageFormat, SamplingParams, TokenizerError
+from ferrule.tokenizer import Tokenizer
+
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+SAID = f"<think>\nHm.\n</think>\n\nYes. {CALL}"
+TEMPLATE = (
+    "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if x %}{{ '<tool_call>' }}{% endif %}<|assistant|>"
+)
+ASK = [{"role": "user", "content": "?"}]
+LONG = SamplingParams(max_tokens=200)
+
+
+@pytest.fixture
+def thinker(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> Iterator[LLM]:
+    """A model that says SAID, whatever it is asked."""
+    directory = model_with()
+    (directory / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    with LLM(directory, seed=0) as llm:
+        fake_engine.script = staticmethod(lambda _: llm.tokenize(SAID, add_special_tokens=False))  # type: ignore[assignment]
+        yield llm
+
+
+def test_without_a_parser_there_is_no_message(thinker: LLM) -> None:
+    completion = thinker.chat(ASK, LONG, tools=TOOLS)[0].outputs[0]
+    assert (completion.text, completion.message) == (SAID, None)
+    assert {delta.message for delta in thinker.stream(thinker.chat_prompt(ASK), LONG)} == {None}
+
+
+def test_chat_with_parsers(thinker: LLM) -> None:
+    completion = thinker.chat(ASK, LONG, tools=TOOLS, tool_call_parser="hermes", reasoning_parser="qwen3")[0].outputs[0]
+    assert completion.text == SAID
+    message = completion.message
+    assert message is not None
+    assert (message.content, message.reasoning) == ("Yes.", "Hm.")
+    assert [(call.name, json.loads(call.arguments)) for call in message.tool_calls] == [("f", {"a": "é"})]
+
+
+def test_the_template_chooses(thinker: LLM) -> None:
+    def message(**options: Any) -> Any:
+        completion = thinker.chat(ASK, LONG, tool_call_parser="auto", reasoning_parser="auto", **options)[0].outputs[0]
+        return completion.message
+
+    found = message(tools=TOOLS)
+    assert (found.reasoning, len(found.tool_calls)) == (None, 1), "the template has <tool_call>, and no <think>"
+    assert message() is None, "without tools there are no calls"
+    assert message(tools=TOOLS, chat_template="{{ '</think>' }}").tool_calls == []
+    assert message(tools=TOOLS, chat_template="x") is None
+
+
+def test_reasoning_that_the_prompt_has_begun(thinker: LLM) -> None:
+    opened = TEMPLATE + "<think>\n"
+    for template, reasoning in ((opened, "Hm."), (opened + "</think>", "Hm."), (TEMPLATE, "Hm.")):
+        completion = thinker.chat(ASK, LONG, reasoning_parser="deepseek_r1", chat_template=template)[0].outputs[0]
+        assert completion.message is not None
+        assert completion.message.reasoning == reasoning
+    short = SamplingParams(max_tokens=3)
+    prompt = thinker.chat_prompt(ASK, chat_template=opened)
+    form = thinker.message_format(reasoning_parser="deepseek_r1")
+    [output] = thinker.generate([prompt], short, message_format=form)
+    message = output.outputs[0].message
+    assert message is not None
+    assert message.content is None, "cut off before the reasoning ends"
+
+
+def test_deltas_add_up(thinker: LLM) -> None:
+    form = thinker.message_format("hermes", "qwen3")
+    deltas = list(thinker.stream(thinker.chat_prompt(ASK), LONG, message_format=form))
+    last = deltas[-1].output
+    assert last is not None
+    total = MessageDelta()
+    for delta in deltas:
+        assert delta.message is not None
+        total += delta.message
+    assert total.message() == last.outputs[0].message
+    with_news = [delta.message for delta in deltas if delta.message]
+    assert len(with_news) > 5
+    assert [call.id is not None for part in with_news for call in part.tool_calls] == [True] + [False] * (
+        sum(len(part.tool_calls) for part in with_news) - 1
+    )
+
+
+def test_async(engine: type[fakes.Engine]) -> None:
+    async def test() -> None:
+        async with AsyncLLM(seed=0) as llm:
+            engine.script = staticmethod(lambda _: llm.tokenize(SAID, add_special_tokens=False))  # type: ignore[assignment]
+            form = llm.message_format("hermes", "qwen3")
+            total, whole = MessageDelta(), None
+            async for delta in llm.stream("?", SamplingParams(max_tokens=200, seed=1), message_format=form):
+                assert delta.message is not None
+                total += delta.message
+                whole = delta.output or whole
+            assert whole is not None
+            assert total.message() == whole.outputs[0].message
+            states = [
+                output.outputs[0].message
+                async for output in llm.generate("?", SamplingParams(max_tokens=200, seed=1), message_format=form)
+            ]
+            assert states[-1] == total.message()
+            chat = llm.chat(ASK, LONG, tools=TOOLS, tool_call_parser="hermes", reasoning_parser="qwen3")
+            messages = [output.outputs[0].message async for output in chat]
+            assert messages[-1] is not None
+            assert (messages[-1].content, messages[-1].reasoning) == ("Yes.", "Hm.")
+            with pytest.raises(InvalidParameterError, match="tool_call_parser is 'x'"):
+                await anext(llm.chat(ASK, tool_call_parser="x"))
+
+    run(test)
+
+
+def test_ids_differ_between_prompts_and_completions_and_repeat_with_both(thinker: LLM) -> None:
+    params = SamplingParams(max_tokens=200, n=2, seed=3)
+    form = thinker.message_format("hermes")
+
+    def ids(prompt: str) -> list[str]:
+        [output] = thinker.generate([prompt], params, message_format=form)
+        return [call.id for each in output.outputs if each.message for call in each.message.tool_calls]
+
+    assert ids("a") == ids("a")
+    assert len({*ids("a"), *ids("b")}) == 4
+
+
+def test_what_is_no_format(thinker: LLM) -> None:
+    for call in (thinker.generate, thinker.stream):
+        with pytest.raises(InvalidParameterError, match="message_format is 'hermes'; it must be a MessageFormat"):
+            call("a", LONG, message_format="hermes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="reasoning_parser is 'x'; it must be one of"):
+        thinker.chat(ASK, reasoning_parser="x")
+    assert thinker.message_format() is None
+
+
+def test_special_tokens_of_the_format_stay_in_the_text(
+    fake_engine: type[fakes.Engine], model_with: Callable[..., Path]
+) -> None:
+    directory = model_with()
+    backend = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    description = json.loads(backend.to_str())
+    # Two of the embedded model's special tokens take the place of Mistral's.
+    renamed = {"<|user|>": "[TOOL_CALLS]", "<|system|>": "[ARGS]"}
+    for token in description["added_tokens"]:
+        token["content"] = renamed.get(token["content"], token["content"])
+    vocabulary = description["model"]["vocab"]
+    description["model"]["vocab"] = {renamed.get(token, token): index for token, index in vocabulary.items()}
+    (directory / "tokenizer.json").write_text(json.dumps(description))
+    with LLM(directory) as llm:
+        text = 'ok[TOOL_CALLS]f[ARGS]{"a": 1}<|assistant|>'
+        fake_engine.script = staticmethod(lambda _: llm.tokenize(text, add_special_tokens=False))  # type: ignore[assignment]
+        plain = llm.generate(["x"], LONG)[0].outputs[0]
+        assert plain.text == 'okf{"a": 1}'
+        form = llm.message_format("mistral")
+        completion = llm.generate(["x"], LONG, message_format=form)[0].outputs[0]
+        assert completion.text == 'ok[TOOL_CALLS]f[ARGS]{"a": 1}'
+        assert completion.message is not None
+        [call] = completion.message.tool_calls
+        assert (call.name, call.arguments) == ("f", '{"a": 1}')
+
+
+@pytest.mark.parametrize("decoder", ["bytes", "window"])
+def test_kept_tokens_of_both_kinds_of_detokenizer(decoder: str, tmp_path: Path) -> None:
+    description = json.loads((TINY / "tokenizer.json").read_text())
+    if decoder == "window":
+        description["decoder"] = {"type": "Sequence", "decoders": [description["decoder"], {"type": "Fuse"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode("<|user|>é<|assistant|>b", add_special_tokens=False)
+    for keep, expected in ((set[str](), "éb"), ({"<|user|>"}, "<|user|>éb"), ({"<|user|>", "no such"}, "<|user|>éb")):
+        detokenizer = tokenizer.detokenizer(keep=keep)
+        assert "".join([*map(detokenizer.feed, ids), detokenizer.flush()]) == expected
+    shown = tokenizer.detokenizer(skip_special_tokens=False)
+    assert "".join([*map(shown.feed, ids), shown.flush()]) == "<|user|>é<|assistant|>b"
+
+
+def test_a_format_needs_text(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> None:
+    with LLM(model_with()) as llm, pytest.raises(TokenizerError, match="no such file"):
+        llm.generate([{"prompt_token_ids": [7]}], LONG, message_format=MessageFormat("hermes"))
