@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -16,30 +16,32 @@ from parsers.read import WEATHER, in_pieces
 
 EVERYWHERE = [" ", "\n", "text", "é😀日", "{", "}", "[", "]", "(", ")", ",", ":", '"', "'", "\\", "<", "=", "0", "null"]
 OBJECTS = [
-    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
-    '{"name": "f", "parameters": {"a": [{"b": "}]"}]}}',
-    '{"name": "f", "arguments": ',
-    '{"arguments": {"a": 1}, ',
+    '{"name": "get_weather", "arguments": {"city": "#"}}',
+    '{"name": "#", "parameters": {"#": [{"b": "}]"}, #]}}',
+    '{"arguments": {"a": "#"}, "name": "f"}',
+    '{"name": "#", "arguments": ',
+    '{"arguments": "#", ',
     '"name": "get_time"',
     '"</tool_call>[TOOL_CALLS]<|end|>"',
     '"a \\" b \\\\"',
 ]
 PYTHON = [
-    "get_weather(",
-    "f(a=",
-    "city='Pa\\'ris'",
-    'days="3"',
-    "print(",
-    '"""',
-    "get_time()",
-    "x=[1, (2,), {'k': None}]",
+    "get_weather(city='#', days=\"3\", spots=[#, (2,), {'k': None}])",
+    'f(a="""#, \')"\',""", b=\'\\\'\', #)',
+    *("get_weather(", "f(a=", "city='Pa\\'ris'", "print(", '"""', "get_time()", "x=[1, (2,), {'k': #}]"),
 ]
-THINK = ["<think>", "</think>", "<think>\n"]
+THINK = ["<think>", "</think>", "<think>#</think>"]
+# Whole parts of messages and pieces of them; `#` stands for any word.
 FORMS = {
-    "hermes": (MessageFormat("hermes", "qwen3"), ["<tool_call>", "</tool_call>", *OBJECTS, *THINK]),
+    "hermes": (
+        MessageFormat("hermes", "qwen3"),
+        ["<tool_call>", "</tool_call>", *(f"<tool_call>{each}</tool_call>" for each in OBJECTS), *THINK],
+    ),
     "qwen3_coder": (
         MessageFormat("qwen3_coder", "qwen3", tools=WEATHER),
         [
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\n#\n</parameter>\n",
+            "<function=#><parameter=#>#</parameter><parameter=days>#</parameter></function>#</tool_call>",
             *("<tool_call>", "</tool_call>", "<function=get_weather>", "<function=", "</function>", "<parameter=city>"),
             *("<parameter=days>\n", "<parameter=", "</parameter>", "\n</parameter>", *THINK),
         ],
@@ -47,36 +49,63 @@ FORMS = {
     "deepseek_v3": (
         MessageFormat("deepseek_v3", "deepseek_r1"),
         [
+            CALLS_BEGIN + CALL_BEGIN + "#" + SEPARATOR + '#\n```json\n{"#": 1}\n```' + CALL_END,
+            CALLS_BEGIN + CALL_BEGIN + "function" + SEPARATOR + '#\n```json\n{"#": 1}#\n```#' + CALL_END,
+            CALLS_BEGIN + CALL_BEGIN + "#" + SEPARATOR + '{"#": 1}#' + CALL_END + "#" + CALLS_END,
             *(CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, "function", "get_weather", "```json", "```"),
-            *(CALLS_BEGIN + CALL_BEGIN + "f" + SEPARATOR, *OBJECTS, *THINK),
+            *(*OBJECTS, *THINK),
         ],
     ),
     "mistral": (
         MessageFormat("mistral", "mistral"),
-        ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abcDEF123", "get_weather", "[THINK]", "[/THINK]", *OBJECTS],
+        [
+            '#[TOOL_CALLS]#[ARGS]{"#": [#',
+            "[TOOL_CALLS]#[CALL_ID]abcDEF123[ARGS]{}",
+            "[TOOL_CALLS]f[CALL_ID]#[ARGS]{}",
+            *(f"[TOOL_CALLS][{each}, {each}]" for each in OBJECTS),
+            *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abcDEF123", "get_weather", "[THINK]", "[/THINK]", "[THINK]#"),
+        ],
     ),
     "openai": (
         MessageFormat("openai", "openai_gptoss"),
         [
+            "<|channel|>analysis<|message|>#<|end|>#<|start|>assistant",
+            '<|channel|>commentary to=functions.# <|constrain|>json<|message|>{"#": 1}<|call|>',
+            " to=functions.#<|channel|>commentary<|message|>#",
+            "<|channel|>#<|end|>",
             *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
             *("assistant", "analysis", "commentary", "final", "json", " to=functions.f", "to=", *OBJECTS),
         ],
     ),
     "llama3_json": (
         MessageFormat("llama3_json", "deepseek_r1"),
-        ["<|python_tag|>", "<|python_start|>", "<|python_end|>", ";", *OBJECTS, *THINK],
+        [
+            *("<|python_tag|>", "<|python_start|>", "<|python_end|>", ";", "<|python_tag|>#"),
+            *(f"<|python_tag|>{each};" for each in OBJECTS),
+            *(f"[{each}, {each}]<|python_end|>" for each in OBJECTS),
+            *(*OBJECTS, *THINK),
+        ],
     ),
     "pythonic": (
         MessageFormat("pythonic", tools=WEATHER),
-        ["<|python_tag|>", "<|python_start|>", "<|python_end|>", "[get_weather(", *PYTHON],
+        [
+            *("<|python_tag|>", "<|python_start|>", "<|python_end|>", "[get_weather(", *PYTHON),
+            *(f"<|python_start|>[get_weather({each}), {each}]" for each in PYTHON),
+        ],
     ),
     "gemma3": (
         MessageFormat("gemma3"),
-        ["```tool_code\n", "```json\n", "```", "`", *PYTHON, *OBJECTS],
+        [
+            *("```tool_code\n", "```json\n", "```", "`", *PYTHON, *OBJECTS),
+            *(f"#```tool_code\n{each}\nprint({each})\n#```" for each in PYTHON),
+            *(f"```json\n{each}\n```" for each in OBJECTS),
+        ],
     ),
     "gemma4": (
         MessageFormat("gemma4", "gemma4"),
         [
+            '<|tool_call>call:#{#:<|"|>#}<|"|>,n:[#,{#:1}]}#<tool_call|>',
+            "<|channel>thought\n#<channel|>#",
             *("<|tool_call>", "<tool_call|>", "call:", "get_weather", '<|"|>', "city:", "<|channel>", "thought\n"),
             *("<channel|>", "<|tool_call>call:f{", "<|channel>thought\n", "true"),
         ],
@@ -84,13 +113,8 @@ FORMS = {
     "functiongemma": (
         MessageFormat("functiongemma"),
         [
-            "<start_function_call>",
-            "<end_function_call>",
-            "call:",
-            "f{",
-            "<escape>",
-            "a:",
-            "<start_function_call>call:f{",
+            "<start_function_call>call:#{#:<escape>#}<escape>,n:#}<end_function_call>#",
+            *("<start_function_call>", "<end_function_call>", "call:", "f{", "<escape>", "a:"),
         ],
     ),
 }
@@ -103,15 +127,17 @@ WORD = re.compile(r"w\d+w")
 
 def texts(name: str) -> st.SearchStrategy[str]:
     """Made of the markers of a form, halves of them, and what stands between them."""
-    fragments = [*EVERYWHERE, *FORMS[name][1]] + FORMS[name][1]
-    halves = [fragment[: len(fragment) // 2] for fragment in FORMS[name][1]]
-    return st.lists(st.sampled_from(fragments + halves), max_size=25).map("".join)
+    fragments = FORMS[name][1]
+    halves = [fragment[: len(fragment) // 2] for fragment in fragments]
+    rests = [fragment[len(fragment) // 2 :] for fragment in fragments]
+    several = [*EVERYWHERE, *fragments, *fragments, *halves, *rests]
+    return st.lists(st.sampled_from(several), max_size=20).map("".join)
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     """A text, cut; some pieces may be empty."""
     bounds = sorted([0, len(text), *(cut % (len(text) + 1) for cut in cuts)])
-    return [text[start:end] for start, end in pairwise(bounds)]
+    return [text[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def everything(message: ParsedMessage) -> str:
@@ -125,7 +151,7 @@ def test_every_parser_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 2000), max_size=12), reasoning_open=st.booleans())
 def test_any_split_gives_the_same_message(
     name: str, data: st.DataObject, cuts: list[int], reasoning_open: bool
@@ -137,13 +163,15 @@ def test_any_split_gives_the_same_message(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), reasoning_open=st.booleans())
 def test_no_word_is_lost(name: str, data: st.DataObject, reasoning_open: bool) -> None:
     """But for the values of keys that a call does not have, none of which is here, and harmony's headers."""
-    form, fragments = FORMS[name][0], [*FORMS[name][1], " ", "\n", "{", "}", "[", "]", "(", ")", ","]
-    drawn = data.draw(st.lists(st.sampled_from(fragments + [None] * len(fragments)), max_size=25))
-    text = "".join(f"w{index}w" if each is None else each for index, each in enumerate(drawn))
+    form = FORMS[name][0]
+    fragments = [*FORMS[name][1], " ", "\n", "{", "}", "[", "]", "(", ")", ",", "#", "#"]
+    drawn = "".join(data.draw(st.lists(st.sampled_from(fragments), max_size=15)))
+    words = itertools.count()
+    text = re.sub("#", lambda _: f"w{next(words)}w", drawn)
     message = form.parse(text, reasoning_open=reasoning_open)
     if name == "openai":
         text = HEADER.sub("", text)
