@@ -106,6 +106,8 @@ FORMS = {
         [
             '<|tool_call>call:#{#:<|"|>#}<|"|>,n:[#,{#:1}]}#<tool_call|>',
             "<|channel>thought\n#<channel|>#",
+            "<|tool_call>call:f{#}#<tool_call|>#",
+            "<|tool_call>call:#{#:[#}#]<tool_call|>",
             *("<|tool_call>", "<tool_call|>", "call:", "get_weather", '<|"|>', "city:", "<|channel>", "thought\n"),
             *("<channel|>", "<|tool_call>call:f{", "<|channel>thought\n", "true"),
         ],

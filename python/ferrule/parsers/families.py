@@ -96,10 +96,12 @@ TOOL_CALL_PARSERS = (
     ToolCallFamily(("gemma3",), ("<start_of_turn>",), frozenset(), read=gemma3),
 )
 
-REASONING = ReasoningFamily(("openai_gptoss",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), thought=harmony.THOUGHT)
+HARMONY_REASONING = ReasoningFamily(
+    ("openai_gptoss",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), thought=harmony.THOUGHT
+)
 
 REASONING_PARSERS = (
-    REASONING,
+    HARMONY_REASONING,
     ReasoningFamily(
         ("gemma4",), ("<|channel>",), frozenset({"<|channel>", gemma4.THOUGHT.end}), thought=gemma4.THOUGHT
     ),
@@ -150,8 +152,7 @@ def _detected(families: Sequence[Family], chat_template: str, model_type: str | 
     for family in families:
         if not chat_template and model_type in family.model_types:
             return family.names[0]
-        if any(mark in chat_template for mark in family.marks) and not any(
-            mark in chat_template for mark in family.unless
-        ):
+        marked = any(mark in chat_template for mark in family.marks)
+        if marked and not any(other in chat_template for other in family.unless):
             return family.names[0]
     return None

@@ -8,13 +8,12 @@ from ferrule.errors import InvalidParameterError
 from ferrule.parsers.draft import Draft, call_ids
 from ferrule.parsers.families import (
     HARMONY,
-    REASONING,
+    HARMONY_REASONING,
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     ToolCallFamily,
     find,
 )
-from ferrule.parsers.harmony import harmony
 from ferrule.parsers.message import MessageDelta, ParsedMessage
 from ferrule.parsers.reader import Read, Reader
 from ferrule.parsers.state import State
@@ -39,15 +38,15 @@ class MessageFormat:
     ) -> None:
         calls = None if tool_call_parser is None else find("tool_call_parser", TOOL_CALL_PARSERS, tool_call_parser)
         thinks = None if reasoning_parser is None else find("reasoning_parser", REASONING_PARSERS, reasoning_parser)
-        if (calls is HARMONY and thinks not in (None, REASONING)) or (
-            thinks is REASONING and calls not in (None, HARMONY)
+        if (calls is HARMONY and thinks not in (None, HARMONY_REASONING)) or (
+            thinks is HARMONY_REASONING and calls not in (None, HARMONY)
         ):
             alone = "harmony has one form for both: openai and openai_gptoss go together, or alone"
             raise InvalidParameterError(
                 f"tool_call_parser is {tool_call_parser!r} and reasoning_parser {reasoning_parser!r}; {alone}"
             )
-        if calls is HARMONY or thinks is REASONING:
-            calls, thinks = HARMONY, REASONING
+        if calls is HARMONY or thinks is HARMONY_REASONING:
+            calls, thinks = HARMONY, HARMONY_REASONING
         self.tool_call_parser = None if calls is None else calls.names[0]
         self.reasoning_parser = None if thinks is None else thinks.names[0]
         self.keep = frozenset[str]().union(*(family.keep for family in (calls, thinks) if family is not None))
@@ -119,7 +118,7 @@ class MessageParser:
 
 def _machine(state: State, calls: ToolCallFamily | None) -> Read[None]:
     """Waits whenever it has read all there is, and ends with the text."""
-    if calls is None or calls.read is not harmony:
+    if calls is not HARMONY:  # which has reasoning of its own
         yield from state.begin()
     if calls is not None:
         yield from calls.read(state)
