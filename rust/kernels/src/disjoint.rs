@@ -20,6 +20,9 @@ pub struct Tiles<'a, T> {
     columns: Range<usize>,
     tile_rows: usize,
     tile_columns: usize,
+    /// Tiles that lie one below the other, and side by side.
+    down: usize,
+    across: usize,
     taken: Vec<AtomicBool>,
     owner: PhantomData<&'a mut [T]>,
 }
@@ -41,10 +44,10 @@ impl<'a, T> Tiles<'a, T> {
         assert!(tile_rows > 0 && tile_columns > 0, "a tile of {tile_rows} x {tile_columns}");
         let rows = data.len().checked_div(stride).unwrap_or(0);
         assert_eq!(rows * stride, data.len(), "{} elements are no whole number of rows of {stride}", data.len());
-        let tiles = rows.div_ceil(tile_rows) * columns.len().div_ceil(tile_columns);
-        let taken = (0..tiles).map(|_| AtomicBool::new(false)).collect();
+        let (down, across) = (rows.div_ceil(tile_rows), columns.len().div_ceil(tile_columns));
+        let taken = (0..down * across).map(|_| AtomicBool::new(false)).collect();
         let data = NonNull::from(data).cast();
-        Self { data, rows, stride, columns, tile_rows, tile_columns, taken, owner: PhantomData }
+        Self { data, rows, stride, columns, tile_rows, tile_columns, down, across, taken, owner: PhantomData }
     }
 
     /// Whole rows, `tile_rows` of them in a tile.
@@ -71,7 +74,16 @@ impl<'a, T> Tiles<'a, T> {
     /// How many tiles lie side by side: tile i is number `i % across` of its row of tiles.
     #[must_use]
     pub fn across(&self) -> usize {
-        self.columns.len().div_ceil(self.tile_columns)
+        self.across
+    }
+
+    /// Gives away tile `index`.
+    ///
+    /// # Panics
+    /// If there is no such tile, or it was taken before.
+    #[must_use]
+    pub fn take(&self, index: usize) -> Tile<'_, T> {
+        self.take_at(index / self.across, index % self.across)
     }
 
     /// Gives away tile `index` of those numbered column by column, so that tiles which follow each other lie below each
@@ -81,20 +93,13 @@ impl<'a, T> Tiles<'a, T> {
     /// As [`Tiles::take`].
     #[must_use]
     pub fn take_down(&self, index: usize) -> Tile<'_, T> {
-        let across = self.across();
-        let down = (self.len() / across.max(1)).max(1);
-        self.take(index % down * across + index / down)
+        self.take_at(index % self.down, index / self.down)
     }
 
-    /// Gives away tile `index`.
-    ///
-    /// # Panics
-    /// If there is no such tile, or it was taken before.
-    #[must_use]
-    pub fn take(&self, index: usize) -> Tile<'_, T> {
-        let taken = self.taken[index].swap(true, Ordering::Relaxed);
-        assert!(!taken, "tile {index} was taken twice");
-        let (down, along) = (index / self.across(), index % self.across());
+    fn take_at(&self, down: usize, along: usize) -> Tile<'_, T> {
+        assert!(down < self.down && along < self.across, "no tile {down}, {along} in {} x {}", self.down, self.across);
+        let taken = self.taken[down * self.across + along].swap(true, Ordering::Relaxed);
+        assert!(!taken, "tile {down}, {along} was taken twice");
         let first_row = down * self.tile_rows;
         let first = self.columns.start + along * self.tile_columns;
         Tile {

@@ -34,9 +34,9 @@ pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes:
 
 /// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
 pub(super) struct Activations<'a> {
-    words: &'a [i32],
+    words: &'a mut [i32],
     /// `[tile][block][kind][group][row]`, or nothing if no codes are multiplied.
-    starts: &'a [i32],
+    starts: &'a mut [i32],
     blocks: usize,
     tile_rows: usize,
 }
@@ -80,42 +80,41 @@ impl<'a> Activations<'a> {
         inputs: &[Input<'_>],
         buffer: &'a mut Scratch<i32>,
     ) -> Result<Vec<Self>, PoolError> {
-        let words = |input: &Input<'_>| input.piece_words().map(|words| words * input.pieces());
-        let mut room = buffer.take(inputs.iter().flat_map(words).sum());
+        let sizes = |input: &Input<'_>| input.piece_words().map(|words| words * input.pieces());
+        let mut room = buffer.take(inputs.iter().flat_map(sizes).sum());
         let mut split = |words| room.split_off_mut(..words).expect("room for all inputs");
-        let mut parts: Vec<_> = inputs.iter().map(|input| words(input).map(&mut split)).collect();
-        let rows: usize = inputs.iter().map(|input| input.pieces() * input.tile_rows).sum();
-        let rows_a_task = rows.div_ceil(TASKS_A_THREAD * exec.pool.threads());
-        let tasks = inputs.iter().zip(&mut parts).map(|(input, [words, starts])| {
-            let share = rows_a_task.div_ceil(input.tile_rows).max(1);
-            let [piece_words, piece_starts] = input.piece_words();
-            (Tiles::of_rows(words, piece_words, share), Tiles::of_rows(starts, piece_starts, share))
+        let quantized = inputs.iter().map(|input| {
+            let [words, starts] = sizes(input).map(&mut split);
+            Self { words, starts, blocks: blocks(input.k), tile_rows: input.tile_rows }
         });
-        let tasks: Vec<_> = tasks.collect();
-        let quantize = |input: usize, task: usize| {
-            let (words, starts) = &tasks[input];
-            let input = inputs[input];
+        let mut quantized: Vec<_> = quantized.collect();
+        if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
+            for (&input, Self { words, starts, .. }) in inputs.iter().zip(&mut quantized) {
+                exec.isa.run(QuantizePieces { input, pieces: 0..input.pieces(), words, starts });
+            }
+            return Ok(quantized);
+        }
+        let rows: usize = inputs.iter().map(|input| input.pieces() * input.tile_rows).sum();
+        let task_rows = rows.div_ceil(TASKS_A_THREAD * exec.pool.threads());
+        let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, .. })| {
+            let task_pieces = task_rows.div_ceil(input.tile_rows);
+            let [piece_words, piece_starts] = input.piece_words();
+            (Tiles::of_rows(words, piece_words, task_pieces), Tiles::of_rows(starts, piece_starts, task_pieces))
+        });
+        let tiles: Vec<_> = tiles.collect();
+        exec.run_each(tiles.iter().map(|(words, _)| words.len()), |input, task| {
+            let (words, starts) = &tiles[input];
             let mut words = words.take(task);
-            let mut starts = input.by_codes.then(|| starts.take(task));
+            let mut starts = (!starts.is_empty()).then(|| starts.take(task));
             exec.isa.run(QuantizePieces {
-                input,
+                input: inputs[input],
                 pieces: words.rows(),
                 words: words.contiguous(),
                 starts: starts.as_mut().map_or(&mut [], |starts| starts.contiguous()),
             });
-        };
-        let counts = || tasks.iter().map(|(words, _)| words.len());
-        if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
-            counts().enumerate().for_each(|(input, tasks)| (0..tasks).for_each(|task| quantize(input, task)));
-        } else {
-            exec.run_each(counts(), quantize)?;
-        }
-        drop(tasks);
-        let quantized = inputs.iter().zip(parts).map(|(input, [words, starts])| {
-            let Input { k, tile_rows, .. } = *input;
-            Self { words, starts, blocks: blocks(k), tile_rows }
-        });
-        Ok(quantized.collect())
+        })?;
+        drop(tiles);
+        Ok(quantized)
     }
 
     /// The blocks of tile `index`, which has R rows.

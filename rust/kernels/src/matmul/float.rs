@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::unroll::unroll;
-use super::{Product, Shares};
+use super::{Product, Shares, to_multiply};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::PackedMatrix;
@@ -41,11 +41,11 @@ const MAX_TASK_PANELS: usize = 32;
 /// Tiles of rows in a task: bounds its time, so that cancelling stays quick, and what its outputs take in the cache.
 const TASK_ROW_TILES: usize = 8;
 
-/// Multiplies with weights in format `F`; no product is empty.
-pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [&mut Product<'_>]) -> Result<(), PoolError> {
+/// Multiplies with weights in format `F`.
+pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
     let most_rows = exec.isa.run(TileRows);
     let shares = Shares::new(products, TASKS_A_THREAD * exec.pool.threads());
-    let plan = products.iter_mut().map(|product| {
+    let plan = to_multiply(products).map(|product| {
         let task_panels = shares.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
         let (m, n) = (product.m(), product.w.rows());
         // Rows are split evenly: nine are five and four, not eight and one.

@@ -17,7 +17,7 @@ use std::ops::Range;
 use super::activations::{Activations, Input};
 use super::tile::{Ahead, MAX_TILE_PANELS, Micro, UNPACKED_BLOCKS};
 use super::unroll::unroll;
-use super::{Product, Shares};
+use super::{Product, Shares, to_multiply};
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
@@ -47,18 +47,18 @@ thread_local! {
     static QUANTIZED: RefCell<Scratch<i32>> = RefCell::default();
 }
 
-/// Multiplies with weights whose bands are all in integer formats; no product is empty.
-pub(super) fn multiply(exec: &Exec<'_>, products: &mut [&mut Product<'_>]) -> Result<(), PoolError> {
+/// Multiplies with weights whose bands are all in integer formats.
+pub(super) fn multiply(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
     let mut buffer = QUANTIZED.take();
     let result = multiply_in(exec, products, &mut buffer);
     QUANTIZED.set(buffer);
     result
 }
 
-fn multiply_in(exec: &Exec<'_>, products: &mut [&mut Product<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
+fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
     let shares = Shares::new(products, TASKS_A_THREAD * exec.pool.threads());
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(products.len());
-    let plan = products.iter_mut().map(|product| {
+    let plan = to_multiply(products).map(|product| {
         let (m, n) = (product.m(), product.w.rows());
         let (rows, by_codes) = exec.isa.run(TileRows { m });
         let input = Input { x: product.x, k: product.w.cols(), tile_rows: rows.of_tile(), by_codes };

@@ -11,7 +11,7 @@ pub(crate) mod unroll;
 
 use crate::arch::LANES;
 use crate::matrix::PackedMatrix;
-use crate::quant::{FloatFormat, FormatVisitor, IntegerFormat};
+use crate::quant::{FloatFormat, Format, FormatVisitor, IntegerFormat};
 use crate::{Exec, PoolError};
 
 /// One of several products that are computed together: `out[m, n] = x[m, k] * w[n, k]`, all dense and row by row; m is
@@ -36,6 +36,11 @@ impl Product<'_> {
         let (m, n, k) = (self.m(), self.w.rows(), self.w.cols());
         assert_eq!(self.out.len(), m * n, "outputs of {n} columns");
         assert!(n == 0 || self.x.len() == m * k, "{} activations for {m} rows of {k}", self.x.len());
+    }
+
+    /// How the weights are stored; none where there is nothing to multiply.
+    fn format(&self) -> Option<Format> {
+        self.w.formats().next().filter(|_| !self.out.is_empty() && self.w.cols() > 0).map(|(format, _)| format)
     }
 
     /// Steps of k that all panels have together.
@@ -65,30 +70,24 @@ pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> 
 /// If the activations and outputs of a product have not the same number of whole rows. If the matrices are neither all
 /// in integer formats nor all in the same floating-point format.
 pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
-    let mut work = Vec::with_capacity(products.len());
-    let mut format = None;
-    for product in products {
+    let mut of_all = None;
+    for product in &mut *products {
         product.check();
         if product.w.cols() == 0 {
             product.out.fill(0.0);
-        } else if let Some((of_this, _)) = product.w.formats().next().filter(|_| !product.out.is_empty()) {
-            let of_all = *format.get_or_insert(of_this);
-            assert!(
-                of_this == of_all || of_this.is_integer() && of_all.is_integer(),
-                "{} and {} in one product",
-                of_all.name(),
-                of_this.name()
-            );
-            work.push(product);
+        }
+        if let Some(format) = product.format() {
+            let of_all = *of_all.get_or_insert(format);
+            let alike = format == of_all || format.is_integer() && of_all.is_integer();
+            assert!(alike, "{} and {} in one product", of_all.name(), format.name());
         }
     }
-    format.map_or(Ok(()), |format| format.visit(Multiply { exec, products: &mut work }))
+    of_all.map_or(Ok(()), |format| format.visit(Multiply { exec, products }))
 }
 
 struct Multiply<'a, 'p> {
     exec: &'a Exec<'a>,
-    /// None of them is empty.
-    products: &'a mut [&'a mut Product<'p>],
+    products: &'a mut [Product<'p>],
 }
 
 impl FormatVisitor for Multiply<'_, '_> {
@@ -103,14 +102,20 @@ impl FormatVisitor for Multiply<'_, '_> {
     }
 }
 
-/// Cuts the weights of all products into shares of about the same size, one for each of `tasks` tasks.
+/// Those products that have something to multiply.
+fn to_multiply<'a, 'p>(products: &'a mut [Product<'p>]) -> impl Iterator<Item = &'a mut Product<'p>> {
+    products.iter_mut().filter(|product| product.format().is_some())
+}
+
+/// Cuts the weights of all products into shares of about the same size.
 struct Shares {
     lines: usize,
 }
 
 impl Shares {
-    fn new(products: &[&mut Product<'_>], tasks: usize) -> Self {
-        let lines: usize = products.iter().map(|product| product.lines()).sum();
+    /// A share for each of `tasks` tasks.
+    fn new(products: &mut [Product<'_>], tasks: usize) -> Self {
+        let lines: usize = to_multiply(products).map(|product| product.lines()).sum();
         Self { lines: lines.div_ceil(tasks) }
     }
 
