@@ -7,8 +7,9 @@ use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, Scratch};
 
 use super::latent::{self, LatentWeights};
+use super::low_rank::AdapterRows;
 use super::rows::RaggedRows;
-use super::{linear, norm_heads};
+use super::{adapted, norm_heads};
 use crate::rope::{RopeRows, RopeSpec};
 use crate::spec::{AttentionSpec, HeadProjections, NormedOver, ProjectionsSpec};
 use crate::weights::{Attention, Linear, Norm, Projections};
@@ -32,6 +33,7 @@ pub(crate) struct AttentionPass<'a> {
     pub causal: bool,
     pub ropes: &'a [RopeSpec],
     pub rows: &'a RaggedRows<'a>,
+    pub adapters: AdapterRows<'a>,
     /// The layer's group.
     pub group: usize,
     /// The layer's number within its group.
@@ -45,12 +47,13 @@ impl AttentionPass<'_> {
             (Projections::Heads { qkv, norms }, ProjectionsSpec::Heads(spec)) => {
                 let Buffers { qkv: projected, mixed, .. } = buffers;
                 let mixed = self.heads(store, qkv, norms.as_ref(), spec, x, projected, mixed)?;
-                linear(&self.exec, &self.weights.output, mixed, out)
+                adapted(&self.exec, &self.weights.output, self.adapters, mixed, out)
             }
-            (Projections::Latent { input, queries, norm, key_up, value_up }, ProjectionsSpec::Latent(spec)) => {
-                let weights = LatentWeights { input, queries: queries.as_ref(), norm, key_up, value_up };
+            (Projections::Latent { input, queries, norm, key_up, value_up, up_site }, ProjectionsSpec::Latent(spec)) => {
+                let (queries, up_site) = (queries.as_ref(), *up_site);
+                let weights = LatentWeights { input, queries, norm, key_up, value_up, up_site };
                 let mixed = self.latent(store, &weights, spec, x, buffers)?;
-                linear(&self.exec, &self.weights.output, mixed, out)
+                adapted(&self.exec, &self.weights.output, self.adapters, mixed, out)
             }
             _ => unreachable!("weights are loaded as the spec says"),
         }
@@ -70,7 +73,7 @@ impl AttentionPass<'_> {
         let HeadProjections { kv_heads, key_dim, .. } = *spec;
         let (exec, heads, width) = (&self.exec, self.spec.heads, weights.weight.rows());
         let qkv = qkv.take(self.rows.count * width);
-        linear(exec, weights, x, qkv)?;
+        adapted(exec, weights, self.adapters, x, qkv)?;
         if let Some(limit) = spec.clip {
             clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
         }
