@@ -32,7 +32,7 @@ FLOORS: list[set[str]] = [
     {"checks", "stop", "detokenizer", "chat"},
     {"params", "outputs", "metrics", "archs"},
     {"options", "loading", "shapes", "tokenizer", "driver"},
-    {"prompt"},
+    {"prompt", "lora"},
     {"request", "score"},
     {"run", "loaded", "collector"},
     {"registry"},

@@ -41,6 +41,14 @@ pub enum AdapterError {
     },
 }
 
+impl AdapterError {
+    /// Whether nothing is wrong but that the load was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Load(LoadError::Cancelled))
+    }
+}
+
 /// The violated fact.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
