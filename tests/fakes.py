@@ -65,11 +65,19 @@ class StepOutput:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class LoraAdapter:
+    rank: int
+    modules: list[str]
+    bytes: int = 1000
+
+
 @dataclass
 class _Sequence:
     prompt: list[int]
     params: dict[str, Any]
     fork_of: int | None = None
+    lora: LoraAdapter | None = None
     output: list[int] = field(default_factory=list[int])
     arrival: float = field(default_factory=time.perf_counter)
     scheduled: float | None = None
@@ -113,6 +121,7 @@ class Engine:
     """The prompt whose request ends with an error."""
     max_num_seqs = 1 << 30
     """Requests that run at once, where the options do not say."""
+    load_lora_seconds = 0.0
     prefill_chunk = 1 << 30
     """Tokens of a prompt in a step."""
 
@@ -128,6 +137,9 @@ class Engine:
         self.forks: list[tuple[int, int]] = []
         """Each with its origin."""
         self.aborted: list[int] = []
+        self.loras: list[LoraAdapter | None] = []
+        """Of every request."""
+        self.lora_loads: list[str] = []
         self.dead = False
         self.closed = False
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
@@ -143,7 +155,22 @@ class Engine:
             for done in (0, 50, 100):
                 progress(done, 100)
 
-    def add_request(self, prompt_token_ids: list[int], params: str, fork_of: int | None = None) -> int:
+    def load_lora(self, directory: str, config: str) -> LoraAdapter:
+        self._alive()
+        if self.closed:
+            raise EngineError("the engine is closed")
+        time.sleep(self.load_lora_seconds)
+        self.lora_loads.append(directory)
+        given = json.loads(config)
+        return LoraAdapter(given["rank"], [f"model.layers.0.{target}" for target in given["targets"]])
+
+    def add_request(
+        self,
+        prompt_token_ids: list[int],
+        params: str,
+        fork_of: int | None = None,
+        lora: LoraAdapter | None = None,
+    ) -> int:
         self._alone()
         self._alive()
         limit = self.options["max_queued_requests"]
@@ -160,7 +187,8 @@ class Engine:
         self.next_id += 1
         if fork_of is not None:
             self.forks.append((self.next_id, fork_of))
-        self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params), fork_of)
+        self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params), fork_of, lora)
+        self.loras.append(lora)
         return self.next_id
 
     def step(self) -> list[StepOutput]:
@@ -216,7 +244,7 @@ class Engine:
         }
         return json.dumps(numbers)
 
-    def save_state(self, token_ids: list[int], cache_salt: str | None) -> bytes:
+    def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None = None) -> bytes:
         self._alone()
         self._alive()
         self._remember(cache_salt, token_ids)
@@ -241,7 +269,7 @@ class Engine:
         self._alone()
         return bool(self.running)
 
-    def logits(self, token_ids: list[int]) -> bytearray:
+    def logits(self, token_ids: list[int], lora: LoraAdapter | None = None) -> bytearray:
         self._alone()
         rows = [self._logits(token, position) for position, token in enumerate(token_ids)]
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))

@@ -107,9 +107,9 @@ def test_every_sequence_has_a_prompt_of_its_own(
     prompts: list[list[int]] = []
     add = fakes.Engine.add_request
 
-    def note(self: fakes.Engine, prompt_token_ids: list[int], params: str) -> int:
+    def note(self: fakes.Engine, prompt_token_ids: list[int], *more: Any) -> int:
         prompts.append(prompt_token_ids)
-        return add(self, prompt_token_ids, params)
+        return add(self, prompt_token_ids, *more)
 
     monkeypatch.setattr(fake_engine, "add_request", note)
     bench(capsys, "--context", "24", "--batch", "4", *TINY)

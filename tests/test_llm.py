@@ -327,10 +327,10 @@ def test_a_refusal_by_the_engine_leaves_nothing_running(
     engine = engine_of(llm)
     add = engine.add_request
 
-    def add_or_refuse(prompt: list[int], params: str) -> int:
+    def add_or_refuse(prompt: list[int], *more: Any) -> int:
         if prompt == [9]:
             raise PromptError("no room")
-        return add(prompt, params)
+        return add(prompt, *more)
 
     monkeypatch.setattr(engine, "add_request", add_or_refuse)
     with pytest.raises(PromptError, match="no room"):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from ferrule.llm import LLM
+    from ferrule.lora import LoRAAdapter, LoRARequest
     from ferrule.metrics import EngineMetrics
     from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
     from ferrule.params import SamplingParams
@@ -38,6 +39,8 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
+    "LoRAAdapter": "lora",
+    "LoRARequest": "lora",
     "SamplingParams": "params",
     "MessageDelta": "parsers",
     "MessageFormat": "parsers",
@@ -75,6 +78,8 @@ __all__ = [
     "FerruleError",
     "InsufficientMemoryError",
     "InvalidParameterError",
+    "LoRAAdapter",
+    "LoRARequest",
     "Logprob",
     "MessageDelta",
     "MessageFormat",

@@ -21,11 +21,22 @@ class Engine:
         Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, KeyboardInterrupt.
         """
 
-    def add_request(self, prompt_token_ids: list[int], params: str, fork_of: int | None = None) -> int:
+    def load_lora(self, directory: str, config: str) -> LoraAdapter:
+        """Packs the tensors of an adapter that PEFT saved; `config` is the JSON of an AdapterConfig.
+
+        Waits for a running step, and then goes on beside others.
+
+        Raises ModelFileError, ConfigError, UnsupportedModelError, InsufficientMemoryError, EngineError,
+        KeyboardInterrupt.
+        """
+
+    def add_request(
+        self, prompt_token_ids: list[int], params: str, fork_of: int | None = None, lora: LoraAdapter | None = None
+    ) -> int:
         """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
 
-        `fork_of` names an earlier request with the same prompt: the new one waits until that is computed and shares
-        its pages.
+        `fork_of` names an earlier request with the same prompt and adapter: the new one waits until that is computed
+        and shares its pages. `lora` is one of this engine's adapters, which the request keeps to its end.
 
         Raises PromptError, InvalidParameterError, QueueFullError, EngineError.
         """
@@ -43,13 +54,13 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         """Whether a step would do anything."""
 
-    def logits(self, token_ids: list[int]) -> bytearray:
+    def logits(self, token_ids: list[int], lora: LoraAdapter | None = None) -> bytearray:
         """The logits after each token: float32 `[len(token_ids), vocab_size]`.
 
         Raises PromptError, EngineError, KeyboardInterrupt.
         """
 
-    def save_state(self, token_ids: list[int], cache_salt: str | None) -> bytes:
+    def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None = None) -> bytes:
         """The keys and values of a prompt; what the prefix cache lacks of them is computed.
 
         Raises PromptError, EngineError, KeyboardInterrupt.
@@ -69,6 +80,19 @@ class Engine:
 
     def info(self) -> str:
         """What is loaded and how, as JSON."""
+
+class LoraAdapter:
+    """A low-rank adapter of one engine; alive as long as this or a request that has it."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of its matrices."""
+    @property
+    def modules(self) -> list[str]:
+        """The base's modules that it changes, sorted."""
+    @property
+    def bytes(self) -> int:
+        """Of its packed matrices."""
 
 class StepOutput:
     """What one request got in a step."""

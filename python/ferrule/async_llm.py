@@ -17,6 +17,7 @@ from ferrule.driver import Driver
 from ferrule.engine_thread import EngineThread
 from ferrule.errors import InvalidParameterError
 from ferrule.loaded import LoadedModel, only_params, stream_params
+from ferrule.lora import LoRA, LoRAAdapter
 from ferrule.metrics import EngineMetrics
 from ferrule.outputs import RequestOutput, StreamDelta
 from ferrule.params import SamplingParams
@@ -25,6 +26,8 @@ from ferrule.registry import Load, Registry
 from ferrule.request import Request
 
 if TYPE_CHECKING:
+    import os
+
     from ferrule.chat import Message
     from ferrule.parsers import MessageFormat
 
@@ -68,18 +71,20 @@ class AsyncLLM(LoadedModel):
         *,
         priority: int = 0,
         message_format: MessageFormat | None = None,
+        lora_request: LoRA | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt and yields its state, all of it each time, whenever there is more; the last is finished.
 
         A reader that is late gets the newest state and none of those that it missed. `request_id` is what `abort`
         takes, and must not be that of a request that still runs. Lower `priority` is scheduled earlier. With a
-        `message_format` each completion has its `message`. Cancelling the task that reads, or closing the generator,
-        ends the request.
+        `message_format` each completion has its `message`. `lora_request` is the name of an adapter, or a LoRARequest,
+        which loads what is not loaded yet. Cancelling the task that reads, or closing the generator, ends the request.
 
-        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, all when it is first
-        read.
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and where an adapter is
+        loaded as `load_lora_adapter`, all when it is first read.
         """
-        return self._outputs(_Asked(prompt, message_format), sampling_params, request_id, priority)
+        asked = _Asked(prompt, message_format)
+        return self._outputs(asked, sampling_params, request_id, priority=priority, lora_request=lora_request)
 
     def chat(
         self,
@@ -88,6 +93,7 @@ class AsyncLLM(LoadedModel):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRA | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -117,7 +123,7 @@ class AsyncLLM(LoadedModel):
             )
             return _Asked(prompt, message_format)
 
-        return self._outputs(render, sampling_params, request_id, priority)
+        return self._outputs(render, sampling_params, request_id, priority=priority, lora_request=lora_request)
 
     async def stream(
         self,
@@ -127,6 +133,7 @@ class AsyncLLM(LoadedModel):
         *,
         priority: int = 0,
         message_format: MessageFormat | None = None,
+        lora_request: LoRA | None = None,
     ) -> AsyncGenerator[StreamDelta, None]:
         """Continues a prompt and yields what is new; the last delta carries the whole output.
 
@@ -135,12 +142,32 @@ class AsyncLLM(LoadedModel):
         """
         params = stream_params(sampling_params)
         asked = _Asked(prompt, message_format)
-        async with self._collecting(asked, params, request_id, priority) as collector:
+        async with self._collecting(
+            asked, params, request_id, priority=priority, lora_request=lora_request
+        ) as collector:
             while True:
                 delta = await collector.next_delta()
                 yield delta
                 if delta.output is not None:
                     return
+
+    async def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
+        """Loads a low-rank adapter that PEFT saved, in a thread of its own, for requests to ask for by `name`.
+
+        `path` is a directory, or `org/repo` on the Hugging Face hub. A name that is taken must be unloaded first.
+
+        Raises InvalidParameterError, ModelNotFoundError, ModelFileError, InsufficientMemoryError, EngineError;
+        ConfigError where the adapter does not fit the model, UnsupportedModelError where it is more than low-rank
+        updates of linear maps.
+        """
+        return await asyncio.to_thread(self._adapters.load, name, path)
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        """Refuses an adapter to new requests; its memory is free once those that have it have ended.
+
+        Raises InvalidParameterError where no adapter has that name.
+        """
+        self._adapters.unload(name)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request, whoever reads it: the reader gets a last output whose finish_reason is `abort`.
@@ -183,11 +210,13 @@ class AsyncLLM(LoadedModel):
         self._engine_thread.stop()
         while self._engine_thread.alive:
             await asyncio.sleep(STEP_CHECK)
+        self._adapters.close()
 
     def close(self) -> None:
         """As `aclose`, but waits for the running step: for programs whose event loop is gone."""
         self._engine_thread.stop()
         self._engine_thread.join()
+        self._adapters.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,10 +225,18 @@ class AsyncLLM(LoadedModel):
         await self.aclose()
 
     async def _outputs(
-        self, asked: _Asked | Callable[[], _Asked], sampling_params: object, request_id: object, priority: object
+        self,
+        asked: _Asked | Callable[[], _Asked],
+        sampling_params: object,
+        request_id: object,
+        *,
+        priority: object,
+        lora_request: object,
     ) -> AsyncGenerator[RequestOutput, None]:
         params = only_params(sampling_params)
-        async with self._collecting(asked, params, request_id, priority) as collector:
+        async with self._collecting(
+            asked, params, request_id, priority=priority, lora_request=lora_request
+        ) as collector:
             while True:
                 output = await collector.next_output()
                 yield output
@@ -208,7 +245,13 @@ class AsyncLLM(LoadedModel):
 
     @asynccontextmanager
     async def _collecting(
-        self, asked: _Asked | Callable[[], _Asked], params: SamplingParams, request_id: object, priority: object
+        self,
+        asked: _Asked | Callable[[], _Asked],
+        params: SamplingParams,
+        request_id: object,
+        *,
+        priority: object,
+        lora_request: object,
     ) -> AsyncGenerator[Collector, None]:
         """A request from its admission to its end; `asked` is called where it takes long to make."""
         collector = Collector(self._name_of(request_id), params.n)
@@ -223,9 +266,14 @@ class AsyncLLM(LoadedModel):
                     request_id=collector.request_id,
                     priority=priority,
                     message_format=given.message_format,
+                    lora_request=lora_request,
                 )
 
-            long = not isinstance(asked, _Asked) or _size(asked.prompt, params) > LONG
+            long = (
+                not isinstance(asked, _Asked)
+                or _size(asked.prompt, params) > LONG
+                or self._adapters.must_load(lora_request)
+            )
             collector.begin(await asyncio.to_thread(read) if long else read())
             if not collector.ended:
                 self._engine_thread.add(collector)

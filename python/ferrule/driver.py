@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ferrule.errors import EngineError
 
 if TYPE_CHECKING:
-    from ferrule._native import Engine, StepOutput
+    from ferrule._native import Engine, LoraAdapter, StepOutput
 
 
 class Work(NamedTuple):
@@ -33,6 +33,8 @@ class Work(NamedTuple):
     fork_of: int | None = None
     """Where it continues the prompt of a sequence of the same inbox: how far back that one was added, 1 for the one
     just before."""
+    lora: LoraAdapter | None = None
+    """What is added to the model for it."""
 
 
 class Inbox:
@@ -132,10 +134,14 @@ class Driver:
             if not self._alive().has_unfinished_requests():
                 self._alive().step()
 
-    def save_state(self, token_ids: list[int], cache_salt: str | None) -> bytes:
+    def load_lora(self, directory: str, config: str) -> LoraAdapter:
+        """Loads an adapter. The engine steps meanwhile, but for a moment at the beginning."""
+        return self._alive().load_lora(directory, config)
+
+    def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None) -> bytes:
         """The keys and values of a prompt, as bytes."""
         with self._lock:
-            return self._alive().save_state(token_ids, cache_salt)
+            return self._alive().save_state(token_ids, cache_salt, lora)
 
     def restore_state(self, state: bytes) -> tuple[list[int], int]:
         """The tokens of a state, and how many of them are in the prefix cache now."""
@@ -146,10 +152,10 @@ class Driver:
         """The engine's numbers, as JSON. Waits for nobody: the engine has them at hand while it steps."""
         return self._alive().metrics()
 
-    def logits(self, token_ids: list[int]) -> bytearray:
+    def logits(self, token_ids: list[int], lora: LoraAdapter | None) -> bytearray:
         """The logits after each token, float32 `[len(token_ids), vocab_size]`."""
         with self._lock:
-            return self._alive().logits(token_ids)
+            return self._alive().logits(token_ids, lora)
 
     def info(self) -> str:
         """What is loaded, as JSON."""
@@ -204,7 +210,7 @@ class Driver:
 def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Those of Engine.add_request. A fork's origin has its id by the time that the fork's turn comes."""
     for each in work:
-        yield each[:2] if each.fork_of is None else (*each[:2], added[-each.fork_of])
+        yield each.token_ids, each.params, None if each.fork_of is None else added[-each.fork_of], each.lora
 
 
 def _close_all() -> None:

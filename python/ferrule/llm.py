@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ferrule.checks import check_whole, shown
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.loaded import LoadedModel, stream_params
+from ferrule.lora import LoRA, LoRAAdapter
 from ferrule.outputs import Candidate, Explanation, RequestOutput, Score, StreamDelta
 from ferrule.params import MAX_LOGPROBS, SamplingParams
 from ferrule.prompt import Prompt, TokensPrompt, check_token_ids
@@ -19,6 +20,8 @@ from ferrule.run import run
 from ferrule.score import Continuation, pair, read_continuation, score_of
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
     import numpy.typing as npt
 
@@ -43,20 +46,25 @@ class LLM(LoadedModel):
         *,
         priority: int | Sequence[int] = 0,
         message_format: MessageFormat | None = None,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[RequestOutput]:
         """Continues one prompt or several at once; the outputs have the order of the prompts.
 
         One SamplingParams serves all prompts, a list has one for each; likewise `priority`, where lower is scheduled
-        earlier. With a `message_format` each completion has its `message`. Ctrl-C ends the call's own requests only.
+        earlier, and `lora_request`: the name of an adapter, a LoRARequest, which loads what is not loaded yet, or None
+        for the model alone. With a `message_format` each completion has its `message`. Ctrl-C ends the call's own
+        requests only.
 
-        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError.
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError; where an adapter is
+        loaded, as `load_lora_adapter`.
         """
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
         params = _one_each(sampling_params, len(several))
-        priorities = _one_priority_each(priority, len(several))
+        priorities = _list_of_one_each("priority", priority, len(several))
+        adapters = _list_of_one_each("lora_request", lora_request, len(several))
         requests = [
-            self._request(prompt, each, priority=level, message_format=message_format)
-            for prompt, each, level in zip(several, params, priorities, strict=True)
+            self._request(prompt, each, priority=level, message_format=message_format, lora_request=lora)
+            for prompt, each, level, lora in zip(several, params, priorities, adapters, strict=True)
         ]
         self._finish(requests)
         return [request.output() for request in requests]
@@ -68,6 +76,7 @@ class LLM(LoadedModel):
         *,
         priority: int = 0,
         message_format: MessageFormat | None = None,
+        lora_request: LoRA | None = None,
     ) -> Generator[StreamDelta, None, None]:
         """Continues a prompt and yields what each step brings; the last delta carries the whole output.
 
@@ -77,18 +86,25 @@ class LLM(LoadedModel):
         Raises as `generate`; parameters are checked at once.
         """
         params = stream_params(sampling_params)
-        return self._stream(self._request(prompt, params, priority=priority, message_format=message_format))
+        return self._stream(
+            self._request(prompt, params, priority=priority, message_format=message_format, lora_request=lora_request)
+        )
 
     def stream_all(
-        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> Generator[tuple[int, StreamDelta], None, None]:
         """Continues several prompts at once and yields what each step brings, after the position of its prompt.
 
         As `generate` otherwise, and as `stream`: closing the generator ends what still runs.
         """
         params = _one_each(sampling_params, len(prompts))
-        pairs = zip(prompts, map(stream_params, params), strict=True)
-        return self._stream_all([self._request(prompt, each) for prompt, each in pairs])
+        adapters = _list_of_one_each("lora_request", lora_request, len(prompts))
+        given = zip(prompts, map(stream_params, params), adapters, strict=True)
+        return self._stream_all([self._request(prompt, each, lora_request=lora) for prompt, each, lora in given])
 
     def chat(
         self,
@@ -96,6 +112,7 @@ class LLM(LoadedModel):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -103,7 +120,7 @@ class LLM(LoadedModel):
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several at once.
+        """Answers one conversation or several at once; `priority` and `lora_request` are those of `generate`.
 
         Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
         its tool calls and its reasoning apart from the answer.
@@ -127,35 +144,48 @@ class LLM(LoadedModel):
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, priority=priority, message_format=message_format)
+        return self.generate(
+            prompts, sampling_params, priority=priority, message_format=message_format, lora_request=lora_request
+        )
 
     def score(
-        self, prompts: Prompt | Sequence[Prompt], continuations: Continuation | Sequence[Continuation]
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Continuation | Sequence[Continuation],
+        *,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[Score]:
         """How likely each continuation is after its prompt, before any sampler stage.
 
-        One prompt serves all continuations, a list has one for each. Continuations are text, tokenized by itself and
-        without special tokens, or token ids. (What lm-evaluation-harness calls loglikelihood.)
+        One prompt serves all continuations, a list has one for each; likewise `lora_request`. Continuations are text,
+        tokenized by itself and without special tokens, or token ids. (What lm-evaluation-harness calls loglikelihood.)
 
         Raises as `generate`; PromptError too for a continuation that is empty.
         """
         pairs = pair(list(prompts) if _is_several(prompts) else cast("Prompt", prompts), continuations)
         lengths: list[int] = []
         requests: list[Request] = []
-        for prompt, continuation in pairs:
+        adapters = _list_of_one_each("lora_request", lora_request, len(pairs))
+        for (prompt, continuation), lora in zip(pairs, adapters, strict=True):
             read = self._read_prompt(prompt)
             ids = read_continuation(continuation, self._tokenizer, self._model.vocab_size)
             whole: TokensPrompt = {"prompt_token_ids": [*read.token_ids, *ids]}
             if read.cache_salt is not None:
                 whole["cache_salt"] = read.cache_salt
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-            requests.append(self._request(whole, params, prompt_logprobs_from=len(read.token_ids)))
+            first = len(read.token_ids)
+            requests.append(self._request(whole, params, prompt_logprobs_from=first, lora_request=lora))
             lengths.append(len(ids))
         self._finish(requests)
         return [score_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
 
     def explain(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, candidates: int = 10
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        candidates: int = 10,
+        lora_request: LoRA | None = None,
     ) -> Generator[Explanation, None, None]:
         """Continues a prompt and yields, for each token, what the sampler saw and why it chose as it did.
 
@@ -163,36 +193,56 @@ class LLM(LoadedModel):
         """
         candidates = check_whole("candidates", candidates, 1, MAX_CANDIDATES)
         params = stream_params(sampling_params)
-        return self._explain(self._request(prompt, params), candidates)
+        return self._explain(self._request(prompt, params, lora_request=lora_request), candidates)
 
-    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int], *, lora_request: LoRA | None = None) -> npt.NDArray[np.float32]:
         """The logits after each token: float32 `[tokens, vocab_size]`.
 
-        Raises PromptError, EngineError.
+        Raises PromptError, InvalidParameterError, EngineError.
         """
         import numpy as np
 
         ids = check_token_ids(token_ids, self._model.vocab_size)
-        return np.frombuffer(self._driver.logits(ids), dtype=np.float32).reshape(len(ids), self._model.vocab_size)
+        logits = self._driver.logits(ids, self._adapters.find(lora_request))
+        return np.frombuffer(logits, dtype=np.float32).reshape(len(ids), self._model.vocab_size)
 
-    def next_token_probs(self, prompt: Prompt, top: int = 5) -> list[tuple[str, float]]:
+    def next_token_probs(
+        self, prompt: Prompt, top: int = 5, *, lora_request: LoRA | None = None
+    ) -> list[tuple[str, float]]:
         """The likeliest next tokens, as text and probability, before any sampler stage.
 
         Raises as `generate`.
         """
         top = check_whole("top", top, 1, MAX_LOGPROBS)
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=top)
-        output = self.generate([prompt], params)[0].outputs[0]
+        output = self.generate([prompt], params, lora_request=[lora_request])[0].outputs[0]
         alternatives = sorted((output.logprobs or [{}])[0].values(), key=lambda entry: entry.rank)[:top]
         return [(entry.decoded_token, math.exp(entry.logprob)) for entry in alternatives]
 
-    def save_state(self, prompt: Prompt) -> bytes:
+    def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
+        """Loads a low-rank adapter that PEFT saved, for requests to ask for by `name`; those that run go on meanwhile.
+
+        `path` is a directory, or `org/repo` on the Hugging Face hub. A name that is taken must be unloaded first.
+
+        Raises InvalidParameterError, ModelNotFoundError, ModelFileError, InsufficientMemoryError; ConfigError where the
+        adapter does not fit the model, UnsupportedModelError where it is more than low-rank updates of linear maps.
+        """
+        return self._adapters.load(name, path)
+
+    def unload_lora_adapter(self, name: str) -> None:
+        """Refuses an adapter to new requests; its memory is free once those that have it have ended.
+
+        Raises InvalidParameterError where no adapter has that name.
+        """
+        self._adapters.unload(name)
+
+    def save_state(self, prompt: Prompt, *, lora_request: LoRA | None = None) -> bytes:
         """What the engine computes of a prompt, its keys and values, to go on from there later or elsewhere.
 
-        Raises PromptError, TokenizerError, EngineError.
+        Raises PromptError, TokenizerError, InvalidParameterError, EngineError.
         """
         read = self._read_prompt(prompt)
-        return self._driver.save_state(read.token_ids, read.cache_salt)
+        return self._driver.save_state(read.token_ids, read.cache_salt, self._adapters.find(lora_request))
 
     def restore_state(self, state: bytes) -> TokensPrompt:
         """Puts a saved state into the prefix cache; the prompt that it is of, to continue from.
@@ -203,7 +253,8 @@ class LLM(LoadedModel):
 
         A state holds whole pages of 16 tokens: those after the last one are computed again, and so is what the cache
         had no room for. It fits the same weights, formats (`quantization`, `kv_cache_dtype`), instruction set and
-        version of ferrule alone. A prompt that was saved with a `cache_salt` needs the same one again.
+        version of ferrule alone. A prompt that was saved with a `cache_salt` needs the same one again, one that was
+        saved with an adapter the same adapter, under whatever name.
 
         Restore only states that you trust. The checksum finds damage, not malice: whoever writes a valid state decides
         what requests that begin with its tokens get. And a state holds its `cache_salt` in clear.
@@ -278,12 +329,12 @@ def _one_each(params: object, prompts: int) -> list[SamplingParams]:
     return checked
 
 
-def _one_priority_each(priority: object, prompts: int) -> Sequence[object]:
-    if isinstance(priority, (str, bytes)) or not isinstance(priority, Sequence):
-        return [priority] * prompts
-    several = cast("Sequence[object]", priority)
+def _list_of_one_each(field: str, given: object, prompts: int) -> Sequence[object]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        return [given] * prompts
+    several = cast("Sequence[object]", given)
     if len(several) != prompts:
         raise InvalidParameterError(
-            f"priority has {len(several)} entries; it must have one for each of {prompts} prompts"
+            f"{field} has {len(several)} entries; it must have one for each of {prompts} prompts"
         )
     return several

@@ -13,6 +13,7 @@ from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.loading import EMBEDDED, find_model, read_model_files
+from ferrule.lora import Adapters, LoRAAdapter
 from ferrule.metrics import EngineMetrics
 from ferrule.options import EngineOptions
 from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
@@ -56,6 +57,7 @@ class LoadedModel:
         revision: str | None = None,
         load_format: str = "auto",
         seed: int | None = None,
+        lora_modules: Mapping[str, str | os.PathLike[str]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a model.
@@ -63,7 +65,8 @@ class LoadedModel:
         `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or
         nothing for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
         tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-        requests draw repeatable. The other arguments are those of EngineOptions, where they are explained; an AsyncLLM
+        requests draw repeatable. `lora_modules` names low-rank adapters with their paths, for requests to ask for; more
+        can be loaded later. The other arguments are those of EngineOptions, where they are explained; an AsyncLLM
         takes 1024 for `max_queued_requests` where it is not given. `progress` is called with the bytes of weights
         loaded so far and in all.
 
@@ -107,6 +110,8 @@ class LoadedModel:
             eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
         )
         self._request_numbers = itertools.count()
+        self._adapters = Adapters(self._driver)
+        self._adapters.load_all(lora_modules)
         self._loaded()
 
     def _loaded(self) -> None:
@@ -219,6 +224,10 @@ class LoadedModel:
             **self._engine_info,
         }
 
+    def lora_adapters(self) -> list[LoRAAdapter]:
+        """The low-rank adapters that requests may ask for, the oldest first."""
+        return self._adapters.all()
+
     def metrics(self) -> EngineMetrics:
         """What the engine has done and what it holds. Never waits for a running step.
 
@@ -229,6 +238,7 @@ class LoadedModel:
     def close(self) -> None:
         """Frees weights and cache. A call that still runs in another thread gets an EngineError."""
         self._driver.close()
+        self._adapters.close()
 
     def __enter__(self) -> Self:
         return self
@@ -255,10 +265,12 @@ class LoadedModel:
         priority: object = 0,
         prompt_logprobs_from: int = 1,
         message_format: object = None,
+        lora_request: object = None,
     ) -> Request:
         check_vocabulary(params, self._model.vocab_size)
         priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
         read = self._read_prompt(prompt)
+        lora = self._adapters.find(lora_request)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         return Request(
             str(next(self._request_numbers)) if request_id is None else request_id,
@@ -269,6 +281,7 @@ class LoadedModel:
             priority=priority,
             prompt_logprobs_from=prompt_logprobs_from,
             message_format=_checked_format(message_format),
+            lora=lora,
         )
 
     def _chat_template(self, chosen: str | None) -> str:

@@ -227,7 +227,7 @@ class Request:
     """A prompt and its completions, as they grow.
 
     `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
-    for them, begin at the position `prompt_logprobs_from`.
+    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model.
     """
 
     def __init__(
@@ -241,9 +241,11 @@ class Request:
         priority: int = 0,
         prompt_logprobs_from: int = 1,
         message_format: MessageFormat | None = None,
+        lora: _native.LoraAdapter | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
+        self._lora = lora
         self.completions = [
             Completion(
                 index,
@@ -270,7 +272,7 @@ class Request:
         `trace` asks it for so many candidates of each choice; `streams` says whether someone waits for each token.
         """
         return [
-            Work(self.prompt.token_ids, completion.engine_params(trace, streams), completion.index or None)
+            Work(self.prompt.token_ids, completion.engine_params(trace, streams), completion.index or None, self._lora)
             for completion in self.completions
         ]
 

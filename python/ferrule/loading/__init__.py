@@ -1,6 +1,15 @@
-"""From a model's name to its files: where they are, and what they say about the model."""
+"""From the name of a model or an adapter to its files: where they are, and what they say about it."""
 
+from ferrule.loading.adapter_files import AdapterFiles, read_adapter_files
 from ferrule.loading.model_files import ModelFiles, read_model_files
-from ferrule.loading.resolve import EMBEDDED, find_model
+from ferrule.loading.resolve import EMBEDDED, find_adapter, find_model
 
-__all__ = ["EMBEDDED", "ModelFiles", "find_model", "read_model_files"]
+__all__ = [
+    "EMBEDDED",
+    "AdapterFiles",
+    "ModelFiles",
+    "find_adapter",
+    "find_model",
+    "read_adapter_files",
+    "read_model_files",
+]

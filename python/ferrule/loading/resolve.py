@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import cast
 
 from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
@@ -20,18 +21,7 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
 
     Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
     """
-    try:
-        name = EMBEDDED if model is None else os.fspath(model)
-    except TypeError:
-        name = None
-    if not isinstance(name, str):  # a path may be bytes too
-        raise InvalidParameterError(f"model is {shown(model)}; it must be a string or a path")
-    if "\0" in name or not name:
-        raise ModelNotFoundError(f"{name!r} is no name of a model")
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError as error:  # ~user, where there is no such user
-        raise ModelNotFoundError(f"{name!r}: {error}") from None
+    name, path = _named("model", EMBEDDED if model is None else model)
     if name == EMBEDDED:
         path = Path(__file__).parent.parent / "models" / EMBEDDED
     if is_repository(name):
@@ -42,7 +32,41 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
         raise InvalidParameterError(
             f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"
         )
-    return _local(path, name)
+    return _local(
+        path,
+        name,
+        "config.json and the weights",
+        f"leave the model out, or say {EMBEDDED!r}, for the one that ships with ferrule",
+    )
+
+
+def find_adapter(adapter: str | os.PathLike[str]) -> Path:
+    """The directory of an adapter: a local one, or one fetched from the hub.
+
+    Raises as `find_model`.
+    """
+    name, path = _named("lora_path", adapter)
+    if is_repository(name):
+        from ferrule.loading.hub import fetch
+
+        return fetch(name, None)
+    return _local(path, name, "adapter_config.json and the tensors", "give what PEFT's save_pretrained wrote")
+
+
+def _named(field: str, given: object) -> tuple[str, Path]:
+    """A name as text and as a path."""
+    try:
+        name: object = os.fspath(cast("os.PathLike[str]", given))
+    except TypeError:
+        name = None
+    if not isinstance(name, str):  # a path may be bytes too
+        raise InvalidParameterError(f"{field} is {shown(given)}; it must be a string or a path")
+    if "\0" in name or not name:
+        raise ModelNotFoundError(f"{name!r} is no name of a model")
+    try:
+        return name, Path(name).expanduser()
+    except RuntimeError as error:  # ~user, where there is no such user
+        raise ModelNotFoundError(f"{name!r}: {error}") from None
 
 
 def is_repository(name: str) -> bool:
@@ -50,7 +74,7 @@ def is_repository(name: str) -> bool:
     return _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 
-def _local(path: Path, name: str) -> Path:
+def _local(path: Path, name: str, content: str, advice: str) -> Path:
     try:
         if path.is_dir():
             os.scandir(path).close()
@@ -59,8 +83,5 @@ def _local(path: Path, name: str) -> Path:
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror}") from error
     if exists:
-        raise ModelFileError(f"{path}: a file; give the directory that holds config.json and the weights")
-    raise ModelNotFoundError(
-        f"{name!r}: no directory {path.absolute()}, and not of the form org/repo; "
-        f"leave the model out, or say {EMBEDDED!r}, for the one that ships with ferrule"
-    )
+        raise ModelFileError(f"{path}: a file; give the directory that holds {content}")
+    raise ModelNotFoundError(f"{name!r}: no directory {path.absolute()}, and not of the form org/repo; {advice}")

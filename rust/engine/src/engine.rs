@@ -12,7 +12,7 @@ use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
 use crate::pace::Pace;
-use crate::pages::{DiskCache, PAGE_NONE, Pages};
+use crate::pages::{DiskCache, Namespace, PAGE_NONE, Pages};
 use crate::request::{LengthLimits, check_prompt};
 use crate::sampling::{Sample, SampleError, Sampler};
 use crate::scheduler::{Schedule, Scheduled, Scheduler, StepLimits};
@@ -170,10 +170,12 @@ impl<M: LanguageModel> Engine<M> {
                 Some(other.id) == twin
                     && other.tokens[..other.prompt_len] == request.prompt
                     && other.params.cache_salt == request.params.cache_salt
+                    && other.adapter == request.adapter
             };
             let twin = self.scheduler.sequences().find(same).map(|twin| twin.id);
             let shareable = self.model.shareable_tokens(request.prompt.len());
-            let tables = self.scheduler.pages.tables(request.params.cache_salt.clone(), shareable);
+            let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref());
+            let tables = self.scheduler.pages.tables(namespace, shareable);
             self.scheduler.add(Sequence::new(RequestId(self.next_id - 1), request, twin, tables));
         }
         self.publish();
@@ -304,6 +306,7 @@ impl<M: LanguageModel> Engine<M> {
                 prompt_len: sequence.prompt_len,
                 pages: sequence.tables.tables(),
                 logits: wanted_logits(sequence, count),
+                adapter: sequence.adapter.as_deref(),
             }
         };
         let sequences: Vec<SequenceChunk<'_>> = plan.chunks.iter().map(chunk).collect();
@@ -318,11 +321,7 @@ impl<M: LanguageModel> Engine<M> {
         let mut outputs = Vec::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
-            let count = match wanted_logits(sequence, chunk.count) {
-                LogitRows::None => 0,
-                LogitRows::Last => 1,
-                LogitRows::All => chunk.count,
-            };
+            let count = wanted_logits(sequence, chunk.count).count(chunk.count);
             let (rows, after) = rest.split_at_checked(count * vocab_size).expect("a row of logits for each asked for");
             rest = after;
             sequence.computed += chunk.count;

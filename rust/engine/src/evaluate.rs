@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ferrule_kernels::{Cancel, machine};
-use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
+use ferrule_model::{Adapter, Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
 use crate::engine::{Engine, panic_message};
 use crate::pages::PageTables;
@@ -12,13 +12,18 @@ use crate::request::prompt_from_ids;
 use crate::{EngineError, RequestError};
 
 impl<M: LanguageModel> Engine<M> {
-    /// The logits `[tokens, vocab]` that follow each token of a sequence. The requests under way lose nothing by it;
+    /// The logits `[tokens, vocab]` that follow each token of a sequence, with an adapter or without. The requests under way lose nothing by it;
     /// the last of them in rank are computed again if it needs their pages.
     ///
     /// # Errors
     /// [`EngineError::Request`] if the sequence is empty, too long or not of the model's tokens;
     /// [`EngineError::OutOfMemory`] if the result does not fit; [`EngineError::Cancelled`], [`EngineError::Dead`].
-    pub fn logits(&mut self, token_ids: &[i64], cancel: &Cancel) -> Result<Vec<f32>, EngineError> {
+    pub fn logits(
+        &mut self,
+        token_ids: &[i64],
+        adapter: Option<&Adapter>,
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, EngineError> {
         self.check_alive()?;
         let tokens = self.tokens_to_evaluate(token_ids)?;
         let mut result = self.room_for_logits(tokens.len())?;
@@ -26,7 +31,14 @@ impl<M: LanguageModel> Engine<M> {
         self.outside_the_queue(tables, |engine, tables| {
             let mut computed = 0;
             while computed < tokens.len() {
-                computed += engine.compute_chunk(tables, &tokens, computed..tokens.len(), LogitRows::All, cancel)?;
+                computed += engine.compute_chunk(
+                    tables,
+                    &tokens,
+                    computed..tokens.len(),
+                    LogitRows::All,
+                    adapter,
+                    cancel,
+                )?;
                 result.extend_from_slice(&engine.logits);
             }
             Ok(result)
@@ -73,6 +85,7 @@ impl<M: LanguageModel> Engine<M> {
         tokens: &[u32],
         range: Range<usize>,
         logits: LogitRows,
+        adapter: Option<&Adapter>,
         cancel: &Cancel,
     ) -> Result<usize, ForwardError> {
         let wanted = range.len().min(self.config.max_num_batched_tokens);
@@ -94,6 +107,7 @@ impl<M: LanguageModel> Engine<M> {
             prompt_len: tokens.len(),
             pages: tables.tables(),
             logits,
+            adapter,
         };
         self.model.forward(Batch { sequences: &[chunk] }, cancel, &mut self.logits)?;
         Ok(count)

@@ -1,5 +1,9 @@
 //! What a caller asks for, checked before anything is queued.
 
+use std::sync::Arc;
+
+use ferrule_model::Adapter;
+
 use crate::{ParamError, SamplingParams};
 
 /// Names a request for as long as the engine lives; numbers grow in the order of arrival.
@@ -13,6 +17,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How to sample its continuation.
     pub params: SamplingParams,
+    /// What is added to the model for it. It is kept until the request ends.
+    pub adapter: Option<Arc<Adapter>>,
 }
 
 /// Why a request was refused. It was never queued.
@@ -101,12 +107,12 @@ impl LengthLimits {
 }
 
 impl Request {
-    /// A request from ids of any size, as they come from Python.
+    /// A request to the model alone, from ids of any size, as they come from Python.
     ///
     /// # Errors
     /// [`RequestError::PromptToken`] for an id that is not of the model.
     pub fn from_ids(ids: &[i64], vocab_size: usize, params: SamplingParams) -> Result<Self, RequestError> {
-        Ok(Self { prompt: prompt_from_ids(ids, vocab_size)?, params })
+        Ok(Self { prompt: prompt_from_ids(ids, vocab_size)?, params, adapter: None })
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Scheduled {
 /// What a step computes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// Decode rows, then prefill chunks; a sequence is in it at most once.
+    /// Those with the same adapter side by side, so that a pass reads it once; a sequence is in it at most once.
     pub chunks: Vec<Scheduled>,
     /// What must be done to pages before.
     pub moves: Vec<PageMove>,
@@ -126,6 +126,7 @@ impl Scheduler {
         self.admit(&mut plan);
         // What those behind it did not take.
         self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
+        plan.chunks.sort_by_key(|chunk| self.running[chunk.index].adapter.as_ref().map(|adapter| *adapter.fingerprint()));
         plan
     }
 

@@ -1,6 +1,9 @@
 //! A request on its way: its tokens so far, how many of them are computed, and the pages that hold them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use ferrule_model::Adapter;
 
 use crate::pages::PageTables;
 use crate::sampling::History;
@@ -22,6 +25,7 @@ pub(crate) struct Sequence {
     pub computed: usize,
     pub tables: PageTables,
     pub params: SamplingParams,
+    pub adapter: Option<Arc<Adapter>>,
     pub history: History,
     pub timing: RequestTiming,
     /// The request with the same prompt whose pages it shares, once they are computed.
@@ -33,7 +37,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub fn new(id: RequestId, request: Request, twin: Option<RequestId>, tables: PageTables) -> Self {
-        let Request { prompt, params } = request;
+        let Request { prompt, params, adapter } = request;
         let untold = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {
             id,
@@ -44,6 +48,7 @@ impl Sequence {
             twin,
             next_prompt_logprob: untold.min(prompt.len()),
             params,
+            adapter,
             tokens: prompt,
             timing: RequestTiming::default(),
             arrival: Instant::now(),

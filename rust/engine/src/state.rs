@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PAGE_TOKENS;
-use ferrule_model::{LanguageModel, LogitRows};
+use ferrule_model::{Adapter, LanguageModel, LogitRows};
 
 use crate::EngineError;
 use crate::engine::Engine;
-use crate::pages::{PAGE_NONE, decode_state, encode_state, payload, payload_len};
+use crate::pages::{Namespace, PAGE_NONE, decode_state, encode_state, payload, payload_len};
 use crate::request::{check_prompt, prompt_from_ids};
 
 impl<M: LanguageModel> Engine<M> {
@@ -22,6 +22,7 @@ impl<M: LanguageModel> Engine<M> {
         &mut self,
         token_ids: &[i64],
         cache_salt: Option<Arc<str>>,
+        adapter: Option<&Adapter>,
         cancel: &Cancel,
     ) -> Result<Vec<u8>, EngineError> {
         self.check_alive()?;
@@ -29,7 +30,8 @@ impl<M: LanguageModel> Engine<M> {
         let tokens = prompt_from_ids(token_ids, self.model.vocab_size())?;
         let shareable = self.model.shareable_tokens(tokens.len());
         let end = tokens.len().min(shareable) / PAGE_TOKENS * PAGE_TOKENS;
-        let tables = self.scheduler.pages.tables(cache_salt.clone(), shareable);
+        let namespace = Namespace::new(cache_salt, adapter);
+        let tables = self.scheduler.pages.tables(namespace.clone(), shareable);
         self.outside_the_queue(tables, |engine, tables| {
             let mut computed = engine.scheduler.pages.reuse(tables, &tokens, 0, end);
             // Pages that a window has passed are read before they are given back.
@@ -42,7 +44,7 @@ impl<M: LanguageModel> Engine<M> {
                 if computed == end {
                     break;
                 }
-                computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, cancel)?;
+                computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, adapter, cancel)?;
                 let pages = &mut engine.scheduler.pages;
                 for fresh in pages.keep(tables, &tokens, computed) {
                     pages.save(tables, &fresh, &engine.model);
@@ -50,12 +52,12 @@ impl<M: LanguageModel> Engine<M> {
             }
             let fingerprint = engine.model.fingerprint();
             let payload_len = payload_len(&engine.model);
-            Ok(encode_state(&fingerprint, cache_salt.as_deref(), &tokens, records.iter(), payload_len))
+            Ok(encode_state(&fingerprint, &namespace, &tokens, records.iter(), payload_len))
         })
     }
 
-    /// Brings a saved state into the prefix cache, as far as there is room; its tokens, and how many of them are there
-    /// now.
+    /// Brings a saved state into the prefix cache, as far as there is room, for sequences with the same adapter, whether
+    /// or not that is loaded now; its tokens, and how many of them are there now.
     ///
     /// # Errors
     /// [`EngineError::State`] for bytes that [`Engine::save_state`] did not give for the same model,
@@ -67,9 +69,8 @@ impl<M: LanguageModel> Engine<M> {
         }
         let state = decode_state(state, || self.model.fingerprint(), payload_len(&self.model))?;
         check_prompt(&state.tokens, self.model.vocab_size())?;
-        let salt = state.salt.map(Arc::from);
         let pages = &mut self.scheduler.pages;
-        let mut tables = pages.tables(salt, self.model.shareable_tokens(state.tokens.len()));
+        let mut tables = pages.tables(state.namespace, self.model.shareable_tokens(state.tokens.len()));
         let most = state.pages.len() * PAGE_TOKENS;
         let computed = pages.reuse(&mut tables, &state.tokens, 0, most);
         let records = tables.shareable_pages(&state.tokens, most).zip(&state.pages[computed / PAGE_TOKENS..]);

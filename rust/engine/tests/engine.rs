@@ -21,7 +21,7 @@ fn prompt(first: u32, len: usize) -> Vec<u32> {
 }
 
 fn add(engine: &mut Engine<FakeModel>, prompt: Vec<u32>, params: SamplingParams) -> RequestId {
-    engine.add_request(Request { prompt, params }).unwrap()
+    engine.add_request(Request { prompt, params, adapter: None }).unwrap()
 }
 
 fn tokens_of(outputs: &[StepOutput], id: RequestId) -> Vec<u32> {
@@ -114,7 +114,7 @@ fn an_abort_frees_everything_at_once_in_any_state() {
 fn what_can_never_be_served_is_refused_at_once() {
     let mut small = engine(&EngineConfig { pages: vec![4], ..config() }, &[None]);
     let mut refuse = |prompt: Vec<u32>, params: SamplingParams| {
-        let error = small.add_request(Request { prompt, params }).unwrap_err();
+        let error = small.add_request(Request { prompt, params, adapter: None }).unwrap_err();
         assert!(!small.has_unfinished_requests());
         error
     };
@@ -201,8 +201,8 @@ fn a_panic_ends_the_engine_and_every_request_is_told() {
         assert!(!engine.has_unfinished_requests());
         let dead = EngineError::Dead { reason: words.into() };
         assert_eq!(engine.step(&Cancel::new()), Err(dead.clone()));
-        assert_eq!(engine.logits(&[1], &Cancel::new()), Err(dead));
-        let refused = engine.add_request(Request { prompt: vec![1], params: greedy(1) });
+        assert_eq!(engine.logits(&[1], None, &Cancel::new()), Err(dead));
+        let refused = engine.add_request(Request { prompt: vec![1], params: greedy(1), adapter: None });
         assert_eq!(refused, Err(RequestError::Dead { reason: words.into() }));
         assert!(!engine.abort(ids[0]));
         assert_eq!(engine.dead(), Some(words));
@@ -223,7 +223,7 @@ fn a_panic_in_an_evaluation_is_told_to_the_requests_by_the_next_step() {
     model.faults.insert(0, Fault::Panicked);
     let mut engine = Engine::new(model, config()).unwrap();
     let id = add(&mut engine, prompt(0, 5), greedy(50));
-    assert!(matches!(engine.logits(&[1, 2], &Cancel::new()), Err(EngineError::Dead { .. })));
+    assert!(matches!(engine.logits(&[1, 2], None, &Cancel::new()), Err(EngineError::Dead { .. })));
     assert!(engine.has_unfinished_requests());
     let outputs = engine.step(&Cancel::new()).unwrap();
     assert_eq!(finish_of(&outputs, id).unwrap().name(), "error");

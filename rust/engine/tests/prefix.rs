@@ -34,7 +34,7 @@ fn prompt(len: usize, own: u32) -> Vec<u32> {
 /// The tokens that a request gets, and what the engine computed for it.
 fn ask(engine: &mut Engine<FakeModel>, prompt: Vec<u32>, params: SamplingParams) -> (Vec<u32>, u64) {
     let before = engine.metrics().computed_tokens;
-    engine.add_request(Request { prompt, params }).unwrap();
+    engine.add_request(Request { prompt, params, adapter: None }).unwrap();
     let tokens = run(engine).into_iter().flat_map(|output| output.token_ids).collect();
     assert_eq!(engine.audit_pages(), Ok(()));
     (tokens, engine.metrics().computed_tokens - before)
@@ -65,7 +65,7 @@ fn who_begins_alike_computes_the_rest() {
 fn requests_that_begin_alike_at_once_compute_it_once() {
     let mut engine = engine(&EngineConfig { max_num_batched_tokens: 32, ..config() }, &[None]);
     let ids: Vec<RequestId> = (0..6)
-        .map(|own| engine.add_request(Request { prompt: prompt(300, own), params: greedy(4) }).unwrap())
+        .map(|own| engine.add_request(Request { prompt: prompt(300, own), params: greedy(4), adapter: None }).unwrap())
         .collect();
     let outputs = run(&mut engine);
     for (own, id) in (0..).zip(ids) {
@@ -97,7 +97,7 @@ fn log_probabilities_of_the_prompt_are_computed_and_the_tokens_before_them_are_n
     let told = |from| SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_from: from, ..greedy(1) };
     let mut tell = |params: SamplingParams| {
         let before = engine.metrics().computed_tokens;
-        engine.add_request(Request { prompt: prompt(100, 1), params }).unwrap();
+        engine.add_request(Request { prompt: prompt(100, 1), params, adapter: None }).unwrap();
         let told: Vec<_> = run(&mut engine).into_iter().flat_map(|output| output.prompt_logprobs).collect();
         (told, engine.metrics().computed_tokens - before)
     };
@@ -153,7 +153,7 @@ fn completions_of_one_prompt_compute_it_once_even_where_nothing_is_kept() {
     for enable_prefix_caching in [false, true] {
         let mut engine = engine(&EngineConfig { enable_prefix_caching, ..config() }, &[None]);
         let params = |seed| SamplingParams { seed, max_tokens: 5, ..SamplingParams::default() };
-        let request = |seed| Request { prompt: prompt(100, 1), params: params(seed) };
+        let request = |seed| Request { prompt: prompt(100, 1), params: params(seed), adapter: None };
         let first = engine.add_request(request(0)).unwrap();
         let ids: Vec<RequestId> =
             [first].into_iter().chain((1..4).map(|seed| engine.fork_request(request(seed), first).unwrap())).collect();
@@ -185,7 +185,7 @@ fn what_led_to_logits_that_are_not_numbers_is_not_kept() {
     };
     let mut engine = poisoned(&on_disk(directory.path()));
     ask(&mut engine, prompt(40, 62), greedy(1));
-    let id = engine.add_request(Request { prompt: prompt(100, 63), params: greedy(1) }).unwrap();
+    let id = engine.add_request(Request { prompt: prompt(100, 63), params: greedy(1), adapter: None }).unwrap();
     let outputs = run(&mut engine);
     assert!(matches!(outputs[0].finish, Some(FinishReason::Sampling(_))), "{id:?} {outputs:?}");
     // What others had kept before stays, and is all there is.
@@ -205,11 +205,11 @@ fn what_led_there_is_not_kept_after_a_preemption_either() {
     model.poison = Some(63);
     let mut engine = Engine::new(model, config).unwrap();
     let poisoned = [vec![62; 100], vec![63]].concat();
-    engine.add_request(Request { prompt: poisoned.clone(), params: greedy(1) }).unwrap();
+    engine.add_request(Request { prompt: poisoned.clone(), params: greedy(1), adapter: None }).unwrap();
     engine.step(&Cancel::new()).unwrap();
     // It has begun; one of a higher priority takes its place and its pages.
     let urgent = SamplingParams { priority: -1, ..greedy(10) };
-    engine.add_request(Request { prompt: vec![5; 120], params: urgent }).unwrap();
+    engine.add_request(Request { prompt: vec![5; 120], params: urgent, adapter: None }).unwrap();
     let outputs = run(&mut engine);
     assert_eq!(engine.metrics().preemptions, 1);
     assert!(outputs.iter().any(|output| matches!(output.finish, Some(FinishReason::Sampling(_)))));
@@ -233,8 +233,8 @@ fn a_disk_never_holds_up_who_could_compute() {
     }
     // Others fill the pool while the prompt is read page by page.
     let mut small = engine(&EngineConfig { pages: vec![22], ..step_bytes(0) }, &[None]);
-    let long = small.add_request(Request { prompt: prompt(300, 1), params: greedy(5) }).unwrap();
-    small.add_request(Request { prompt: vec![9; 15], params: greedy(60) }).unwrap();
+    let long = small.add_request(Request { prompt: prompt(300, 1), params: greedy(5), adapter: None }).unwrap();
+    small.add_request(Request { prompt: vec![9; 15], params: greedy(60), adapter: None }).unwrap();
     let outputs = run(&mut small);
     let tokens: Vec<u32> = outputs_of(&outputs, long).flat_map(|output| output.token_ids.clone()).collect();
     assert_eq!(tokens, expected);
@@ -307,12 +307,12 @@ fn a_saved_state_is_continued_by_another_engine() {
         let config = EngineConfig { pages: vec![64; windows.len()], ..config() };
         let mut first = engine(&config, &windows);
         let tokens: Vec<i64> = prompt(200, 1).into_iter().map(i64::from).collect();
-        let state = first.save_state(&tokens, None, &Cancel::new()).unwrap();
+        let state = first.save_state(&tokens, None, None, &Cancel::new()).unwrap();
         assert_eq!(first.metrics().computed_tokens, 0, "nothing of it is a request's");
         assert_eq!(first.audit_pages(), Ok(()));
         if windows.len() == 1 {
             // Of pages that a window has passed a second state has fewer.
-            assert_eq!(first.save_state(&tokens, None, &Cancel::new()).as_ref(), Ok(&state));
+            assert_eq!(first.save_state(&tokens, None, None, &Cancel::new()).as_ref(), Ok(&state));
         }
 
         let mut second = engine(&config, &windows);
@@ -330,7 +330,7 @@ fn a_saved_state_is_continued_by_another_engine() {
         let refused = Engine::new(other, config.clone()).unwrap().restore_state(&state);
         assert!(matches!(refused, Err(EngineError::State(StateError::OtherModel { .. }))));
         let mut without = engine(&EngineConfig { enable_prefix_caching: false, ..config.clone() }, &windows);
-        assert_eq!(without.save_state(&tokens, None, &Cancel::new()).as_ref(), Ok(&state));
+        assert_eq!(without.save_state(&tokens, None, None, &Cancel::new()).as_ref(), Ok(&state));
         assert_eq!(without.restore_state(&state), Err(EngineError::NoPrefixCache));
     }
 }
@@ -339,7 +339,7 @@ fn a_saved_state_is_continued_by_another_engine() {
 fn a_state_larger_than_the_room_is_restored_as_far_as_there_is_room() {
     let mut large = engine(&config(), &[None]);
     let tokens: Vec<i64> = prompt(400, 1).into_iter().map(i64::from).collect();
-    let state = large.save_state(&tokens, Some("a".into()), &Cancel::new()).unwrap();
+    let state = large.save_state(&tokens, Some("a".into()), None, &Cancel::new()).unwrap();
     let mut small = engine(&EngineConfig { pages: vec![10], ..config() }, &[None]);
     assert_eq!(small.restore_state(&state).unwrap().1, 160);
     let salted = SamplingParams { cache_salt: Some("a".into()), ..greedy(1) };
@@ -351,7 +351,7 @@ fn a_state_larger_than_the_room_is_restored_as_far_as_there_is_room() {
 #[test]
 fn a_full_queue_refuses() {
     let mut engine = engine(&EngineConfig { max_num_seqs: 2, max_queued_requests: Some(3), ..config() }, &[None]);
-    let add = |engine: &mut Engine<FakeModel>| engine.add_request(Request { prompt: vec![1], params: greedy(9) });
+    let add = |engine: &mut Engine<FakeModel>| engine.add_request(Request { prompt: vec![1], params: greedy(9), adapter: None });
     // Two places are free, and three may wait.
     let ids: Vec<RequestId> = (0..5).map(|_| add(&mut engine).unwrap()).collect();
     assert_eq!(add(&mut engine), Err(RequestError::QueueFull { waiting: 5, limit: 3 }));

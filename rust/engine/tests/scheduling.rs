@@ -4,6 +4,7 @@
 mod fake;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
@@ -12,6 +13,7 @@ use ferrule_engine::{
     SamplingParams, TokenLogprobs,
 };
 use ferrule_kernels::Cancel;
+use ferrule_model::Adapter;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -61,6 +63,11 @@ struct Got {
     prompt_logprobs: Vec<TokenLogprobs>,
     trace: Vec<SampleTrace>,
     finish: Option<FinishReason>,
+}
+
+/// One of a few adapters, each time as if it had just been loaded.
+fn adapter() -> impl Strategy<Value = Option<Arc<Adapter>>> {
+    option::weighted(0.4, (0..3_u8).prop_map(|number| Arc::new(Adapter::of_nothing([number; 32]))))
 }
 
 fn params() -> impl Strategy<Value = SamplingParams> {
@@ -141,7 +148,7 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
 fn scenario() -> impl Strategy<Value = Scenario> {
     let completions = prop_oneof![3 => Just(1_u64), 1 => 2..5_u64];
     let abort = option::weighted(0.2, (0..60_usize, 0..4_u64));
-    let arrival = (0..30_usize, prompt(), params(), completions, abort);
+    let arrival = (0..30_usize, (prompt(), params(), adapter()), completions, abort);
     (
         config(),
         vec(arrival, 1..10),
@@ -151,9 +158,9 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         btree_map(0..40_usize, 1..60_usize, 0..2),
     )
         .prop_map(|((config, windows), arrivals, cancelled, poison, (disk, step_bytes, trained), evaluations)| {
-            let arrival = |(step, prompt, params, completions, abort): (_, _, _, u64, Option<(usize, u64)>)| Arrival {
+            let arrival = |(step, asked, completions, abort): (_, (_, _, _), u64, Option<(usize, u64)>)| Arrival {
                 step,
-                request: Request { prompt, params },
+                request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
                 completions,
                 abort: abort.map(|(step, which)| (step, which % completions)),
             };
@@ -201,10 +208,11 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
 /// Logits of all tokens, in the middle of everything.
 fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
     let trained = engine.model().trained;
+    let adapter = length.is_multiple_of(2).then(|| Adapter::of_nothing([9; 32]));
     let tokens: Vec<i64> = (0..length as i64).map(|index| 60 + index % 4).collect();
-    match engine.logits(&tokens, &Cancel::new()) {
+    match engine.logits(&tokens, adapter.as_ref(), &Cancel::new()) {
         Ok(logits) => {
-            let mut state = first_state(length, trained);
+            let mut state = first_state(length, trained, adapter.as_ref());
             let expected = tokens.iter().flat_map(|&token| {
                 state = mix(state, token as u64);
                 logits_after(state)
@@ -357,6 +365,7 @@ fn a_pool_at_a_quarter_of_the_demand_changes_nothing() {
     let request = |seed: u64| Request {
         prompt: (0..20 + seed as u32).map(|token| token % VOCAB as u32).collect(),
         params: SamplingParams { seed, max_tokens: 40, ..SamplingParams::default() },
+        adapter: None,
     };
     let mut got = [BTreeMap::new(), BTreeMap::new()];
     for (engine, got) in [&mut small, &mut large].into_iter().zip(&mut got) {

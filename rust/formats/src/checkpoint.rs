@@ -43,16 +43,37 @@ impl Checkpoint {
     /// [`CheckpointError`] for whatever is missing, malformed, or outside of the folder.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let folder = Folder::open(dir)?;
-        if let Some(path) = folder.locate(SINGLE_NAME)? {
-            let named = folder.path().join(SINGLE_NAME);
-            let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
-            let tensors = entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry })).collect();
-            return Ok(Self { listing: named, shards: vec![map], tensors });
+        if let Some(single) = Self::open_in(&folder, SINGLE_NAME)? {
+            return Ok(single);
         }
         match folder.locate(INDEX_NAME)? {
             Some(index) => Self::open_sharded(&folder, &index),
-            None => Err(no_weights(&folder)?.of(folder.path())),
+            None => {
+                let fault = without_safetensors(&folder, |others| Fault::NoWeights { others })?;
+                Err(fault.of(folder.path()))
+            }
         }
+    }
+
+    /// Opens the file `name` in `dir`, and no other; as [`open`](Self::open) otherwise.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_single(dir: &Path, name: &str) -> Result<Self, CheckpointError> {
+        let folder = Folder::open(dir)?;
+        if let Some(single) = Self::open_in(&folder, name)? {
+            return Ok(single);
+        }
+        let fault = without_safetensors(&folder, |others| Fault::NoFile { name: name.to_owned(), others })?;
+        Err(fault.of(folder.path()))
+    }
+
+    fn open_in(folder: &Folder, name: &str) -> Result<Option<Self>, CheckpointError> {
+        let Some(path) = folder.locate(name)? else { return Ok(None) };
+        let named = folder.path().join(name);
+        let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
+        let tensors = entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry })).collect();
+        Ok(Some(Self { listing: named, shards: vec![map], tensors }))
     }
 
     fn open_sharded(folder: &Folder, index: &Path) -> Result<Self, CheckpointError> {
@@ -81,6 +102,11 @@ impl Checkpoint {
             shards.push(map);
         }
         Ok(Self { listing, shards, tensors: all })
+    }
+
+    /// What lists the tensors: the one file, or the index.
+    pub fn listing(&self) -> &Path {
+        &self.listing
     }
 
     /// Whether there is a tensor of that name.
@@ -171,8 +197,12 @@ fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
     Ok((map, entries))
 }
 
-/// Why a folder without safetensors files of the usual names cannot be loaded.
-fn no_weights(folder: &Folder) -> Result<Fault, CheckpointError> {
+/// Why a folder cannot be loaded that has no safetensors file of the right name: `fault` of the others, unless there are
+/// pickles and nothing else.
+fn without_safetensors(
+    folder: &Folder,
+    fault: impl FnOnce(Vec<String>) -> Fault,
+) -> Result<Fault, CheckpointError> {
     let names = folder.file_names()?;
     let with = |extensions: &[&str]| -> Vec<String> {
         let has = |name: &&String| Path::new(name).extension().is_some_and(|e| extensions.iter().any(|x| e == *x));
@@ -180,7 +210,7 @@ fn no_weights(folder: &Folder) -> Result<Fault, CheckpointError> {
     };
     let others = with(&["safetensors"]);
     let files = with(&PICKLE_EXTENSIONS);
-    Ok(if others.is_empty() && !files.is_empty() { Fault::PickleOnly { files } } else { Fault::NoWeights { others } })
+    Ok(if others.is_empty() && !files.is_empty() { Fault::PickleOnly { files } } else { fault(others) })
 }
 
 #[cfg(unix)]

@@ -35,6 +35,8 @@ pub enum Fault {
         listed(others)
     )]
     NoWeights { others: Vec<String> },
+    #[error("has no {name} (safetensors files there: {})", listed(others))]
+    NoFile { name: String, others: Vec<String> },
     #[error(
         "has only pickle files ({}). Reading a pickle can run any code that its author put in, so ferrule does not: \
          convert the model to safetensors or look for a repository that has them",

@@ -20,4 +20,5 @@ mod unique;
 pub use checkpoint::Checkpoint;
 pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
+pub use nearest::nearest;
 pub use tensor::{FloatTensor, Tensor};

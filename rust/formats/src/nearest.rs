@@ -1,7 +1,7 @@
 //! The name that a caller probably meant.
 
 /// The candidate with the smallest edit distance to `name`, if it shares at least half of it.
-pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut best = None;
     let mut limit = name.len() / 2 + 1;
     for candidate in candidates {

@@ -170,3 +170,19 @@ fn a_tensor_that_is_not_there_names_the_nearest() {
     let message = error.to_string();
     assert!(message.contains("model.safetensors") && message.contains("\"model.norm.weight\""), "{message}");
 }
+
+#[test]
+fn a_single_file_is_opened_by_its_name_alone() {
+    const NAME: &str = "adapter_model.safetensors";
+    let dir = folder(&[(NAME, &valid(&["a"])), ("model.safetensors", &valid(&["b"]))]);
+    let checkpoint = Checkpoint::open_single(dir.path(), NAME).unwrap();
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a"]);
+    assert!(checkpoint.listing().ends_with(NAME));
+
+    let dir = folder(&[("model.safetensors", &valid(&["b"])), ("adapter_model.bin", b"PK")]);
+    refused(Checkpoint::open_single(dir.path(), NAME), &[NAME, "model.safetensors"]);
+    let dir = folder(&[("adapter_model.bin", b"PK")]);
+    refused(Checkpoint::open_single(dir.path(), NAME), &["pickle", "adapter_model.bin"]);
+    let dir = folder(&[(NAME, b"broken")]);
+    refused(Checkpoint::open_single(dir.path(), NAME), &[NAME, "6 bytes"]);
+}

@@ -29,6 +29,30 @@ pub fn add_scaled(exec: &Exec<'_>, x: &mut [f32], y: &[f32], factor: f32) -> Res
     for_row_runs(exec, x, 1, 1, &|first, x| exec.isa.run(AddScaled { x, y: &y[first..], factor }))
 }
 
+/// `x += factor * y` on the first `width` columns of the view, with `y: [rows, width]`; rounded as by [`add_scaled`].
+///
+/// # Errors
+/// [`PoolError`] if the run was cancelled or a task panicked.
+///
+/// # Panics
+/// If the columns end beyond the row, or `y` has other rows than the view.
+pub fn add_scaled_columns(
+    exec: &Exec<'_>,
+    x: RowsMut<'_>,
+    y: &[f32],
+    width: usize,
+    factor: f32,
+) -> Result<(), PoolError> {
+    assert_eq!(y.len(), x.rows() * width, "summands have the same shape");
+    let RowsMut { data, stride, first: column } = x;
+    assert!(column + width <= stride, "{width} columns from {column} on end beyond rows of {stride}");
+    for_row_runs(exec, data, stride, width, &|first, rows| {
+        for (row, index) in rows.chunks_exact_mut(stride).zip(first..) {
+            exec.isa.run(AddScaled { x: &mut row[column..][..width], y: &y[index * width..], factor });
+        }
+    })
+}
+
 /// `x += bias` on every row of `x: [m, n]`, with `bias: [n]`.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::activation::{Activation, Gating, activate, gated};
 use crate::arch::Isa;
-use crate::elementwise::{add, add_bias, add_scaled, clip, scale, softcap};
+use crate::elementwise::{add, add_bias, add_scaled, add_scaled_columns, clip, scale, softcap};
 use crate::guard::Guarded;
 use crate::norm::{NormWeights, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use crate::rope::{Rope, rope_in_place};
@@ -210,6 +210,16 @@ fn check_sums(rows: usize, width: usize, seed: u32) {
     // Two roundings on every instruction set.
     let wanted: Vec<f64> = x.iter().zip(y.iter()).map(|(x, y)| f64::from(x + 0.3 * y)).collect();
     check(&x, &wanted, 0.0, |exec, x| add_scaled(exec, x, &y, 0.3));
+    for (first, count) in [(0, width), (width / 3, width / 3)] {
+        let y = numbers(rows * count, seed + 3);
+        let mut wanted = wide(&x);
+        for (wanted, y) in wanted.chunks_exact_mut(width).zip(y.chunks_exact(count.max(1))) {
+            for (wanted, y) in wanted[first..].iter_mut().zip(y) {
+                *wanted = f64::from(*wanted as f32 + 0.3 * y);
+            }
+        }
+        check(&x, &wanted, 0.0, |exec, x| add_scaled_columns(exec, RowsMut::new(x, width, first), &y, count, 0.3));
+    }
 }
 
 fn check_limits(rows: usize, width: usize, seed: u32) {
@@ -297,7 +307,7 @@ fn rows_are_alike_whatever_is_beside_them() {
     let of_heads = &NormWeights { weight: Some(&weight[..20]), bias: Some(&bias[..20]), ..*weights };
     let (x, out) = (numbers(5 * 2 * WIDTH, 4), numbers(5 * WIDTH, 5));
     // With the length of a row, and how many inputs there are for an output.
-    let operations: [(Operation<'_>, usize, usize); 10] = [
+    let operations: [(Operation<'_>, usize, usize); 11] = [
         (&|exec, x, out| rms_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
         (&|exec, x, out| layer_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
         (&|exec, _, out| rms_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
@@ -308,6 +318,7 @@ fn rows_are_alike_whatever_is_beside_them() {
         (&|exec, _, out| softcap(exec, out, 1.5), 7, 1),
         (&|exec, _, out| scale(exec, out, 0.3), 7, 1),
         (&|exec, x, out| add_scaled(exec, out, x, 0.3), 7, 1),
+        (&|exec, x, out| add_scaled_columns(exec, RowsMut::new(out, WIDTH, 0), x, WIDTH, 0.3), WIDTH, 1),
     ];
     for (case, (operation, row, inputs)) in operations.into_iter().enumerate() {
         let x = &x[..out.len() * inputs];

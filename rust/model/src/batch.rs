@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use ferrule_kernels::{Cancel, PoolError, kv::PageId};
 
+use crate::adapter::Adapter;
+
 /// The layers that share a page table, and what a page of theirs holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGroup {
@@ -26,6 +28,18 @@ pub enum LogitRows {
     All,
 }
 
+impl LogitRows {
+    /// How many of `tokens` rows they are.
+    #[must_use]
+    pub fn count(self, tokens: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Last => tokens.min(1),
+            Self::All => tokens,
+        }
+    }
+}
+
 /// Consecutive tokens of one sequence: a piece of a prompt, or the one token of a decode step.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceChunk<'a> {
@@ -40,6 +54,8 @@ pub struct SequenceChunk<'a> {
     pub pages: &'a [Vec<PageId>],
     /// Which logits to compute.
     pub logits: LogitRows,
+    /// What is added to the model for this sequence; one of the model's own adapters.
+    pub adapter: Option<&'a Adapter>,
 }
 
 impl SequenceChunk<'_> {
@@ -108,7 +124,7 @@ pub trait LanguageModel {
     /// If `bytes` are not as many as a page has.
     fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]);
 
-    /// Names everything on which the bits of keys and values depend besides the tokens: bytes of pages are exchanged
+    /// Names everything on which the bits of keys and values depend besides the tokens and the adapter: bytes of pages are exchanged
     /// only between models of the same fingerprint. Reads all weights, so it is not for every step.
     fn fingerprint(&self) -> [u8; 32];
 

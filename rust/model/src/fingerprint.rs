@@ -22,7 +22,7 @@ const ROPE_SAMPLES: usize = 256;
 /// Hashes a model. Every part has its length before it or one that the spec gives, so that no two models are hashed
 /// from the same bytes.
 pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOptions, pool: &Pool) -> [u8; 32] {
-    let mut hasher = Parts(blake3::Hasher::new_derive_key("ferrule fingerprint of a model"));
+    let mut hasher = Parts::new("ferrule fingerprint of a model");
     hasher.number(ARITHMETIC_VERSION as usize);
     hasher.bytes(env!("CARGO_PKG_VERSION").as_bytes());
     hasher.bytes(&serde_json::to_vec(spec).expect("a spec consists of numbers, names and lists"));
@@ -39,18 +39,11 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
     }
     let Tensors { matrices, vectors } = weights.tensors();
     vectors.iter().for_each(|vector| hasher.floats(vector));
-    for matrix in &matrices {
-        hasher.number(matrix.rows());
-        hasher.number(matrix.cols());
-        for (format, panels) in matrix.formats() {
-            hasher.bytes(format.name().as_bytes());
-            hasher.number(panels);
-        }
-    }
+    matrices.iter().for_each(|matrix| hasher.shape(matrix));
     for hash in hashes_of_pieces(&matrices, pool) {
         hasher.bytes(hash.as_bytes());
     }
-    *hasher.0.finalize().as_bytes()
+    hasher.finish()
 }
 
 /// The hash of each piece of what all matrices hold, in order.
@@ -68,21 +61,40 @@ fn hashes_of_pieces(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash
 }
 
 /// A hasher of parts that cannot be taken for others by shifting bytes between neighbours.
-struct Parts(blake3::Hasher);
+pub(crate) struct Parts(blake3::Hasher);
 
 impl Parts {
-    fn number(&mut self, number: usize) {
+    /// For what `context` says, and nothing else.
+    pub fn new(context: &str) -> Self {
+        Self(blake3::Hasher::new_derive_key(context))
+    }
+
+    pub fn number(&mut self, number: usize) {
         self.0.update(&(number as u64).to_le_bytes());
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub fn bytes(&mut self, bytes: &[u8]) {
         self.number(bytes.len());
         self.0.update(bytes);
     }
 
-    fn floats(&mut self, floats: &[f32]) {
+    pub fn floats(&mut self, floats: &[f32]) {
         let bytes: Vec<u8> = floats.iter().flat_map(|float| float.to_le_bytes()).collect();
         self.bytes(&bytes);
+    }
+
+    /// A matrix but for what it holds.
+    pub fn shape(&mut self, matrix: &PackedMatrix) {
+        self.number(matrix.rows());
+        self.number(matrix.cols());
+        for (format, panels) in matrix.formats() {
+            self.bytes(format.name().as_bytes());
+            self.number(panels);
+        }
+    }
+
+    pub fn finish(&self) -> [u8; 32] {
+        *self.0.finalize().as_bytes()
     }
 }
 

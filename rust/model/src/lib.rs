@@ -1,6 +1,7 @@
 //! From a description of an architecture and a checkpoint to a forward pass over a ragged batch.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod batch;
 mod fingerprint;
 mod layer;
@@ -15,6 +16,7 @@ mod specs;
 mod transformer;
 mod weights;
 
+pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorFault};
 pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
 pub use quantization::Quantization;

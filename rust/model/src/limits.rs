@@ -24,6 +24,13 @@ pub enum SpecError {
     },
 }
 
+impl SpecError {
+    /// A role whose tensor is a part of another, or is in parts.
+    pub(crate) fn not_whole(role: &str) -> Self {
+        Self::Role { role: format!("{role} as a whole tensor") }
+    }
+}
+
 /// Wider than any model is: keeps every product of two sizes far from overflow.
 const MAX_SIZE: usize = 1 << 28;
 

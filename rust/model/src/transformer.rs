@@ -1,5 +1,6 @@
 //! The forward pass: one for every architecture, over a ragged batch of prompt pieces and decode rows.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -8,13 +9,16 @@ use ferrule_kernels::elementwise::{add_bias, scale, softcap};
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
 use ferrule_kernels::{Cancel, Exec, PackedMatrix, Pool, PoolError, Scratch, machine, matmul};
 
+use crate::adapter::AdapterLoader;
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 use crate::fingerprint::fingerprint;
-use crate::layer::{AttentionPass, LayerBuffers, RaggedRows, linear, norm_in_place};
+use crate::layer::{
+    AdapterBuffers, AdapterRows, AttentionPass, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place,
+};
 use crate::quantization::Quantization;
 use crate::rope::RopeRows;
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec, PositionsSpec};
-use crate::weights::{Embedding, Ffn, Layer, LoadError, Loader, Progress, Source, Weights};
+use crate::weights::{Embedding, Ffn, Layer, LoadError, Loader, Progress, Site, Source, Weights};
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -29,8 +33,10 @@ pub struct LoadOptions {
 
 /// A model with its weights, its key-value cache and its threads.
 pub struct Transformer {
-    spec: ModelSpec,
+    spec: Arc<ModelSpec>,
     weights: Weights,
+    /// Where adapters may find their place.
+    sites: Arc<[Site]>,
     /// For each layer its group and its place within the group.
     places: Vec<(usize, usize)>,
     shapes: Vec<KvShape>,
@@ -51,6 +57,8 @@ struct Buffers {
     /// Rows of the embedding that are narrower; rows that go through the head.
     update: Scratch<f32>,
     layer: LayerBuffers,
+    /// All maps of a pass use it, one after the other.
+    adapters: RefCell<AdapterBuffers>,
     ropes: Vec<RopeRows>,
 }
 
@@ -69,7 +77,8 @@ impl Transformer {
     ) -> Result<Self, LoadError> {
         let LoadOptions { quantization, kv_format, isa } = options;
         let exec = Exec { isa, pool: &pool, cancel };
-        let weights = Loader { spec: &spec, source, quantization, exec }.load(progress)?;
+        let mut weights = Loader { spec: &spec, source, quantization, exec }.load(progress)?;
+        let sites = std::mem::take(&mut weights.sites).into();
         let mut shapes: Vec<KvShape> = Vec::new();
         let mut windows = Vec::new();
         let mut places = Vec::with_capacity(spec.layers.len());
@@ -95,8 +104,9 @@ impl Transformer {
         let groups = groups.collect();
         let stores = Vec::new();
         Ok(Self {
-            spec,
+            spec: Arc::new(spec),
             weights,
+            sites,
             places,
             shapes,
             groups,
@@ -131,6 +141,17 @@ impl Transformer {
     #[must_use]
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// Loads adapters for this model, beside whatever it does.
+    #[must_use]
+    pub fn adapters(&self) -> AdapterLoader {
+        AdapterLoader {
+            spec: Arc::clone(&self.spec),
+            sites: Arc::clone(&self.sites),
+            isa: self.options.isa,
+            pool: Arc::clone(&self.pool),
+        }
     }
 
     /// Weights of the matrices, a tied one counted once.
@@ -190,10 +211,12 @@ impl Transformer {
         let Self { spec, weights, places, stores, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
+        let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
+        let adapters = AdapterRows::new(&runs, &buffers.adapters);
         let width = spec.hidden_size;
 
         let hidden = buffers.hidden.take(rows.count * width);
-        embed(&exec, spec, &weights.embedding, batch, &mut buffers.update, hidden)?;
+        embed(&exec, spec, &weights.embedding, batch, adapters, &mut buffers.update, hidden)?;
         for ((layer, layer_spec), &(group, place)) in weights.layers.iter().zip(&spec.layers).zip(&*places) {
             let pass = AttentionPass {
                 exec,
@@ -202,6 +225,7 @@ impl Transformer {
                 causal: spec.causal,
                 ropes: &spec.ropes,
                 rows: &rows,
+                adapters,
                 group,
                 place,
             };
@@ -210,6 +234,8 @@ impl Transformer {
 
         // Only the rows whose logits are wanted go through the final norm and the head.
         let wanted = wanted_rows(batch);
+        let runs = adapter_runs(batch, |sequence| sequence.logits.count(sequence.tokens.len()));
+        let adapters = AdapterRows::new(&runs, &buffers.adapters);
         let count = wanted.iter().map(ExactSizeIterator::len).sum::<usize>();
         let last = buffers.update.take(count * width);
         for (row, to) in wanted.into_iter().flatten().zip(last.chunks_exact_mut(width)) {
@@ -217,7 +243,7 @@ impl Transformer {
         }
         norm_in_place(&exec, weights.final_norm.as_ref(), last, width)?;
         logits.resize(count * spec.vocab_size, 0.0);
-        head(&exec, spec, weights, last, &mut buffers.hidden, logits)
+        head(&exec, spec, weights, last, adapters, &mut buffers.hidden, logits)
     }
 }
 
@@ -227,6 +253,7 @@ fn embed(
     spec: &ModelSpec,
     weights: &Embedding,
     batch: Batch<'_>,
+    adapters: AdapterRows<'_>,
     narrow: &mut Scratch<f32>,
     hidden: &mut [f32],
 ) -> Result<(), PoolError> {
@@ -242,7 +269,7 @@ fn embed(
             let width = spec.embedding_width();
             let rows = narrow.take(hidden.len() / spec.hidden_size * width);
             read(width, rows);
-            linear(exec, projection, rows, hidden)?;
+            adapted(exec, projection, adapters, rows, hidden)?;
         }
     }
     if spec.embedding.scale != 1.0 {
@@ -268,6 +295,7 @@ fn head(
     spec: &ModelSpec,
     weights: &Weights,
     rows: &[f32],
+    adapters: AdapterRows<'_>,
     narrow: &mut Scratch<f32>,
     logits: &mut [f32],
 ) -> Result<(), PoolError> {
@@ -276,12 +304,12 @@ fn head(
         None => rows,
         Some(projection) => {
             let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
-            linear(exec, projection, rows, out)?;
+            adapted(exec, projection, adapters, rows, out)?;
             out
         }
     };
     match &weights.head {
-        Some(head) => linear(exec, head, rows, logits)?,
+        Some(head) => adapted(exec, head, adapters, rows, logits)?,
         None => matmul(exec, rows, &weights.embedding.tokens, logits)?,
     }
     weights.tied_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;

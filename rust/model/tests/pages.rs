@@ -33,6 +33,7 @@ fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, p
         prompt_len: tokens.len(),
         pages,
         logits: LogitRows::Last,
+        adapter: None,
     };
     let mut logits = Vec::new();
     model.forward(Batch { sequences: &[sequence] }, &Cancel::new(), &mut logits).unwrap();

@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
 use crate::fork;
 use crate::interrupt::Interrupt;
+use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
 
@@ -129,19 +130,27 @@ impl Engine {
         Ok(Self { engine: Mutex::new(Some(engine)), metrics, interrupt, vocab_size, info: info.to_string() })
     }
 
+    /// Loads a low-rank adapter for requests of this engine.
+    fn load_lora(&self, py: Python<'_>, directory: &str, config: &str) -> PyResult<LoraAdapter> {
+        let loader = self.with(py, |engine| engine.model().adapters())?;
+        lora::load(py, &loader, directory, config)
+    }
+
     /// Queues a request and returns its id.
-    #[pyo3(signature = (prompt_token_ids, params, fork_of=None))]
+    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None))]
     fn add_request(
         &self,
         py: Python<'_>,
         prompt_token_ids: Vec<i64>,
         params: &str,
         fork_of: Option<u64>,
+        lora: Option<&LoraAdapter>,
     ) -> PyResult<u64> {
-        let request = SamplingParams::from_json(params, self.vocab_size)
+        let mut request = SamplingParams::from_json(params, self.vocab_size)
             .map_err(RequestError::from)
             .and_then(|params| Request::from_ids(&prompt_token_ids, self.vocab_size, params))
             .map_err(|error| errors::request_error(&error))?;
+        request.adapter = lora.map(|lora| Arc::clone(&lora.0));
         let added = self.with(py, |engine| match fork_of {
             Some(other) => engine.fork_request(request, engine::RequestId(other)),
             None => engine.add_request(request),
@@ -168,8 +177,15 @@ impl Engine {
     }
 
     /// The logits after each token, float32 `[tokens, vocab_size]`.
-    fn logits<'py>(&self, py: Python<'py>, token_ids: Vec<i64>) -> PyResult<Bound<'py, PyByteArray>> {
-        let logits = self.with(py, |engine| engine.logits(&token_ids, &self.interrupt.cancel))?;
+    #[pyo3(signature = (token_ids, lora=None))]
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        token_ids: Vec<i64>,
+        lora: Option<&LoraAdapter>,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let adapter = lora.map(|lora| &*lora.0);
+        let logits = self.with(py, |engine| engine.logits(&token_ids, adapter, &self.interrupt.cancel))?;
         let logits = logits.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         PyByteArray::new_with(py, size_of_val(logits.as_slice()), |bytes| {
@@ -181,14 +197,16 @@ impl Engine {
     }
 
     /// The state after these tokens, as bytes.
+    #[pyo3(signature = (token_ids, cache_salt, lora=None))]
     fn save_state<'py>(
         &self,
         py: Python<'py>,
         token_ids: Vec<i64>,
         cache_salt: Option<String>,
+        lora: Option<&LoraAdapter>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let salt = cache_salt.map(Arc::from);
-        let state = self.with(py, |engine| engine.save_state(&token_ids, salt, &self.interrupt.cancel))?;
+        let (salt, adapter) = (cache_salt.map(Arc::from), lora.map(|lora| &*lora.0));
+        let state = self.with(py, |engine| engine.save_state(&token_ids, salt, adapter, &self.interrupt.cancel))?;
         let state = state.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         Ok(PyBytes::new(py, &state))

@@ -2,7 +2,7 @@
 
 use ferrule_engine::RequestError;
 use ferrule_kernels::arch::Isa;
-use ferrule_model::{LoadError, SpecError};
+use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
 use pyo3::PyErr;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::import_exception;
@@ -14,6 +14,7 @@ import_exception!(ferrule.errors, InvalidParameterError);
 import_exception!(ferrule.errors, ModelFileError);
 import_exception!(ferrule.errors, PromptError);
 import_exception!(ferrule.errors, QueueFullError);
+import_exception!(ferrule.errors, UnsupportedModelError);
 
 pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
@@ -24,6 +25,15 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::Memory { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
         LoadError::Panicked(_) => EngineError::new_err(message),
+    }
+}
+
+pub(crate) fn adapter_error(error: &AdapterError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        AdapterError::Load(error) => load_error(error),
+        AdapterError::Tensor { fault: TensorFault::Unsupported { .. }, .. } => UnsupportedModelError::new_err(message),
+        _ => ConfigError::new_err(message),
     }
 }
 

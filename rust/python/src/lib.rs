@@ -5,6 +5,7 @@ mod engine;
 mod errors;
 mod fork;
 mod interrupt;
+mod lora;
 mod options;
 mod outputs;
 
@@ -43,6 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("version", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<ceilings::Ceilings>()?;
     module.add_class::<engine::Engine>()?;
+    module.add_class::<lora::LoraAdapter>()?;
     module.add_class::<outputs::StepOutput>()?;
     module.add_class::<outputs::TokenLogprobs>()?;
     module.add_class::<outputs::SampleTrace>()?;

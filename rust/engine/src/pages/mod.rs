@@ -112,13 +112,13 @@ impl Pages {
 
     /// Tables that hold nothing yet, of a sequence whose first `shareable` positions depend on its tokens alone.
     pub fn tables(&self, namespace: Namespace, shareable: usize) -> PageTables {
-        let root = self.tier.as_ref().map(|tier| Digest::root(&tier.fingerprint, namespace.as_deref()));
+        let root = self.tier.as_ref().map(|tier| Digest::root(&tier.fingerprint, &namespace));
         PageTables::new(self.groups.len(), namespace, shareable, root)
     }
 
     /// Tables that hold nothing yet and share nothing.
     pub fn private_tables(&self) -> PageTables {
-        self.tables(None, 0)
+        self.tables(Namespace::default(), 0)
     }
 
     /// Tokens of one sequence that the pools hold when it has no neighbours. Endless for a window that fits.

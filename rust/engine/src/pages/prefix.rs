@@ -11,14 +11,28 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
+use ferrule_model::Adapter;
 
 use super::PAGE_NONE;
 
 /// The tokens of a page.
 pub(crate) type PageTokens = [u32; PAGE_TOKENS];
 
-/// What separates requests that must not share pages although their tokens are the same: a tenant's salt.
-pub(crate) type Namespace = Option<Arc<str>>;
+/// What separates requests that must not share pages although their tokens are the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Namespace {
+    /// A tenant's.
+    pub salt: Option<Arc<str>>,
+    /// The fingerprint of what is added to the model.
+    pub adapter: Option<[u8; 32]>,
+}
+
+impl Namespace {
+    /// Of sequences with this salt and this adapter.
+    pub fn new(salt: Option<Arc<str>>, adapter: Option<&Adapter>) -> Self {
+        Self { salt, adapter: adapter.map(|adapter| *adapter.fingerprint()) }
+    }
+}
 
 /// A node of the tree. Never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -176,7 +190,7 @@ mod tests {
     /// A tree of `a - b - c` and `a - d`, pages numbered in that order.
     fn tree() -> (PrefixTree, [NodeId; 4]) {
         let mut tree = PrefixTree::default();
-        let a = tree.insert(Place::First(None), &tokens(0), &[0, 10]).unwrap();
+        let a = tree.insert(Place::First(Namespace::default()), &tokens(0), &[0, 10]).unwrap();
         let b = tree.insert(Place::After(a), &tokens(1), &[1, 11]).unwrap();
         let c = tree.insert(Place::After(b), &tokens(2), &[2, 12]).unwrap();
         let d = tree.insert(Place::After(a), &tokens(3), &[3, 13]).unwrap();
@@ -186,14 +200,22 @@ mod tests {
     #[test]
     fn nodes_are_found_by_place_tokens_and_namespace() {
         let (mut tree, [a, b, ..]) = tree();
-        assert_eq!(tree.find(Place::First(None), &tokens(0)), Some(a));
+        assert_eq!(tree.find(Place::First(Namespace::default()), &tokens(0)), Some(a));
         assert_eq!(tree.find(Place::After(a), &tokens(1)), Some(b));
-        assert_eq!(tree.find(Place::First(None), &tokens(1)), None);
-        let salted = Place::First(Some("tenant".into()));
-        assert_eq!(tree.find(salted.clone(), &tokens(0)), None);
-        let other = tree.insert(salted.clone(), &tokens(0), &[4, 14]).unwrap();
-        assert_eq!(tree.find(salted, &tokens(0)), Some(other));
-        assert_ne!(other, a);
+        assert_eq!(tree.find(Place::First(Namespace::default()), &tokens(1)), None);
+        let namespaces = [
+            Namespace { salt: Some("tenant".into()), adapter: None },
+            Namespace { salt: None, adapter: Some([1; 32]) },
+            Namespace { salt: None, adapter: Some([2; 32]) },
+            Namespace { salt: Some("tenant".into()), adapter: Some([1; 32]) },
+        ];
+        for (namespace, page) in namespaces.into_iter().zip(4..) {
+            let first = Place::First(namespace);
+            assert_eq!(tree.find(first.clone(), &tokens(0)), None);
+            let other = tree.insert(first.clone(), &tokens(0), &[page, 10 + page]).unwrap();
+            assert_eq!(tree.find(first, &tokens(0)), Some(other));
+            assert_ne!(other, a);
+        }
     }
 
     #[test]

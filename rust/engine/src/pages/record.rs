@@ -114,11 +114,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::pages::Namespace;
 
     const PAGE: [u32; PAGE_TOKENS] = [9; PAGE_TOKENS];
 
     fn parent() -> Digest {
-        Digest::root(&[5; 32], Some("salt"))
+        Digest::root(&[5; 32], &Namespace { salt: Some("salt".into()), adapter: None })
     }
 
     #[test]

@@ -11,21 +11,24 @@
 //! | 4 | version of the format, little-endian as all numbers |
 //! | 32 | fingerprint of the model |
 //! | 1, 8, … | whether there is a salt; its bytes; the salt |
+//! | 1, 32 | whether there is an adapter; its fingerprint, or zeros |
 //! | 8, 4 each | tokens; their ids |
 //! | 8, 8, … | pages; bytes of each; the pages, each as in a record's payload |
 //! | 32 | BLAKE3 of all before it |
 
 use ferrule_kernels::kv::PAGE_TOKENS;
 
+use super::Namespace;
+
 const MAGIC: &[u8; 8] = b"FERRULES";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const CHECKSUM_BYTES: usize = 32;
 
 /// A saved sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct State<'a> {
-    /// Who shares its pages: see [`super::digest::Digest::root`].
-    pub salt: Option<String>,
+    /// Who shares its pages.
+    pub namespace: Namespace,
     /// All tokens; those after the last page have to be computed again.
     pub tokens: Vec<u32>,
     /// For each `PAGE_TOKENS` tokens from the start on the page of every group, one after the other.
@@ -98,15 +101,16 @@ pub enum StateError {
 /// If a page has another length, or there are more pages than tokens fill.
 pub(crate) fn encode_state(
     fingerprint: &[u8; 32],
-    salt: Option<&str>,
+    namespace: &Namespace,
     tokens: &[u32],
     pages: impl ExactSizeIterator<Item: AsRef<[u8]>>,
     payload_len: usize,
 ) -> Vec<u8> {
     let count = pages.len();
     assert!(count <= tokens.len() / PAGE_TOKENS, "{count} pages of {} tokens", tokens.len());
-    let salt_bytes = salt.unwrap_or_default().as_bytes();
-    let fixed = MAGIC.len() + 4 + 32 + 1 + 4 * 8 + CHECKSUM_BYTES;
+    let Namespace { salt, adapter } = namespace;
+    let salt_bytes = salt.as_deref().unwrap_or_default().as_bytes();
+    let fixed = MAGIC.len() + 4 + 32 + 1 + 33 + 4 * 8 + CHECKSUM_BYTES;
     let mut state = Vec::with_capacity(fixed + salt_bytes.len() + 4 * tokens.len() + count * payload_len);
     state.extend_from_slice(MAGIC);
     state.extend_from_slice(&VERSION.to_le_bytes());
@@ -114,6 +118,8 @@ pub(crate) fn encode_state(
     state.push(u8::from(salt.is_some()));
     state.extend_from_slice(&(salt_bytes.len() as u64).to_le_bytes());
     state.extend_from_slice(salt_bytes);
+    state.push(u8::from(adapter.is_some()));
+    state.extend_from_slice(&adapter.unwrap_or_default());
     state.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
     state.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     state.extend_from_slice(&(count as u64).to_le_bytes());
@@ -150,6 +156,8 @@ pub(crate) fn decode_state<'a>(
     let [has_salt] = reader.array("the salt")?;
     let salt_len = reader.number("the salt")?;
     let salt = reader.take("the salt", salt_len)?;
+    let [has_adapter] = reader.array("the adapter")?;
+    let adapter: [u8; 32] = reader.array("the adapter")?;
     let token_count = reader.number("the tokens")?;
     let tokens = reader.take("the tokens", token_count.saturating_mul(4))?;
     let count = reader.number("the pages")?;
@@ -179,14 +187,22 @@ pub(crate) fn decode_state<'a>(
     }
     let salt = match (has_salt, std::str::from_utf8(salt)) {
         (0, _) if salt.is_empty() => None,
-        (1, Ok(salt)) => Some(salt.to_owned()),
+        (1, Ok(salt)) => Some(salt.into()),
         _ => {
             let found = format!("{} bytes, flagged {has_salt}", salt.len());
             return Err(field("the salt", found, "UTF-8 text flagged 1, or nothing flagged 0".to_owned()));
         }
     };
+    let adapter = match has_adapter {
+        0 if adapter == [0; 32] => None,
+        1 => Some(adapter),
+        _ => {
+            let required = "a fingerprint flagged 1, or zeros flagged 0".to_owned();
+            return Err(field("the adapter", format!("flagged {has_adapter}"), required));
+        }
+    };
     Ok(State {
-        salt,
+        namespace: Namespace { salt, adapter },
         tokens: tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect(),
         // Pages without bytes are no pages.
         pages: pages.chunks_exact(payload_len.max(1)).collect(),
@@ -234,11 +250,22 @@ mod tests {
 
     const MODEL: [u8; 32] = [5; 32];
     const PAGE_BYTES: usize = 24;
+    /// Where parts of a state begin whose salt has four bytes.
+    const HAS_SALT: usize = 44;
+    const SALT_LEN: usize = HAS_SALT + 1;
+    const SALT: usize = SALT_LEN + 8;
+    const HAS_ADAPTER: usize = SALT + 4;
+    const TOKENS: usize = HAS_ADAPTER + 33;
+    const PAGES: usize = TOKENS + 8 + 4 * 40;
 
-    fn saved(salt: Option<&str>, tokens: usize, pages: usize) -> (Vec<u32>, Vec<Vec<u8>>, Vec<u8>) {
+    fn namespace(salt: Option<&str>, adapter: Option<[u8; 32]>) -> Namespace {
+        Namespace { salt: salt.map(Into::into), adapter }
+    }
+
+    fn saved(namespace: &Namespace, tokens: usize, pages: usize) -> (Vec<u32>, Vec<Vec<u8>>, Vec<u8>) {
         let tokens: Vec<u32> = (0..tokens as u32).map(|i| i * 977).collect();
         let pages: Vec<Vec<u8>> = (0..pages).map(|i| vec![i as u8; PAGE_BYTES]).collect();
-        let bytes = encode_state(&MODEL, salt, &tokens, pages.iter(), PAGE_BYTES);
+        let bytes = encode_state(&MODEL, namespace, &tokens, pages.iter(), PAGE_BYTES);
         (tokens, pages, bytes)
     }
 
@@ -253,11 +280,11 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let (.., bytes) = saved(Some("salt"), 40, 2);
+        let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         let decode = |bytes: &[u8]| decode_state(bytes, || MODEL, PAGE_BYTES).map(|_| ()).unwrap_err();
         assert_eq!(decode(b""), StateError::Magic { bytes: 0 });
         assert_eq!(decode(b"PK\x03\x04 an archive"), StateError::Magic { bytes: 15 });
-        assert_eq!(decode(&forged(&bytes, 8, &[9])), StateError::Version { found: 9, supported: 1 });
+        assert_eq!(decode(&forged(&bytes, 8, &[9])), StateError::Version { found: 9, supported: 2 });
         assert_eq!(decode(&bytes[..20]), StateError::Truncated { what: "the fingerprint", needed: 44, found: 20 });
         let len = bytes.len() as u64;
         assert_eq!(
@@ -274,38 +301,38 @@ mod tests {
 
     #[test]
     fn a_forged_length_is_held_against_the_bytes_that_are_there() {
-        let (.., bytes) = saved(Some("salt"), 40, 2);
+        let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         let decode = |at: usize, number: u64| {
             decode_state(&forged(&bytes, at, &number.to_le_bytes()), || MODEL, PAGE_BYTES).unwrap_err().to_string()
         };
-        let (salt_len, tokens) = (45, 45 + 8 + 4);
-        let pages = tokens + 8 + 4 * 40;
         for (at, what) in
-            [(salt_len, "the salt"), (tokens, "the tokens"), (pages, "the pages"), (pages + 8, "the pages")]
+            [(SALT_LEN, "the salt"), (TOKENS, "the tokens"), (PAGES, "the pages"), (PAGES + 8, "the pages")]
         {
             for number in [u64::MAX, u64::MAX / 4 + 1, 1 << 40, 1000] {
                 let error = decode(at, number);
                 assert!(error.contains("truncated") && error.contains(what), "{error}");
             }
         }
-        assert!(decode(pages, 0).contains("follow its end"));
+        assert!(decode(PAGES, 0).contains("follow its end"));
     }
 
     #[test]
     fn what_no_state_has_is_refused_under_a_right_checksum() {
-        let (.., bytes) = saved(Some("salt"), 40, 2);
+        let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         for (forged, says) in [
-            (forged(&bytes, 53, b"\xff"), "the salt is 4 bytes"),
-            (forged(&bytes, 44, &[0]), "flagged 0"),
-            (forged(&bytes, 44, &[2]), "flagged 2"),
-            (forged(&bytes, 57 + 8 + 160 + 8, &[0]), "follow its end"),
+            (forged(&bytes, SALT, b"\xff"), "the salt is 4 bytes"),
+            (forged(&bytes, HAS_SALT, &[0]), "flagged 0"),
+            (forged(&bytes, HAS_SALT, &[2]), "flagged 2"),
+            (forged(&bytes, HAS_ADAPTER, &[0]), "the adapter is flagged 0"),
+            (forged(&bytes, HAS_ADAPTER, &[2]), "the adapter is flagged 2"),
+            (forged(&bytes, PAGES + 8, &[0]), "follow its end"),
             // Four pages of half the length are as many bytes.
-            (forged(&bytes, 57 + 8 + 160, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page is 12"),
+            (forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page is 12"),
         ] {
             let error = decode_state(&forged, || MODEL, PAGE_BYTES).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-        let halves = forged(&bytes, 57 + 8 + 160, &[4, 0, 0, 0, 0, 0, 0, 0, 12]);
+        let halves = forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]);
         let error = decode_state(&halves, || MODEL, 12).unwrap_err();
         assert!(error.to_string().contains("the number of pages is 4, must be at most 2"));
     }
@@ -313,16 +340,22 @@ mod tests {
     #[test]
     #[should_panic(expected = "3 pages of 47 tokens")]
     fn pages_are_pages_of_tokens() {
-        saved(None, 47, 3);
+        saved(&Namespace::default(), 47, 3);
     }
 
     proptest! {
         #[test]
-        fn a_state_is_read_as_it_was_written(salt: Option<String>, tokens in 0_usize..100, part in 0_usize..=100) {
+        fn a_state_is_read_as_it_was_written(
+            salt: Option<String>,
+            adapter: Option<[u8; 32]>,
+            tokens in 0_usize..100,
+            part in 0_usize..=100,
+        ) {
             let count = tokens / PAGE_TOKENS * part / 100;
-            let (tokens, pages, bytes) = saved(salt.as_deref(), tokens, count);
+            let namespace = namespace(salt.as_deref(), adapter);
+            let (tokens, pages, bytes) = saved(&namespace, tokens, count);
             let state = decode_state(&bytes, || MODEL, PAGE_BYTES);
-            prop_assert_eq!(state, Ok(State { salt, tokens, pages: pages.iter().map(Vec::as_slice).collect() }));
+            prop_assert_eq!(state, Ok(State { namespace, tokens, pages: pages.iter().map(Vec::as_slice).collect() }));
         }
 
         #[test]
@@ -332,7 +365,7 @@ mod tests {
             flip in 1_u8..,
             more in prop::collection::vec(any::<u8>(), 1..64),
         ) {
-            let (.., bytes) = saved(salt.as_deref(), 40, 2);
+            let (.., bytes) = saved(&namespace(salt.as_deref(), None), 40, 2);
             let place = place.index(bytes.len());
             prop_assert!(decode_state(&bytes[..place], || MODEL, PAGE_BYTES).is_err());
             prop_assert!(decode_state(&[&bytes[..], &more].concat(), || MODEL, PAGE_BYTES).is_err());

@@ -11,7 +11,7 @@ fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -
 }
 
 fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
-    let request = Request { prompt: vec![0; tokens], params: SamplingParams::default() };
+    let request = Request { prompt: vec![0; tokens], params: SamplingParams::default(), adapter: None };
     Sequence::new(RequestId(id), request, None, scheduler.pages.private_tables())
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
-use ferrule_model::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+use ferrule_model::{Adapter, Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 
 /// Token ids of the fake.
 pub const VOCAB: usize = 64;
@@ -100,9 +100,10 @@ pub fn logits_after(state: u64) -> impl Iterator<Item = f32> {
 }
 
 /// The hash of a sequence with nothing computed. Beyond the lengths that the model was trained on, keys and values
-/// depend on the prompt's length, as they do with dynamic RoPE.
-pub fn first_state(prompt_len: usize, trained: usize) -> u64 {
-    mix(7, prompt_len.max(trained) as u64)
+/// depend on the prompt's length, as they do with dynamic RoPE; and always on the adapter.
+pub fn first_state(prompt_len: usize, trained: usize, adapter: Option<&Adapter>) -> u64 {
+    let state = mix(7, prompt_len.max(trained) as u64);
+    adapter.map_or(state, |adapter| mix(state, adapter.fingerprint()[0].into()))
 }
 
 impl FakeModel {
@@ -127,6 +128,10 @@ impl FakeModel {
         let tokens: usize = batch.sequences.iter().map(|chunk| chunk.tokens.len()).sum();
         assert!(!batch.sequences.is_empty() && tokens <= max_tokens, "{tokens} tokens in a step");
         assert!(batch.sequences.len() <= max_seqs, "{} sequences in a step", batch.sequences.len());
+        let mut adapters: Vec<_> =
+            batch.sequences.iter().map(|chunk| chunk.adapter.map(|adapter| *adapter.fingerprint())).collect();
+        adapters.dedup();
+        assert_eq!(adapters.iter().collect::<BTreeSet<_>>().len(), adapters.len(), "an adapter's rows are apart");
         for group in 0..self.groups.len() {
             let mut written = BTreeSet::new();
             let mut read = BTreeSet::new();
@@ -162,7 +167,7 @@ impl FakeModel {
     fn state_before(&self, chunk: &SequenceChunk<'_>, group: usize) -> u64 {
         let window = self.groups[group].window.unwrap_or(usize::MAX);
         let first_seen = (chunk.first_position + 1).saturating_sub(window);
-        let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len, self.trained));
+        let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len, self.trained, chunk.adapter));
         for position in first_seen..chunk.first_position {
             let bytes = &self.slots[group][Self::slot(&chunk.pages[group], position)];
             let slot = Slot::from_bytes(bytes).expect("a page was never written");

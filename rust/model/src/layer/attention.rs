@@ -7,8 +7,9 @@ use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{Exec, PoolError, Rows, RowsMut, Scratch};
 
 use super::latent;
+use super::low_rank::AdapterRows;
 use super::rows::RaggedRows;
-use super::{linear, norm_heads};
+use super::{adapted, norm_heads};
 use crate::rope::{RopeRows, RopeSpec};
 use crate::spec::{AttentionSpec, HeadProjections, NormedOver, ProjectionsSpec};
 use crate::weights::{Attention, Heads, Projections};
@@ -32,6 +33,7 @@ pub(crate) struct AttentionPass<'a> {
     pub causal: bool,
     pub ropes: &'a [RopeSpec],
     pub rows: &'a RaggedRows<'a>,
+    pub adapters: AdapterRows<'a>,
     /// The layer's group.
     pub group: usize,
     /// The layer's number within its group.
@@ -50,7 +52,7 @@ impl AttentionPass<'_> {
             }
             _ => unreachable!("weights are loaded as the spec says"),
         };
-        linear(&self.exec, &self.weights.output, mixed, out)
+        adapted(&self.exec, &self.weights.output, self.adapters, mixed, out)
     }
 
     /// What heads with projections of their own mix: `[rows, heads * value_dim]`.
@@ -66,7 +68,7 @@ impl AttentionPass<'_> {
         let (exec, heads, width) = (&self.exec, self.spec.heads, weights.qkv.weight.rows());
         let Buffers { qkv, mixed, .. } = buffers;
         let qkv = qkv.take(self.rows.count * width);
-        linear(exec, &weights.qkv, x, qkv)?;
+        adapted(exec, &weights.qkv, self.adapters, x, qkv)?;
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
         let turned = [(0, heads), (first_key, kv_heads)];
         let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);

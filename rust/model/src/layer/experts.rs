@@ -9,7 +9,7 @@ use ferrule_kernels::elementwise::{add_bias, add_scaled};
 use ferrule_kernels::{Exec, PoolError, Product, Scratch, matmul_each};
 
 use super::ffn::{self, dense, let_through};
-use super::linear;
+use super::{AdapterRows, adapted, linear};
 use super::router::{Choice, choose};
 use crate::spec::ExpertsSpec;
 use crate::weights::{Experts, Linear};
@@ -39,6 +39,8 @@ pub(super) struct MixturePass<'a> {
     pub exec: &'a Exec<'a>,
     pub weights: &'a Experts,
     pub spec: &'a ExpertsSpec,
+    /// They change the network that all tokens go through, and its gate.
+    pub adapters: AdapterRows<'a>,
 }
 
 impl MixturePass<'_> {
@@ -64,12 +66,12 @@ impl MixturePass<'_> {
         let (Some(weights), Some(spec)) = (&self.weights.shared, &self.spec.shared) else { return Ok(()) };
         let mut given = std::mem::take(&mut buffers.experts.given);
         let shared = given.take(x.len());
-        dense(self.exec, weights, spec, x, buffers, shared)?;
+        dense(self.exec, weights, spec, self.adapters, x, buffers, shared)?;
         match &self.weights.shared_gate {
             None => add_scaled(self.exec, out, shared, 1.0)?,
             Some(gate) => {
                 let gates = buffers.experts.gates.take(x.len() / width);
-                linear(self.exec, gate, x, gates)?;
+                adapted(self.exec, gate, self.adapters, x, gates)?;
                 let rows = out.chunks_exact_mut(width).zip(shared.chunks_exact(width));
                 for ((out, shared), gate) in rows.zip(gates) {
                     add_weighted(out, shared, 1.0 / (1.0 + (-*gate).exp()));
@@ -83,7 +85,7 @@ impl MixturePass<'_> {
     /// The experts of every row, and the places of their rows: an expert's lie side by side, in the order of the batch.
     /// Returns how many rows each expert has.
     fn choose(&self, x: &[f32], width: usize, buffers: &mut Buffers) -> Result<Vec<usize>, PoolError> {
-        let Self { exec, weights, spec } = self;
+        let Self { exec, weights, spec, .. } = self;
         let Buffers { logits, chosen, places, .. } = buffers;
         let logits = logits.take(x.len() / width * spec.experts);
         linear(exec, &weights.router, x, logits)?;
@@ -110,7 +112,7 @@ impl MixturePass<'_> {
     }
 
     fn piece(&self, x: &[f32], width: usize, buffers: &mut ffn::Buffers, out: &mut [f32]) -> Result<(), PoolError> {
-        let Self { exec, weights, spec } = self;
+        let Self { exec, weights, spec, .. } = self;
         let ffn::Buffers { inner, activated, experts: buffers } = buffers;
         let counts = self.choose(x, width, buffers)?;
         let Buffers { gathered, given, chosen, places, .. } = buffers;

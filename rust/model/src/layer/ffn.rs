@@ -4,7 +4,7 @@ use ferrule_kernels::activation::{activate, gated};
 use ferrule_kernels::{Exec, PoolError, Scratch};
 
 use super::experts::{self, MixturePass};
-use super::linear;
+use super::{AdapterRows, adapted};
 use crate::spec::{DenseSpec, FfnSpec};
 use crate::weights::{Dense, Ffn};
 
@@ -27,13 +27,16 @@ pub(super) fn run(
     exec: &Exec<'_>,
     weights: &Ffn,
     spec: &FfnSpec,
+    adapters: AdapterRows<'_>,
     x: &[f32],
     buffers: &mut Buffers,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
     match (weights, spec) {
-        (Ffn::Dense(weights), FfnSpec::Dense(spec)) => dense(exec, weights, spec, x, buffers, out),
-        (Ffn::Experts(weights), FfnSpec::Experts(spec)) => MixturePass { exec, weights, spec }.run(x, buffers, out),
+        (Ffn::Dense(weights), FfnSpec::Dense(spec)) => dense(exec, weights, spec, adapters, x, buffers, out),
+        (Ffn::Experts(weights), FfnSpec::Experts(spec)) => {
+            MixturePass { exec, weights, spec, adapters }.run(x, buffers, out)
+        },
         _ => unreachable!("weights are loaded as the spec says"),
     }
 }
@@ -43,6 +46,7 @@ pub(super) fn dense(
     exec: &Exec<'_>,
     weights: &Dense,
     spec: &DenseSpec,
+    adapters: AdapterRows<'_>,
     x: &[f32],
     buffers: &mut Buffers,
     out: &mut [f32],
@@ -51,11 +55,13 @@ pub(super) fn dense(
     let rows = x.len() / width;
     // Pieces of the same size: a last one of one row would read all weights for it.
     let piece = rows.div_ceil(rows.div_ceil(FFN_ROWS).max(1)).max(1);
-    for (x, out) in x.chunks(piece * width).zip(out.chunks_mut(piece * width)) {
+    let pieces = x.chunks(piece * width).zip(out.chunks_mut(piece * width));
+    for ((x, out), first) in pieces.zip((0..).step_by(piece)) {
+        let adapters = adapters.skip(first);
         let inner = buffers.inner.take(x.len() / width * inner_rows);
-        linear(exec, &weights.inner, x, inner)?;
+        adapted(exec, &weights.inner, adapters, x, inner)?;
         let activated = let_through(exec, spec, inner, &mut buffers.activated)?;
-        linear(exec, &weights.down, activated, out)?;
+        adapted(exec, &weights.down, adapters, activated, out)?;
     }
     Ok(())
 }

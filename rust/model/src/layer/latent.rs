@@ -9,7 +9,8 @@ use ferrule_kernels::kv::KvStore;
 use ferrule_kernels::{PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, matmul_each};
 
 use super::attention::{self, AttentionPass};
-use super::{linear, norm_heads};
+use super::low_rank::{HeadSide, add_to_heads};
+use super::{adapted, norm_heads};
 use crate::spec::LatentProjections;
 use crate::weights::Latent;
 
@@ -47,7 +48,7 @@ impl AttentionPass<'_> {
         let attention::Buffers { qkv, mixed, latent: buffers } = buffers;
         let width = weights.input.weight.rows();
         let input = qkv.take(rows * width);
-        linear(exec, &weights.input, x, input)?;
+        adapted(exec, &weights.input, self.adapters, x, input)?;
         let first_latent = width - kv_rank - rope_dim;
         norm_heads(exec, &weights.norm, RowsMut::new(input, width, first_latent), 1, kv_rank)?;
 
@@ -71,7 +72,7 @@ impl AttentionPass<'_> {
                 let latent = buffers.query_latent.take(rows * first_latent);
                 first_columns(latent);
                 norm_heads(exec, norm, RowsMut::new(latent, first_latent, 0), 1, first_latent)?;
-                linear(exec, up, latent, queries)?;
+                adapted(exec, up, self.adapters, latent, queries)?;
             }
             None => first_columns(queries),
         }
@@ -80,6 +81,7 @@ impl AttentionPass<'_> {
         split_heads(queries, heads, query_dim, nope_dim, unturned);
         let met = buffers.by_head_out.take(heads * rows * kv_rank);
         each_head(self, &weights.key_up, unturned, met)?;
+        add_to_heads(exec, (weights.up_site, HeadSide::Keys), self.adapters, unturned, met, (heads, rows))?;
         let absorbed_dim = rope_dim + kv_rank;
         let absorbed = buffers.absorbed.take(rows * heads * absorbed_dim);
         for (index, out) in absorbed.chunks_exact_mut(absorbed_dim).enumerate() {
@@ -97,6 +99,7 @@ impl AttentionPass<'_> {
         split_heads(mixed, heads, kv_rank, kv_rank, latents);
         let turned_back = buffers.by_head_out.take(heads * rows * value_dim);
         each_head(self, &weights.value_up, latents, turned_back)?;
+        add_to_heads(exec, (weights.up_site, HeadSide::Values), self.adapters, latents, turned_back, (heads, rows))?;
         let values = buffers.values.take(rows * heads * value_dim);
         for (index, out) in values.chunks_exact_mut(value_dim).enumerate() {
             let (row, head) = (index / heads, index % heads);

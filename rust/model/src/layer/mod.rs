@@ -4,6 +4,7 @@ mod attention;
 mod experts;
 mod ffn;
 mod latent;
+mod low_rank;
 mod router;
 mod rows;
 
@@ -13,6 +14,7 @@ use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_hea
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
 pub(crate) use attention::AttentionPass;
+pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, adapted, adapter_runs};
 pub(crate) use rows::RaggedRows;
 
 use crate::spec::{LayerSpec, NormSpec};
@@ -43,7 +45,7 @@ impl AttentionPass<'_> {
         hidden: &mut [f32],
         buffers: &mut LayerBuffers,
     ) -> Result<(), PoolError> {
-        let (exec, width) = (&self.exec, hidden.len() / self.rows.count);
+        let (exec, adapters, width) = (&self.exec, self.adapters, hidden.len() / self.rows.count);
         let LayerBuffers { normed, ffn_normed, update, parallel, attention, ffn } = buffers;
         let input = normed_or_same(exec, weights.attention_norm.as_ref(), hidden, width, normed)?;
         if spec.parallel {
@@ -54,7 +56,7 @@ impl AttentionPass<'_> {
                 None => input,
             };
             let update = update.take(hidden.len());
-            ffn::run(exec, &weights.ffn, &spec.ffn, input, ffn, update)?;
+            ffn::run(exec, &weights.ffn, &spec.ffn, adapters, input, ffn, update)?;
             add_block(exec, spec, weights.attention_post_norm.as_ref(), attended, hidden, width)?;
             return add_block(exec, spec, weights.ffn_post_norm.as_ref(), update, hidden, width);
         }
@@ -67,7 +69,7 @@ impl AttentionPass<'_> {
         norm_in_place(exec, weights.attention_sum_norm.as_ref(), hidden, width)?;
 
         let input = normed_or_same(exec, weights.ffn_norm.as_ref(), hidden, width, ffn_normed)?;
-        ffn::run(exec, &weights.ffn, &spec.ffn, input, ffn, update)?;
+        ffn::run(exec, &weights.ffn, &spec.ffn, adapters, input, ffn, update)?;
         if spec.residual_after_norm && weights.ffn_norm.is_some() {
             hidden.copy_from_slice(ffn_normed.take(hidden.len()));
         }
@@ -104,7 +106,7 @@ fn normed_or_same<'a>(
 }
 
 /// `out = x W^T + b`
-pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
     matmul(exec, x, &linear.weight, out)?;
     linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
 }

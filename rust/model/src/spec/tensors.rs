@@ -30,6 +30,18 @@ pub struct PartSpec {
     pub stride: usize,
 }
 
+impl PartSpec {
+    /// All rows of a matrix.
+    pub(crate) fn whole(rows: usize) -> Self {
+        Self { first: 0, rows, stride: rows }
+    }
+
+    /// Rows of the stored matrix of which `rows` are the role's.
+    pub(crate) fn stored_rows(self, rows: usize) -> usize {
+        (rows / self.rows).saturating_mul(self.stride)
+    }
+}
+
 /// A matrix of a tensor `[of, rows, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]

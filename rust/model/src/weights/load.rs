@@ -4,6 +4,7 @@ use ferrule_formats::CheckpointError;
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
+use super::sites::{HeadSplit, Site};
 use super::stored::{Source, Stored, View};
 use super::{Attention, Dense, Embedding, Experts, Ffn, Heads, Latent, Layer, Linear, Norm, Projections, Weights};
 use crate::limits::SpecError;
@@ -100,7 +101,8 @@ impl Loader<'_> {
         if total > available {
             return Err(LoadError::Memory { what: "the model's packed weights", needs: total, available });
         }
-        self.weights(&mut Pack { exec: self.exec, source: self.source, done: 0, total, progress })
+        let (exec, source, sites) = (self.exec, self.source, Vec::new());
+        self.weights(&mut Pack { exec, source, done: 0, total, progress, sites })
     }
 
     fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
@@ -122,7 +124,8 @@ impl Loader<'_> {
             _ => (None, None),
         };
         let final_norm = self.norm("final_norm", spec.final_norm, hidden)?;
-        Ok(Weights { embedding, layers, final_norm, head_projection, head, tied_head_bias })
+        let sites = std::mem::take(packer.sites());
+        Ok(Weights { embedding, layers, final_norm, head_projection, head, tied_head_bias, sites })
     }
 
     fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
@@ -225,7 +228,7 @@ impl Loader<'_> {
         heads: usize,
         spec: &LatentProjections,
     ) -> Result<Latent<P::Matrix>, LoadError> {
-        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, norm, bias, .. } = *spec;
+        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, value_dim, norm, bias } = *spec;
         let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
         let query_columns = heads * (nope_dim + rope_dim);
         let first = query_rank.map_or(("q", query_columns, usual), |rank| ("q_a", rank, usual));
@@ -255,7 +258,10 @@ impl Loader<'_> {
             value_up.push(packer.pack(MatrixPlan::new(vec![(rows.values, self.quantization.values())], kv_rank))?);
         }
         let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
-        Ok(Latent { input, queries, norm, key_up, value_up })
+        let split = HeadSplit { heads, nope_dim, value_dim };
+        let parts = vec![(format!("{at}kv_b"), heads * split.rows())];
+        let up_site = packer.number(Site { parts, columns: kv_rank, heads: Some(split) });
+        Ok(Latent { input, queries, norm, key_up, value_up, up_site })
     }
 
     fn head_rows(
@@ -275,7 +281,7 @@ impl Loader<'_> {
         let views = View::of_role(checkpoint, self.spec, &role, heads * head_dim, Some(kv_rank))?;
         let view = match views.as_slice() {
             [view] if view.is_plain() => view,
-            _ => return Err(SpecError::Role { role: format!("{role} as a whole tensor") }.into()),
+            _ => return Err(SpecError::not_whole(&role).into()),
         };
         let first = head * head_dim;
         Ok(HeadRows {
@@ -347,7 +353,9 @@ impl Loader<'_> {
                 biases.extend(self.vector(&format!("{at}{role}.bias"), *rows)?);
             }
         }
-        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias: bias.then_some(biases) })
+        let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
+        let site = packer.number(Site { parts, columns, heads: None });
+        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias: bias.then_some(biases), site })
     }
 
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {

@@ -4,6 +4,7 @@
 
 mod load;
 mod plan;
+mod sites;
 mod stored;
 
 use ferrule_kernels::PackedMatrix;
@@ -11,7 +12,10 @@ use ferrule_kernels::norm::NormWeights;
 
 pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
+pub(crate) use plan::{MatrixPlan, Measure, Pack, Packer};
+pub(crate) use sites::{HeadSplit, Site};
 pub use stored::Source;
+pub(crate) use stored::{Stored, View};
 
 use crate::spec::NormSpec;
 
@@ -19,6 +23,8 @@ use crate::spec::NormSpec;
 pub(crate) struct Linear<M = PackedMatrix> {
     pub weight: M,
     pub bias: Option<Vec<f32>>,
+    /// Its number in [`Weights::sites`].
+    pub site: usize,
 }
 
 /// A norm's spec with its weights.
@@ -94,6 +100,8 @@ pub(crate) struct Latent<M = PackedMatrix> {
     pub key_up: Vec<M>,
     /// For each head from mixed latents to its output: `[value_dim, kv_rank]`.
     pub value_up: Vec<M>,
+    /// The number in [`Weights::sites`] of the matrix that both are taken from.
+    pub up_site: usize,
 }
 
 pub(crate) enum Ffn<M = PackedMatrix> {
@@ -129,6 +137,8 @@ pub(crate) struct Weights<M = PackedMatrix> {
     pub head: Option<Linear<M>>,
     /// Of a head that is the embedding.
     pub tied_head_bias: Option<Vec<f32>>,
+    /// Where adapters may find their place.
+    pub sites: Vec<Site>,
 }
 
 /// Everything that weights consist of, in one order.
@@ -160,7 +170,7 @@ impl<'a> Tensors<'a> {
                 self.linear(qkv);
                 norms.iter().flatten().for_each(|norm| self.norm(norm));
             }
-            Projections::Latent(Latent { input, queries, norm, key_up, value_up }) => {
+            Projections::Latent(Latent { input, queries, norm, key_up, value_up, .. }) => {
                 self.linear(input);
                 if let Some((norm, linear)) = queries {
                     self.norm(norm);

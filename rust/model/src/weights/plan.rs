@@ -4,11 +4,12 @@ use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, RowSource};
 
 use super::load::{LoadError, Progress};
+use super::sites::Site;
 use super::stored::{Source, Stored};
 use crate::random::RandomMatrix;
 
 /// A matrix that is to be packed: stored matrices, their rows one after the other.
-pub(super) struct MatrixPlan<'a> {
+pub(crate) struct MatrixPlan<'a> {
     parts: Vec<Stored<'a>>,
     /// Formats and how many rows each holds, as the kernels take them.
     bands: Vec<(Format, usize)>,
@@ -16,17 +17,28 @@ pub(super) struct MatrixPlan<'a> {
 }
 
 /// What becomes of a plan: a size, or a matrix.
-pub(super) trait Packer {
+pub(crate) trait Packer {
     /// What stands for a packed matrix.
     type Matrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<Self::Matrix, LoadError>;
+
+    /// The linear maps so far, in an order that is always the same.
+    fn sites(&mut self) -> &mut Vec<Site>;
+
+    /// Gives a linear map its number.
+    fn number(&mut self, site: Site) -> usize {
+        let sites = self.sites();
+        sites.push(site);
+        sites.len() - 1
+    }
 }
 
 /// Adds up bytes.
 #[derive(Default)]
-pub(super) struct Measure {
+pub(crate) struct Measure {
     pub bytes: u64,
+    sites: Vec<Site>,
 }
 
 impl Packer for Measure {
@@ -37,15 +49,20 @@ impl Packer for Measure {
         self.bytes = plan.bands.iter().map(bytes).fold(self.bytes, u64::saturating_add);
         Ok(())
     }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
 }
 
 /// Packs, and gives back the source's memory behind what is done.
-pub(super) struct Pack<'a> {
+pub(crate) struct Pack<'a> {
     pub exec: Exec<'a>,
     pub source: Source<'a>,
     pub done: u64,
     pub total: u64,
     pub progress: Progress<'a>,
+    pub sites: Vec<Site>,
 }
 
 impl Packer for Pack<'_> {
@@ -61,6 +78,10 @@ impl Packer for Pack<'_> {
         self.done += matrix.bytes() as u64;
         (self.progress)(self.done, self.total);
         Ok(matrix)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
     }
 }
 

@@ -17,7 +17,7 @@ pub enum Source<'a> {
 }
 
 /// A matrix that is stored somewhere.
-pub(super) enum Stored<'a> {
+pub(crate) enum Stored<'a> {
     View(View<'a>),
     Random(RandomMatrix),
 }
@@ -25,7 +25,7 @@ pub(super) enum Stored<'a> {
 /// A matrix within a tensor: element (row, column) is `first + place(row) * row_stride + column * column_stride`, and
 /// rows lie in runs of `part.rows`, every `part.stride`.
 #[derive(Clone)]
-pub(super) struct View<'a> {
+pub(crate) struct View<'a> {
     tensor: FloatTensor<'a>,
     rows: usize,
     first: usize,
@@ -63,9 +63,9 @@ impl<'a> View<'a> {
     ) -> Result<Vec<Self>, LoadError> {
         let place = spec.tensor(role)?;
         let rows = all_rows / place.names.len();
-        let part = place.part.unwrap_or(PartSpec { first: 0, rows, stride: rows });
+        let part = place.part.unwrap_or_else(|| PartSpec::whole(rows));
         let whole = rows * place.names.len() == all_rows && rows.is_multiple_of(part.rows);
-        let stored_rows = (rows / part.rows).saturating_mul(part.stride);
+        let stored_rows = part.stored_rows(rows);
         let mut expected = match columns {
             None => vec![stored_rows],
             Some(columns) if place.transposed => vec![columns, stored_rows],
@@ -96,6 +96,13 @@ impl<'a> View<'a> {
         views.collect()
     }
 
+    /// So many rows of a tensor `[stored rows, columns]`: all of them, or a part; none if that is not its shape.
+    pub fn of_rows(tensor: FloatTensor<'a>, rows: usize, part: Option<PartSpec>, columns: usize) -> Option<Self> {
+        let part = part.unwrap_or_else(|| PartSpec::whole(rows));
+        let fits = rows.is_multiple_of(part.rows) && tensor.shape() == [part.stored_rows(rows), columns];
+        fits.then_some(Self { tensor, rows, first: 0, part, row_stride: columns, column_stride: 1 })
+    }
+
     /// Whether all rows lie at the same distance from their neighbours.
     pub fn is_plain(&self) -> bool {
         self.part.rows == self.rows
@@ -108,7 +115,7 @@ impl<'a> View<'a> {
     pub fn slice(&self, first: usize, rows: usize) -> Self {
         assert!(self.is_plain() && first + rows <= self.rows, "a slice of a plain matrix");
         let first = self.first + (self.part.first + first) * self.row_stride;
-        Self { rows, first, part: PartSpec { first: 0, rows, stride: rows }, ..self.clone() }
+        Self { rows, first, part: PartSpec::whole(rows), ..self.clone() }
     }
 
     /// The same with rows for columns, of which there are `columns`.
@@ -120,7 +127,7 @@ impl<'a> View<'a> {
         Self {
             rows: columns,
             first: self.first + self.part.first * self.row_stride,
-            part: PartSpec { first: 0, rows: columns, stride: columns },
+            part: PartSpec::whole(columns),
             row_stride: self.column_stride,
             column_stride: self.row_stride,
             ..self.clone()

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
+use crate::pages::Namespace;
 
 const PAYLOAD_BYTES: usize = 1000;
 
@@ -28,7 +29,7 @@ struct Page {
 }
 
 fn page(number: u32) -> Page {
-    let parent = Digest::root(&[1; 32], None);
+    let parent = Digest::root(&[1; 32], &Namespace::default());
     let tokens = [number; PAGE_TOKENS];
     Page { digest: parent.child(&tokens), parent, tokens, payload: vec![number as u8; PAYLOAD_BYTES] }
 }

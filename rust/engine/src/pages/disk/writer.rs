@@ -216,9 +216,10 @@ fn stops_writing(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::Namespace;
 
     fn job(number: u32, bytes: usize) -> Job {
-        let parent = Digest::root(&[0; 32], None);
+        let parent = Digest::root(&[0; 32], &Namespace::default());
         let tokens = [number; PAGE_TOKENS];
         Job { digest: parent.child(&tokens), parent, tokens, payload: vec![0; bytes] }
     }

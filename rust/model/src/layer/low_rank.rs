@@ -1,0 +1,258 @@
+//! What adapters add to linear maps, each to the rows of the sequences that have it.
+//!
+//! A row's result depends on the row and its own adapter alone: both products have the fixed order of every matmul,
+//! and what they give is scaled and added once. Rows without an adapter are not touched.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use ferrule_kernels::elementwise::add_scaled_columns;
+use ferrule_kernels::{Exec, PackedMatrix, PoolError, Product, RowsMut, Scratch, matmul_each};
+
+use super::linear;
+use crate::adapter::{Adapter, HeadsLowRank, LowRank};
+use crate::batch::{Batch, SequenceChunk};
+use crate::weights::Linear;
+
+/// Numbers that are computed before they are added, at the most: as many as caches hold.
+const PIECE: usize = 1 << 18;
+
+/// Buffers, kept from step to step.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// What the first products give: rows as wide as ranks, term by term.
+    inner: Scratch<f32>,
+    /// What the second ones give, likewise.
+    given: Scratch<f32>,
+}
+
+/// Consecutive rows of a batch with one adapter.
+pub(crate) struct AdapterRun<'a> {
+    rows: Range<usize>,
+    adapter: &'a Adapter,
+}
+
+/// The runs of a batch in which each sequence has as many rows as `rows_of` says.
+pub(crate) fn adapter_runs<'a>(
+    batch: Batch<'a>,
+    rows_of: impl Fn(&SequenceChunk<'a>) -> usize,
+) -> Vec<AdapterRun<'a>> {
+    let mut runs: Vec<AdapterRun<'a>> = Vec::new();
+    let mut end = 0;
+    for chunk in batch.sequences {
+        let first = end;
+        end += rows_of(chunk);
+        let Some(adapter) = chunk.adapter else { continue };
+        match runs.last_mut() {
+            Some(last) if std::ptr::eq(last.adapter, adapter) && last.rows.end == first => last.rows.end = end,
+            _ => runs.push(AdapterRun { rows: first..end, adapter }),
+        }
+    }
+    runs
+}
+
+/// The adapters of rows that go through linear maps.
+#[derive(Clone, Copy)]
+pub(crate) struct AdapterRows<'a> {
+    runs: &'a [AdapterRun<'a>],
+    /// Rows of the batch before the first of these.
+    skipped: usize,
+    buffers: &'a RefCell<Buffers>,
+}
+
+impl<'a> AdapterRows<'a> {
+    pub fn new(runs: &'a [AdapterRun<'a>], buffers: &'a RefCell<Buffers>) -> Self {
+        Self { runs, skipped: 0, buffers }
+    }
+
+    /// Those from row `first` on.
+    pub fn skip(self, first: usize) -> Self {
+        Self { skipped: self.skipped + first, ..self }
+    }
+
+    /// Of the next `rows` rows those that have an adapter.
+    fn within(self, rows: usize) -> impl Iterator<Item = (Range<usize>, &'a Adapter)> {
+        let local = move |run: &'a AdapterRun<'a>| {
+            let first = run.rows.start.saturating_sub(self.skipped);
+            (first..run.rows.end.saturating_sub(self.skipped).min(rows), run.adapter)
+        };
+        self.runs.iter().map(local).filter(|(rows, _)| !rows.is_empty())
+    }
+}
+
+/// `out = x W^T + b`, and what the rows' adapters add.
+pub(crate) fn adapted(
+    exec: &Exec<'_>,
+    map: &Linear,
+    adapters: AdapterRows<'_>,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    linear(exec, map, x, out)?;
+    let (columns, width) = (map.weight.cols(), map.weight.rows());
+    let mut terms = Vec::new();
+    for (rows, adapter) in adapters.within(out.len() / width) {
+        let updates = adapter.updates.linear.get(&map.site).into_iter().flatten();
+        terms.extend(updates.map(|LowRank { a, b, first_output, scale }| Term {
+            x: &x[rows.start * columns..rows.end * columns],
+            rows: rows.clone(),
+            first_output: *first_output,
+            matrices: [a, b],
+            scale: *scale,
+        }));
+    }
+    add(exec, &terms, out, width, &mut adapters.buffers.borrow_mut())
+}
+
+/// Which of a head's two matrices rows go through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadSide {
+    /// From queries to what meets a latent.
+    Keys,
+    /// From latents to values.
+    Values,
+}
+
+/// Adds to `out` what the rows' adapters add to the matrices of heads: `x` and `out` hold one head's rows after those of
+/// another, `[heads, rows, columns]` and `[heads, rows, width]`.
+pub(crate) fn add_to_heads(
+    exec: &Exec<'_>,
+    (site, side): (usize, HeadSide),
+    adapters: AdapterRows<'_>,
+    x: &[f32],
+    out: &mut [f32],
+    (heads, rows): (usize, usize),
+) -> Result<(), PoolError> {
+    let (columns, width) = (x.len() / (heads * rows), out.len() / (heads * rows));
+    let mut terms = Vec::new();
+    for (run, adapter) in adapters.within(rows) {
+        let Some(HeadsLowRank { a, a_turned, keys, values, scale }) = adapter.updates.heads.get(&site) else { continue };
+        for head in 0..heads {
+            let rows = head * rows + run.start..head * rows + run.end;
+            terms.push(Term {
+                x: &x[rows.start * columns..rows.end * columns],
+                rows,
+                first_output: 0,
+                matrices: match side {
+                    HeadSide::Keys => [&keys[head], a_turned],
+                    HeadSide::Values => [a, &values[head]],
+                },
+                scale: *scale,
+            });
+        }
+    }
+    add(exec, &terms, out, width, &mut adapters.buffers.borrow_mut())
+}
+
+/// `out[rows, first_output ..] += scale * (x A^T) B^T`
+struct Term<'a> {
+    x: &'a [f32],
+    rows: Range<usize>,
+    first_output: usize,
+    /// A, B
+    matrices: [&'a PackedMatrix; 2],
+    scale: f32,
+}
+
+/// Some rows of a term, and what they are after its first product.
+struct Piece<'a> {
+    term: &'a Term<'a>,
+    rows: Range<usize>,
+    inner: &'a [f32],
+}
+
+impl Piece<'_> {
+    /// Numbers that it gives.
+    fn size(&self) -> usize {
+        self.rows.len() * self.term.matrices[1].rows()
+    }
+}
+
+/// Adds all terms to `out: [rows, width]`.
+fn add(
+    exec: &Exec<'_>,
+    terms: &[Term<'_>],
+    out: &mut [f32],
+    width: usize,
+    buffers: &mut Buffers,
+) -> Result<(), PoolError> {
+    if terms.is_empty() {
+        return Ok(());
+    }
+    let size = |Term { rows, matrices: [a, _], .. }: &Term<'_>| rows.len() * a.rows();
+    let inner = buffers.inner.take(terms.iter().map(size).sum());
+    let mut rest = &mut *inner;
+    let products = terms.iter().map(|term| {
+        let (out, after) = std::mem::take(&mut rest).split_at_mut(size(term));
+        rest = after;
+        Product { x: term.x, w: term.matrices[0], out }
+    });
+    multiply(exec, products.collect())?;
+
+    let pieces = pieces(terms, inner);
+    let mut left = pieces.as_slice();
+    while !left.is_empty() {
+        let mut total = 0;
+        let fit = left.iter().take_while(|piece| {
+            total += piece.size();
+            total <= PIECE
+        });
+        let (now, later) = left.split_at(fit.count().max(1));
+        left = later;
+        add_pieces(exec, now, out, width, &mut buffers.given)?;
+    }
+    Ok(())
+}
+
+/// Cuts terms into pieces that are no larger than they should be, where more than one row is.
+fn pieces<'a>(terms: &'a [Term<'a>], mut inner: &'a [f32]) -> Vec<Piece<'a>> {
+    let mut pieces = Vec::with_capacity(terms.len());
+    for term in terms {
+        let [a, b] = term.matrices;
+        let most = (PIECE / b.rows()).max(1);
+        for first in term.rows.clone().step_by(most) {
+            let rows = first..term.rows.end.min(first + most);
+            let (own, after) = inner.split_at(rows.len() * a.rows());
+            inner = after;
+            pieces.push(Piece { term, rows, inner: own });
+        }
+    }
+    pieces
+}
+
+fn add_pieces(
+    exec: &Exec<'_>,
+    pieces: &[Piece<'_>],
+    out: &mut [f32],
+    width: usize,
+    given: &mut Scratch<f32>,
+) -> Result<(), PoolError> {
+    let given = given.take(pieces.iter().map(Piece::size).sum());
+    let mut rest = &mut *given;
+    let products = pieces.iter().map(|piece| {
+        let (out, after) = std::mem::take(&mut rest).split_at_mut(piece.size());
+        rest = after;
+        Product { x: piece.inner, w: piece.term.matrices[1], out }
+    });
+    multiply(exec, products.collect())?;
+    let mut rest = &*given;
+    for Piece { term, rows, .. } in pieces {
+        let outputs = term.matrices[1].rows();
+        let (given, after) = rest.split_at(rows.len() * outputs);
+        rest = after;
+        let out = RowsMut::new(&mut out[rows.start * width..rows.end * width], width, term.first_output);
+        add_scaled_columns(exec, out, given, outputs, term.scale)?;
+    }
+    Ok(())
+}
+
+/// Products of any formats: adapters keep that of their file.
+fn multiply(exec: &Exec<'_>, mut products: Vec<Product<'_>>) -> Result<(), PoolError> {
+    while let Some(first) = products.first() {
+        let format = first.w.formats().next();
+        let (mut alike, others) = products.into_iter().partition::<Vec<_>, _>(|it| it.w.formats().next() == format);
+        matmul_each(exec, &mut alike)?;
+        products = others;
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+"""Sixty-four requests over a base and three adapters, each bit for bit as it is alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrule import LLM
+from lora_files import Array, linear_modules, random_adapter, random_matrices, write_adapter
+from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, REQUESTS, params, prompts, told
+from test_batch_invariance import alone as base_alone
+from test_invariance import MODELS, load
+
+pytestmark = pytest.mark.native
+
+CASES = [
+    ("tiny", ("f32", "f32")),
+    ("tiny", ("int8", "f16")),
+    ("tiny", ("int8", "int8")),
+    ("tiny", ("int4", "f16")),
+    ("mistral_swa", ("int8", "f16")),
+    ("bloom", ("f32", "f16")),
+    ("deepseek_v3", ("f32", "f16")),
+    ("deepseek_v3", ("int4", "int8")),
+    ("qwen2_moe", ("int4", "f16")),
+]
+"""Of the weights and of the cache."""
+NAMES = [None, "all", "some", "halves"]
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each model a folder of three: of all modules; of half of them, with another rank; stored in f16."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for model in {model for model, _ in CASES}:
+        base = MODELS[model]
+        random_adapter(folder / model / "all", base, rank=8, alpha=0.8, seed=1)
+        some = random_matrices(base, list(linear_modules(base))[::2], 17, 2)
+        write_adapter(folder / model / "some", some, 17, 1.7)
+        halves = random_matrices(base, linear_modules(base), 3, 3)
+        write_adapter(folder / model / "halves", {name: half(matrix) for name, matrix in halves.items()}, 3, 0.3)
+    return folder
+
+
+def half(matrix: Array) -> Any:
+    return matrix.astype(np.float16)
+
+
+def with_adapters(folder: Path, model: str, formats: tuple[str, str], tokens: int, threads: int, **more: Any) -> LLM:
+    modules = {name: folder / model / name for name in NAMES if name is not None}
+    return load(model, formats, tokens, threads, lora_modules=modules, **more)
+
+
+def name_of(number: int) -> str | None:
+    """Neighbours, and those that begin alike, have different ones."""
+    return NAMES[(number + number // 4) % len(NAMES)]
+
+
+_alone: dict[tuple[str, tuple[str, str]], list[Any]] = {}
+
+
+def alone(folder: Path, model: str, formats: tuple[str, str]) -> list[Any]:
+    """Each request by itself, nothing shared, on one thread."""
+    if (model, formats) not in _alone:
+        with with_adapters(folder, model, formats, 512, 1, enable_prefix_caching=False) as llm:
+            _alone[model, formats] = [
+                told(llm.generate(prompt, params(n), lora_request=name_of(n))[0]) for n, prompt in enumerate(prompts())
+            ]
+    return _alone[model, formats]
+
+
+def at_once(llm: LLM) -> list[Any]:
+    """All of them."""
+    numbers = range(REQUESTS)
+    outputs = llm.generate(prompts(), [params(n) for n in numbers], lora_request=[name_of(n) for n in numbers])
+    return [told(output) for output in outputs]
+
+
+@pytest.mark.parametrize(("model", "formats"), CASES)
+def test_those_without_an_adapter_are_as_if_there_were_none(
+    adapters: Path, model: str, formats: tuple[str, str]
+) -> None:
+    found, of_base = alone(adapters, model, formats), base_alone(model, formats)
+    for number in range(REQUESTS):
+        if name_of(number) is None:
+            assert found[number] == of_base[number]
+    others = [number for number in range(REQUESTS) if name_of(number) is not None]
+    assert sum(found[number] != of_base[number] for number in others) > len(others) * 0.9
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+@pytest.mark.parametrize(("model", "formats"), CASES)
+def test_mixed(adapters: Path, model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
+    for tokens, threads in ((16, 1), (512, 2)):
+        cached = {"enable_prefix_caching": enable_prefix_caching}
+        with with_adapters(adapters, model, formats, tokens, threads, **cached) as llm:
+            assert at_once(llm) == alone(adapters, model, formats)
+            assert at_once(llm) == alone(adapters, model, formats)
+            assert (llm.metrics().prefix_hits_tokens > 0) == enable_prefix_caching
+
+
+@pytest.mark.parametrize(("model", "formats"), CASES)
+def test_prefixes_from_the_disk(adapters: Path, model: str, formats: tuple[str, str], tmp_path: Path) -> None:
+    for restarted in (False, True):
+        with with_adapters(adapters, model, formats, 512, 2, prefix_cache_dir=tmp_path / "pages") as llm:
+            assert at_once(llm) == alone(adapters, model, formats)
+            assert (llm.metrics().disk_hits_tokens > 0) == restarted
+
+
+@pytest.mark.parametrize(("model", "formats"), CASES)
+def test_a_cache_that_holds_a_few_of_them(adapters: Path, model: str, formats: tuple[str, str]) -> None:
+    with with_adapters(adapters, model, formats, 64, 2) as llm:
+        page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
+    with with_adapters(adapters, model, formats, 64, 2, kv_cache_memory=FEW_PAGES * page_bytes) as llm:
+        assert at_once(llm) == alone(adapters, model, formats)
+        metrics = llm.metrics()
+        assert metrics.preemptions > 0 or model == "mistral_swa"
+        assert metrics.pages_free == metrics.pages_total
