@@ -1,0 +1,87 @@
+"""What transformers computes: logits and the greedy continuation in float64, refused where rounding could decide."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+ModelClass = type[PreTrainedModel] | type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]
+
+TOKENS = 40
+NEW_TOKENS = 12
+VOCABULARY = 320
+SPECIAL = 5
+"""The ids below are special in one model or another."""
+
+MARGIN = 2e-3
+"""Of the largest logit: by so much the best token of a continuation must lead."""
+ROUNDING = 2e-5
+"""Of the largest logit: by so much float32 may differ from float64. A router's near ties are farther apart."""
+
+
+EFFECT = 1e-2
+"""Of the largest logit: so much must change where what a case is about is left out."""
+
+
+class UnstableError(Exception):
+    """Rounding decides what these weights compute; other weights will do."""
+
+
+def load(
+    model_class: ModelClass, checkpoint: Path, dtype: torch.dtype, attention: Literal["eager", "sdpa"] = "eager"
+) -> PreTrainedModel:
+    """The model with the plainest kernels; what `grouped_mm` does for experts has no float64.
+
+    Raises ValueError where the file's tensors are not those that the model has.
+    """
+    model, loading = model_class.from_pretrained(
+        checkpoint, dtype=dtype, attn_implementation=attention, experts_implementation="eager", output_loading_info=True
+    )
+    wrong = {kind: keys for kind, keys in loading.items() if keys}
+    if wrong:
+        raise ValueError(f"{checkpoint}: {wrong}")
+    return model.eval()
+
+
+def random_ids(seed: int) -> NDArray[np.int64]:
+    """The text of a case, `[TOKENS]`."""
+    return np.random.default_rng(seed).integers(SPECIAL, VOCABULARY, TOKENS)
+
+
+@torch.inference_mode()
+def golden(exact: torch.nn.Module, rounded: torch.nn.Module, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """`input_ids [n]`, `logits [n, vocab]` in float32, `greedy [NEW_TOKENS]`, from the model in float64.
+
+    `rounded` is the model in float32. Raises UnstableError where it says something else.
+    """
+    logits = compute(exact, ids)
+    text = ids
+    greedy: list[int] = []
+    for _ in range(NEW_TOKENS):
+        row = compute(exact, text)[-1]
+        best, second = row.topk(2).values
+        if best - second < MARGIN * row.abs().max():
+            raise UnstableError(f"the best token leads by {best - second:.2e}")
+        greedy.append(int(row.argmax()))
+        text = np.append(text, greedy[-1])
+    for name, tokens in (("the text", ids), ("the text with its continuation", text)):
+        wide = compute(exact, tokens)
+        distance = float((compute(rounded, tokens) - wide).abs().max() / wide.abs().max())
+        if not distance < ROUNDING:
+            raise UnstableError(f"float32 differs by {distance:.2e} on {name}")
+    return {"input_ids": ids, "logits": logits.to(torch.float32).numpy(), "greedy": np.array(greedy)}
+
+
+def compute(model: torch.nn.Module, ids: NDArray[np.int64]) -> torch.Tensor:
+    """The logits of a whole text, without a cache, `[n, vocab]`."""
+    return model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0]
+
+
+def check_matters(logits: NDArray[np.float32], without: NDArray[np.float32]) -> None:
+    """Raises ValueError where logits are nearly those of a model without what the case is about."""
+    distance = float(np.abs(logits - without).max() / np.abs(logits).max())
+    if not distance > EFFECT:
+        raise ValueError(f"what the case is about changes the logits by {distance:.2e}: a test of it could not fail")
