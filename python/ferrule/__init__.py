@@ -26,10 +26,21 @@ if TYPE_CHECKING:
         QueueFullError,
         TokenizerError,
         UnsupportedModelError,
+        UnsupportedTaskError,
     )
     from ferrule.llm import LLM
     from ferrule.metrics import EngineMetrics
-    from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
+    from ferrule.outputs import (
+        ClassificationOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        RerankOutput,
+        Score,
+        StreamDelta,
+    )
     from ferrule.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -39,10 +50,13 @@ _HOME = {
     "AsyncLLM": "async_llm",
     "SamplingParams": "params",
     "EngineMetrics": "metrics",
+    "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "RerankOutput": "outputs",
     "Score": "outputs",
     "StreamDelta": "outputs",
     "ChatTemplateError": "errors",
@@ -57,14 +71,17 @@ _HOME = {
     "QueueFullError": "errors",
     "TokenizerError": "errors",
     "UnsupportedModelError": "errors",
+    "UnsupportedTaskError": "errors",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "ChatTemplateError",
+    "ClassificationOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
     "EngineError",
     "EngineMetrics",
     "FerruleError",
@@ -77,11 +94,13 @@ __all__ = [
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
+    "RerankOutput",
     "SamplingParams",
     "Score",
     "StreamDelta",
     "TokenizerError",
     "UnsupportedModelError",
+    "UnsupportedTaskError",
     "__version__",
 ]
 

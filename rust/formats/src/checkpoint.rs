@@ -21,6 +21,8 @@ const PICKLE_EXTENSIONS: [&str; 5] = ["bin", "pt", "pth", "ckpt", "pkl"];
 /// The tensors of one model, in one safetensors file or in several with an index.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// Its real path.
+    folder: PathBuf,
     /// What lists the tensors: the one file, or the index.
     listing: PathBuf,
     shards: Vec<Mmap>,
@@ -47,7 +49,7 @@ impl Checkpoint {
             let named = folder.path().join(SINGLE_NAME);
             let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
             let tensors = entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry })).collect();
-            return Ok(Self { listing: named, shards: vec![map], tensors });
+            return Ok(Self { folder: folder.path().to_owned(), listing: named, shards: vec![map], tensors });
         }
         match folder.locate(INDEX_NAME)? {
             Some(index) => Self::open_sharded(&folder, &index),
@@ -80,7 +82,26 @@ impl Checkpoint {
             }
             shards.push(map);
         }
-        Ok(Self { listing, shards, tensors: all })
+        Ok(Self { folder: folder.path().to_owned(), listing, shards, tensors: all })
+    }
+
+    /// Adds the tensors of a folder within this one, under names that begin with its own: `2_Dense/linear.weight`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Fault::NotAFolder`] where there is no such folder.
+    pub fn add_folder(&mut self, name: &str) -> Result<(), CheckpointError> {
+        let located = if Folder::is_plain_name(name) { Folder::open(&self.folder)?.locate(name)? } else { None };
+        let Some(path) = located.filter(|path| path.is_dir()) else {
+            return Err(Fault::NotAFolder.of(&self.folder.join(name)));
+        };
+        let Self { shards, tensors, .. } = Self::open(&path)?;
+        let first = self.shards.len();
+        self.shards.extend(shards);
+        let renamed = tensors.into_iter().map(|(tensor, Place { shard, entry })| {
+            (format!("{name}/{tensor}"), Place { shard: first + shard, entry })
+        });
+        self.tensors.extend(renamed);
+        Ok(())
     }
 
     /// Whether there is a tensor of that name.

@@ -7,6 +7,7 @@ mod layer;
 mod limits;
 mod quantization;
 mod random;
+mod readout;
 mod rope;
 mod spec;
 #[cfg(test)]
@@ -15,14 +16,14 @@ mod specs;
 mod transformer;
 mod weights;
 
-pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
 pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
-    ActivationSpec, AttentionSpec, ClampSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec, GroupScore, HeadNormSpec,
-    HeadProjections, HeadSpec, LatentProjections, LayerSpec, ModelSpec, NormSpec, NormedOver, PartSpec, PositionsSpec,
-    ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec,
+    ActivationSpec, AttentionSpec, ClampSpec, ClassifierSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec,
+    GroupScore, HeadNormSpec, HeadProjections, HeadSpec, LatentProjections, LayerSpec, ModelSpec, NormSpec, NormedOver,
+    PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec, TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source};
