@@ -26,11 +26,22 @@ if TYPE_CHECKING:
         QueueFullError,
         TokenizerError,
         UnsupportedModelError,
+        UnsupportedTaskError,
     )
     from ferrule.llm import LLM
     from ferrule.lora import LoRAAdapter, LoRARequest
     from ferrule.metrics import EngineMetrics
-    from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
+    from ferrule.outputs import (
+        ClassificationOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        RerankOutput,
+        Score,
+        StreamDelta,
+    )
     from ferrule.params import SamplingParams
     from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
 
@@ -47,10 +58,13 @@ _HOME = {
     "ParsedMessage": "parsers",
     "ToolCall": "parsers",
     "EngineMetrics": "metrics",
+    "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "RerankOutput": "outputs",
     "Score": "outputs",
     "StreamDelta": "outputs",
     "ChatTemplateError": "errors",
@@ -65,14 +79,17 @@ _HOME = {
     "QueueFullError": "errors",
     "TokenizerError": "errors",
     "UnsupportedModelError": "errors",
+    "UnsupportedTaskError": "errors",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "ChatTemplateError",
+    "ClassificationOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
     "EngineError",
     "EngineMetrics",
     "FerruleError",
@@ -90,12 +107,14 @@ __all__ = [
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
+    "RerankOutput",
     "SamplingParams",
     "Score",
     "StreamDelta",
     "TokenizerError",
     "ToolCall",
     "UnsupportedModelError",
+    "UnsupportedTaskError",
     "__version__",
 ]
 

@@ -60,6 +60,18 @@ class Engine:
         Raises PromptError, EngineError, KeyboardInterrupt.
         """
 
+    def encode(self, texts: list[tuple[list[int], list[int], str | None]], task: str) -> bytearray:
+        """What a task makes of texts: float32, one text's numbers after the other's.
+
+        A text is its token ids, their kinds (empty where all are of the first) and its cache salt. `task` is JSON:
+        `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}` (pooling `cls`, `mean` or
+        `last`; `[dimensions]` each), `{"type": "token_embeddings", "normalize": false}` (`[tokens, hidden_size]`),
+        `{"type": "scores"}` (`[labels]`) or `{"type": "logits", "tokens": [1, 2]}` (of these tokens, after the text).
+
+        Raises PromptError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError, EngineError,
+        KeyboardInterrupt.
+        """
+
     def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None = None) -> bytes:
         """The keys and values of a prompt; what the prefix cache lacks of them is computed.
 

@@ -25,6 +25,10 @@ class UnsupportedModelError(ConfigError):
     """A model is well-formed, but of a kind that ferrule does not run."""
 
 
+class UnsupportedTaskError(FerruleError, ValueError):
+    """A model is asked for what it is not made for: text of an encoder, or scores without a classifier."""
+
+
 class ModelNotFoundError(FerruleError, FileNotFoundError):
     """No model under that name: neither a directory here nor a repository on the hub."""
 

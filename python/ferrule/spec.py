@@ -303,6 +303,36 @@ class Head:
     """Logits l become softcap * tanh(l / softcap)."""
 
 
+Pooling: TypeAlias = Literal["cls", "mean", "last"]
+"""Which hidden state stands for a whole text: the first token's, the mean of all, the last token's."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A score for each label: labels(norm(activation(dense(pooled))))."""
+
+    labels: int
+    pooling: Pooling
+    activation: Activation | None = None
+    """After a square projection; None where there is neither."""
+    dense_bias: bool = False
+    """Whether that projection adds a bias."""
+    norm: Norm | None = None
+    """After the activation."""
+    bias: bool = False
+    """Whether the labels have a bias."""
+
+
+@dataclass(frozen=True)
+class TextProjection:
+    """activation(W x + b) of a text's pooled hidden state, on the way to its embedding."""
+
+    width: int
+    """Numbers that it gives."""
+    activation: Activation | None = None
+    bias: bool = False
+
+
 @dataclass(frozen=True)
 class Part:
     """Rows of a stored matrix that holds several: `rows` of every `stride`, from row `first` on."""
@@ -325,7 +355,7 @@ class Tensor:
     """Where a role's weights lie in the checkpoint."""
 
     names: tuple[str, ...]
-    """One tensor, or several whose rows follow one another."""
+    """One tensor, or several whose rows follow one another. `2_Dense/linear.weight` is one of a folder within."""
     transposed: bool = False
     """Stored as [inputs, outputs]."""
     part: Part | None = None
@@ -350,10 +380,23 @@ class ModelSpec:
     ropes: list[Rope] = field(default_factory=list[Rope])
     causal: bool = True
     """Whether a token sees only those before it and itself."""
+    classifier: Classifier | None = None
+    text_projections: list[TextProjection] = field(default_factory=list[TextProjection])
+    """From a text's pooled hidden state to its embedding, one after the other; none where it is that itself."""
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """By role, as `tensors.roles` lists them."""
     prefixes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """A tensor that is not there under its name may have the second of a pair in place of the first before it."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it gives logits that a text can be continued by."""
+        return self.causal and self.head is not None
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a text's embedding."""
+        return self.text_projections[-1].width if self.text_projections else self.hidden_size
 
     def to_json(self) -> str:
         """As the native module reads it."""

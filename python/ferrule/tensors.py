@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ferrule.spec import (
     Attention,
+    Classifier,
     Dense,
     Experts,
     HeadProjections,
@@ -46,6 +47,10 @@ def roles(spec: ModelSpec) -> Iterator[str]:
             yield "head.weight"
         if spec.head.bias:
             yield "head.bias"
+    if spec.classifier is not None:
+        yield from _classifier_roles(spec.classifier)
+    for index, projection in enumerate(spec.text_projections):
+        yield from _projection_roles(f"text_projections.{index}", bias=projection.bias)
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,10 @@ def fused(
     return entries
 
 
-def tensors_named(spec: ModelSpec, modules: Mapping[str, str | Fused]) -> dict[str, Tensor]:
-    """The checkpoint's tensor for each role of `spec`.
+def tensors_named(
+    spec: ModelSpec, modules: Mapping[str, str | Fused], known: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The checkpoint's tensor for each role of `spec`; those of `known` stay as they are.
 
     `modules` maps a role without its `layers.N.`, an expert's number and `.weight` to the checkpoint's module:
     `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`. `{layer}` stands for the layer's index, `{expert}` for
@@ -87,6 +94,9 @@ def tensors_named(spec: ModelSpec, modules: Mapping[str, str | Fused]) -> dict[s
     """
     tensors: dict[str, Tensor] = {}
     for role in roles(spec):
+        if known is not None and role in known:
+            tensors[role] = known[role]
+            continue
         path = role.split(".")
         numbers = {"layer": "", "expert": ""}
         if path[0] == "layers":
@@ -151,6 +161,13 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
     yield from _projection_roles("attention.output", bias=attention.output_bias)
     if attention.sinks:
         yield "attention.sinks.weight"
+
+
+def _classifier_roles(classifier: Classifier) -> Iterator[str]:
+    if classifier.activation is not None:
+        yield from _projection_roles("classifier.dense", bias=classifier.dense_bias)
+    yield from _norm_roles("classifier.norm", classifier.norm)
+    yield from _projection_roles("classifier", bias=classifier.bias)
 
 
 def _mixture_roles(mixture: Experts) -> Iterator[str]:

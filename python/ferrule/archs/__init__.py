@@ -9,7 +9,9 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.bloom import bloom
+from ferrule.archs.classifier import Classified, decoder_classifier, label_names, with_classifier
 from ferrule.archs.codegen import codegen
 from ferrule.archs.cohere import cohere
 from ferrule.archs.cohere2 import cohere2
@@ -32,6 +34,7 @@ from ferrule.archs.granitemoe import granitemoe
 from ferrule.archs.llama import llama
 from ferrule.archs.mistral import mistral
 from ferrule.archs.mixtral import mixtral
+from ferrule.archs.modernbert import modernbert, modernbert_classifier
 from ferrule.archs.mpt import mpt
 from ferrule.archs.olmo import olmo
 from ferrule.archs.olmo2 import olmo2
@@ -44,6 +47,7 @@ from ferrule.archs.qwen2_moe import qwen2_moe
 from ferrule.archs.qwen3 import qwen3
 from ferrule.archs.qwen3_moe import qwen3_moe
 from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
+from ferrule.archs.roberta import roberta, roberta_classifier
 from ferrule.archs.smollm3 import smollm3
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
@@ -51,6 +55,15 @@ from ferrule.archs.text_half import text_half
 from ferrule.archs.xglm import xglm
 from ferrule.errors import UnsupportedModelError
 from ferrule.spec import ModelSpec
+
+
+CLASSIFIER = "ForSequenceClassification"
+BASE = "Model"
+
+GENERATOR_ENDINGS = ("ForCausalLM", "LMHeadModel", BASE, "ForConditionalGeneration", CLASSIFIER)
+"""Of decoders' classes: what stands on top of the layers, or beside them."""
+ENCODER_ENDINGS = (BASE, "ForMaskedLM", "ForPreTraining", CLASSIFIER)
+"""Of encoders' classes. What was there for training alone is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +75,14 @@ class Architecture:
     model_type: str
     """In config.json's `model_type`, which decides where `architectures` is missing."""
     read: Callable[[Config], ModelSpec]
+    endings: tuple[str, ...] = GENERATOR_ENDINGS
+    """The first is that of most."""
+    classifier: Callable[[Config], Classified] = decoder_classifier
+    """What a class that ends in ForSequenceClassification has on top."""
 
 
 REGISTRY = (
+    Architecture("Bert", "bert", bert, ENCODER_ENDINGS, bert_classifier),
     Architecture("Bloom", "bloom", bloom),
     Architecture("CodeGen", "codegen", codegen),
     Architecture("Cohere", "cohere", cohere),
@@ -88,6 +106,7 @@ REGISTRY = (
     Architecture("Llama", "llama", llama),
     Architecture("Mistral", "mistral", mistral),
     Architecture("Mixtral", "mixtral", mixtral),
+    Architecture("ModernBert", "modernbert", modernbert, ENCODER_ENDINGS, modernbert_classifier),
     Architecture("Mpt", "mpt", mpt),
     Architecture("MPT", "mpt", mpt),  # as its makers called it
     Architecture("Olmo", "olmo", olmo),
@@ -104,14 +123,13 @@ REGISTRY = (
     Architecture("Qwen3Moe", "qwen3_moe", qwen3_moe),
     Architecture("Qwen3VL", "qwen3_vl_text", qwen3_vl),
     Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
+    Architecture("Roberta", "roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
     Architecture("SmolLM3", "smollm3", smollm3),
     Architecture("StableLm", "stablelm", stablelm),
     Architecture("Starcoder2", "starcoder2", starcoder2),
     Architecture("XGLM", "xglm", xglm),
+    Architecture("XLMRoberta", "xlm-roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
 )
-
-ENDINGS = ("ForCausalLM", "LMHeadModel", "Model", "ForConditionalGeneration")
-"""Of classes' names: what stands on top of the layers, or beside them."""
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -127,8 +145,18 @@ def model_spec(config: Config) -> ModelSpec:
         )
     if "text_config" in config:
         config = text_half(config)
-    spec = _find(config).read(config)
+    architecture, ending = _find(config)
+    spec = architecture.read(config)
+    if ending == CLASSIFIER:
+        spec = with_classifier(spec, architecture.classifier(config))
+    elif ending == BASE and spec.head is not None and not spec.head.tied:
+        spec = replace(spec, head=None)  # such a class has no matrix to continue a text with
     return replace(spec, prefixes=_prefixes(spec))
+
+
+def labels(config: Config) -> tuple[str, ...]:
+    """The names of a classifier's labels; none of a model without a classifier."""
+    return label_names(config) if _find(config)[1] == CLASSIFIER else ()
 
 
 def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
@@ -139,15 +167,19 @@ def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
     return [(base, ""), *wrapped]
 
 
-def _find(config: Config) -> Architecture:
+def _find(config: Config) -> tuple[Architecture, str]:
+    """The architecture, and what its class ends in."""
     classes = config.texts("architectures")
     if classes:
-        field, found, known = "architectures", classes[0], {a.name + end: a for a in REGISTRY for end in ENDINGS}
+        field, found = "architectures", classes[0]
+        known = {each.name + ending: (each, ending) for each in REGISTRY for ending in each.endings}
+        names = [each.name + each.endings[0] for each in REGISTRY]
     else:
-        field, found, known = "model_type", config.text("model_type"), {a.model_type: a for a in REGISTRY}
+        field, found = "model_type", config.text("model_type")
+        known = {each.model_type: (each, each.endings[0]) for each in REGISTRY}
+        names = list(known)
     if found in known:
         return known[found]
-    names = list(known) if not classes else [a.name + ENDINGS[0] for a in REGISTRY]
     nearest = difflib.get_close_matches(found, names, n=1, cutoff=0)
     names = [*nearest, *(name for name in names if name not in nearest)]
     raise UnsupportedModelError(

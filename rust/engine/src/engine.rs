@@ -70,7 +70,7 @@ pub struct Engine<M> {
     pub(crate) logits: Vec<f32>,
     next_id: u64,
     pace: Pace,
-    metrics: Metrics,
+    pub(crate) metrics: Metrics,
     /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
     published: Arc<Mutex<Metrics>>,
     /// Why it serves no more.
@@ -84,7 +84,7 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// [`ConfigError`] if the configuration leaves no room for anything, or does not fit the model.
-    pub fn new(model: M, config: EngineConfig) -> Result<Self, ConfigError> {
+    pub fn new(model: M, mut config: EngineConfig) -> Result<Self, ConfigError> {
         for (field, value) in [
             ("max_model_len", config.max_model_len),
             ("max_num_seqs", config.max_num_seqs),
@@ -101,6 +101,12 @@ impl<M: LanguageModel> Engine<M> {
         let limit = PAGE_NONE as usize;
         if let Some(&pages) = config.pages.iter().find(|&&pages| pages > limit) {
             return Err(ConfigError::PoolTooLarge { pages, limit });
+        }
+        if !model.abilities().causal {
+            if config.prefix_cache_dir.is_some() {
+                return Err(ConfigError::NoPrefixes);
+            }
+            config.enable_prefix_caching = false;
         }
         let mut scheduler = new_scheduler(&model, &config);
         if let Some(PrefixCacheDir { path, limit, .. }) =
@@ -186,6 +192,7 @@ impl<M: LanguageModel> Engine<M> {
         if let Some(reason) = &self.dead {
             return Err(RequestError::Dead { reason: reason.clone() });
         }
+        self.check_generates()?;
         let vocab_size = self.model.vocab_size();
         request.params.validate(vocab_size)?;
         check_prompt(&request.prompt, vocab_size)?;
@@ -198,6 +205,10 @@ impl<M: LanguageModel> Engine<M> {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(crate) fn check_generates(&self) -> Result<(), RequestError> {
+        if self.model.abilities().logits { Ok(()) } else { Err(RequestError::NoLogits) }
     }
 
     /// Ends a request in whatever state it is; its pages are free at once, and no step says anything of it any more.
@@ -305,6 +316,7 @@ impl<M: LanguageModel> Engine<M> {
                 first_position: sequence.computed,
                 prompt_len: sequence.prompt_len,
                 pages: sequence.tables.tables(),
+                token_types: &[],
                 logits: wanted_logits(sequence, count),
                 adapter: sequence.adapter.as_deref(),
             }
@@ -321,7 +333,7 @@ impl<M: LanguageModel> Engine<M> {
         let mut outputs = Vec::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
-            let count = wanted_logits(sequence, chunk.count).count(chunk.count);
+            let count = wanted_logits(sequence, chunk.count).of(chunk.count).len();
             let (rows, after) = rest.split_at_checked(count * vocab_size).expect("a row of logits for each asked for");
             rest = after;
             sequence.computed += chunk.count;

@@ -33,6 +33,9 @@ pub enum ConfigError {
         /// Bytes of the smallest useful pools.
         needed: u64,
     },
+    /// Pages would be kept that nobody could share.
+    #[error("prefix_cache_dir: the model reads in both directions, so that no text shares what is kept of another")]
+    NoPrefixes,
     /// The directory for pages cannot be used.
     #[error("prefix_cache_dir: {0}")]
     PrefixCacheDir(#[from] crate::DiskCacheError),
@@ -53,16 +56,19 @@ pub enum EngineError {
     /// A sequence given for evaluation is at fault.
     #[error(transparent)]
     Request(#[from] crate::RequestError),
+    /// A text to be encoded, or what was asked of it, is at fault.
+    #[error(transparent)]
+    Encode(#[from] crate::EncodeError),
     /// A saved state cannot be restored.
     #[error(transparent)]
     State(#[from] crate::StateError),
     /// There is nothing that a state could be restored into.
     #[error("a state is restored into the prefix cache, which is off (enable_prefix_caching)")]
     NoPrefixCache,
-    /// The logits of all tokens do not fit into memory.
-    #[error("the logits of {tokens} tokens need {bytes} bytes, which could not be allocated")]
+    /// What was asked for does not fit into memory.
+    #[error("what was asked for of {tokens} tokens needs {bytes} bytes, which could not be allocated")]
     OutOfMemory {
-        /// Tokens of the sequence.
+        /// Tokens given.
         tokens: usize,
         /// Bytes of the result.
         bytes: u64,

@@ -25,20 +25,15 @@ impl<M: LanguageModel> Engine<M> {
         cancel: &Cancel,
     ) -> Result<Vec<f32>, EngineError> {
         self.check_alive()?;
+        self.check_generates()?;
         let tokens = self.tokens_to_evaluate(token_ids)?;
-        let mut result = self.room_for_logits(tokens.len())?;
+        let mut result = self.room_for(tokens.len(), tokens.len().saturating_mul(self.model.vocab_size()))?;
         let tables = self.scheduler.pages.private_tables();
-        self.outside_the_queue(tables, |engine, tables| {
+        self.with_tables(tables, |engine, tables| {
             let mut computed = 0;
             while computed < tokens.len() {
-                computed += engine.compute_chunk(
-                    tables,
-                    &tokens,
-                    computed..tokens.len(),
-                    LogitRows::All,
-                    adapter,
-                    cancel,
-                )?;
+                computed +=
+                    engine.compute_chunk(tables, &tokens, computed..tokens.len(), LogitRows::All, adapter, cancel)?;
                 result.extend_from_slice(&engine.logits);
             }
             Ok(result)
@@ -50,9 +45,9 @@ impl<M: LanguageModel> Engine<M> {
         prompt_from_ids(token_ids, self.model.vocab_size())
     }
 
-    fn room_for_logits(&self, tokens: usize) -> Result<Vec<f32>, EngineError> {
+    /// Room for so many numbers, which are asked for of so many tokens.
+    pub(crate) fn room_for(&self, tokens: usize, numbers: usize) -> Result<Vec<f32>, EngineError> {
         let mut result = Vec::new();
-        let numbers = tokens.saturating_mul(self.model.vocab_size());
         let bytes = (numbers as u64).saturating_mul(4);
         // Systems promise more memory than they have; ask before the promise is called in.
         if bytes > machine::available_memory() || result.try_reserve_exact(numbers).is_err() {
@@ -61,19 +56,30 @@ impl<M: LanguageModel> Engine<M> {
         Ok(result)
     }
 
-    /// Does something with a sequence of its own, and gives its pages back. A panic ends the engine.
-    pub(crate) fn outside_the_queue<T>(
+    /// Does something with a sequence of its own, and gives its pages back.
+    pub(crate) fn with_tables<T>(
         &mut self,
         mut tables: PageTables,
         work: impl FnOnce(&mut Self, &mut PageTables) -> Result<T, ForwardError>,
     ) -> Result<T, EngineError> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(self, &mut tables)))
+        self.outside_the_queue(|engine| {
+            let outcome = work(engine, &mut tables);
+            engine.scheduler.pages.release(&mut tables);
+            outcome
+        })
+    }
+
+    /// Does something that no request waits for. A panic ends the engine.
+    pub(crate) fn outside_the_queue<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, ForwardError>,
+    ) -> Result<T, EngineError> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self)))
             .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
         if let Err(ForwardError::Panicked(reason)) = outcome {
             self.die(reason.clone());
             return Err(EngineError::Dead { reason });
         }
-        self.scheduler.pages.release(&mut tables);
         self.publish();
         outcome.map_err(|_| EngineError::Cancelled)
     }
@@ -106,6 +112,7 @@ impl<M: LanguageModel> Engine<M> {
             first_position: range.start,
             prompt_len: tokens.len(),
             pages: tables.tables(),
+            token_types: &[],
             logits,
             adapter,
         };

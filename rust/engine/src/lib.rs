@@ -9,6 +9,7 @@
 //! pages up and was computed again.
 #![forbid(unsafe_code)]
 
+mod encode;
 mod engine;
 mod error;
 mod evaluate;
@@ -23,6 +24,7 @@ mod scheduler;
 mod sequence;
 mod state;
 
+pub use encode::{EncodeError, EncodeTask, Text};
 pub use engine::{Engine, EngineConfig, PrefixCacheDir};
 pub use error::{ConfigError, EngineError};
 pub use metrics::Metrics;

@@ -27,6 +27,11 @@ pub enum RequestError {
     /// A sampling parameter is at fault.
     #[error(transparent)]
     Param(#[from] ParamError),
+    /// The model continues nothing.
+    #[error(
+        "the model gives no logits that a text could be continued by: it is made to embed, classify or rerank texts"
+    )]
+    NoLogits,
     /// There is nothing to continue.
     #[error("the prompt is empty: it must have at least one token")]
     EmptyPrompt,

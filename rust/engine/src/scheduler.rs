@@ -126,7 +126,8 @@ impl Scheduler {
         self.admit(&mut plan);
         // What those behind it did not take.
         self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
-        plan.chunks.sort_by_key(|chunk| self.running[chunk.index].adapter.as_ref().map(|adapter| *adapter.fingerprint()));
+        plan.chunks
+            .sort_by_key(|chunk| self.running[chunk.index].adapter.as_ref().map(|adapter| *adapter.fingerprint()));
         plan
     }
 

@@ -16,8 +16,8 @@ impl<M: LanguageModel> Engine<M> {
     /// the last one cost little to compute again.
     ///
     /// # Errors
-    /// [`EngineError::Request`] if the sequence is empty, too long or not of the model's tokens;
-    /// [`EngineError::Cancelled`], [`EngineError::Dead`].
+    /// [`EngineError::Request`] if the sequence is empty, too long or not of the model's tokens, or the model generates
+    /// nothing; [`EngineError::Cancelled`], [`EngineError::Dead`].
     pub fn save_state(
         &mut self,
         token_ids: &[i64],
@@ -26,13 +26,14 @@ impl<M: LanguageModel> Engine<M> {
         cancel: &Cancel,
     ) -> Result<Vec<u8>, EngineError> {
         self.check_alive()?;
+        self.check_generates()?;
         self.limits.check(token_ids.len(), 0)?;
         let tokens = prompt_from_ids(token_ids, self.model.vocab_size())?;
         let shareable = self.model.shareable_tokens(tokens.len());
         let end = tokens.len().min(shareable) / PAGE_TOKENS * PAGE_TOKENS;
         let namespace = Namespace::new(cache_salt, adapter);
         let tables = self.scheduler.pages.tables(namespace.clone(), shareable);
-        self.outside_the_queue(tables, |engine, tables| {
+        self.with_tables(tables, |engine, tables| {
             let mut computed = engine.scheduler.pages.reuse(tables, &tokens, 0, end);
             // Pages that a window has passed are read before they are given back.
             let mut records: Vec<Vec<u8>> = Vec::new();

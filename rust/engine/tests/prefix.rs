@@ -351,7 +351,9 @@ fn a_state_larger_than_the_room_is_restored_as_far_as_there_is_room() {
 #[test]
 fn a_full_queue_refuses() {
     let mut engine = engine(&EngineConfig { max_num_seqs: 2, max_queued_requests: Some(3), ..config() }, &[None]);
-    let add = |engine: &mut Engine<FakeModel>| engine.add_request(Request { prompt: vec![1], params: greedy(9), adapter: None });
+    let add = |engine: &mut Engine<FakeModel>| {
+        engine.add_request(Request { prompt: vec![1], params: greedy(9), adapter: None })
+    };
     // Two places are free, and three may wait.
     let ids: Vec<RequestId> = (0..5).map(|_| add(&mut engine).unwrap()).collect();
     assert_eq!(add(&mut engine), Err(RequestError::QueueFull { waiting: 5, limit: 3 }));

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::{
-    Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError, RequestId, SampleTrace,
-    SamplingParams, TokenLogprobs,
+    EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError, RequestId,
+    SampleTrace, SamplingParams, Text, TokenLogprobs,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -51,7 +51,7 @@ struct Scenario {
     step_bytes: usize,
     /// Tokens of a prompt up to which its pages can be shared.
     trained: usize,
-    /// Steps before which the logits of so many tokens are asked for.
+    /// Steps before which so many tokens are evaluated, and texts of about so many encoded.
     evaluations: BTreeMap<usize, usize>,
 }
 
@@ -225,6 +225,26 @@ fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
     }
 }
 
+/// Texts that begin as the prompts do, in the middle of everything.
+fn check_encoding(engine: &mut Engine<FakeModel>, length: usize) {
+    let trained = engine.model().trained;
+    let template = |length: usize| (0..length as u32).map(|index| index * 5 % VOCAB as u32).collect();
+    let texts = [length, 3, length.div_ceil(2)].map(|length| Text { tokens: template(length), ..Text::default() });
+    let task = EncodeTask::Logits { tokens: (0..VOCAB as u32).collect() };
+    match engine.encode(&texts, &task, &Cancel::new()) {
+        Ok(logits) => {
+            let after = |text: &Text| {
+                let first = first_state(text.tokens.len(), trained, None);
+                logits_after(text.tokens.iter().fold(first, |state, &token| mix(state, token.into())))
+            };
+            assert_eq!(logits, texts.iter().flat_map(after).collect::<Vec<_>>());
+        }
+        Err(EngineError::Cancelled) => {}
+        Err(EngineError::Encode(_)) => assert!(length.max(3) > engine.max_model_len()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// The requests under way, and what they got so far.
 struct Play<'a> {
     scenario: &'a Scenario,
@@ -322,6 +342,7 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
         }
         if let Some(&length) = scenario.evaluations.get(&step) {
             check_evaluation(&mut play.engine, length);
+            check_encoding(&mut play.engine, length);
         }
         play.step()?;
         prop_assert_eq!(play.engine.audit_pages(), Ok(()));

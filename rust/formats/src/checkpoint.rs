@@ -21,6 +21,8 @@ const PICKLE_EXTENSIONS: [&str; 5] = ["bin", "pt", "pth", "ckpt", "pkl"];
 /// The tensors of one model, in one safetensors file or in several with an index.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// Its real path.
+    folder: PathBuf,
     /// What lists the tensors: the one file, or the index.
     listing: PathBuf,
     shards: Vec<Mmap>,
@@ -73,7 +75,7 @@ impl Checkpoint {
         let named = folder.path().join(name);
         let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
         let tensors = entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry })).collect();
-        Ok(Some(Self { listing: named, shards: vec![map], tensors }))
+        Ok(Some(Self { folder: folder.path().to_owned(), listing: named, shards: vec![map], tensors }))
     }
 
     fn open_sharded(folder: &Folder, index: &Path) -> Result<Self, CheckpointError> {
@@ -101,7 +103,26 @@ impl Checkpoint {
             }
             shards.push(map);
         }
-        Ok(Self { listing, shards, tensors: all })
+        Ok(Self { folder: folder.path().to_owned(), listing, shards, tensors: all })
+    }
+
+    /// Adds the tensors of a folder within this one, under names that begin with its own: `2_Dense/linear.weight`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Fault::NotAFolder`] where there is no such folder.
+    pub fn add_folder(&mut self, name: &str) -> Result<(), CheckpointError> {
+        let located = if Folder::is_plain_name(name) { Folder::open(&self.folder)?.locate(name)? } else { None };
+        let Some(path) = located.filter(|path| path.is_dir()) else {
+            return Err(Fault::NotAFolder.of(&self.folder.join(name)));
+        };
+        let Self { shards, tensors, .. } = Self::open(&path)?;
+        let first = self.shards.len();
+        self.shards.extend(shards);
+        let renamed = tensors.into_iter().map(|(tensor, Place { shard, entry })| {
+            (format!("{name}/{tensor}"), Place { shard: first + shard, entry })
+        });
+        self.tensors.extend(renamed);
+        Ok(())
     }
 
     /// What lists the tensors: the one file, or the index.
@@ -199,10 +220,7 @@ fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
 
 /// Why a folder cannot be loaded that has no safetensors file of the right name: `fault` of the others, unless there are
 /// pickles and nothing else.
-fn without_safetensors(
-    folder: &Folder,
-    fault: impl FnOnce(Vec<String>) -> Fault,
-) -> Result<Fault, CheckpointError> {
+fn without_safetensors(folder: &Folder, fault: impl FnOnce(Vec<String>) -> Fault) -> Result<Fault, CheckpointError> {
     let names = folder.file_names()?;
     let with = |extensions: &[&str]| -> Vec<String> {
         let has = |name: &&String| Path::new(name).extension().is_some_and(|e| extensions.iter().any(|x| e == *x));

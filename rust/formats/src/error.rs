@@ -43,6 +43,8 @@ pub enum Fault {
         listed(files)
     )]
     PickleOnly { files: Vec<String> },
+    #[error("is not a folder beside the model's files")]
+    NotAFolder,
     #[error("is a link to {}, which is outside of the model's folder: refused", target.display())]
     LeavesFolder { target: PathBuf },
 

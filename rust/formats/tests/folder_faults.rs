@@ -186,3 +186,31 @@ fn a_single_file_is_opened_by_its_name_alone() {
     let dir = folder(&[(NAME, b"broken")]);
     refused(Checkpoint::open_single(dir.path(), NAME), &[NAME, "6 bytes"]);
 }
+
+#[test]
+fn a_folder_within_adds_its_tensors_under_its_name() {
+    let dir =
+        folder(&[("model.safetensors", &valid(&["a"])), ("2_Dense/model.safetensors", &valid(&["x", "linear.w"]))]);
+    let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+    checkpoint.add_folder("2_Dense").unwrap();
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["2_Dense/linear.w", "2_Dense/x", "a"]);
+    let mut value = [9.0];
+    checkpoint.float_tensor("2_Dense/linear.w").unwrap().read_f32(0, &mut value);
+    assert_eq!(value, [1.0]);
+}
+
+#[test]
+fn row_25_a_folder_that_is_not_within_is_refused() {
+    let outside = folder(&[("model.safetensors", &valid(&["b"]))]);
+    let dir = folder(&[("model/model.safetensors", &valid(&["a"])), ("model.safetensors", &valid(&["b"]))]);
+    let model = dir.path().join("model");
+    symlink(outside.path(), model.join("linked")).unwrap();
+    let add = |name: &str| {
+        let mut checkpoint = Checkpoint::open(&model).unwrap();
+        checkpoint.add_folder(name).map(|()| checkpoint)
+    };
+    for name in ["..", ".", "", "../model", outside.path().to_str().unwrap(), "missing", "model.safetensors"] {
+        refused(add(name), &["is not a folder beside the model's files"]);
+    }
+    refused(add("linked"), &["linked", "outside of the model's folder", "refused"]);
+}

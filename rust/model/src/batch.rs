@@ -5,6 +5,7 @@ use std::ops::Range;
 use ferrule_kernels::{Cancel, PoolError, kv::PageId};
 
 use crate::adapter::Adapter;
+use crate::spec::Pooling;
 
 /// The layers that share a page table, and what a page of theirs holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,11 +18,13 @@ pub struct KvGroup {
     pub page_bytes: u64,
 }
 
-/// The rows of a chunk whose logits are wanted.
+/// The rows of a chunk whose logits, or hidden states, are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
     /// None: a prompt's chunk before its last.
     None,
+    /// The first token's.
+    First,
     /// The last token's.
     Last,
     /// Every token's.
@@ -29,13 +32,14 @@ pub enum LogitRows {
 }
 
 impl LogitRows {
-    /// How many of `tokens` rows they are.
+    /// Which rows of a chunk of `count` tokens these are.
     #[must_use]
-    pub fn count(self, tokens: usize) -> usize {
+    pub fn of(self, count: usize) -> Range<usize> {
         match self {
-            Self::None => 0,
-            Self::Last => tokens.min(1),
-            Self::All => tokens,
+            Self::None => 0..0,
+            Self::First => 0..1,
+            Self::Last => count - 1..count,
+            Self::All => 0..count,
         }
     }
 }
@@ -52,6 +56,8 @@ pub struct SequenceChunk<'a> {
     /// For each [`KvGroup`] the page of every `PAGE_TOKENS` positions, long enough for this chunk.
     /// Pages wholly outside the group's window are not looked at.
     pub pages: &'a [Vec<PageId>],
+    /// The kind of each token, below [`Abilities::token_types`]; empty where all are of the first.
+    pub token_types: &'a [u32],
     /// Which logits to compute.
     pub logits: LogitRows,
     /// What is added to the model for this sequence; one of the model's own adapters.
@@ -78,6 +84,13 @@ impl<'a> Batch<'a> {
     pub fn tokens(self) -> impl Iterator<Item = u32> + 'a {
         self.sequences.iter().flat_map(|sequence| sequence.tokens).copied()
     }
+
+    /// The kinds of these tokens.
+    pub fn token_types(self) -> impl Iterator<Item = u32> + 'a {
+        self.sequences.iter().flat_map(|SequenceChunk { tokens, token_types, .. }| {
+            token_types.iter().copied().chain(std::iter::repeat_n(0, tokens.len() - token_types.len()))
+        })
+    }
 }
 
 /// Why a forward pass did not finish. The pages of its new positions hold nothing of use; all others are untouched.
@@ -100,10 +113,40 @@ impl From<PoolError> for ForwardError {
     }
 }
 
-/// A model as the engine sees it: token ids and pages in, logits out.
+/// What a model can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    /// Whether a token sees only those before it and itself. Where it sees all, a sequence is computed whole, in one
+    /// chunk, and its pages are of no use to another.
+    pub causal: bool,
+    /// Whether there are logits that tokens can be sampled from.
+    pub logits: bool,
+    /// Numbers of a hidden state.
+    pub hidden_size: usize,
+    /// Numbers of an embedding.
+    pub embedding_size: usize,
+    /// Kinds of tokens; 1 where the model makes no difference.
+    pub token_types: usize,
+    /// Its classifier, if it has one.
+    pub classifier: Option<Classifies>,
+}
+
+/// What a classifier reads and gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Classifies {
+    /// The hidden state that it reads.
+    pub pooling: Pooling,
+    /// Scores that it gives.
+    pub labels: usize,
+}
+
+/// A model as the engine sees it: token ids and pages in, logits or hidden states out.
 pub trait LanguageModel {
     /// Logits of a row.
     fn vocab_size(&self) -> usize;
+
+    /// What it can be asked for.
+    fn abilities(&self) -> Abilities;
 
     /// The groups of layers that share a page table.
     fn kv_groups(&self) -> &[KvGroup];
@@ -134,4 +177,25 @@ pub trait LanguageModel {
     /// # Errors
     /// [`ForwardError`]; the batch can be given again.
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError>;
+
+    /// As [`LanguageModel::forward`], but gives hidden states after the last norm: `[wanted rows, hidden_size]`.
+    ///
+    /// # Errors
+    /// [`ForwardError`]; the batch can be given again.
+    fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError>;
+
+    /// The embeddings `[texts, embedding_size]` of pooled hidden states `[texts, hidden_size]`.
+    ///
+    /// # Errors
+    /// [`ForwardError`].
+    fn embeddings(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError>;
+
+    /// The classifier's scores `[texts, labels]` of pooled hidden states `[texts, hidden_size]`.
+    ///
+    /// # Errors
+    /// [`ForwardError`].
+    ///
+    /// # Panics
+    /// If there is no classifier.
+    fn scores(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError>;
 }

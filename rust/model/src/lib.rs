@@ -8,6 +8,7 @@ mod layer;
 mod limits;
 mod quantization;
 mod random;
+mod readout;
 mod rope;
 mod spec;
 #[cfg(test)]
@@ -17,14 +18,14 @@ mod transformer;
 mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorFault};
-pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
 pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
-    ActivationSpec, AttentionSpec, ClampSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec, GroupScore, HeadNormSpec,
-    HeadProjections, HeadSpec, LatentProjections, LayerSpec, ModelSpec, NormSpec, NormedOver, PartSpec, PositionsSpec,
-    ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec,
+    ActivationSpec, AttentionSpec, ClampSpec, ClassifierSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec,
+    GroupScore, HeadNormSpec, HeadProjections, HeadSpec, LatentProjections, LayerSpec, ModelSpec, NormSpec, NormedOver,
+    PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec, TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source};

@@ -1,7 +1,6 @@
 //! The forward pass: one for every architecture, over a ragged batch of prompt pieces and decode rows.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
@@ -10,12 +9,13 @@ use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
 use ferrule_kernels::{Cancel, Exec, PackedMatrix, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::adapter::AdapterLoader;
-use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+use crate::batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::fingerprint;
 use crate::layer::{
     AdapterBuffers, AdapterRows, AttentionPass, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place,
 };
 use crate::quantization::Quantization;
+use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec, PositionsSpec};
 use crate::weights::{Embedding, Ffn, Layer, LoadError, Loader, Progress, Site, Source, Weights};
@@ -83,7 +83,9 @@ impl Transformer {
         let mut windows = Vec::new();
         let mut places = Vec::with_capacity(spec.layers.len());
         for layer in &spec.layers {
-            let (shape, window) = (layer.attention.kv_shape(), layer.attention.window);
+            // A sequence that is read in both directions is computed at once: no window passes any page.
+            let window = layer.attention.window.filter(|_| spec.causal);
+            let shape = layer.attention.kv_shape();
             let same = |(other, others): (&KvShape, &Option<usize>)| {
                 (KvShape { layers: 1, ..*other }, *others) == (shape, window)
             };
@@ -183,7 +185,8 @@ impl Transformer {
     /// and the experts that do not run.
     #[must_use]
     pub fn weight_bytes_per_token(&self) -> u64 {
-        let embedding = if self.weights.head.is_some() { self.weights.embedding.tokens.bytes() } else { 0 };
+        let is_head = self.spec.head.is_some_and(|head| head.tied);
+        let embedding = if is_head { 0 } else { self.weights.embedding.tokens.bytes() };
         let idle = |(layer, spec)| bytes(&idle_experts(layer, spec));
         let idle: u64 = self.weights.layers.iter().zip(&self.spec.layers).map(idle).sum();
         self.weight_bytes() - embedding as u64 - idle
@@ -207,7 +210,9 @@ impl Transformer {
         &self.pool
     }
 
-    fn run(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), PoolError> {
+    /// Carries a batch through the layers. What is wanted of it comes out of the final norm: `[wanted rows, hidden_size]`,
+    /// so many numbers in [`Buffers::update`].
+    fn run(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
         let Self { spec, weights, places, stores, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
@@ -232,18 +237,17 @@ impl Transformer {
             pass.layer(layer_spec, layer, &mut stores[group], hidden, &mut buffers.layer)?;
         }
 
-        // Only the rows whose logits are wanted go through the final norm and the head.
         let wanted = wanted_rows(batch);
-        let runs = adapter_runs(batch, |sequence| sequence.logits.count(sequence.tokens.len()));
-        let adapters = AdapterRows::new(&runs, &buffers.adapters);
-        let count = wanted.iter().map(ExactSizeIterator::len).sum::<usize>();
-        let last = buffers.update.take(count * width);
-        for (row, to) in wanted.into_iter().flatten().zip(last.chunks_exact_mut(width)) {
+        let last = buffers.update.take(wanted.len() * width);
+        for (row, to) in wanted.into_iter().zip(last.chunks_exact_mut(width)) {
             to.copy_from_slice(&hidden[row * width..][..width]);
         }
         norm_in_place(&exec, weights.final_norm.as_ref(), last, width)?;
-        logits.resize(count * spec.vocab_size, 0.0);
-        head(&exec, spec, weights, last, adapters, &mut buffers.hidden, logits)
+        Ok(last.len())
+    }
+
+    fn exec<'a>(&'a self, cancel: &'a Cancel) -> Exec<'a> {
+        Exec { isa: self.options.isa, pool: &self.pool, cancel }
     }
 }
 
@@ -283,8 +287,11 @@ fn embed(
             row.iter_mut().zip(added).for_each(|(x, added)| *x += added);
         }
     }
-    if let Some(token_type) = &weights.token_type {
-        add_bias(exec, hidden, token_type)?;
+    if let Some(table) = &weights.token_types {
+        for (kind, row) in batch.token_types().zip(hidden.chunks_exact_mut(width)) {
+            let added = &table[kind as usize * width..][..width];
+            row.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+        }
     }
     norm_in_place(exec, weights.norm.as_ref(), hidden, width)
 }
@@ -348,8 +355,43 @@ impl LanguageModel for Transformer {
         *self.fingerprint.get_or_init(|| fingerprint(&self.spec, &self.weights, self.options, &self.pool))
     }
 
+    fn abilities(&self) -> Abilities {
+        let spec = &self.spec;
+        Abilities {
+            causal: spec.causal,
+            logits: spec.causal && spec.head.is_some(),
+            hidden_size: spec.hidden_size,
+            embedding_size: spec.embedding_size(),
+            token_types: spec.embedding.token_types.max(1),
+            classifier: spec
+                .classifier
+                .map(|classifier| Classifies { pooling: classifier.pooling, labels: classifier.labels }),
+        }
+    }
+
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
-        Ok(self.run(batch, cancel, logits)?)
+        let numbers = self.run(batch, cancel)?;
+        let Self { spec, weights, buffers, .. } = self;
+        let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
+        let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
+        let adapters = AdapterRows::new(&runs, &buffers.adapters);
+        logits.resize(numbers / spec.hidden_size * spec.vocab_size, 0.0);
+        Ok(head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)?)
+    }
+
+    fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
+        let numbers = self.run(batch, cancel)?;
+        hidden.clear();
+        hidden.extend_from_slice(self.buffers.update.take(numbers));
+        Ok(())
+    }
+
+    fn embeddings(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {
+        Ok(readout::embeddings(&self.exec(cancel), &self.spec, &self.weights, pooled)?)
+    }
+
+    fn scores(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {
+        Ok(readout::scores(&self.exec(cancel), &self.spec, &self.weights, pooled)?)
     }
 }
 
@@ -374,17 +416,13 @@ fn idle_experts<'a>(layer: &'a Layer, spec: &LayerSpec) -> Vec<&'a PackedMatrix>
     }
 }
 
-/// The rows of a batch whose logits are wanted, for each sequence.
-fn wanted_rows(batch: Batch<'_>) -> Vec<Range<usize>> {
-    let mut end = 0;
-    let rows = batch.sequences.iter().map(|sequence| {
-        let first = end;
-        end += sequence.tokens.len();
-        match sequence.logits {
-            LogitRows::None => end..end,
-            LogitRows::Last => end - 1..end,
-            LogitRows::All => first..end,
-        }
-    });
-    rows.collect()
+/// The rows of a batch that are wanted.
+fn wanted_rows(batch: Batch<'_>) -> Vec<usize> {
+    let mut first = 0;
+    let mut wanted = Vec::new();
+    for sequence in batch.sequences {
+        wanted.extend(sequence.logits.of(sequence.tokens.len()).map(|row| first + row));
+        first += sequence.tokens.len();
+    }
+    wanted
 }

@@ -32,6 +32,7 @@ fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, p
         first_position,
         prompt_len: tokens.len(),
         pages,
+        token_types: &[],
         logits: LogitRows::Last,
         adapter: None,
     };

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, pages,
+    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, Text, pages,
 };
 use ferrule_formats::Checkpoint;
 use ferrule_kernels::kv::PAGE_TOKENS;
@@ -24,6 +24,9 @@ use crate::outputs::StepOutput;
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
 const DEFAULT_KV_SHARE: u64 = 2;
+
+/// A text's tokens, their kinds and its salt.
+type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
 
 /// A model with its weights, its key-value cache, its threads and its scheduler.
 #[pyclass(frozen, module = "ferrule._native")]
@@ -85,7 +88,10 @@ impl Engine {
         };
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+            let mut checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+            if let Some(checkpoint) = &mut checkpoint {
+                spec.folders().into_iter().try_for_each(|folder| checkpoint.add_folder(folder))?;
+            }
             let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
             let pool = Arc::new(Pool::new(options.threads));
             let load = LoadOptions { quantization: options.quantization, kv_format: options.kv_format, isa };
@@ -188,12 +194,22 @@ impl Engine {
         let logits = self.with(py, |engine| engine.logits(&token_ids, adapter, &self.interrupt.cancel))?;
         let logits = logits.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
-        PyByteArray::new_with(py, size_of_val(logits.as_slice()), |bytes| {
-            for (bytes, logit) in bytes.as_chunks_mut().0.iter_mut().zip(&logits) {
-                *bytes = logit.to_le_bytes();
-            }
-            Ok(())
-        })
+        floats(py, &logits)
+    }
+
+    /// What a task makes of texts, each given as its tokens, their kinds and a salt: float32, one after the other.
+    fn encode<'py>(&self, py: Python<'py>, texts: Vec<GivenText>, task: &str) -> PyResult<Bound<'py, PyByteArray>> {
+        let read = |(index, (tokens, types, salt)): (usize, GivenText)| {
+            Text::from_ids(index, &tokens, &types, salt.map(Arc::from))
+        };
+        let encoded = self.with(py, |engine| {
+            let task = EncodeTask::from_json(task)?;
+            let texts = texts.into_iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+            engine.encode(&texts, &task, &self.interrupt.cancel)
+        })?;
+        let encoded = encoded.map_err(|error| self.error(&error))?;
+        self.interrupt.settle(py);
+        floats(py, &encoded)
     }
 
     /// The state after these tokens, as bytes.
@@ -238,6 +254,16 @@ impl Engine {
     }
 }
 
+/// Numbers as bytes.
+fn floats<'py>(py: Python<'py>, numbers: &[f32]) -> PyResult<Bound<'py, PyByteArray>> {
+    PyByteArray::new_with(py, size_of_val(numbers), |bytes| {
+        for (bytes, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
+            *bytes = number.to_le_bytes();
+        }
+        Ok(())
+    })
+}
+
 fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_json::Value {
     let groups = model.kv_groups();
     let page_bytes: u64 = groups.iter().map(|group| group.page_bytes).sum();
@@ -263,7 +289,7 @@ fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_js
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_queued_requests": options.max_queued_requests,
         "target_itl": options.target_itl.as_secs_f64(),
-        "enable_prefix_caching": options.enable_prefix_caching,
+        "enable_prefix_caching": options.enable_prefix_caching && model.abilities().causal,
         "prefix_cache_dir": options.prefix_cache_dir.as_ref().map(|directory| &directory.path),
     })
 }

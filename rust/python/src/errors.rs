@@ -1,6 +1,6 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
-use ferrule_engine::RequestError;
+use ferrule_engine::{EncodeError, RequestError};
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
 use pyo3::PyErr;
@@ -15,6 +15,7 @@ import_exception!(ferrule.errors, ModelFileError);
 import_exception!(ferrule.errors, PromptError);
 import_exception!(ferrule.errors, QueueFullError);
 import_exception!(ferrule.errors, UnsupportedModelError);
+import_exception!(ferrule.errors, UnsupportedTaskError);
 
 pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
@@ -49,6 +50,7 @@ pub(crate) fn chosen_isa() -> Result<Isa, PyErr> {
 pub(crate) fn request_error(error: &RequestError) -> PyErr {
     let message = error.to_string();
     match error {
+        RequestError::NoLogits => UnsupportedTaskError::new_err(message),
         RequestError::Param(_) => InvalidParameterError::new_err(message),
         RequestError::QueueFull { .. } => QueueFullError::new_err(message),
         RequestError::Dead { .. } => EngineError::new_err(message),
@@ -60,8 +62,19 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
     use ferrule_engine::EngineError as Error;
     match error {
         Error::Request(error) => request_error(error),
+        Error::Encode(error) => encode_error(error),
         Error::State(_) | Error::NoPrefixCache => InvalidParameterError::new_err(error.to_string()),
         Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
         Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
+    }
+}
+
+fn encode_error(error: &EncodeError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        EncodeError::Malformed { .. } | EncodeError::Dimensions { .. } => InvalidParameterError::new_err(message),
+        EncodeError::NoLogits | EncodeError::NoClassifier => UnsupportedTaskError::new_err(message),
+        EncodeError::NotFinite { .. } => EngineError::new_err(message),
+        _ => PromptError::new_err(message),
     }
 }

@@ -43,7 +43,8 @@ pub(crate) fn load(py: Python<'_>, loader: &AdapterLoader, directory: &str, conf
         let _gate = fork::keep_out();
         loader.load(Path::new(directory), &config, &interrupt.cancel)
     });
-    let adapter = loaded.map_err(|error| if error.is_cancelled() { interrupt.take() } else { errors::adapter_error(&error) })?;
+    let adapter =
+        loaded.map_err(|error| if error.is_cancelled() { interrupt.take() } else { errors::adapter_error(&error) })?;
     interrupt.settle(py);
     Ok(LoraAdapter(Arc::new(adapter)))
 }

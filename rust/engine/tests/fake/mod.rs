@@ -16,10 +16,18 @@ use std::time::Duration;
 use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
-use ferrule_model::{Adapter, Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+use ferrule_model::{
+    Abilities, Adapter, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, Pooling, SequenceChunk,
+};
 
 /// Token ids of the fake.
 pub const VOCAB: usize = 64;
+
+/// Numbers of a hidden state, of an embedding, and of the classifier's scores; kinds of tokens.
+pub const HIDDEN: usize = 3;
+pub const EMBEDDING: usize = 5;
+pub const LABELS: usize = 2;
+pub const TOKEN_TYPES: usize = 4;
 
 /// What goes wrong in a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +84,8 @@ pub struct FakeModel {
     limits: (usize, usize),
     /// Tokens of a prompt up to which keys and values do not depend on its length.
     pub trained: usize,
+    /// Whether a token sees only those before it.
+    pub causal: bool,
     /// What tells this model from others.
     pub fingerprint: [u8; 32],
     /// What goes wrong, by the number of the forward pass.
@@ -99,6 +109,21 @@ pub fn logits_after(state: u64) -> impl Iterator<Item = f32> {
     (0..VOCAB as u64).map(move |id| (mix(state, id) >> 56) as f32 / 32.0 - 4.0)
 }
 
+/// The hidden state of a token: of `state`, the hash of what it sees, and of its position.
+pub fn hidden_of(state: u64, position: usize) -> impl Iterator<Item = f32> {
+    let state = mix(state, position as u64);
+    (0..HIDDEN as u64).map(move |i| (mix(state, 100 + i) >> 56) as f32 / 32.0 - 4.0)
+}
+
+/// The embedding of a pooled hidden state, and its scores.
+pub fn embedding_of(pooled: &[f32]) -> [f32; EMBEDDING] {
+    std::array::from_fn(|i| pooled[i % HIDDEN] * (i + 1) as f32)
+}
+
+pub fn scores_of(pooled: &[f32]) -> [f32; LABELS] {
+    std::array::from_fn(|i| pooled[i] - pooled[i + 1])
+}
+
 /// The hash of a sequence with nothing computed. Beyond the lengths that the model was trained on, keys and values
 /// depend on the prompt's length, as they do with dynamic RoPE; and always on the adapter.
 pub fn first_state(prompt_len: usize, trained: usize, adapter: Option<&Adapter>) -> u64 {
@@ -116,6 +141,7 @@ impl FakeModel {
             slots: config.pages.iter().map(|&pages| vec![0; pages * PAGE_BYTES]).collect(),
             limits: (config.max_num_batched_tokens, config.max_num_seqs),
             trained: usize::MAX,
+            causal: true,
             fingerprint: [7; 32],
             faults: BTreeMap::new(),
             poison: None,
@@ -126,7 +152,11 @@ impl FakeModel {
     fn check_limits(&self, batch: Batch<'_>) {
         let (max_tokens, max_seqs) = self.limits;
         let tokens: usize = batch.sequences.iter().map(|chunk| chunk.tokens.len()).sum();
-        assert!(!batch.sequences.is_empty() && tokens <= max_tokens, "{tokens} tokens in a step");
+        // A text that is read in both directions is computed whole.
+        let alone = !self.causal && batch.sequences.len() == 1;
+        assert!(!batch.sequences.is_empty() && (alone || tokens <= max_tokens), "{tokens} tokens in a step");
+        let whole = |chunk: &SequenceChunk<'_>| (chunk.first_position, chunk.tokens.len()) == (0, chunk.prompt_len);
+        assert!(self.causal || batch.sequences.iter().all(whole), "a part of a text that is read in both directions");
         assert!(batch.sequences.len() <= max_seqs, "{} sequences in a step", batch.sequences.len());
         let mut adapters: Vec<_> =
             batch.sequences.iter().map(|chunk| chunk.adapter.map(|adapter| *adapter.fingerprint())).collect();
@@ -184,13 +214,53 @@ impl FakeModel {
     fn write(&mut self, chunk: &SequenceChunk<'_>, group: usize) -> Vec<u64> {
         let mut state = self.state_before(chunk, group);
         let mut states = Vec::new();
-        for (position, &token) in (chunk.first_position..).zip(chunk.tokens) {
-            state = mix(state, token.into());
+        for (index, &token) in chunk.tokens.iter().enumerate() {
+            let position = chunk.first_position + index;
+            let kind = chunk.token_types.get(index).copied().unwrap_or(0);
+            state = mix(state, u64::from(kind) << 32 | u64::from(token));
             let slot = Slot { position: position as u64, token, state };
             self.write_slot(group, &chunk.pages[group], position, slot);
             states.push(state);
         }
         states
+    }
+
+    /// A forward pass that gives `row(state, position, ..)` for each wanted row.
+    fn compute(
+        &mut self,
+        batch: Batch<'_>,
+        cancel: &Cancel,
+        out: &mut Vec<f32>,
+        row: impl Fn(u64, usize, &mut Vec<f32>),
+    ) -> Result<(), ForwardError> {
+        self.check_limits(batch);
+        let chunks = batch.sequences.iter().map(|chunk| (chunk.first_position, chunk.tokens.to_vec(), chunk.logits));
+        let number = self.batches.get_mut().len();
+        self.batches.get_mut().push(chunks.collect());
+        out.clear();
+        match self.faults.get(&number) {
+            _ if cancel.is_cancelled() => return Err(ForwardError::Cancelled),
+            None => {}
+            Some(Fault::CancelledMidway) => {
+                self.write_nonsense(batch);
+                return Err(ForwardError::Cancelled);
+            }
+            Some(Fault::Panicked) => return Err(ForwardError::Panicked("index out of bounds".into())),
+            Some(Fault::Unwinds) => panic!("a slice was too short"),
+        }
+        for chunk in batch.sequences {
+            let states: Vec<Vec<u64>> = (0..self.groups.len()).map(|group| self.write(chunk, group)).collect();
+            assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "groups hold different tokens");
+            for index in chunk.logits.of(chunk.tokens.len()) {
+                let seen = if self.causal { index } else { chunk.tokens.len() - 1 };
+                let start = out.len();
+                row(states[0][seen], chunk.first_position + index, out);
+                if self.poison == Some(chunk.tokens[index]) {
+                    out[start..].fill(f32::NAN);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn write_nonsense(&mut self, batch: Batch<'_>) {
@@ -234,36 +304,31 @@ impl LanguageModel for FakeModel {
         self.fingerprint
     }
 
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            causal: self.causal,
+            logits: self.causal,
+            hidden_size: HIDDEN,
+            embedding_size: EMBEDDING,
+            token_types: TOKEN_TYPES,
+            classifier: Some(Classifies { pooling: Pooling::Cls, labels: LABELS }),
+        }
+    }
+
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
-        self.check_limits(batch);
-        let chunks = batch.sequences.iter().map(|chunk| (chunk.first_position, chunk.tokens.to_vec(), chunk.logits));
-        let number = self.batches.get_mut().len();
-        self.batches.get_mut().push(chunks.collect());
-        logits.clear();
-        match self.faults.get(&number) {
-            _ if cancel.is_cancelled() => return Err(ForwardError::Cancelled),
-            None => {}
-            Some(Fault::CancelledMidway) => {
-                self.write_nonsense(batch);
-                return Err(ForwardError::Cancelled);
-            }
-            Some(Fault::Panicked) => return Err(ForwardError::Panicked("index out of bounds".into())),
-            Some(Fault::Unwinds) => panic!("a slice was too short"),
-        }
-        for chunk in batch.sequences {
-            let states: Vec<Vec<u64>> = (0..self.groups.len()).map(|group| self.write(chunk, group)).collect();
-            assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "groups hold different tokens");
-            let first_wanted = match chunk.logits {
-                LogitRows::None => chunk.tokens.len(),
-                LogitRows::Last => chunk.tokens.len() - 1,
-                LogitRows::All => 0,
-            };
-            for (&state, token) in states[0].iter().zip(chunk.tokens).skip(first_wanted) {
-                let is_poisoned = self.poison.as_ref() == Some(token);
-                logits.extend(logits_after(state).map(|logit| if is_poisoned { f32::NAN } else { logit }));
-            }
-        }
-        Ok(())
+        self.compute(batch, cancel, logits, |state, _, row| row.extend(logits_after(state)))
+    }
+
+    fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
+        self.compute(batch, cancel, hidden, |state, position, row| row.extend(hidden_of(state, position)))
+    }
+
+    fn embeddings(&self, pooled: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
+        Ok(pooled.chunks_exact(HIDDEN).flat_map(embedding_of).collect())
+    }
+
+    fn scores(&self, pooled: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
+        Ok(pooled.chunks_exact(HIDDEN).flat_map(scores_of).collect())
     }
 }
 

@@ -101,7 +101,10 @@ impl PartialEq for Adapter {
 
 impl fmt::Debug for Adapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Adapter").field("rank", &self.rank).field("modules", &self.modules.len()).finish_non_exhaustive()
+        f.debug_struct("Adapter")
+            .field("rank", &self.rank)
+            .field("modules", &self.modules.len())
+            .finish_non_exhaustive()
     }
 }
 

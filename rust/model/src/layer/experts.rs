@@ -9,8 +9,8 @@ use ferrule_kernels::elementwise::{add_bias, add_scaled};
 use ferrule_kernels::{Exec, PoolError, Product, Scratch, matmul_each};
 
 use super::ffn::{self, dense, let_through};
-use super::{AdapterRows, adapted, linear};
 use super::router::{Choice, choose};
+use super::{AdapterRows, adapted, linear};
 use crate::spec::ExpertsSpec;
 use crate::weights::{Experts, Linear};
 

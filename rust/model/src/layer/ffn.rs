@@ -36,7 +36,7 @@ pub(super) fn run(
         (Ffn::Dense(weights), FfnSpec::Dense(spec)) => dense(exec, weights, spec, adapters, x, buffers, out),
         (Ffn::Experts(weights), FfnSpec::Experts(spec)) => {
             MixturePass { exec, weights, spec, adapters }.run(x, buffers, out)
-        },
+        }
         _ => unreachable!("weights are loaded as the spec says"),
     }
 }

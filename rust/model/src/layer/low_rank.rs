@@ -33,10 +33,7 @@ pub(crate) struct AdapterRun<'a> {
 }
 
 /// The runs of a batch in which each sequence has as many rows as `rows_of` says.
-pub(crate) fn adapter_runs<'a>(
-    batch: Batch<'a>,
-    rows_of: impl Fn(&SequenceChunk<'a>) -> usize,
-) -> Vec<AdapterRun<'a>> {
+pub(crate) fn adapter_runs<'a>(batch: Batch<'a>, rows_of: impl Fn(&SequenceChunk<'a>) -> usize) -> Vec<AdapterRun<'a>> {
     let mut runs: Vec<AdapterRun<'a>> = Vec::new();
     let mut end = 0;
     for chunk in batch.sequences {
@@ -126,7 +123,9 @@ pub(crate) fn add_to_heads(
     let (columns, width) = (x.len() / (heads * rows), out.len() / (heads * rows));
     let mut terms = Vec::new();
     for (run, adapter) in adapters.within(rows) {
-        let Some(HeadsLowRank { a, a_turned, keys, values, scale }) = adapter.updates.heads.get(&site) else { continue };
+        let Some(HeadsLowRank { a, a_turned, keys, values, scale }) = adapter.updates.heads.get(&site) else {
+            continue;
+        };
         for head in 0..heads {
             let rows = head * rows + run.start..head * rows + run.end;
             terms.push(Term {

@@ -106,7 +106,7 @@ fn normed_or_same<'a>(
 }
 
 /// `out = x W^T + b`
-fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
     matmul(exec, x, &linear.weight, out)?;
     linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
 }

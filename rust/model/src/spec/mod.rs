@@ -6,15 +6,17 @@
 mod attention;
 mod ffn;
 mod norm;
+mod readout;
 mod tensors;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionSpec, HeadProjections, LatentProjections, ProjectionsSpec};
 pub use ffn::{ActivationSpec, ClampSpec, DenseSpec, ExpertsSpec, FfnSpec, GroupScore, RouterSpec, Scoring};
 pub use norm::{HeadNormSpec, NormSpec, NormedOver};
+pub use readout::{ClassifierSpec, Pooling, TextProjectionSpec};
 pub use tensors::{PartSpec, StackSpec, TensorSpec};
 
 use crate::limits::{SpecError, finite, require, size};
@@ -44,6 +46,10 @@ pub struct ModelSpec {
     pub head: Option<HeadSpec>,
     /// Whether a token sees only those before it and itself.
     pub causal: bool,
+    /// From a text's pooled hidden state to a score for each label.
+    pub classifier: Option<ClassifierSpec>,
+    /// From a text's pooled hidden state to its embedding, one after the other; none where it is that itself.
+    pub text_projections: Vec<TextProjectionSpec>,
     /// Which stored tensor plays which role.
     pub tensors: BTreeMap<String, TensorSpec>,
     /// A tensor that is not there under its name may have the second of a pair in place of the first before it.
@@ -88,7 +94,7 @@ pub struct EmbeddingSpec {
     pub width: Option<usize>,
     /// What is added for a token's position.
     pub positions: Option<PositionsSpec>,
-    /// Rows of a table for kinds of tokens, of which the first is added; 0 where there is none.
+    /// Rows of a table for kinds of tokens, of which one is added for each; 0 where there is none.
     pub token_types: usize,
     /// Of the sum.
     pub norm: Option<NormSpec>,
@@ -148,10 +154,23 @@ impl ModelSpec {
         self.tensors.get(role).ok_or_else(|| SpecError::Role { role: role.to_owned() })
     }
 
+    /// Folders within the checkpoint's that hold tensors: what comes before a stroke in their names.
+    #[must_use]
+    pub fn folders(&self) -> BTreeSet<&str> {
+        let names = self.tensors.values().flat_map(|tensor| &tensor.names);
+        names.filter_map(|name| Some(name.split_once('/')?.0)).collect()
+    }
+
     /// Width of the embedding's and the head's rows.
     #[must_use]
     pub fn embedding_width(&self) -> usize {
         self.embedding.width.unwrap_or(self.hidden_size)
+    }
+
+    /// Numbers of a text's embedding.
+    #[must_use]
+    pub fn embedding_size(&self) -> usize {
+        self.text_projections.last().map_or(self.hidden_size, |last| last.width)
     }
 
     fn check(&self) -> Result<(), SpecError> {
@@ -167,6 +186,8 @@ impl ModelSpec {
             finite("head.scale", head.scale)?;
             positive("head.softcap", head.softcap)?;
         }
+        self.classifier.map_or(Ok(()), |classifier| classifier.check())?;
+        readout::check_projections(&self.text_projections)?;
         for (i, rope) in self.ropes.iter().enumerate() {
             rope.check(&format!("ropes[{i}]"))?;
         }

@@ -8,7 +8,8 @@ use crate::limits::{SpecError, require, size};
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
-    /// One tensor of the checkpoint, or several of the same shape whose rows follow one another.
+    /// One tensor of the checkpoint, or several of the same shape whose rows follow one another. `2_Dense/linear.weight`
+    /// is one of a folder within the checkpoint's.
     pub names: Vec<String>,
     /// Stored as `[inputs, outputs]`.
     pub transposed: bool,

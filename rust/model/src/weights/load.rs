@@ -6,7 +6,9 @@ use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource,
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
 use super::sites::{HeadSplit, Site};
 use super::stored::{Source, Stored, View};
-use super::{Attention, Dense, Embedding, Experts, Ffn, Heads, Latent, Layer, Linear, Norm, Projections, Weights};
+use super::{
+    Attention, Classifier, Dense, Embedding, Experts, Ffn, Heads, Latent, Layer, Linear, Norm, Projections, Weights,
+};
 use crate::limits::SpecError;
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
@@ -124,8 +126,47 @@ impl Loader<'_> {
             _ => (None, None),
         };
         let final_norm = self.norm("final_norm", spec.final_norm, hidden)?;
+        let classifier = self.classifier(packer)?;
+        let text_projections = self.text_projections(packer)?;
         let sites = std::mem::take(packer.sites());
-        Ok(Weights { embedding, layers, final_norm, head_projection, head, tied_head_bias, sites })
+        Ok(Weights {
+            embedding,
+            layers,
+            final_norm,
+            head_projection,
+            head,
+            tied_head_bias,
+            classifier,
+            text_projections,
+            sites,
+        })
+    }
+
+    /// In f32, as are the text's projections: they are small, and run once for a text.
+    fn classifier<P: Packer>(&self, packer: &mut P) -> Result<Option<Classifier<P::Matrix>>, LoadError> {
+        let Some(spec) = self.spec.classifier else { return Ok(None) };
+        let hidden = self.spec.hidden_size;
+        let dense = match spec.activation {
+            Some(_) => {
+                Some(self.linear(packer, "classifier.", &[("dense", hidden, Format::F32)], hidden, spec.dense_bias)?)
+            }
+            None => None,
+        };
+        let norm = self.norm("classifier.norm", spec.norm, hidden)?;
+        let labels = self.linear(packer, "", &[("classifier", spec.labels, Format::F32)], hidden, spec.bias)?;
+        Ok(Some(Classifier { dense, norm, labels }))
+    }
+
+    fn text_projections<P: Packer>(&self, packer: &mut P) -> Result<Vec<Linear<P::Matrix>>, LoadError> {
+        let mut columns = self.spec.hidden_size;
+        let mut projections = Vec::new();
+        for (i, spec) in self.spec.text_projections.iter().enumerate() {
+            let role = i.to_string();
+            let part = [(role.as_str(), spec.width, Format::F32)];
+            projections.push(self.linear(packer, "text_projections.", &part, columns, spec.bias)?);
+            columns = spec.width;
+        }
+        Ok(projections)
     }
 
     fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
@@ -138,21 +179,21 @@ impl Loader<'_> {
             None => None,
         };
         let positions = match embedding.positions {
-            Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows, rows)?),
+            Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows)?),
             Some(PositionsSpec::Sinusoidal { offset }) => {
                 Some(sinusoids(offset + spec.max_position_embeddings, hidden))
             }
             None => None,
         };
-        let token_type = match embedding.token_types {
+        let token_types = match embedding.token_types {
             0 => None,
-            rows => Some(self.table("token_types.weight", rows, 1)?),
+            rows => Some(self.table("token_types.weight", rows)?),
         };
         Ok(Embedding {
             tokens,
             projection,
             positions,
-            token_type,
+            token_types,
             norm: self.norm("embedding_norm", embedding.norm, hidden)?,
         })
     }
@@ -397,12 +438,13 @@ impl Loader<'_> {
         Ok(vector)
     }
 
-    /// The first `wanted` rows of a table of `hidden_size` columns.
-    fn table(&self, role: &str, rows: usize, wanted: usize) -> Result<Vec<f32>, LoadError> {
+    /// A table of so many rows of `hidden_size` columns.
+    fn table(&self, role: &str, rows: usize) -> Result<Vec<f32>, LoadError> {
         let hidden = self.spec.hidden_size;
-        let mut table = vec![0.0; wanted * hidden];
+        let parts = self.stored(role, rows, Some(hidden))?;
+        let mut table = vec![0.0; rows * hidden];
         let mut out = table.chunks_exact_mut(hidden);
-        for part in self.stored(role, rows, Some(hidden))? {
+        for part in parts {
             (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
         }
         Ok(table)

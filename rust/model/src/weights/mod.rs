@@ -50,8 +50,8 @@ pub(crate) struct Embedding<M = PackedMatrix> {
     pub projection: Option<Linear<M>>,
     /// `[positions, hidden_size]`
     pub positions: Option<Vec<f32>>,
-    /// Of the first kind of tokens.
-    pub token_type: Option<Vec<f32>>,
+    /// `[kinds of tokens, hidden_size]`
+    pub token_types: Option<Vec<f32>>,
     pub norm: Option<Norm>,
 }
 
@@ -139,6 +139,18 @@ pub(crate) struct Weights<M = PackedMatrix> {
     pub tied_head_bias: Option<Vec<f32>>,
     /// Where adapters may find their place.
     pub sites: Vec<Site>,
+    pub classifier: Option<Classifier<M>>,
+    /// From a text's pooled hidden state to its embedding.
+    pub text_projections: Vec<Linear<M>>,
+}
+
+/// From a text's pooled hidden state to its scores.
+pub(crate) struct Classifier<M = PackedMatrix> {
+    /// Before the activation.
+    pub dense: Option<Linear<M>>,
+    pub norm: Option<Norm>,
+    /// A row for each label, in f32.
+    pub labels: Linear<M>,
 }
 
 /// Everything that weights consist of, in one order.
@@ -221,10 +233,10 @@ impl Weights {
     /// Everything there is.
     pub fn tensors(&self) -> Tensors<'_> {
         let mut tensors = Tensors::default();
-        let Embedding { tokens, projection, positions, token_type, norm } = &self.embedding;
+        let Embedding { tokens, projection, positions, token_types, norm } = &self.embedding;
         tensors.matrices.push(tokens);
         projection.iter().for_each(|linear| tensors.linear(linear));
-        tensors.vectors.extend(positions.iter().chain(token_type));
+        tensors.vectors.extend(positions.iter().chain(token_types));
         norm.iter().for_each(|norm| tensors.norm(norm));
         for layer in &self.layers {
             let Tensors { matrices, vectors } = layer.tensors();
@@ -234,6 +246,12 @@ impl Weights {
         self.final_norm.iter().for_each(|norm| tensors.norm(norm));
         self.head_projection.iter().chain(&self.head).for_each(|linear| tensors.linear(linear));
         tensors.vectors.extend(&self.tied_head_bias);
+        if let Some(Classifier { dense, norm, labels }) = &self.classifier {
+            dense.iter().for_each(|linear| tensors.linear(linear));
+            norm.iter().for_each(|norm| tensors.norm(norm));
+            tensors.linear(labels);
+        }
+        self.text_projections.iter().for_each(|linear| tensors.linear(linear));
         tensors
     }
 }

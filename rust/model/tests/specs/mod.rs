@@ -29,6 +29,8 @@ pub fn llama(vocab_size: usize, layers: usize) -> Value {
         "final_norm": norm,
         "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
         "causal": true,
+        "classifier": null,
+        "text_projections": [],
         "tensors": {},
         "prefixes": []
     })

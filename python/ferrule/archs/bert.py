@@ -1,0 +1,57 @@
+"""BERT (Devlin et al. 2018): learned positions, kinds of tokens, and norms after the sums."""
+
+from ferrule.archs.classifier import Classified, label_names
+from ferrule.archs.config import Config
+from ferrule.archs.encoder import encoder
+from ferrule.spec import Classifier, Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+
+
+def bert(config: Config) -> ModelSpec:
+    """The pooler, which its makers trained for another task, takes part in classification alone."""
+    return bert_like(config, base="bert", first_position=0)
+
+
+def bert_classifier(config: Config) -> Classified:
+    """On the first token, as the pooler makes it."""
+    classifier = Classifier(
+        labels=len(label_names(config)), pooling="cls", activation="tanh", dense_bias=True, bias=True
+    )
+    return classifier, {"classifier.dense": "bert.pooler.dense", "classifier": "classifier"}
+
+
+def bert_like(config: Config, *, base: str, first_position: int) -> ModelSpec:
+    """BERT, or one of its kin: `base` is the module that holds it, `first_position` the first text's row of positions."""
+    config = config.with_defaults(hidden_act="gelu", max_position_embeddings=512, layer_norm_eps=1e-12)
+    config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    rows = config.whole("max_position_embeddings", low=first_position + 1)
+    norm = LayerNorm(config.number("layer_norm_eps"))
+    block = f"{base}.encoder.layer.{{layer}}"
+    return encoder(
+        config.with_values(max_position_embeddings=rows - first_position),
+        norm=norm,
+        norms="sum",
+        rotated=False,
+        qkv_bias=True,
+        output_bias=True,
+        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        embedding=Embedding(
+            positions=LearnedPositions(rows, first_position),
+            token_types=config.whole("type_vocab_size", default=2),
+            norm=norm,
+        ),
+        final_norm=False,
+        modules={
+            "embedding": f"{base}.embeddings.word_embeddings",
+            "positions": f"{base}.embeddings.position_embeddings",
+            "token_types": f"{base}.embeddings.token_type_embeddings",
+            "embedding_norm": f"{base}.embeddings.LayerNorm",
+            "attention.q": f"{block}.attention.self.query",
+            "attention.k": f"{block}.attention.self.key",
+            "attention.v": f"{block}.attention.self.value",
+            "attention.output": f"{block}.attention.output.dense",
+            "attention_sum_norm": f"{block}.attention.output.LayerNorm",
+            "ffn.up": f"{block}.intermediate.dense",
+            "ffn.down": f"{block}.output.dense",
+            "ffn_sum_norm": f"{block}.output.LayerNorm",
+        },
+    )

@@ -1,0 +1,45 @@
+"""Classes that end in ForSequenceClassification: a score for each label in place of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+from ferrule.archs.config import Config
+from ferrule.spec import Classifier, ModelSpec
+from ferrule.tensors import tensors_named
+
+Classified: TypeAlias = tuple[Classifier, dict[str, str]]
+"""A classifier, and the checkpoint's modules of its roles."""
+
+MAX_LABELS = 1 << 20
+
+
+def with_classifier(spec: ModelSpec, classified: Classified) -> ModelSpec:
+    """The model with a classifier, and without a head."""
+    classifier, modules = classified
+    spec = replace(spec, head=None, classifier=classifier)
+    return replace(spec, tensors=tensors_named(spec, modules, spec.tensors))
+
+
+def decoder_classifier(config: Config) -> Classified:
+    """What decoders have: a projection of the last token's hidden state."""
+    return Classifier(labels=len(label_names(config)), pooling="last"), {"classifier": "score"}
+
+
+def label_names(config: Config) -> tuple[str, ...]:
+    """The names of the labels, in their order: `LABEL_0` and so on where the file counts them only.
+
+    A file that says nothing has two, as in transformers.
+    """
+    if "id2label" not in config:
+        count = config.whole("num_labels", default=2, high=MAX_LABELS)
+        return tuple(f"LABEL_{index}" for index in range(count))
+    names = config.inner("id2label").values
+    if not 1 <= len(names) <= MAX_LABELS or set(names) != {str(index) for index in range(len(names))}:
+        raise config.error("id2label", f"an object with a name for each number from 0, up to {MAX_LABELS} of them")
+    if not all(isinstance(name, str) for name in names.values()):
+        raise config.error("id2label", "an object of strings")
+    named = cast("Mapping[str, str]", names)
+    return tuple(named[str(index)] for index in range(len(named)))
