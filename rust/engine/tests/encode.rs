@@ -50,7 +50,7 @@ const LAST: EncodeTask = EncodeTask::Embedding { pooling: Pooling::Last, normali
 
 /// What a task makes of a text, from the fake's definition.
 fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
-    let mut state = first_state(text.tokens.len(), usize::MAX);
+    let mut state = first_state(text.tokens.len(), usize::MAX, None);
     let step = |(i, &token): (usize, &u32)| {
         let kind = text.token_types.get(i).copied().unwrap_or(0);
         state = mix(state, u64::from(kind) << 32 | u64::from(token));
@@ -150,7 +150,7 @@ fn requests_lose_nothing_by_texts_that_take_their_pages() {
     let config = EngineConfig { pages: vec![10], max_model_len: 160, ..config() };
     let params = SamplingParams { temperature: 0.0, max_tokens: 60, ..SamplingParams::default() };
     let requests: Vec<_> =
-        (0..3).map(|first| Request { prompt: vec![first + 8; 20], params: params.clone() }).collect();
+        (0..3).map(|first| Request { prompt: vec![first + 8; 20], params: params.clone(), adapter: None }).collect();
     let mut undisturbed = engine(&config, &[None]);
     requests.iter().for_each(|request| _ = undisturbed.add_request(request.clone()).unwrap());
     let expected = run(&mut undisturbed);
@@ -261,11 +261,11 @@ fn what_cannot_be_is_refused_before_anything_runs() {
 fn a_model_that_reads_in_both_directions_generates_nothing_and_keeps_nothing() {
     let mut engine = reads_both_ways(&config());
     let no_logits = EngineError::Request(RequestError::NoLogits);
-    assert_eq!(engine.logits(&[1], &Cancel::new()), Err(no_logits.clone()));
-    assert_eq!(engine.save_state(&[1], None, &Cancel::new()), Err(no_logits));
+    assert_eq!(engine.logits(&[1], None, &Cancel::new()), Err(no_logits.clone()));
+    assert_eq!(engine.save_state(&[1], None, None, &Cancel::new()), Err(no_logits));
     assert_eq!(engine.restore_state(&[]), Err(EngineError::NoPrefixCache));
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-    assert_eq!(engine.add_request(Request { prompt: vec![1], params }), Err(RequestError::NoLogits));
+    assert_eq!(engine.add_request(Request { prompt: vec![1], params, adapter: None }), Err(RequestError::NoLogits));
     let logits = EncodeTask::Logits { tokens: vec![1] };
     assert_eq!(refused(&mut engine, text(vec![1]), &logits), EncodeError::NoLogits);
     encode(&mut engine, &[text(vec![1; 64])], &LAST).unwrap();
