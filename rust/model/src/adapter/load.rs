@@ -78,6 +78,7 @@ struct Matching<'a> {
 impl Matching<'_> {
     /// The modules, by the base's tensors: each tensor of the file is of one of them, and each target is there.
     fn modules(&self) -> Result<BTreeMap<String, Module>, AdapterError> {
+        self.check_targets()?;
         let mut given = self.given()?;
         let mut found = BTreeMap::new();
         for (role, _) in self.model.sites.iter().flat_map(|site| &site.parts) {
@@ -102,7 +103,6 @@ impl Matching<'_> {
                 found.insert(tensor.clone(), Module { name: name.clone(), rank, scale });
             }
         }
-        self.check_targets()?;
         match given.first() {
             Some(name) => {
                 let known = self.known_modules();

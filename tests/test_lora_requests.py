@@ -1,0 +1,193 @@
+"""Which request has which adapter: names, lists, first use, and what is refused; on a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakes
+from event_loop import LONG, fake_of, last, run, sampled, until
+from ferrule import LLM, AsyncLLM, EngineError, InvalidParameterError, LoRARequest, SamplingParams
+from lora_files import CONFIG, CONFIG_OF_PEFT
+
+EngineOf = Callable[[LLM], fakes.Engine]
+GREEDY = SamplingParams(temperature=0, max_tokens=2)
+CHAT = "{{ messages[0].content }}"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> dict[str, Path]:
+    """Two adapters, told apart by their ranks."""
+    found: dict[str, Path] = {}
+    for rank, name in ((4, "a"), (8, "b")):
+        found[name] = tmp_path / name
+        found[name].mkdir()
+        config = {**CONFIG_OF_PEFT, "r": rank, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
+        (found[name] / CONFIG).write_text(json.dumps(config))
+    return found
+
+
+@pytest.fixture
+def llm(fake_engine: type[fakes.Engine], paths: dict[str, Path]) -> Any:
+    with LLM(seed=0, lora_modules=paths) as llm:
+        yield llm
+
+
+def ranks(engine: fakes.Engine) -> list[int | None]:
+    """Of the adapters of all requests so far; forgets them."""
+    found = [None if lora is None else lora.rank for lora in engine.loras]
+    engine.loras.clear()
+    return found
+
+
+def test_an_adapter_says_what_it_is(llm: LLM, paths: dict[str, Path]) -> None:
+    first, second = llm.lora_adapters()
+    assert (first.name, first.path, first.rank, first.base_model) == ("a", str(paths["a"]), 4, "base")
+    assert (first.targets, first.bytes) == (["q_proj", "v_proj"], 1000)
+    assert (second.name, second.rank) == ("b", 8)
+
+
+def test_every_way_to_ask_takes_a_name(llm: LLM, engine_of: EngineOf) -> None:
+    engine = engine_of(llm)
+    llm.generate("x", GREEDY)
+    llm.generate("x", GREEDY, lora_request="a")
+    list(llm.stream("x", GREEDY, lora_request="b"))
+    llm.chat([{"role": "user", "content": "x"}], GREEDY, lora_request="a", chat_template=CHAT)
+    llm.score("x", [" y", " z"], lora_request="b")
+    list(llm.explain("x", GREEDY, lora_request="a"))
+    llm.next_token_probs("x", lora_request="b")
+    assert ranks(engine) == [None, 4, 8, 4, 8, 8, 4, 8]
+    llm.generate("x", SamplingParams(n=3, max_tokens=1), lora_request="b")
+    assert ranks(engine) == [8, 8, 8]
+
+
+def test_a_list_has_one_for_each(llm: LLM, engine_of: EngineOf) -> None:
+    engine = engine_of(llm)
+    llm.generate(["x", "y", "z"], GREEDY, lora_request=["a", None, LoRARequest("b")])
+    list(llm.stream_all(["x", "y"], GREEDY, lora_request=[None, "b"]))
+    conversation = [{"role": "user", "content": "x"}]
+    llm.chat([conversation, conversation], GREEDY, lora_request=["b", "a"], chat_template=CHAT)
+    llm.score(["x", "y"], [" z", " z"], lora_request=["a", None])
+    assert ranks(engine) == [4, None, 8, None, 8, 8, 4, 4, None]
+    with pytest.raises(InvalidParameterError, match=r"lora_request has 2 entries; .* each of 3 prompts"):
+        llm.generate(["x", "y", "z"], GREEDY, lora_request=["a", None])
+
+
+def test_a_lora_request_loads_what_is_not_loaded_once(
+    fake_engine: type[fakes.Engine], engine_of: EngineOf, paths: dict[str, Path]
+) -> None:
+    fake_engine.load_lora_seconds = 0.05
+    with LLM() as llm:
+        asked = LoRARequest("mine", 1, paths["b"])
+        threads = [
+            threading.Thread(target=llm.generate, args=("x", GREEDY), kwargs={"lora_request": asked}) for _ in "1234"
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ranks(engine_of(llm)) == [8] * 4
+        assert engine_of(llm).lora_loads == [str(paths["b"])]
+        assert [adapter.name for adapter in llm.lora_adapters()] == ["mine"]
+        llm.generate("x", GREEDY, lora_request="mine")
+        with pytest.raises(InvalidParameterError, match=r"lora_request names the adapter 'mine' with .* loaded from"):
+            llm.generate("x", GREEDY, lora_request=LoRARequest("mine", lora_path=paths["a"]))
+
+
+def test_unloaded_adapters_are_refused_and_their_names_free(
+    llm: LLM, engine_of: EngineOf, paths: dict[str, Path]
+) -> None:
+    llm.unload_lora_adapter("a")
+    for ask in ("a", LoRARequest("a")):
+        with pytest.raises(InvalidParameterError, match=r"lora_request is 'a'; .* a loaded adapter \(b\)"):
+            llm.generate("x", GREEDY, lora_request=ask)
+    with pytest.raises(InvalidParameterError, match=r"lora_name is 'a'; .* a loaded adapter \(b\)"):
+        llm.unload_lora_adapter("a")
+    assert llm.load_lora_adapter("a", paths["b"]).rank == 8
+    llm.generate("x", GREEDY, lora_request="a")
+    assert ranks(engine_of(llm)) == [8]
+    with pytest.raises(InvalidParameterError, match=r"lora_name is 'b'; an adapter of that name is loaded, from"):
+        llm.load_lora_adapter("b", paths["a"])
+
+
+@pytest.mark.parametrize("given", [5, b"a", ("a",), {"a": 1}, True, ""])
+def test_what_is_no_adapter_is_refused(llm: LLM, given: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"lora_request (is|has) "):
+        llm.generate(["x", "y"], GREEDY, lora_request=given)
+    with pytest.raises(InvalidParameterError, match="lora_request is"):
+        llm.stream("x", GREEDY, lora_request=given)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: LoRARequest(5), "lora_name is 5"),  # type: ignore[arg-type]
+        (lambda: LoRARequest(""), "lora_name is ''"),
+        (lambda: LoRARequest("x" * 257), "1 to 256 characters"),
+        (lambda: LoRARequest("x", "path"), "a path goes to lora_path"),  # type: ignore[arg-type]
+        (lambda: LoRARequest("x", 1, 5), "lora_path is 5"),  # type: ignore[arg-type]
+        (lambda: LLM(lora_modules=["a"]), "lora_modules is"),  # type: ignore[arg-type]
+        (lambda: LLM(lora_modules={5: "a"}), "lora_name is 5"),  # type: ignore[dict-item]
+        (lambda: LLM(lora_modules={"a": 5}), "lora_path is 5"),  # type: ignore[dict-item]
+    ],
+)
+def test_names_and_paths_are_checked(fake_engine: type[fakes.Engine], make: Callable[[], object], says: str) -> None:
+    with pytest.raises(InvalidParameterError, match=says):
+        make()
+
+
+def test_a_closed_engine_says_so(llm: LLM, paths: dict[str, Path]) -> None:
+    llm.close()
+    assert llm.lora_adapters() == []
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("x", GREEDY, lora_request="a")
+    with pytest.raises(EngineError, match="closed"):
+        llm.load_lora_adapter("c", paths["a"])
+
+
+def test_async_requests_have_adapters_too(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
+    async def test() -> None:
+        async with AsyncLLM(lora_modules={"a": paths["a"]}) as llm:
+            assert (await llm.load_lora_adapter("b", paths["b"])).rank == 8
+            await last(llm.generate("x", sampled(2), lora_request="a"))
+            await last(llm.chat([{"role": "user", "content": "x"}], sampled(2), lora_request="b", chat_template=CHAT))
+            assert [delta async for delta in llm.stream("x", sampled(2), lora_request="a")]
+            await last(llm.generate("x", sampled(2)))
+            assert ranks(fake_of(llm)) == [4, 8, 4, None]
+            await llm.unload_lora_adapter("a")
+            with pytest.raises(InvalidParameterError, match=r"lora_request is 'a'"):
+                await last(llm.generate("x", sampled(2), lora_request="a"))
+            with pytest.raises(InvalidParameterError, match=r"lora_name is 'a'"):
+                await llm.unload_lora_adapter("a")
+
+    run(test)
+
+
+def test_loading_does_not_block_the_loop_nor_the_engine(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
+    engine.load_lora_seconds, engine.step_seconds = 0.3, 0.001
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            running = asyncio.create_task(last(llm.generate("x", LONG)))
+            await until(lambda: bool(fake_of(llm).running))
+            asked = asyncio.create_task(
+                last(llm.generate("y", sampled(2), lora_request=LoRARequest("a", 1, paths["a"])))
+            )
+            await asyncio.sleep(0.05)
+            before, turns = fake_of(llm).steps, 0
+            while not fake_of(llm).lora_loads:
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert turns > 20
+            assert fake_of(llm).steps > before + 20
+            await asked
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    run(test)
