@@ -3,8 +3,10 @@
 
 mod batch;
 mod fingerprint;
+mod kv_layout;
 mod layer;
 mod limits;
+mod needs;
 mod quantization;
 mod random;
 mod rope;
@@ -17,6 +19,7 @@ mod weights;
 
 pub use batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
+pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
@@ -25,4 +28,4 @@ pub use spec::{
     ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
-pub use weights::{LoadError, Progress, Source};
+pub use weights::{LoadError, Progress, Source, WeightSizes};

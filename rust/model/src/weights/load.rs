@@ -4,6 +4,7 @@ use ferrule_formats::CheckpointError;
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
+use super::sizes::{MatrixSize, WeightSizes};
 use super::stored::{Source, Stored, View};
 use super::{Attention, Dense, Embedding, Experts, Ffn, Heads, Latent, Layer, Linear, Norm, Projections, Weights};
 use crate::limits::SpecError;
@@ -69,12 +70,14 @@ impl From<PackError> for LoadError {
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Reads the roles of a spec out of a source.
+#[derive(Clone, Copy)]
 pub(crate) struct Loader<'a> {
-    pub spec: &'a ModelSpec,
-    pub source: Source<'a>,
+    spec: &'a ModelSpec,
+    source: Source<'a>,
     /// The formats to pack in.
-    pub quantization: Quantization,
-    pub exec: Exec<'a>,
+    quantization: Quantization,
+    /// Whether vectors are read; else they are as long, and checked, but nothing of the files is touched.
+    reads: bool,
 }
 
 /// What a head of latent attention has of the one stored matrix.
@@ -88,19 +91,30 @@ struct HeadRows<'a> {
 /// A matrix's part: its role, its rows and its format.
 type RolePart<'r> = (&'r str, usize, Format);
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
+        Self { spec, source, quantization, reads: true }
+    }
+
     /// Packs all weights, tensor by tensor; the source's pages are given back after each.
     ///
     /// # Errors
     /// [`LoadError`], before anything large is allocated where a file or the memory is at fault.
-    pub fn load(&self, progress: Progress<'_>) -> Result<Weights, LoadError> {
-        let mut measure = Measure::default();
-        self.weights(&mut measure)?;
-        let (total, available) = (measure.bytes, machine::available_memory());
+    pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
+        let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec);
+        let available = machine::available_memory();
         if total > available {
             return Err(LoadError::Memory { what: "the model's packed weights", needs: total, available });
         }
-        self.weights(&mut Pack { exec: self.exec, source: self.source, done: 0, total, progress })
+        self.weights(&mut Pack { exec, source: self.source, done: 0, total, progress })
+    }
+
+    /// The sizes of all weights, from the headers of the files alone.
+    ///
+    /// # Errors
+    /// [`LoadError`] where a tensor is missing or is not what the spec says.
+    pub fn measure(&self) -> Result<Weights<MatrixSize>, LoadError> {
+        Self { reads: false, ..*self }.weights(&mut Measure)
     }
 
     fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
@@ -137,7 +151,8 @@ impl Loader<'_> {
         let positions = match embedding.positions {
             Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows, rows)?),
             Some(PositionsSpec::Sinusoidal { offset }) => {
-                Some(sinusoids(offset + spec.max_position_embeddings, hidden))
+                let rows = offset + spec.max_position_embeddings;
+                Some(if self.reads { sinusoids(rows, hidden) } else { vec![0.0; rows * hidden] })
             }
             None => None,
         };
@@ -380,6 +395,7 @@ impl Loader<'_> {
             Source::Random => {}
             Source::Checkpoint(_) => {
                 let parts = self.stored(role, length, None)?;
+                let parts = if self.reads { parts.as_slice() } else { &[] };
                 let rows = parts.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
                 for (element, (part, row)) in vector.iter_mut().zip(rows) {
                     part.read_row(row, std::slice::from_mut(element));
@@ -394,7 +410,8 @@ impl Loader<'_> {
         let hidden = self.spec.hidden_size;
         let mut table = vec![0.0; wanted * hidden];
         let mut out = table.chunks_exact_mut(hidden);
-        for part in self.stored(role, rows, Some(hidden))? {
+        let parts = self.stored(role, rows, Some(hidden))?;
+        for part in parts.iter().filter(|_| self.reads) {
             (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
         }
         Ok(table)

@@ -4,6 +4,7 @@
 
 mod load;
 mod plan;
+mod sizes;
 mod stored;
 
 use ferrule_kernels::PackedMatrix;
@@ -11,6 +12,7 @@ use ferrule_kernels::norm::NormWeights;
 
 pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
+pub use sizes::WeightSizes;
 pub use stored::Source;
 
 use crate::spec::NormSpec;
@@ -132,15 +134,20 @@ pub(crate) struct Weights<M = PackedMatrix> {
 }
 
 /// Everything that weights consist of, in one order.
-#[derive(Default)]
-pub(crate) struct Tensors<'a> {
-    pub matrices: Vec<&'a PackedMatrix>,
+pub(crate) struct Tensors<'a, M = PackedMatrix> {
+    pub matrices: Vec<&'a M>,
     /// Norms, biases and tables.
     pub vectors: Vec<&'a Vec<f32>>,
 }
 
-impl<'a> Tensors<'a> {
-    fn linear(&mut self, linear: &'a Linear) {
+impl<M> Default for Tensors<'_, M> {
+    fn default() -> Self {
+        Self { matrices: Vec::new(), vectors: Vec::new() }
+    }
+}
+
+impl<'a, M> Tensors<'a, M> {
+    fn linear(&mut self, linear: &'a Linear<M>) {
         self.matrices.push(&linear.weight);
         self.vectors.extend(&linear.bias);
     }
@@ -149,12 +156,12 @@ impl<'a> Tensors<'a> {
         self.vectors.extend(norm.weight.iter().chain(&norm.bias));
     }
 
-    fn dense(&mut self, dense: &'a Dense) {
+    fn dense(&mut self, dense: &'a Dense<M>) {
         self.linear(&dense.inner);
         self.linear(&dense.down);
     }
 
-    fn attention(&mut self, attention: &'a Attention) {
+    fn attention(&mut self, attention: &'a Attention<M>) {
         match &attention.projections {
             Projections::Heads(Heads { qkv, norms }) => {
                 self.linear(qkv);
@@ -174,7 +181,7 @@ impl<'a> Tensors<'a> {
         self.vectors.extend(&attention.sinks);
     }
 
-    fn ffn(&mut self, ffn: &'a Ffn) {
+    fn ffn(&mut self, ffn: &'a Ffn<M>) {
         match ffn {
             Ffn::Dense(dense) => self.dense(dense),
             Ffn::Experts(Experts { router, correction, experts, shared, shared_gate }) => {
@@ -187,7 +194,7 @@ impl<'a> Tensors<'a> {
     }
 }
 
-impl Layer {
+impl<M> Layer<M> {
     /// The norms, in the order of their names' places.
     fn norms(&self) -> impl Iterator<Item = &Norm> {
         let Self {
@@ -198,7 +205,7 @@ impl Layer {
             .flatten()
     }
 
-    pub fn tensors(&self) -> Tensors<'_> {
+    pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
         tensors.attention(&self.attention);
         tensors.ffn(&self.ffn);
@@ -207,9 +214,9 @@ impl Layer {
     }
 }
 
-impl Weights {
+impl<M> Weights<M> {
     /// Everything there is.
-    pub fn tensors(&self) -> Tensors<'_> {
+    pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
         let Embedding { tokens, projection, positions, token_type, norm } = &self.embedding;
         tensors.matrices.push(tokens);

@@ -4,6 +4,7 @@ use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, RowSource};
 
 use super::load::{LoadError, Progress};
+use super::sizes::MatrixSize;
 use super::stored::{Source, Stored};
 use crate::random::RandomMatrix;
 
@@ -23,19 +24,18 @@ pub(super) trait Packer {
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<Self::Matrix, LoadError>;
 }
 
-/// Adds up bytes.
-#[derive(Default)]
-pub(super) struct Measure {
-    pub bytes: u64,
-}
+/// Says what a matrix comes to.
+pub(super) struct Measure;
 
 impl Packer for Measure {
-    type Matrix = ();
+    type Matrix = MatrixSize;
 
-    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<(), LoadError> {
-        let bytes = |&(format, rows): &_| PackedMatrix::bytes_for(format, rows, plan.columns).unwrap_or(u64::MAX);
-        self.bytes = plan.bands.iter().map(bytes).fold(self.bytes, u64::saturating_add);
-        Ok(())
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let size = |&(format, rows): &_| MatrixSize {
+            numbers: rows as u64 * plan.columns as u64,
+            bytes: PackedMatrix::bytes_for(format, rows, plan.columns).unwrap_or(u64::MAX),
+        };
+        Ok(plan.bands.iter().map(size).sum())
     }
 }
 
