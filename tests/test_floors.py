@@ -32,7 +32,7 @@ FLOORS: list[set[str]] = [
     {"checks", "stop", "detokenizer", "chat", "tensors"},
     {"params", "outputs", "metrics", "archs"},
     {"options", "loading", "shapes", "tokenizer", "driver"},
-    {"prompt"},
+    {"prompt", "info"},
     {"request", "score"},
     {"run", "loaded", "collector"},
     {"registry"},

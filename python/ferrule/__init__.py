@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TokenizerError,
         UnsupportedModelError,
     )
+    from ferrule.info import model_info
     from ferrule.llm import LLM
     from ferrule.metrics import EngineMetrics
     from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Score, StreamDelta
@@ -38,6 +39,7 @@ _HOME = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
     "SamplingParams": "params",
+    "model_info": "info",
     "EngineMetrics": "metrics",
     "CompletionOutput": "outputs",
     "Logprob": "outputs",
@@ -83,6 +85,7 @@ __all__ = [
     "TokenizerError",
     "UnsupportedModelError",
     "__version__",
+    "model_info",
 ]
 
 
