@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 SHAPES = Path(__file__).resolve().parents[1] / "python" / "ferrule" / "shapes"
+MODEL_TYPES = ("llama", "qwen3", "qwen3_moe")
 CHUNK = 1 << 24
 """Weights drawn at once."""
 
@@ -34,14 +35,20 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
         yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
         yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             yield f"{prefix}.self_attn.q_norm.weight", (width,)
             yield f"{prefix}.self_attn.k_norm.weight", (width,)
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        yield f"{prefix}.mlp.gate_proj.weight", (ffn, hidden)
-        yield f"{prefix}.mlp.up_proj.weight", (ffn, hidden)
-        yield f"{prefix}.mlp.down_proj.weight", (hidden, ffn)
+        networks, inner = [f"{prefix}.mlp"], ffn
+        if config["model_type"] == "qwen3_moe":
+            yield f"{prefix}.mlp.gate.weight", (config["num_experts"], hidden)
+            networks = [f"{prefix}.mlp.experts.{expert}" for expert in range(config["num_experts"])]
+            inner = config["moe_intermediate_size"]
+        for network in networks:
+            yield f"{network}.gate_proj.weight", (inner, hidden)
+            yield f"{network}.up_proj.weight", (inner, hidden)
+            yield f"{network}.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (vocab, hidden)
@@ -127,14 +134,17 @@ def main() -> None:
     """Read the command line and write."""
     names = ", ".join(sorted(folder.parent.name for folder in SHAPES.glob("*/config.json")))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", help=f"{names}, or the path of a config.json of a Llama or Qwen3")
+    parser.add_argument("shape", help=f"{names}, or a config.json of {', '.join(MODEL_TYPES)}")
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     named = SHAPES / arguments.shape / "config.json"
     source = named if named.exists() else Path(arguments.shape)
     if not source.is_file():
         parser.error(f"shape is {arguments.shape!r}; it must be one of {names}, or a file")
-    write(json.loads(source.read_text()), arguments.directory)
+    config = json.loads(source.read_text())
+    if config["model_type"] not in MODEL_TYPES:
+        parser.error(f"{source}: model_type is {config['model_type']!r}; it must be one of {', '.join(MODEL_TYPES)}")
+    write(config, arguments.directory)
 
 
 if __name__ == "__main__":

@@ -290,6 +290,7 @@ class Engine:
                 "weight_bytes": 20_000_000,
                 "weight_bytes_per_token": 20_000_000,
                 "layer_parameters": 4_000_000,
+                "layer_parameters_per_token": 4_000_000,
                 "parameters": 5_000_000,
                 "kv_bytes_per_token": 16,
                 "kv_windows": [{"window": None, "bytes_per_token": 10}, {"window": 32, "bytes_per_token": 6}],
@@ -473,6 +474,23 @@ class Engine:
         return SampleTrace(candidates, 0.5 if params["temperature"] else None, token)
 
 
+def measure(spec: str, model_dir: str | None, options: str) -> str:
+    """What the engine says of itself, and a memory of round numbers."""
+    wanted: int = json.loads(options)["max_model_len"] or json.loads(spec)["max_position_embeddings"]
+    memory = {
+        "weights": 20_000_000,
+        "vectors": 1000,
+        "kv_cache": 16 * wanted,
+        "buffers": 1_000_000,
+        "needed": 21_001_000 + 16 * wanted,
+        "available": 1 << 30,
+        "holds_tokens": wanted,
+    }
+    engine = Engine(spec, model_dir or "", options)
+    figures = {"parameters_per_token": 5_000_000, "checkpoint_bytes": None if model_dir is None else 10_000_000}
+    return json.dumps({**json.loads(engine.info()), **figures, "max_model_len": wanted, "memory": memory})
+
+
 class Ceilings:
     """A machine of round numbers."""
 
@@ -491,7 +509,8 @@ class Ceilings:
 def module(engine: type[Engine] = Engine) -> types.ModuleType:
     """A module in the shape of `ferrule._native`."""
     native = types.ModuleType("ferrule._native")
-    native.__dict__.update(Engine=engine, Ceilings=Ceilings, version="0.0.0", isa=lambda: "fake", cpu_count=lambda: 2)
+    native.__dict__.update(Engine=engine, Ceilings=Ceilings, measure=measure, version="0.0.0")
+    native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2)
     return native
 
 

@@ -45,7 +45,7 @@ def check_definitions(record: dict[str, Any], point: dict[str, Any]) -> None:
     """The fractions, computed again from the rest of the record: exact where it is of one run."""
     read, int8, f32 = 1e9 * point["read_gbps"], 1e9 * point["int8_gops"], 1e9 * point["f32_gflops"]
     steps = point["decode_tokens_per_second"] / point["batch"]
-    operations = 2 * record["layer_parameters"] * point["prefill_tokens_per_second"]
+    operations = 2 * record["layer_parameters_per_token"] * point["prefill_tokens_per_second"]
     expected = {
         "decode_bandwidth_fraction": point["decode_step_bytes"] * steps / read,
         "prefill_peak_fraction": operations / int8,

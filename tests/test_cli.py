@@ -200,14 +200,26 @@ def test_python_dash_m() -> None:
     assert process.stdout.startswith("ferrule")
 
 
-def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("info loads nothing")
+
+    monkeypatch.setattr(fakes.Engine, "step", refuse)
     assert main(["info"]) == 0
-    assert "architecture" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.startswith("tiny: llama, 5 million parameters\n")
+    assert "8 heads of 32, 4 key-value heads" in text
+    assert text.endswith("It fits, with sequences of 2,048 tokens.\n")
     assert main(["info", "tiny", "--threads", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["threads"] == 3
+    assert main(["info", "--shape", "llama-8b", "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["model"], info["layers"], info["checkpoint_bytes"]) == ("llama-8b", 32, None)
+    assert main(["info", "tiny", "--shape", "llama-8b"]) == 2
+    assert "give MODEL or --shape, not both" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["run", "x", "-n", "1"], ["chat"], ["explain", "x", "-n", "1"], ["info"]])
+@pytest.mark.parametrize("arguments", [["run", "x", "-n", "1"], ["chat"], ["explain", "x", "-n", "1"]])
 def test_the_prefix_cache_directory_reaches_the_engine(
     arguments: list[str], engine: type[fakes.Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

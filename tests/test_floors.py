@@ -33,7 +33,7 @@ FLOORS: list[set[str]] = [
     {"parsers"},
     {"params", "outputs", "metrics", "archs"},
     {"options", "loading", "shapes", "tokenizer", "driver"},
-    {"prompt", "lora"},
+    {"prompt", "info", "lora"},
     {"request", "score"},
     {"run", "loaded", "collector"},
     {"registry"},

@@ -66,12 +66,16 @@ def checkpoint(shape: str, python: Path) -> Path:
 
 
 def layer_parameters(made: Path) -> int:
-    """Weights of the layers' projections."""
+    """Weights of the layers' projections; of a mixture's experts as many as run for a token."""
     with (made / "model.safetensors").open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
-    shapes = {name: entry["shape"] for name, entry in header.items() if name.startswith("model.layers.")}
-    return sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    config = json.loads((made / "config.json").read_text())
+    experts, chosen = config.get("num_experts", 1), config.get("num_experts_per_tok", 1)
+    sizes = {name: math.prod(entry["shape"]) for name, entry in header.items() if len(entry.get("shape", ())) == 2}
+    layers = {name: size for name, size in sizes.items() if name.startswith("model.layers.")}
+    of_experts = sum(size for name, size in layers.items() if ".mlp.experts." in name)
+    return sum(layers.values()) - of_experts // experts * (experts - chosen)
 
 
 def measure(child: Child, machine: Child, prompts: list[list[int]], gen: int) -> Measurement:

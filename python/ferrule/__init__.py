@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UnsupportedTaskError,
     )
+    from ferrule.info import model_info
     from ferrule.llm import LLM
     from ferrule.lora import LoRAAdapter, LoRARequest
     from ferrule.metrics import EngineMetrics
@@ -57,6 +58,7 @@ _HOME = {
     "MessageFormat": "parsers",
     "ParsedMessage": "parsers",
     "ToolCall": "parsers",
+    "model_info": "info",
     "EngineMetrics": "metrics",
     "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -116,6 +118,7 @@ __all__ = [
     "UnsupportedModelError",
     "UnsupportedTaskError",
     "__version__",
+    "model_info",
 ]
 
 

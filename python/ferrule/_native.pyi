@@ -207,6 +207,14 @@ def sample_distribution(
 ) -> tuple[list[int], list[float], int]:
     """What the sampler makes of a row of logits: the tokens kept, their probabilities, and the one chosen."""
 
+def measure(spec: str, model_dir: str | None, options: str) -> str:
+    """What an Engine of these arguments would be and what it would take of memory, as JSON.
+
+    Of the checkpoint the headers are read; without one the spec alone says what weights come to.
+
+    Raises ModelFileError, ConfigError, InvalidParameterError.
+    """
+
 def isa() -> str:
     """The instruction set in use: the fastest that this machine has, or what FERRULE_ISA names."""
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.info import end_of_sequence, facts
 from ferrule.loading import EMBEDDED, find_model, read_model_files
 from ferrule.lora import Adapters, LoRAAdapter
 from ferrule.metrics import EngineMetrics
-from ferrule.options import EngineOptions
+from ferrule.options import EngineOptions, check_load_format
 from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
 from ferrule.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule.request import Model, Request, check_vocabulary
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ferrule.chat import Message
     from ferrule.parsers import MessageFormat
 
-LOAD_FORMATS = ("auto", "dummy")
 AUTO = "auto"
 """The parser that the chat template tells."""
 
@@ -87,8 +87,7 @@ class LoadedModel:
             max_queued_requests=self._max_queued_requests if max_queued_requests is None else max_queued_requests,
             target_itl=target_itl,
         )
-        if load_format not in LOAD_FORMATS:
-            raise InvalidParameterError(f"load_format is {shown(load_format)}; it must be auto or dummy")
+        check_load_format(load_format)
         self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
         self._files = read_model_files(find_model(model, revision))
         directory = self._files.directory if tokenizer is None else find_model(tokenizer)
@@ -107,7 +106,7 @@ class LoadedModel:
             vocab_size=self._files.spec.vocab_size,
             max_model_len=held,
             limited_by="max_model_len" if held >= wanted else "the key-value cache (kv_cache_memory)",
-            eos_token_ids=self._files.eos_token_ids or self._tokenizer_eos(),
+            eos_token_ids=end_of_sequence(self._files, self._tokenizer),
         )
         self._request_numbers = itertools.count()
         self._adapters = Adapters(self._driver)
@@ -209,20 +208,7 @@ class LoadedModel:
 
     def info(self) -> dict[str, Any]:
         """What is loaded and how: the model's sizes, formats, bytes and limits, and the machine's part in it."""
-        spec = self._files.spec
-        return {
-            "model": self._name,
-            "directory": os.fspath(self._files.directory),
-            "architecture": spec.architecture,
-            "layers": len(spec.layers),
-            "hidden_size": spec.hidden_size,
-            "vocab_size": spec.vocab_size,
-            "context": spec.max_position_embeddings,
-            "tokenizer": self._tokenizer.available,
-            "chat_template": "default" in self._tokenizer.chat_templates,
-            "eos_token_ids": list(self._model.eos_token_ids),
-            **self._engine_info,
-        }
+        return {**facts(self._name, self._files, self._tokenizer), **self._engine_info}
 
     def lora_adapters(self) -> list[LoRAAdapter]:
         """The low-rank adapters that requests may ask for, the oldest first."""
@@ -292,12 +278,6 @@ class LoadedModel:
                 raise ChatTemplateError(f"the model has no chat template ({where}); give chat_template")
             return templates["default"]
         return templates.get(chosen, chosen)
-
-    def _tokenizer_eos(self) -> tuple[int, ...]:
-        """The tokenizer's end-of-sequence token, for models whose configuration names none."""
-        token = self._tokenizer.special_tokens.get("eos_token")
-        token_id = None if token is None else self._tokenizer.token_id(token)
-        return () if token_id is None else (token_id,)
 
 
 def _checked_format(message_format: object) -> MessageFormat | None:

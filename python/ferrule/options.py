@@ -15,6 +15,7 @@ QUANTIZATIONS = ("auto", "f32", "bf16", "f16", "int8", "int4")
 """Formats of the weights; auto is int8. int4 keeps the embedding, the head and a few sensitive matrices in six bits."""
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 """Formats of the key-value cache; auto is f32 beside f32 weights, else f16."""
+LOAD_FORMATS = ("auto", "dummy")
 MAX_THREADS = 1024
 LONGEST_STEP = 3600.0
 """Seconds: limit of `target_itl`."""
@@ -86,6 +87,14 @@ class EngineOptions:
     def to_json(self) -> str:
         """As the native module reads it."""
         return json.dumps(asdict(self))
+
+
+def check_load_format(load_format: object) -> None:
+    """Where weights come from: the model's files, or nowhere.
+
+    Raises InvalidParameterError.
+    """
+    _check_one_of("load_format", load_format, LOAD_FORMATS)
 
 
 def _checked_directory(directory: object) -> str | None:

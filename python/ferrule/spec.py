@@ -7,7 +7,7 @@ runs it.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "tanh"]
@@ -400,4 +400,4 @@ class ModelSpec:
 
     def to_json(self) -> str:
         """As the native module reads it."""
-        return json.dumps(asdict(self), allow_nan=False)
+        return json.dumps(self, default=vars, allow_nan=False)

@@ -41,6 +41,15 @@ except FerruleError as error:
 """
 
 
+INFO = """
+import sys, fakes
+fakes.install()
+from ferrule import model_info
+info = model_info(sys.argv[1])
+print(info["model"], info["layers"], info["checkpoint_bytes"])
+"""
+
+
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
     repositories = {
@@ -58,14 +67,16 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def load(hub: Hub, home: Path, model: str = "org/model", revision: str = "", **environment: str) -> str:
+def load(
+    hub: Hub, home: Path, model: str = "org/model", revision: str = "", *, code: str = LOAD, **environment: str
+) -> str:
     """What came of loading a model: its first tokens, or the error."""
     hub.asked.clear()
     hub.authorizations.clear()
     base = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
     process = subprocess.run(
-        [sys.executable, "-c", LOAD, model, revision],
+        [sys.executable, "-c", code, model, revision],
         env=base | settings | environment,
         cwd=TESTS,
         capture_output=True,
@@ -82,6 +93,15 @@ def test_fetches_what_it_needs_and_never_pickle(hub: Hub, home: Path) -> None:
     assert str(home / "hub" / "models--org--model" / "snapshots" / COMMIT) in loaded
     assert hub.downloads() == set(FILES)
     assert hub.authorizations == {None}
+
+
+def test_what_a_model_is_takes_no_download_of_its_weights(hub: Hub, home: Path) -> None:
+    assert load(hub, home, code=INFO) == "org/model 6 None"
+    assert hub.downloads() == set(SMALL)
+    load(hub, home)
+    assert hub.downloads() == {"model.safetensors"}
+    assert load(hub, home, code=INFO) == "org/model 6 10000000"
+    assert hub.downloads() == set()
 
 
 def test_the_cache_serves_again_online_and_offline(hub: Hub, home: Path) -> None:

@@ -56,7 +56,6 @@ from ferrule.archs.xglm import xglm
 from ferrule.errors import UnsupportedModelError
 from ferrule.spec import ModelSpec
 
-
 CLASSIFIER = "ForSequenceClassification"
 BASE = "Model"
 

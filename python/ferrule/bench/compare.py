@@ -28,7 +28,7 @@ MACHINE_POINTS = ("all threads", "one thread", "scaling")
 
 NOT_COMPARED = (
     *CONDITIONS,
-    *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters"),
+    *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters_per_token"),
     *("repeat", "runs_repeated", "runs_in_bad_windows", "rounds_in_bad_windows", "decode_step_bytes"),
     # The tokens per second once more, the other way round.
     *("prefill_seconds_per_token", "decode_step_seconds"),

@@ -81,7 +81,7 @@ class Mark:
 
 
 def _marks(record: Record) -> Iterator[Mark]:
-    weights, layers = record["weight_bytes_per_token"], record["layer_parameters"]
+    weights, layers = record["weight_bytes_per_token"], record["layer_parameters_per_token"]
     prompts: set[int] = set()
     for point in record.get("points", [record]):
         tokens, batch = point["prefill_tokens"], point["batch"]

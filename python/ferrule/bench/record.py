@@ -34,7 +34,7 @@ def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], m
         "kv_cache_dtype": info["kv_cache_dtype"],
         "weight_bytes_per_token": info["weight_bytes_per_token"],
         "kv_windows": info["kv_windows"],
-        "layer_parameters": info["layer_parameters"],
+        "layer_parameters_per_token": info["layer_parameters_per_token"],
         "repeat": repeat,
         **points[0],
     }
@@ -70,7 +70,7 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
     weights = info["weight_bytes_per_token"]
     step_bytes = middle(lambda run: weights + sum(_kv_bytes(info["kv_windows"], tokens) for tokens in run.contexts))
     # What a token of a prompt must compute: the layers' projections. No attention, and no head.
-    token_operations = 2 * info["layer_parameters"]
+    token_operations = 2 * info["layer_parameters_per_token"]
 
     def prefill(run: Run) -> float:
         return point.batch * point.context / run.prefill_seconds

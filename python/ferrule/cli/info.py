@@ -1,52 +1,164 @@
-"""`ferrule info`: what a model is and what it needs here."""
+"""`ferrule info`: what a model is and what it needs here, without loading it."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
-from ferrule.cli.model import load, model_argument, model_options, prefix_cache_option
+from ferrule.cli.layers import attention_words, ffn_words, frame_words
+from ferrule.cli.model import model_argument, model_options
+from ferrule.info import LayerGroup, inspect, layer_groups, ranges, size_text
+from ferrule.shapes import find_shape, shape_names
+from ferrule.spec import Experts, LearnedPositions, ModelSpec, SinusoidalPositions
+
+LABEL = 12
+"""Columns of a line's name."""
+COLUMNS = (60, 110)
+"""The least and the most that a line has."""
+MOST_RANGES = 6
+"""Runs of neighbouring layers that are listed."""
 
 
 @click.command("info")
 @model_argument
+@click.option("--shape", type=click.Choice(shape_names()), help="Show this well-known shape, not MODEL.")
 @model_options
-@prefix_cache_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, as_json: bool, **loading: Any) -> None:
-    """Show what MODEL is, how it is loaded, and what it needs in memory."""
-    with load(model, loading) as llm:
-        info = llm.info()
+def command(model: str | None, shape: str | None, as_json: bool, **loading: Any) -> None:
+    """Show what MODEL is, and what it would need in memory beside what there is.
+
+    Weights are not loaded: of their files the headers are read, and models of the hub are not downloaded.
+    """
+    if shape is None:
+        spec, info = inspect(model, **loading)
+    elif model is not None:
+        raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+    else:
+        spec, info = inspect(find_shape(shape), load_format="dummy", **loading)
+        info["model"] = shape
     if as_json:
         print(json.dumps(info))
         return
-    width = max(map(len, info))
-    for name, value in info.items():
-        print(f"{name.replace('_', ' '):{width}}  {_shown(name, value)}")
+    print(f"{info['model']}: {info['architecture']}, {_parameters(info)}\n")
+    columns = min(max(shutil.get_terminal_size((COLUMNS[1], 24)).columns, COLUMNS[0]), COLUMNS[1])
+    for name, text in _lines(spec, info):
+        label = f"{name:{LABEL}}"
+        # A path is not broken, however long.
+        print(textwrap.fill(text, columns, initial_indent=label, subsequent_indent=" " * LABEL, break_long_words=False))
 
 
-def _shown(name: str, value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case int() if "bytes" in name:
-            return f"{value:,} ({_size(value)})"
-        case int():
-            return f"{value:,}"
-        case list():
-            return ", ".join(_shown("", entry) for entry in cast("list[object]", value))
-        case dict():
-            fields = cast("dict[str, object]", value).items()
-            return " ".join(f"{name.replace('_', ' ')} {_shown(name, of)}" for name, of in fields)
-        case _:
-            return "none" if value is None else str(value)
+def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "directory", info["directory"]
+    yield "context", f"{info['context']:,} tokens"
+    yield "embedding", "; ".join(_embedding(spec))
+    yield from _layers(spec)
+    yield "tokenizer", _tokenizer(info)
+    yield "files", _files(info)
+    yield "weights", _weights(info)
+    yield "cache", _cache(info)
+    yield "memory", _memory(info["memory"])
+    yield "", info["verdict"]
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
+def _parameters(info: Mapping[str, Any]) -> str:
+    count, met = info["parameters"], info["parameters_per_token"]
+    return f"{_large(count)} parameters" + (f", of which a token meets {_large(met)}" if met < count else "")
+
+
+def _embedding(spec: ModelSpec) -> Iterator[str]:
+    embedding, head = spec.embedding, spec.head
+    width = f"{spec.hidden_size:,}"
+    if embedding.width is not None:
+        width = f"{embedding.width:,}, projected to {width}"
+    yield f"vocabulary of {spec.vocab_size:,}, {width} wide"
+    if embedding.scale != 1:
+        yield f"times {embedding.scale:.5g}"
+    match embedding.positions:
+        case LearnedPositions():
+            yield "learned positions"
+        case SinusoidalPositions():
+            yield "sinusoidal positions"
+        case None:
+            pass
+    if embedding.token_types:
+        yield f"{embedding.token_types} kinds of tokens"
+    if head is None:
+        yield "no head"
+        return
+    yield "tied with the head" if head.tied else "a head of its own"
+    if head.scale != 1:
+        yield f"logits times {head.scale:.4g}"
+    if head.softcap is not None:
+        yield f"capped at {head.softcap:g}"
+
+
+def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    groups = layer_groups(spec)
+    count = len(spec.layers)
+    alike = "1" if count == 1 else f"{count}, all alike" if len(groups) == 1 else f"{count}, of {len(groups)} kinds"
+    yield "layers", alike
+    for group in groups:
+        if len(groups) > 1:
+            yield "", _numbers(group)
+        layer = group.layer
+        yield "  attention", attention_words(layer.attention, spec.ropes)
+        yield ("  experts" if isinstance(layer.ffn, Experts) else "  network"), ffn_words(layer.ffn)
+        if frame := frame_words(layer):
+            yield "  norms", frame
+
+
+def _numbers(group: LayerGroup) -> str:
+    runs = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges(group.layers)]
+    more = ["..."] if len(runs) > MOST_RANGES else []
+    return f"{len(group.layers)} of them: {', '.join([*runs[:MOST_RANGES], *more])}"
+
+
+def _tokenizer(info: Mapping[str, Any]) -> str:
+    if not info["tokenizer"]:
+        return "none: prompts must be token ids"
+    template = "with a chat template" if info["chat_template"] else "without a chat template"
+    ends = ", ".join(map(str, info["eos_token_ids"])) or "no token"
+    return f"{template}; output ends with {ends}"
+
+
+def _files(info: Mapping[str, Any]) -> str:
+    count = info["checkpoint_bytes"]
+    return "not here" if count is None else f"{size_text(count)}, {_bits(count, info)} bits a weight"
+
+
+def _weights(info: Mapping[str, Any]) -> str:
+    count, read = info["weight_bytes"], info["weight_bytes_per_token"]
+    each = f"; a token reads {size_text(read)}" if read < count else ""
+    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}"
+
+
+def _cache(info: Mapping[str, Any]) -> str:
+    windows = [group for group in info["kv_windows"] if group["window"] is not None]
+    bounded = [f"{size_text(each['bytes_per_token'])} of it for the last {each['window']:,} alone" for each in windows]
+    return "; ".join([f"{info['kv_cache_dtype']}: {size_text(info['kv_bytes_per_token'])} a token", *bounded])
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    parts = {
+        "weights": memory["weights"] + memory["vectors"],
+        "cache of one sequence": memory["kv_cache"],
+        "buffers": memory["buffers"],
+    }
+    of = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
+    return f"needs {size_text(memory['needed'])} ({of}); {size_text(memory['available'])} are available here"
+
+
+def _bits(count: int, info: Mapping[str, Any]) -> str:
+    return f"{8 * count / info['parameters']:.3g}"
+
+
+def _large(count: int) -> str:
+    for size, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count:,}"

@@ -1,8 +1,8 @@
 """From the name of a model or an adapter to its files: where they are, and what they say about it."""
 
 from ferrule.loading.adapter_files import AdapterFiles, read_adapter_files
-from ferrule.loading.model_files import ModelFiles, read_model_files
-from ferrule.loading.resolve import EMBEDDED, find_adapter, find_model
+from ferrule.loading.model_files import ModelFiles, has_weights, read_model_files
+from ferrule.loading.resolve import EMBEDDED, find_adapter, find_model, is_repository
 
 __all__ = [
     "EMBEDDED",
@@ -10,6 +10,8 @@ __all__ = [
     "ModelFiles",
     "find_adapter",
     "find_model",
+    "has_weights",
+    "is_repository",
     "read_adapter_files",
     "read_model_files",
 ]

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from ferrule.errors import ModelFileError, ModelNotFoundError
 
-ALLOWED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+SMALL = ["*.json", "*.jinja", "*.txt"]
+"""What says what a model is."""
+WEIGHTS = ["*.safetensors"]
 """Never pickle: loading one runs code."""
 IGNORED = ["*/*", "consolidated*"]
 """Other formats in subdirectories, and the same weights once more in Mistral's own layout."""
 
 
-def fetch(repository: str, revision: str | None) -> Path:
-    """The directory of a repository in the cache, downloaded where it is not there yet.
+def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The directory of a repository in the cache; what is not there yet is downloaded, of `weights` if they are wanted.
 
     Raises ModelNotFoundError, ModelFileError.
     """
@@ -26,7 +28,8 @@ def fetch(repository: str, revision: str | None) -> Path:
     wanted = repository if revision is None else f"{repository}@{revision}"
     tried = f"tried the directory {Path(repository).absolute()} and {constants.ENDPOINT}/{repository}"
     try:
-        directory = snapshot_download(repository, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED)
+        allowed = [*SMALL, *(WEIGHTS if weights else [])]
+        directory = snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED)
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
             f"{wanted}: access to it must be granted; ask for it at {constants.ENDPOINT}/{repository} "

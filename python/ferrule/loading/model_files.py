@@ -46,6 +46,17 @@ def read_model_files(directory: Path) -> ModelFiles:
     )
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether the files of a model's weights are all there; says nothing of what they hold."""
+    if (directory / "model.safetensors").exists():
+        return True
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return False
+    shards = Config.read(index).inner("weight_map").values.values()
+    return all((directory / str(shard)).exists() for shard in set(shards))
+
+
 def _read_optional(file: Path) -> Config:
     # A link whose target is gone counts as there, so that reading it says what is wrong.
     return Config.read(file) if file.exists() or file.is_symlink() else Config({}, file)

@@ -16,8 +16,10 @@ EMBEDDED = "tiny"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def find_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+def find_model(model: str | os.PathLike[str] | None, revision: str | None = None, *, weights: bool = True) -> Path:
     """The directory of a model: the embedded one, a local one, or one fetched from the hub.
+
+    Without `weights` nothing but the small files is fetched; what is in the cache already stays.
 
     Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
     """
@@ -27,7 +29,7 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
     if is_repository(name):
         from ferrule.loading.hub import fetch
 
-        return fetch(name, revision)
+        return fetch(name, revision, weights=weights)
     if revision is not None:
         raise InvalidParameterError(
             f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"

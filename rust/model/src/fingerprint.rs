@@ -148,8 +148,8 @@ mod tests {
         let options = options(Quantization::named("f32").unwrap());
         let load = |options: LoadOptions| {
             let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
-            let loader = Loader { spec: &plain, source: Source::Random, quantization: options.quantization, exec };
-            loader.load(&mut |_, _| {}).unwrap()
+            let loader = Loader::new(&plain, Source::Random, options.quantization);
+            loader.load(exec, &mut |_, _| {}).unwrap()
         };
         let mut weights = load(options);
         let first = fingerprint(&plain, &weights, options, &pools[0]);

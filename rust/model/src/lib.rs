@@ -4,8 +4,10 @@
 mod adapter;
 mod batch;
 mod fingerprint;
+mod kv_layout;
 mod layer;
 mod limits;
+mod needs;
 mod quantization;
 mod random;
 mod readout;
@@ -20,6 +22,7 @@ mod weights;
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorFault};
 pub use batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use limits::SpecError;
+pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
@@ -28,4 +31,4 @@ pub use spec::{
     PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec, TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
-pub use weights::{LoadError, Progress, Source};
+pub use weights::{LoadError, Progress, Source, WeightSizes};

@@ -6,19 +6,20 @@ use std::sync::{Arc, OnceLock};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::{add_bias, scale, softcap};
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
-use ferrule_kernels::{Cancel, Exec, PackedMatrix, Pool, PoolError, Scratch, machine, matmul};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::adapter::AdapterLoader;
 use crate::batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::fingerprint;
+use crate::kv_layout::KvLayout;
 use crate::layer::{
     AdapterBuffers, AdapterRows, AttentionPass, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place,
 };
 use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
-use crate::spec::{FfnSpec, LayerSpec, ModelSpec, PositionsSpec};
-use crate::weights::{Embedding, Ffn, Layer, LoadError, Loader, Progress, Site, Source, Weights};
+use crate::spec::{ModelSpec, PositionsSpec};
+use crate::weights::{Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights};
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -77,33 +78,9 @@ impl Transformer {
     ) -> Result<Self, LoadError> {
         let LoadOptions { quantization, kv_format, isa } = options;
         let exec = Exec { isa, pool: &pool, cancel };
-        let mut weights = Loader { spec: &spec, source, quantization, exec }.load(progress)?;
+        let mut weights = Loader::new(&spec, source, quantization).load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
-        let mut shapes: Vec<KvShape> = Vec::new();
-        let mut windows = Vec::new();
-        let mut places = Vec::with_capacity(spec.layers.len());
-        for layer in &spec.layers {
-            // A sequence that is read in both directions is computed at once: no window passes any page.
-            let window = layer.attention.window.filter(|_| spec.causal);
-            let shape = layer.attention.kv_shape();
-            let same = |(other, others): (&KvShape, &Option<usize>)| {
-                (KvShape { layers: 1, ..*other }, *others) == (shape, window)
-            };
-            let group = shapes.iter().zip(&windows).position(same).unwrap_or_else(|| {
-                shapes.push(KvShape { layers: 0, ..shape });
-                windows.push(window);
-                shapes.len() - 1
-            });
-            places.push((group, shapes[group].layers));
-            shapes[group].layers += 1;
-        }
-        let groups = shapes.iter().zip(&windows);
-        let groups = groups.map(|(shape, window)| KvGroup {
-            layers: shape.layers,
-            window: *window,
-            page_bytes: KvStore::page_bytes(kv_format, *shape).unwrap_or(u64::MAX),
-        });
-        let groups = groups.collect();
+        let KvLayout { places, shapes, groups } = KvLayout::new(&spec, kv_format);
         let stores = Vec::new();
         Ok(Self {
             spec: Arc::new(spec),
@@ -156,40 +133,10 @@ impl Transformer {
         }
     }
 
-    /// Weights of the matrices, a tied one counted once.
+    /// What the weights come to.
     #[must_use]
-    pub fn parameters(&self) -> u64 {
-        numbers(&self.weights.tensors().matrices)
-    }
-
-    /// Weights of the layers' matrices, without embedding and head.
-    #[must_use]
-    pub fn layer_parameters(&self) -> u64 {
-        self.weights.layers.iter().map(|layer| numbers(&layer.tensors().matrices)).sum()
-    }
-
-    /// Of [`Transformer::layer_parameters`], those that a token meets: of a mixture's experts those that run for it.
-    #[must_use]
-    pub fn layer_parameters_per_token(&self) -> u64 {
-        let idle = |(layer, spec)| numbers(&idle_experts(layer, spec));
-        self.layer_parameters() - self.weights.layers.iter().zip(&self.spec.layers).map(idle).sum::<u64>()
-    }
-
-    /// Bytes of the packed matrices.
-    #[must_use]
-    pub fn weight_bytes(&self) -> u64 {
-        bytes(&self.weights.tensors().matrices)
-    }
-
-    /// Bytes of the matrices that each decode step of one sequence reads: all but an embedding that is not the head too,
-    /// and the experts that do not run.
-    #[must_use]
-    pub fn weight_bytes_per_token(&self) -> u64 {
-        let is_head = self.spec.head.is_some_and(|head| head.tied);
-        let embedding = if is_head { 0 } else { self.weights.embedding.tokens.bytes() };
-        let idle = |(layer, spec)| bytes(&idle_experts(layer, spec));
-        let idle: u64 = self.weights.layers.iter().zip(&self.spec.layers).map(idle).sum();
-        self.weight_bytes() - embedding as u64 - idle
+    pub fn weight_sizes(&self) -> WeightSizes {
+        self.weights.sizes(&self.spec)
     }
 
     /// How the weights are stored.
@@ -392,27 +339,6 @@ impl LanguageModel for Transformer {
 
     fn scores(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {
         Ok(readout::scores(&self.exec(cancel), &self.spec, &self.weights, pooled)?)
-    }
-}
-
-/// How many numbers matrices hold.
-fn numbers(matrices: &[&PackedMatrix]) -> u64 {
-    matrices.iter().map(|matrix| matrix.rows() as u64 * matrix.cols() as u64).sum()
-}
-
-/// How many bytes matrices take.
-fn bytes(matrices: &[&PackedMatrix]) -> u64 {
-    matrices.iter().map(|matrix| matrix.bytes() as u64).sum()
-}
-
-/// The matrices of as many of a layer's experts, all alike, as do not run for a token.
-fn idle_experts<'a>(layer: &'a Layer, spec: &LayerSpec) -> Vec<&'a PackedMatrix> {
-    match (&layer.ffn, &spec.ffn) {
-        (Ffn::Experts(weights), FfnSpec::Experts(spec)) => weights.experts[spec.experts_per_token..]
-            .iter()
-            .flat_map(|expert| [&expert.inner.weight, &expert.down.weight])
-            .collect(),
-        _ => Vec::new(),
     }
 }
 

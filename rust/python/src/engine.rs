@@ -15,6 +15,7 @@ use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
 
 use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
+use crate::figures::describe;
 use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::lora::{self, LoraAdapter};
@@ -23,7 +24,7 @@ use crate::outputs::StepOutput;
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
-const DEFAULT_KV_SHARE: u64 = 2;
+pub(crate) const DEFAULT_KV_SHARE: u64 = 2;
 
 /// A text's tokens, their kinds and its salt.
 type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
@@ -114,7 +115,15 @@ impl Engine {
         let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
             .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
-        let mut info = describe(&model, &options, &pages);
+        let groups = model.kv_groups();
+        let mut info = describe(&model.weight_sizes(), groups, &options, isa);
+        info["kv_cache_bytes"] =
+            json!(groups.iter().zip(&pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>());
+        info["kv_cache_tokens"] = json!(pages.iter().max().map(|pages| pages * PAGE_TOKENS));
+        info["max_queued_requests"] = json!(options.max_queued_requests);
+        info["target_itl"] = json!(options.target_itl.as_secs_f64());
+        info["enable_prefix_caching"] = json!(options.enable_prefix_caching && model.abilities().causal);
+        info["prefix_cache_dir"] = json!(options.prefix_cache_dir.as_ref().map(|directory| &directory.path));
         let vocab_size = model.vocab_size();
         let config = EngineConfig {
             pages,
@@ -261,36 +270,6 @@ fn floats<'py>(py: Python<'py>, numbers: &[f32]) -> PyResult<Bound<'py, PyByteAr
             *bytes = number.to_le_bytes();
         }
         Ok(())
-    })
-}
-
-fn describe(model: &Transformer, options: &Options, pages: &[usize]) -> serde_json::Value {
-    let groups = model.kv_groups();
-    let page_bytes: u64 = groups.iter().map(|group| group.page_bytes).sum();
-    // What a token looks back upon: in each group no more than its window.
-    let windows: Vec<_> = groups
-        .iter()
-        .map(|group| json!({ "window": group.window, "bytes_per_token": group.page_bytes / PAGE_TOKENS as u64 }))
-        .collect();
-    json!({
-        "isa": model.isa().name(),
-        "threads": model.pool().threads(),
-        "quantization": model.quantization().name(),
-        "kv_cache_dtype": options.kv_format.name(),
-        "parameters": model.parameters(),
-        "layer_parameters": model.layer_parameters(),
-        "weight_bytes": model.weight_bytes(),
-        "weight_bytes_per_token": model.weight_bytes_per_token(),
-        "kv_bytes_per_token": page_bytes / PAGE_TOKENS as u64,
-        "kv_windows": windows,
-        "kv_cache_bytes": groups.iter().zip(pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>(),
-        "kv_cache_tokens": pages.iter().max().map(|pages| pages * PAGE_TOKENS),
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "max_queued_requests": options.max_queued_requests,
-        "target_itl": options.target_itl.as_secs_f64(),
-        "enable_prefix_caching": options.enable_prefix_caching && model.abilities().causal,
-        "prefix_cache_dir": options.prefix_cache_dir.as_ref().map(|directory| &directory.path),
     })
 }
 

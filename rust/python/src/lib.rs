@@ -3,6 +3,7 @@
 mod ceilings;
 mod engine;
 mod errors;
+mod figures;
 mod fork;
 mod interrupt;
 mod lora;
@@ -50,6 +51,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outputs::SampleTrace>()?;
     module.add_class::<outputs::Candidate>()?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
+    module.add_function(wrap_pyfunction!(figures::measure, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;
     module.add_function(wrap_pyfunction!(isa_names, module)?)?;
     module.add_function(wrap_pyfunction!(available_isas, module)?)?;

@@ -2,8 +2,22 @@
 
 use ferrule_model::KvGroup;
 
-use super::{most_held, pages_touched};
+use super::{capacity, most_held, pages_touched};
 use crate::ConfigError;
+
+/// Bytes that the keys and values of one sequence of `tokens` tokens take at the most, while it is computed in chunks
+/// of `chunk`: those of all tokens, or with a window of those that the chunk can see.
+#[must_use]
+pub fn bytes_of_one(groups: &[KvGroup], tokens: usize, chunk: usize) -> u64 {
+    let bytes = |group: &KvGroup| group.page_bytes.saturating_mul(most_held(group.window, tokens, chunk) as u64);
+    groups.iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+/// Tokens of one sequence that pools of so many pages hold when it has no neighbours. Endless for a window that fits.
+#[must_use]
+pub fn tokens_of_one(groups: &[KvGroup], pages: &[usize]) -> usize {
+    groups.iter().zip(pages).map(|(group, pages)| capacity(group.window, *pages)).min().unwrap_or(usize::MAX)
+}
 
 /// Divides `budget` bytes among the pools of the groups, so that they run out together when every sequence is
 /// `max_model_len` tokens long, and no pool is larger than `max_num_seqs` such sequences need. `chunk` is the most that
@@ -33,9 +47,13 @@ pub fn divide(
         return Err(ConfigError::KvBudget { budget, needed: u64::try_from(needed).unwrap_or(u64::MAX) });
     }
     let for_one = bytes_of(&need).max(1);
-    let left = u128::from(budget) - needed;
+    // What holds one long sequence is divided as such sequences need it.
+    let (least, left) = match u128::from(budget).checked_sub(for_one) {
+        Some(left) => (&need, left),
+        None => (&least, u128::from(budget) - needed),
+    };
     let most = |need: usize| (need as u128).saturating_mul(max_num_seqs as u128).min(u128::from(u32::MAX - 1));
-    let shares = need.iter().zip(&least).map(|(&need, &least)| {
+    let shares = need.iter().zip(least).map(|(&need, &least)| {
         // Beyond the least, in proportion to what a long sequence holds of each group.
         let share = least as u128 + left.saturating_mul(need as u128) / for_one;
         share.min(most(need)) as usize
@@ -60,6 +78,18 @@ mod tests {
             Err(ConfigError::KvBudget { budget: 99, needed: 100 })
         );
         assert_eq!(divide(&[group(None, 0)], 0, 1600, 1, 512), Ok(vec![1]));
+    }
+
+    #[test]
+    fn a_budget_of_what_one_sequence_takes_holds_one_sequence_and_less_does_not() {
+        for (window, held) in [(None, 100), (Some(40), 36), (Some(4000), 100)] {
+            let groups = [group(None, 1000), group(window, 5000)];
+            let bytes = bytes_of_one(&groups, 1600, 512);
+            assert_eq!(bytes, 100 * 1000 + held * 5000, "{window:?}");
+            let tokens = |budget| tokens_of_one(&groups, &divide(&groups, budget, 1600, 4, 512).unwrap());
+            assert_eq!(tokens(bytes), 1600, "{window:?}");
+            assert!((1..1600).contains(&tokens(bytes - 1)), "{window:?}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod state;
 mod tables;
 mod tier;
 
-pub use budget::divide;
+pub use budget::{bytes_of_one, divide, tokens_of_one};
 pub(crate) use disk::DiskCache;
 pub use disk::{DiskCacheError, DiskStatistics};
 pub use ferrule_kernels::kv::PAGE_NONE;
@@ -99,6 +99,14 @@ fn most_held(window: Option<usize>, tokens: usize, chunk: usize) -> usize {
     window.map_or(all, |window| all.min(pages_touched((window - 1).saturating_add(chunk))))
 }
 
+/// Tokens of one sequence that so many pages of a group hold.
+fn capacity(window: Option<usize>, pages: usize) -> usize {
+    match window {
+        Some(window) if pages_touched(window) <= pages => usize::MAX,
+        _ => pages.saturating_mul(PAGE_TOKENS),
+    }
+}
+
 impl Pages {
     /// Pools of so many pages for the model's groups; with `keep` full pages outlive their holders.
     pub fn new(groups: &[KvGroup], pages: &[usize], keep: bool) -> Self {
@@ -123,14 +131,7 @@ impl Pages {
 
     /// Tokens of one sequence that the pools hold when it has no neighbours. Endless for a window that fits.
     pub fn capacity_of_one(&self) -> usize {
-        let capacity = |group: &Group| {
-            let pages = group.pool.total();
-            match group.window {
-                Some(window) if pages_touched(window) <= pages => usize::MAX,
-                _ => pages.saturating_mul(PAGE_TOKENS),
-            }
-        };
-        self.groups.iter().map(capacity).min().unwrap_or(usize::MAX)
+        self.groups.iter().map(|group| capacity(group.window, group.pool.total())).min().unwrap_or(usize::MAX)
     }
 
     /// How many of the `wanted` tokens after the `computed` ones can get pages now.

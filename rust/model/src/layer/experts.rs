@@ -16,7 +16,7 @@ use crate::weights::{Experts, Linear};
 
 /// Rows that go through a mixture at a time: enough for each expert to have several, few enough for what lies between
 /// the matrices.
-const MIXTURE_ROWS: usize = 512;
+pub(crate) const MIXTURE_ROWS: usize = 512;
 
 /// Buffers of a mixture.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use crate::weights::{Dense, Ffn};
 
 /// Rows that go through a network at a time. What is between its matrices is several times wider than the rows: this
 /// bounds the memory that it takes, and keeps it in the cache.
-const FFN_ROWS: usize = 256;
+pub(crate) const FFN_ROWS: usize = 256;
 
 /// Buffers of a network. Shapes: `[rows, width]`.
 #[derive(Default)]

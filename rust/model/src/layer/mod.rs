@@ -14,6 +14,8 @@ use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_hea
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
 pub(crate) use attention::AttentionPass;
+pub(crate) use experts::MIXTURE_ROWS;
+pub(crate) use ffn::FFN_ROWS;
 pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, adapted, adapter_runs};
 pub(crate) use rows::RaggedRows;
 

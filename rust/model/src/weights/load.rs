@@ -5,6 +5,7 @@ use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource,
 
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
 use super::sites::{HeadSplit, Site};
+use super::sizes::{MatrixSize, WeightSizes};
 use super::stored::{Source, Stored, View};
 use super::{
     Attention, Classifier, Dense, Embedding, Experts, Ffn, Heads, Latent, Layer, Linear, Norm, Projections, Weights,
@@ -72,12 +73,14 @@ impl From<PackError> for LoadError {
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Reads the roles of a spec out of a source.
+#[derive(Clone, Copy)]
 pub(crate) struct Loader<'a> {
-    pub spec: &'a ModelSpec,
-    pub source: Source<'a>,
+    spec: &'a ModelSpec,
+    source: Source<'a>,
     /// The formats to pack in.
-    pub quantization: Quantization,
-    pub exec: Exec<'a>,
+    quantization: Quantization,
+    /// Whether vectors are read; else they are as long, and checked, but nothing of the files is touched.
+    reads: bool,
 }
 
 /// What a head of latent attention has of the one stored matrix.
@@ -91,20 +94,30 @@ struct HeadRows<'a> {
 /// A matrix's part: its role, its rows and its format.
 type RolePart<'r> = (&'r str, usize, Format);
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
+        Self { spec, source, quantization, reads: true }
+    }
+
     /// Packs all weights, tensor by tensor; the source's pages are given back after each.
     ///
     /// # Errors
     /// [`LoadError`], before anything large is allocated where a file or the memory is at fault.
-    pub fn load(&self, progress: Progress<'_>) -> Result<Weights, LoadError> {
-        let mut measure = Measure::default();
-        self.weights(&mut measure)?;
-        let (total, available) = (measure.bytes, machine::available_memory());
+    pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
+        let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec);
+        let available = machine::available_memory();
         if total > available {
             return Err(LoadError::Memory { what: "the model's packed weights", needs: total, available });
         }
-        let (exec, source, sites) = (self.exec, self.source, Vec::new());
-        self.weights(&mut Pack { exec, source, done: 0, total, progress, sites })
+        self.weights(&mut Pack { exec, source: self.source, done: 0, total, progress, sites: Vec::new() })
+    }
+
+    /// The sizes of all weights, from the headers of the files alone.
+    ///
+    /// # Errors
+    /// [`LoadError`] where a tensor is missing or is not what the spec says.
+    pub fn measure(&self) -> Result<Weights<MatrixSize>, LoadError> {
+        Self { reads: false, ..*self }.weights(&mut Measure::default())
     }
 
     fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
@@ -181,7 +194,8 @@ impl Loader<'_> {
         let positions = match embedding.positions {
             Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows)?),
             Some(PositionsSpec::Sinusoidal { offset }) => {
-                Some(sinusoids(offset + spec.max_position_embeddings, hidden))
+                let rows = offset + spec.max_position_embeddings;
+                Some(if self.reads { sinusoids(rows, hidden) } else { vec![0.0; rows * hidden] })
             }
             None => None,
         };
@@ -429,6 +443,7 @@ impl Loader<'_> {
             Source::Random => {}
             Source::Checkpoint(_) => {
                 let parts = self.stored(role, length, None)?;
+                let parts = if self.reads { parts.as_slice() } else { &[] };
                 let rows = parts.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
                 for (element, (part, row)) in vector.iter_mut().zip(rows) {
                     part.read_row(row, std::slice::from_mut(element));
@@ -444,7 +459,7 @@ impl Loader<'_> {
         let parts = self.stored(role, rows, Some(hidden))?;
         let mut table = vec![0.0; rows * hidden];
         let mut out = table.chunks_exact_mut(hidden);
-        for part in parts {
+        for part in parts.iter().filter(|_| self.reads) {
             (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
         }
         Ok(table)

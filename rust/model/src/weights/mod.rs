@@ -5,6 +5,7 @@
 mod load;
 mod plan;
 mod sites;
+mod sizes;
 mod stored;
 
 use ferrule_kernels::PackedMatrix;
@@ -14,6 +15,7 @@ pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
 pub(crate) use plan::{MatrixPlan, Measure, Pack, Packer};
 pub(crate) use sites::{HeadSplit, Site};
+pub use sizes::WeightSizes;
 pub use stored::Source;
 pub(crate) use stored::{Stored, View};
 
@@ -154,15 +156,20 @@ pub(crate) struct Classifier<M = PackedMatrix> {
 }
 
 /// Everything that weights consist of, in one order.
-#[derive(Default)]
-pub(crate) struct Tensors<'a> {
-    pub matrices: Vec<&'a PackedMatrix>,
+pub(crate) struct Tensors<'a, M = PackedMatrix> {
+    pub matrices: Vec<&'a M>,
     /// Norms, biases and tables.
     pub vectors: Vec<&'a Vec<f32>>,
 }
 
-impl<'a> Tensors<'a> {
-    fn linear(&mut self, linear: &'a Linear) {
+impl<M> Default for Tensors<'_, M> {
+    fn default() -> Self {
+        Self { matrices: Vec::new(), vectors: Vec::new() }
+    }
+}
+
+impl<'a, M> Tensors<'a, M> {
+    fn linear(&mut self, linear: &'a Linear<M>) {
         self.matrices.push(&linear.weight);
         self.vectors.extend(&linear.bias);
     }
@@ -171,12 +178,12 @@ impl<'a> Tensors<'a> {
         self.vectors.extend(norm.weight.iter().chain(&norm.bias));
     }
 
-    fn dense(&mut self, dense: &'a Dense) {
+    fn dense(&mut self, dense: &'a Dense<M>) {
         self.linear(&dense.inner);
         self.linear(&dense.down);
     }
 
-    fn attention(&mut self, attention: &'a Attention) {
+    fn attention(&mut self, attention: &'a Attention<M>) {
         match &attention.projections {
             Projections::Heads(Heads { qkv, norms }) => {
                 self.linear(qkv);
@@ -196,7 +203,7 @@ impl<'a> Tensors<'a> {
         self.vectors.extend(&attention.sinks);
     }
 
-    fn ffn(&mut self, ffn: &'a Ffn) {
+    fn ffn(&mut self, ffn: &'a Ffn<M>) {
         match ffn {
             Ffn::Dense(dense) => self.dense(dense),
             Ffn::Experts(Experts { router, correction, experts, shared, shared_gate }) => {
@@ -209,7 +216,7 @@ impl<'a> Tensors<'a> {
     }
 }
 
-impl Layer {
+impl<M> Layer<M> {
     /// The norms, in the order of their names' places.
     fn norms(&self) -> impl Iterator<Item = &Norm> {
         let Self {
@@ -220,7 +227,7 @@ impl Layer {
             .flatten()
     }
 
-    pub fn tensors(&self) -> Tensors<'_> {
+    pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
         tensors.attention(&self.attention);
         tensors.ffn(&self.ffn);
@@ -229,9 +236,9 @@ impl Layer {
     }
 }
 
-impl Weights {
+impl<M> Weights<M> {
     /// Everything there is.
-    pub fn tensors(&self) -> Tensors<'_> {
+    pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
         let Embedding { tokens, projection, positions, token_types, norm } = &self.embedding;
         tensors.matrices.push(tokens);

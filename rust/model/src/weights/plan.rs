@@ -5,6 +5,7 @@ use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, RowSource};
 
 use super::load::{LoadError, Progress};
 use super::sites::Site;
+use super::sizes::MatrixSize;
 use super::stored::{Source, Stored};
 use crate::random::RandomMatrix;
 
@@ -34,20 +35,25 @@ pub(crate) trait Packer {
     }
 }
 
-/// Adds up bytes.
+/// Says what a matrix comes to.
 #[derive(Default)]
 pub(crate) struct Measure {
+    /// Of all matrices so far.
     pub bytes: u64,
     sites: Vec<Site>,
 }
 
 impl Packer for Measure {
-    type Matrix = ();
+    type Matrix = MatrixSize;
 
-    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<(), LoadError> {
-        let bytes = |&(format, rows): &_| PackedMatrix::bytes_for(format, rows, plan.columns).unwrap_or(u64::MAX);
-        self.bytes = plan.bands.iter().map(bytes).fold(self.bytes, u64::saturating_add);
-        Ok(())
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let size = |&(format, rows): &_| MatrixSize {
+            numbers: rows as u64 * plan.columns as u64,
+            bytes: PackedMatrix::bytes_for(format, rows, plan.columns).unwrap_or(u64::MAX),
+        };
+        let size: MatrixSize = plan.bands.iter().map(size).sum();
+        self.bytes = self.bytes.saturating_add(size.bytes);
+        Ok(size)
     }
 
     fn sites(&mut self) -> &mut Vec<Site> {

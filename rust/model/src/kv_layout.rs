@@ -1,0 +1,43 @@
+//! Which layers share a page table.
+
+use ferrule_kernels::kv::{KvFormat, KvShape, KvStore};
+
+use crate::batch::KvGroup;
+use crate::spec::ModelSpec;
+
+/// The layers by group: those of a group have keys and values of the same shape, and the same window.
+pub(crate) struct KvLayout {
+    /// For each layer its group and its place within the group.
+    pub places: Vec<(usize, usize)>,
+    pub shapes: Vec<KvShape>,
+    pub groups: Vec<KvGroup>,
+}
+
+impl KvLayout {
+    pub fn new(spec: &ModelSpec, kv_format: KvFormat) -> Self {
+        let mut shapes: Vec<KvShape> = Vec::new();
+        let mut windows = Vec::new();
+        let mut places = Vec::with_capacity(spec.layers.len());
+        for layer in &spec.layers {
+            // A sequence that is read in both directions is computed at once: no window passes any page.
+            let window = layer.attention.window.filter(|_| spec.causal);
+            let shape = layer.attention.kv_shape();
+            let same = |(other, others): (&KvShape, &Option<usize>)| {
+                (KvShape { layers: 1, ..*other }, *others) == (shape, window)
+            };
+            let group = shapes.iter().zip(&windows).position(same).unwrap_or_else(|| {
+                shapes.push(KvShape { layers: 0, ..shape });
+                windows.push(window);
+                shapes.len() - 1
+            });
+            places.push((group, shapes[group].layers));
+            shapes[group].layers += 1;
+        }
+        let groups = shapes.iter().zip(windows).map(|(shape, window)| KvGroup {
+            layers: shape.layers,
+            window,
+            page_bytes: KvStore::page_bytes(kv_format, *shape).unwrap_or(u64::MAX),
+        });
+        Self { groups: groups.collect(), places, shapes }
+    }
+}

@@ -1,0 +1,84 @@
+//! The figures of a model as JSON: of one that is loaded, and of one that might be.
+
+use std::path::Path;
+
+use ferrule_engine::pages;
+use ferrule_formats::Checkpoint;
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::kv::PAGE_TOKENS;
+use ferrule_kernels::machine;
+use ferrule_model::{KvGroup, ModelSpec, Needs, Source, WeightSizes, buffer_bytes};
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+
+use crate::engine::DEFAULT_KV_SHARE;
+use crate::errors;
+use crate::options::Options;
+
+/// What a model is on this machine and under these options, whether it is loaded or not.
+pub(crate) fn describe(weights: &WeightSizes, groups: &[KvGroup], options: &Options, isa: Isa) -> Value {
+    let page_bytes: u64 = groups.iter().map(|group| group.page_bytes).sum();
+    // What a token looks back upon: in each group no more than its window.
+    let windows: Vec<_> = groups
+        .iter()
+        .map(|group| json!({ "window": group.window, "bytes_per_token": group.page_bytes / PAGE_TOKENS as u64 }))
+        .collect();
+    json!({
+        "isa": isa.name(),
+        "threads": options.threads,
+        "quantization": options.quantization.name(),
+        "kv_cache_dtype": options.kv_format.name(),
+        "parameters": weights.parameters,
+        "parameters_per_token": weights.parameters_per_token,
+        "layer_parameters": weights.layer_parameters,
+        "layer_parameters_per_token": weights.layer_parameters_per_token,
+        "weight_bytes": weights.weight_bytes,
+        "weight_bytes_per_token": weights.weight_bytes_per_token,
+        "vector_bytes": weights.vector_bytes,
+        "kv_bytes_per_token": page_bytes / PAGE_TOKENS as u64,
+        "kv_windows": windows,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+    })
+}
+
+/// What a model would be and take, without loading it.
+#[pyfunction]
+#[pyo3(signature = (spec, model_dir, options))]
+pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, options: &str) -> PyResult<String> {
+    let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
+    let options = Options::from_json(options, &spec)?;
+    let isa = errors::chosen_isa()?;
+    let measured = py.detach(|| {
+        let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+        let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
+        let needs = ferrule_model::measure(&spec, source, options.quantization, options.kv_format)?;
+        Ok((needs, checkpoint.map(|checkpoint| checkpoint.total_bytes())))
+    });
+    let (Needs { weights, kv_groups }, checkpoint_bytes) = measured.map_err(|error| errors::load_error(&error))?;
+    let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;
+
+    // One sequence, however long; its prompt comes in chunks, and one row at a time has logits.
+    let kv_bytes = pages::bytes_of_one(&kv_groups, max_model_len, chunk);
+    let buffers = buffer_bytes(&spec, chunk.min(max_model_len), 1);
+    let kept = weights.weight_bytes.saturating_add(weights.vector_bytes);
+    let available = machine::available_memory();
+    // As an engine divides what the weights leave.
+    let budget = options.kv_cache_memory.unwrap_or(available.saturating_sub(kept) / DEFAULT_KV_SHARE);
+    let held = pages::divide(&kv_groups, budget, max_model_len, max_num_seqs, chunk)
+        .map_or(0, |pages| pages::tokens_of_one(&kv_groups, &pages).min(max_model_len));
+
+    let mut figures = describe(&weights, &kv_groups, &options, isa);
+    figures["checkpoint_bytes"] = json!(checkpoint_bytes);
+    figures["max_model_len"] = json!(max_model_len);
+    figures["memory"] = json!({
+        "weights": weights.weight_bytes,
+        "vectors": weights.vector_bytes,
+        "kv_cache": kv_bytes,
+        "buffers": buffers,
+        "needed": kept.saturating_add(kv_bytes).saturating_add(buffers),
+        "available": available,
+        "holds_tokens": if kept > available { 0 } else { held },
+    });
+    Ok(figures.to_string())
+}

@@ -1,0 +1,325 @@
+"""`model_info`: what a model is and needs, before it is loaded; the same as afterwards, and of nothing but headers."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakes
+from conftest import TINY
+from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, model_info
+from ferrule.cli import main
+from ferrule.cli.layers import attention_words, ffn_words, frame_words
+from ferrule.info import LayerGroup, layer_groups, ranges, size_text
+from ferrule.loading import has_weights, read_model_files
+from ferrule.options import QUANTIZATIONS
+from ferrule.shapes import find_shape
+from ferrule.spec import ModelSpec
+
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+KINDS = ("deepseek_v3", "gemma3", "gpt2", "gpt_oss", "opt", "qwen3_moe", "xglm")
+"""Latents, windows, positions, mixtures, untied and tied heads."""
+
+
+def spec_of(case: str) -> ModelSpec:
+    return read_model_files(GOLDEN / case).spec
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("case", KINDS)
+def test_it_is_what_a_loaded_model_says(case: str, quantization: str) -> None:
+    options: dict[str, Any] = {"quantization": quantization, "threads": 1, "max_num_seqs": 3}
+    before = model_info(GOLDEN / case, **options)
+    with LLM(GOLDEN / case, **options) as llm:
+        after = llm.info()
+    common = before.keys() & after.keys()
+    assert {name: before[name] for name in common} == {name: after[name] for name in common}
+    assert common >= {"layers", "tokenizer", "parameters", "weight_bytes", "weight_bytes_per_token", "kv_windows"}
+    memory = before["memory"]
+    assert (memory["weights"], memory["vectors"]) == (after["weight_bytes"], after["vector_bytes"])
+    assert memory["needed"] == sum(memory[part] for part in ("weights", "vectors", "kv_cache", "buffers"))
+    assert before["fits"]
+
+
+@pytest.mark.native
+def test_the_bytes_of_files_are_those_of_their_tensors() -> None:
+    info = model_info(GOLDEN / "llama")
+    file = GOLDEN / "llama" / "model.safetensors"
+    header = 8 + struct.unpack("<Q", file.read_bytes()[:8])[0]
+    assert info["checkpoint_bytes"] == file.stat().st_size - header
+    assert model_info(GOLDEN / "llama", load_format="dummy")["checkpoint_bytes"] is None
+
+
+MOST_BYTES = """
+import json, pathlib, re, sys, time
+import ferrule, ferrule._native, tokenizers
+
+def peak():
+    [kilobytes] = re.findall(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())
+    return int(kilobytes) * 1024
+
+before, start = peak(), time.perf_counter()
+info = ferrule.model_info(sys.argv[1], quantization="int4")
+print(json.dumps([peak() - before, time.perf_counter() - start, info["parameters"], info["checkpoint_bytes"]]))
+"""
+
+
+@pytest.mark.native
+def test_of_a_large_model_the_headers_alone_are_read(tmp_path: Path) -> None:
+    """A file of 140 GB with nothing in it: whoever read a matrix of it would need memory and time."""
+    config = json.loads((find_shape("llama-8b") / "config.json").read_text())
+    sizes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28_672}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}))
+    shapes = {"model.embed_tokens": [128_256, 8192], "lm_head": [128_256, 8192], "model.norm": [8192]}
+    for layer in range(80):
+        block = f"model.layers.{layer}"
+        shapes |= {f"{block}.self_attn.{name}_proj": [8192, 8192] for name in "qo"}
+        shapes |= {f"{block}.self_attn.{name}_proj": [1024, 8192] for name in "kv"}
+        shapes |= {f"{block}.mlp.{name}_proj": [28_672, 8192] for name in ("gate", "up")}
+        shapes |= {f"{block}.mlp.down_proj": [8192, 28_672]}
+        shapes |= {f"{block}.{name}_layernorm": [8192] for name in ("input", "post_attention")}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    done = subprocess.run([sys.executable, "-c", MOST_BYTES, str(tmp_path)], capture_output=True, text=True, check=True)
+    peak, seconds, parameters, checkpoint = json.loads(done.stdout)
+    assert (parameters, checkpoint) == (70_552_387_584, end)
+    assert peak < 32 << 20
+    assert seconds < 5  # a promise of one, with fivefold slack
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("error", "message", "changes"),
+    [
+        (ConfigError, r"tensor .* has the shape .*; the config asks for", {"intermediate_size": 100}),
+        (ModelFileError, "no tensor", {"num_hidden_layers": 7}),
+        (InvalidParameterError, "max_model_len is 257; it must be in", {}),
+    ],
+)
+def test_what_a_load_refuses_is_refused(
+    error: type[Exception], message: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config = json.loads((GOLDEN / "llama" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    (tmp_path / "model.safetensors").write_bytes((GOLDEN / "llama" / "model.safetensors").read_bytes())
+    options: dict[str, Any] = {} if changes else {"max_model_len": 257}
+    for make in (LLM, model_info):
+        with pytest.raises(error, match=message):
+            make(GOLDEN / "llama" if not changes else tmp_path, **options)
+
+
+@pytest.mark.native
+def test_without_files_of_weights_there_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((GOLDEN / "llama" / "config.json").read_text())
+    with pytest.raises(ModelFileError, match=r"model\.safetensors"):
+        model_info(tmp_path)
+    assert model_info(tmp_path, load_format="dummy")["parameters"] == model_info(GOLDEN / "llama")["parameters"]
+    with pytest.raises(InvalidParameterError, match="load_format is 'random'; it must be one of auto, dummy"):
+        model_info(tmp_path, load_format="random")
+    with pytest.raises(ModelNotFoundError):
+        model_info(tmp_path / "nowhere")
+
+
+@pytest.mark.native
+def test_a_long_context_takes_a_window_of_cache_and_no_more() -> None:
+    short, long = (model_info(GOLDEN / "gemma3", max_model_len=length)["memory"] for length in (64, 256))
+    info = model_info(GOLDEN / "gemma3")
+    (full,) = [group["bytes_per_token"] for group in info["kv_windows"] if group["window"] is None]
+    (sliding,) = [group["bytes_per_token"] for group in info["kv_windows"] if group["window"] == 16]
+    assert info["kv_bytes_per_token"] == full + sliding
+    # All of a prompt within one chunk: what it passes over is held until the chunk is done.
+    assert long["kv_cache"] - short["kv_cache"] == (256 - 64) * (full + sliding)
+    long = model_info(GOLDEN / "gemma3", max_num_batched_tokens=16)["memory"]
+    assert long["kv_cache"] == 256 * full + 48 * sliding  # a window and a chunk touch three pages
+
+
+def verdict(monkeypatch: pytest.MonkeyPatch, *, available: int, **options: Any) -> tuple[bool, str]:
+    """Of the shape llama-8b, in a memory of so many bytes."""
+    from ferrule import _native
+
+    measure = _native.measure
+
+    def measured(spec: str, directory: str | None, given: str) -> str:
+        figures = json.loads(measure(spec, directory, given))
+        memory = figures["memory"]
+        left = (available - memory["weights"] - memory["vectors"]) // 2
+        held = max(left // figures["kv_bytes_per_token"], 0)
+        figures["memory"] = {**memory, "available": available, "holds_tokens": min(held, figures["max_model_len"])}
+        return json.dumps(figures)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "measure", measured)
+        info = model_info(find_shape("llama-8b"), load_format="dummy", **options)
+    return info["fits"], info["verdict"]
+
+
+@pytest.mark.native
+def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    assert verdict(monkeypatch, available=64 * gib) == (True, "It fits, with sequences of 131,072 tokens.")
+    fits, text = verdict(monkeypatch, available=16 * gib)
+    assert fits
+    assert text.startswith("It fits, with sequences of up to ")
+    assert text.endswith("the cache of 131,072 would be 16 GiB, more than half of what the weights leave.")
+    fits, text = verdict(monkeypatch, available=6 * gib)
+    assert not fits
+    assert text.startswith("It does not fit: weights and buffers take 7.")
+    assert "6 GiB are available here. As int4 they take 4." in text
+    fits, text = verdict(monkeypatch, available=2 * gib, quantization="int4")
+    assert not fits
+    assert text.endswith("There is no format of weights in which they would.")
+
+
+@pytest.mark.native
+def test_what_there_is_no_room_for_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+    """In a process that may have little: both say the same, one of them in time."""
+    code = """
+import resource, sys
+from ferrule import LLM, FerruleError, model_info
+import ferrule._native, numpy, tokenizers
+from ferrule.shapes import find_shape
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+info = model_info(find_shape("llama-8b"), load_format="dummy")
+print(info["fits"], info["memory"]["available"] <= 4 << 30)
+try:
+    LLM(find_shape("llama-8b"), load_format="dummy")
+except FerruleError as error:
+    print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "InsufficientMemoryError"]
+
+
+USED = """
+import json, pathlib, re, sys
+import ferrule, ferrule._native, numpy, tokenizers
+
+def anonymous():
+    [kilobytes] = re.findall(r"RssAnon:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())
+    return int(kilobytes) * 1024
+
+options = {"quantization": sys.argv[2], "load_format": "dummy", "max_model_len": 1024}
+memory = ferrule.model_info(sys.argv[1], **options)["memory"]
+bare = anonymous()
+llm = ferrule.LLM(sys.argv[1], enable_prefix_caching=False, **options)
+loaded = anonymous() - bare
+params = ferrule.SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
+llm.generate({"prompt_token_ids": [7] * 1020}, params)
+print(json.dumps([memory, loaded, anonymous() - bare]))
+"""
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 1024,
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("shape", "quantization", "changes"),
+    [
+        ("llama-1b", "f32", {"head_dim": 64, "intermediate_size": 8192}),
+        ("qwen3-moe-3b", "int8", {"head_dim": 64, "num_experts": 16}),
+        ("deepseek-v2-3b", "int4", {"num_key_value_heads": 12, "n_routed_experts": 8}),
+    ],
+)
+def test_what_is_needed_is_what_is_used(shape: str, quantization: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    config = json.loads((find_shape(shape) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | SMALL | changes))
+    child = [sys.executable, "-c", USED, str(tmp_path), quantization]
+    memory, loaded, used = json.loads(subprocess.run(child, capture_output=True, text=True, check=True).stdout)
+    weights = memory["weights"] + memory["vectors"]
+    assert loaded == pytest.approx(weights, abs=8 << 20)
+    between = memory["needed"] - weights
+    assert between > 32 << 20
+    assert used - loaded == pytest.approx(between, rel=0.25)
+
+
+def test_alike_layers_are_one_group() -> None:
+    groups = layer_groups(spec_of("gemma3"))
+    assert [group.layers for group in groups] == [(0, 1, 2, 3, 4, 6), (5,)]
+    assert [group.layer.attention.window for group in groups] == [16, None]
+    assert [group.layers for group in layer_groups(spec_of("llama"))] == [(0, 1, 2)]
+
+
+def test_ranges() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == [(0, 2), (5, 5), (7, 8)]
+    assert ranges([]) == []
+
+
+def test_sizes_for_people() -> None:
+    texts = [size_text(count) for count in (0, 1023, 1024, 3 << 19, 140 << 30)]
+    assert texts == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "140 GiB"]
+
+
+def words(case: str) -> list[tuple[str, str, str]]:
+    """Of each kind of layer: its attention, its network, and what is around them."""
+    spec = spec_of(case)
+
+    def shown(group: LayerGroup) -> tuple[str, str, str]:
+        layer = group.layer
+        return attention_words(layer.attention, spec.ropes), ffn_words(layer.ffn), frame_words(layer)
+
+    return [shown(group) for group in layer_groups(spec)]
+
+
+def test_layers_in_words() -> None:
+    (cohere,) = words("cohere")
+    assert cohere[0].startswith("4 heads of 16, 2 key-value heads; ")
+    assert "neighbours paired" in cohere[0]
+    assert cohere[2] == "layer norm before both blocks; blocks side by side"
+    assert "sinks" in words("gpt_oss")[0][0]
+    assert "clamped at 7 (alpha 1.702)" in words("gpt_oss")[0][1]
+    assert "not rotated" in words("gpt2")[0][0]
+    assert "ALiBi" in words("bloom")[0][0]
+    assert "2 experts" not in words("qwen3_moe")[0][1]
+    assert "rms norm after each block" in words("olmo2")[0][2]
+    assert "what blocks add is times 0.3" in words("granite")[0][2]
+    dense, sparse = words("deepseek_v3")
+    assert "over one latent of" in dense[0]
+    assert dense[1].startswith("gated silu, ")
+    assert "sigmoid" in sparse[1]
+    assert "one for all tokens: gated silu" in sparse[1]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("case", sorted(path.name for path in GOLDEN.iterdir()))
+def test_every_model_has_words(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(GOLDEN / case)]) == 0
+    text = capsys.readouterr().out
+    assert "None" not in text
+    assert "()" not in text
+    assert "It fits" in text
+
+
+def test_weights_are_here_where_all_shards_are(tmp_path: Path) -> None:
+    assert has_weights(TINY)
+    assert not has_weights(tmp_path)
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    assert not has_weights(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").touch()
+    assert has_weights(tmp_path)
+
+
+def test_it_needs_no_engine(fake_engine: type[fakes.Engine]) -> None:
+    info = model_info(max_model_len=100)
+    assert (info["model"], info["max_model_len"], info["fits"]) == ("tiny", 100, True)
