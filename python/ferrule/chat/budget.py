@@ -1,0 +1,168 @@
+"""What rendering may cost: a template of a model's repository is a program of a stranger.
+
+Work is counted in units: about a character written, sixteen read, or a step taken. Each unit stands for less than a
+microsecond and for at most about six bytes that stay allocated, so the limit of units caps time and memory together,
+and does so the same on every machine. The clock is looked at besides, for what the count misjudges.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+from ferrule.errors import ChatTemplateError
+
+BASE_UNITS = 1 << 20
+UNITS_PER_CHARACTER = 64
+"""Templates look at each character of a conversation a few times; the busiest of those in use take a third of this."""
+MAX_UNITS = 1 << 28
+MAX_SECONDS = 2.0
+"""Of processor time in the thread that renders."""
+MAX_DEPTH = 100
+"""Levels of lists and maps. Python hashes and compares nested values by recursion in C."""
+MAX_BITS = 1 << 16
+"""Of a whole number: multiplying and dividing larger ones takes time that nobody foresees."""
+ITEM = 16
+"""Units of an item of a list."""
+READ = 16
+"""Characters that are read for one unit."""
+CLOCK_UNITS = 512
+"""Units between two looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a value holds when it is written out: what occurs twice in it counts twice."""
+
+    characters: int
+    items: int
+    """All values in it, itself too."""
+    depth: int
+
+    @property
+    def units(self) -> int:
+        """About the characters of its text."""
+        return self.characters + self.items
+
+
+class Budget:
+    """The units and the time that are left to one rendering of a conversation of so many characters."""
+
+    def __init__(self, characters: int) -> None:
+        self._characters = characters
+        self._limit = min(BASE_UNITS + UNITS_PER_CHARACTER * characters, MAX_UNITS)
+        self._spent = 0
+        self._deadline = time.thread_time() + MAX_SECONDS
+        self._next_look = CLOCK_UNITS
+
+    def spend(self, units: int) -> None:
+        """Raises ChatTemplateError where that is more than is left."""
+        self._spent += units
+        if self._spent >= self._next_look:
+            self.require(0)
+            self._look_at_the_clock()
+            self._next_look = self._spent + CLOCK_UNITS
+
+    def require(self, units: int) -> None:
+        """Raises ChatTemplateError unless so much is left."""
+        if self._spent + units > self._limit:
+            raise ChatTemplateError(
+                f"the chat template does too much: the limit is {self._limit} units of work (characters written and "
+                f"steps taken) for a conversation of {self._characters} characters"
+            )
+
+    def write(self, value: object) -> None:
+        """Spends what the text of a value is, before it is written."""
+        if isinstance(value, str):
+            self.spend(len(value))
+            return
+        units = self.measure(value).units
+        self.require(ITEM * units)
+        self.spend(units)
+
+    def read(self, *values: object) -> Size:
+        """Spends what looking at all of the values costs, and returns their size."""
+        size = self.measure(values[0] if len(values) == 1 else values)
+        self.require(ITEM * size.units)
+        self.spend(1 + size.units // READ)
+        return size
+
+    def made(self, value: object) -> None:
+        """Spends what a new value takes; what is in it was there before."""
+        self.spend(1 + breadth(value))
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise ChatTemplateError(f"the chat template makes a number of {value.bit_length()} bits; {MAX_BITS} may be")
+
+    def counted(self, values: Iterable[object]) -> Iterator[object]:
+        """The values, each for a unit as it is taken."""
+        for value in values:
+            self.spend(1)
+            yield value
+
+    def measure(self, value: object) -> Size:
+        """How much a value holds.
+
+        Raises ChatTemplateError for more than is left, and for more than MAX_DEPTH levels.
+        """
+        characters, items, depth = 0, 0, 0
+        left = self._limit - self._spent
+        levels: list[Iterator[object]] = [iter((value,))]
+        while levels:
+            for each in levels[-1]:
+                items += 1
+                if items % CLOCK_UNITS == 0:
+                    self._look_at_the_clock()
+                if isinstance(each, str):
+                    characters += len(each)
+                    continue
+                if isinstance(each, int):
+                    characters += each.bit_length() // READ
+                    continue
+                inner = _inner(each)
+                if inner is not None:
+                    levels.append(inner)
+                    break
+            else:
+                levels.pop()
+            if items + characters > left:
+                self.require(items + characters)
+            depth = max(depth, len(levels) - 1)
+            if depth > MAX_DEPTH:
+                raise ChatTemplateError(f"a value of the chat template has more than {MAX_DEPTH} levels, the limit")
+        return Size(characters, items, depth)
+
+    def _look_at_the_clock(self) -> None:
+        if time.thread_time() > self._deadline:
+            raise ChatTemplateError(
+                f"the chat template takes too long: the limit is {MAX_SECONDS:g} seconds of processor time"
+            )
+
+
+BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
+"""Of the rendering that runs in this thread. While a template is compiled there is none."""
+
+
+def breadth(value: object) -> int:
+    """Units of a value itself: characters, or ITEM for each item."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, (list, tuple, dict)):
+        return ITEM * len(cast("list[object]", value))
+    return 0
+
+
+_VIEWS = (range, type({}.keys()), type({}.values()), type({}.items()))
+
+
+def _inner(value: object) -> Iterator[object] | None:
+    """The values in one that is written out with them."""
+    if isinstance(value, dict):
+        held = cast("dict[object, object]", value)
+        return chain(held.keys(), held.values())
+    if isinstance(value, (list, tuple, *_VIEWS)):
+        return iter(cast("Iterable[Any]", value))
+    return None

@@ -1,0 +1,158 @@
+"""Conversations as text, byte for byte as transformers' `apply_chat_template` renders them (5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import jinja2
+
+from ferrule.chat.budget import BUDGET, Budget
+from ferrule.chat.sandbox import environment
+from ferrule.chat.tools import function_schema
+from ferrule.chat.values import Plain
+from ferrule.checks import shown
+from ferrule.errors import ChatTemplateError
+
+Message: TypeAlias = Mapping[str, Any]
+"""`role`, `content`, and whatever else the template reads."""
+Tool: TypeAlias = Mapping[str, Any] | Callable[..., Any]
+"""A JSON schema, or a function with type hints and a docstring that describes its arguments."""
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+MAX_SOURCE = 1 << 16
+"""Characters of a template; the longest in use have a third of that."""
+MAX_WORDS = 2000
+"""Characters that a template may say when it refuses a conversation."""
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which messages carry what a model thought; templates read the first or the second."""
+CONTINUED = "MESSAGE_GOES_ON_AFTER_THIS_MARK "
+"""Ends the final message while it is rendered, so that its end is found. Templates may cut the space."""
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Tool] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    arguments: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a conversation. `arguments` are further variables of the template.
+
+    `continue_final_message` leaves the last message open, in its content or in the field named.
+
+    Raises ChatTemplateError, with the template's own words where it raises an exception.
+    """
+    plain = Plain()
+    conversation = [_with_reasoning(message) for message in plain.maps(messages, "messages")]
+    if not conversation:
+        raise ChatTemplateError("messages is empty: the conversation must have at least one message")
+    given = {} if arguments is None else arguments
+    if not isinstance(given, Mapping):
+        raise ChatTemplateError(f"chat_template_kwargs is {shown(given)}; it must be a map")
+    for name in given:
+        if name in RESERVED:
+            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is an argument of its own")
+    variables = {
+        **special_tokens,
+        **plain.copy(given, "chat_template_kwargs"),
+        "messages": conversation,
+        "tools": None if tools is None else plain.maps(_schemas(tools), "tools"),
+        "documents": None if documents is None else plain.maps(documents, "documents"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    if continue_final_message is False:
+        return _rendered(template, variables, plain.characters)
+    if add_generation_prompt:
+        raise ChatTemplateError(
+            "add_generation_prompt and continue_final_message are both set: an answer begins, or goes on; not both"
+        )
+    field = "content" if continue_final_message is True else continue_final_message
+    final = _mark_end(template, conversation[-1], field)
+    return _cut(_rendered(template, variables, plain.characters), final, field)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without fields that are None, its reasoning under the names that templates read."""
+    present = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((present[name] for name in REASONING if name in present), None)
+    return present if reasoning is None else {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _schemas(tools: object) -> object:
+    """The tools, functions among them as their schemas."""
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
+        raise ChatTemplateError(f"tools is {shown(tools)}; it must be a list of maps or functions")
+    return [
+        function_schema(tool, f"tools[{index}]") if callable(tool) and not hasattr(tool, "model_dump") else tool
+        for index, tool in enumerate(tools)
+    ]
+
+
+def _mark_end(template: str, message: dict[str, Any], field: object) -> str:
+    """Puts the mark at the end of a message's field, and returns the text that it ends."""
+    where = f"continue_final_message is set, but the final message's {field}"
+    value = message.get(field) if isinstance(field, str) else None
+    if not isinstance(field, str) or value is None:
+        raise ChatTemplateError(f"{where} is not there")
+    copies = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
+    if not any(name in template for name in copies):
+        raise ChatTemplateError(f"{where} is a field that the chat template does not read")
+    holder, names = message, copies
+    if isinstance(value, (list, tuple)):
+        parts = [part for part in value if isinstance(part, dict) and "text" in part]
+        if not parts:
+            raise ChatTemplateError(f"{where} has no text")
+        holder, names, value = parts[-1], ["text"], parts[-1]["text"]
+    if not isinstance(value, str):
+        raise ChatTemplateError(f"{where} is {shown(value)}; it must be text")
+    for name in names:
+        holder[name] = value + CONTINUED
+    return value
+
+
+def _cut(text: str, final: str, field: str) -> str:
+    """The text up to the mark."""
+    mark = CONTINUED.strip()
+    if final.strip() not in text or mark not in text:
+        raise ChatTemplateError(
+            f"continue_final_message is set, but the chat template does not write the final message's {field} as it is"
+        )
+    end = text.rindex(mark)
+    # Where the template has cut the space behind the mark, it would have cut the space before it too.
+    return text[:end] if text.startswith(CONTINUED, end) else text[:end].rstrip()
+
+
+def _rendered(template: str, variables: dict[str, Any], characters: int) -> str:
+    if not isinstance(template, str):
+        raise ChatTemplateError(f"the chat template is {shown(template)}; it must be text")
+    if len(template) > MAX_SOURCE:
+        raise ChatTemplateError(f"the chat template has {len(template)} characters; the limit is {MAX_SOURCE}")
+    try:
+        compiled = _compiled(template)
+        token = BUDGET.set(Budget(characters))
+        try:
+            return compiled.render(variables)
+        finally:
+            BUDGET.reset(token)
+    except ChatTemplateError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"chat template: {str(error.message)[:MAX_WORDS]}") from error
+    except RecursionError as error:
+        raise ChatTemplateError("chat template: its blocks, expressions or macros are nested too deeply") from error
+    except Exception as error:  # whatever an expression in it ran into: a missing key, a wrong type
+        raise ChatTemplateError(f"chat template: {type(error).__name__}: {str(error)[:MAX_WORDS]}") from error
+
+
+@lru_cache(maxsize=64)
+def _compiled(template: str) -> jinja2.Template:
+    return environment().from_string(template)
