@@ -28,7 +28,7 @@ from ferrule.request import Request
 if TYPE_CHECKING:
     import os
 
-    from ferrule.chat import Message
+    from ferrule.chat import Message, Tool
     from ferrule.parsers import MessageFormat
 
 LONG = 4000
@@ -96,12 +96,14 @@ class AsyncLLM(LoadedModel):
         lora_request: LoRA | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers a conversation; as `generate` otherwise.
+        """Answers a conversation; what the template gets is explained at `chat_prompt`, the rest at `generate`.
 
         Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
         its tool calls and its reasoning apart from the answer. To stream deltas instead, give `stream` what
@@ -115,7 +117,9 @@ class AsyncLLM(LoadedModel):
                 messages,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
+                documents=documents,
                 chat_template_kwargs=chat_template_kwargs,
             )
             message_format = self.message_format(

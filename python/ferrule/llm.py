@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ferrule._native import SampleTrace
-    from ferrule.chat import Message
+    from ferrule.chat import Message, Tool
     from ferrule.parsers import MessageFormat
 
 MAX_CANDIDATES = 1000
@@ -115,13 +115,16 @@ class LLM(LoadedModel):
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several at once; `priority` and `lora_request` are those of `generate`.
 
+        What the template gets is explained at `chat_prompt`.
         Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
         its tool calls and its reasoning apart from the answer.
 
@@ -132,14 +135,16 @@ class LLM(LoadedModel):
         message_format = self.message_format(
             tool_call_parser, reasoning_parser, tools=tools, chat_template=chat_template
         )
-        single = not messages or isinstance(messages[0], Mapping)
+        single = not messages or isinstance(messages[0], str) or not isinstance(messages[0], Sequence)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
         prompts = [
             self.chat_prompt(
                 conversation,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
+                documents=documents,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in conversations

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
@@ -24,7 +24,7 @@ from ferrule.shapes import find_shape
 from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ferrule.chat import Message
+    from ferrule.chat import Message, Tool
     from ferrule.parsers import MessageFormat
 
 AUTO = "auto"
@@ -132,25 +132,38 @@ class LoadedModel:
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
         """A conversation as the prompt that `generate` and `stream` take.
 
-        `chat_template` is a template or the name of one of the model's; the template itself writes the special tokens.
+        `chat_template` is a template or the name of one of the model's; without it, the one named `tool_use` serves
+        where there are tools, else `default`. The template itself writes the special tokens.
+        `continue_final_message`, with `add_generation_prompt=False`, lets the model go on with the last message: at the
+        end of its content, or of the field so named, such as `reasoning_content`. `tools` are JSON schemas, or
+        functions whose type hints and docstring say what a schema would. `chat_template_kwargs` are further variables
+        of the template, such as `enable_thinking`.
+
+        Messages are as OpenAI's API has them: content is text or a list of parts of text, and arguments of tool calls
+        are JSON or maps; each template gets what it can read. A model's reasoning is read from `reasoning_content`,
+        `reasoning` or `thinking`.
 
         Raises ChatTemplateError, TokenizerError.
         """
-        if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
-            raise ChatTemplateError(f"messages is {shown(messages)}; it must be a list of messages")
-        from ferrule.chat import render_chat
+        from ferrule.chat import adapt_messages, render_chat
 
+        template = self._chat_template(chat_template, tools)
+        special_tokens = self._tokenizer.special_tokens
         text = render_chat(
-            self._chat_template(chat_template),
-            messages,
-            special_tokens=self._tokenizer.special_tokens,
+            template,
+            adapt_messages(template, messages, special_tokens),
+            special_tokens=special_tokens,
             tools=tools,
+            documents=documents,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             arguments=chat_template_kwargs,
         )
         return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
@@ -270,13 +283,23 @@ class LoadedModel:
             lora=lora,
         )
 
-    def _chat_template(self, chosen: str | None) -> str:
+    def _chat_template(self, chosen: object, tools: object) -> str:
+        """A template by its name, or by itself; without either the model's own, for tools if there are any."""
         templates = self._tokenizer.chat_templates
+        names = ", ".join(sorted(templates)) or "none"
         if chosen is None:
-            if "default" not in templates:
-                where = f"{self._files.directory}: neither chat_template.jinja nor tokenizer_config.json has one"
-                raise ChatTemplateError(f"the model has no chat template ({where}); give chat_template")
-            return templates["default"]
+            chosen = "tool_use" if tools is not None and "tool_use" in templates else "default"
+            if chosen not in templates:
+                raise ChatTemplateError(
+                    f"the model has no chat template named default ({self._files.directory}: neither "
+                    f"chat_template.jinja nor tokenizer_config.json; named templates: {names}); give chat_template"
+                )
+        if not isinstance(chosen, str):
+            raise ChatTemplateError(f"chat_template is {shown(chosen)}; it must be a template or the name of one")
+        if chosen not in templates and "{" not in chosen:
+            raise ChatTemplateError(
+                f"chat_template is {shown(chosen)}; that is no template, and the model's have the names: {names}"
+            )
         return templates.get(chosen, chosen)
 
 

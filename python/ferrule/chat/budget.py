@@ -17,11 +17,14 @@ from typing import Any, cast
 from ferrule.errors import ChatTemplateError
 
 BASE_UNITS = 1 << 20
-UNITS_PER_CHARACTER = 64
-"""Templates look at each character of a conversation a few times; the busiest of those in use take a third of this."""
+UNITS_PER_CHARACTER = 512
+"""Most templates take ten; those that write all of the text again for each message take half as many as messages."""
 MAX_UNITS = 1 << 28
-MAX_SECONDS = 2.0
+
+BASE_SECONDS = 1.0
 """Of processor time in the thread that renders."""
+SECONDS_PER_CHARACTER = 2e-5
+MAX_SECONDS = 30.0
 MAX_DEPTH = 100
 """Levels of lists and maps. Python hashes and compares nested values by recursion in C."""
 MAX_BITS = 1 << 16
@@ -42,11 +45,21 @@ class Size:
     items: int
     """All values in it, itself too."""
     depth: int
+    numbers: int
+    """Of the whole numbers in it, the sum without signs: what they may ask for as widths."""
 
     @property
     def units(self) -> int:
         """About the characters of its text."""
         return self.characters + self.items
+
+    def __add__(self, other: Size) -> Size:
+        return Size(
+            self.characters + other.characters,
+            self.items + other.items,
+            max(self.depth, other.depth),
+            self.numbers + other.numbers,
+        )
 
 
 class Budget:
@@ -56,7 +69,8 @@ class Budget:
         self._characters = characters
         self._limit = min(BASE_UNITS + UNITS_PER_CHARACTER * characters, MAX_UNITS)
         self._spent = 0
-        self._deadline = time.thread_time() + MAX_SECONDS
+        self._seconds = min(BASE_SECONDS + SECONDS_PER_CHARACTER * characters, MAX_SECONDS)
+        self._deadline = time.thread_time() + self._seconds
         self._next_look = CLOCK_UNITS
 
     def spend(self, units: int) -> None:
@@ -97,10 +111,10 @@ class Budget:
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise ChatTemplateError(f"the chat template makes a number of {value.bit_length()} bits; {MAX_BITS} may be")
 
-    def counted(self, values: Iterable[object]) -> Iterator[object]:
-        """The values, each for a unit as it is taken."""
+    def counted(self, values: Iterable[object], units: int) -> Iterator[object]:
+        """The values, each for so many units as it is taken."""
         for value in values:
-            self.spend(1)
+            self.spend(units)
             yield value
 
     def measure(self, value: object) -> Size:
@@ -108,7 +122,7 @@ class Budget:
 
         Raises ChatTemplateError for more than is left, and for more than MAX_DEPTH levels.
         """
-        characters, items, depth = 0, 0, 0
+        characters, items, depth, numbers = 0, 0, 0, 0
         left = self._limit - self._spent
         levels: list[Iterator[object]] = [iter((value,))]
         while levels:
@@ -121,6 +135,7 @@ class Budget:
                     continue
                 if isinstance(each, int):
                     characters += each.bit_length() // READ
+                    numbers += abs(each)
                     continue
                 inner = _inner(each)
                 if inner is not None:
@@ -133,12 +148,13 @@ class Budget:
             depth = max(depth, len(levels) - 1)
             if depth > MAX_DEPTH:
                 raise ChatTemplateError(f"a value of the chat template has more than {MAX_DEPTH} levels, the limit")
-        return Size(characters, items, depth)
+        return Size(characters, items, depth, numbers)
 
     def _look_at_the_clock(self) -> None:
         if time.thread_time() > self._deadline:
             raise ChatTemplateError(
-                f"the chat template takes too long: the limit is {MAX_SECONDS:g} seconds of processor time"
+                f"the chat template takes too long: the limit is {self._seconds:.2g} seconds of processor time for a "
+                f"conversation of {self._characters} characters"
             )
 
 
@@ -155,7 +171,8 @@ def breadth(value: object) -> int:
     return 0
 
 
-_VIEWS = (range, type({}.keys()), type({}.values()), type({}.items()))
+_MAP: dict[object, object] = {}
+_SEQUENCES = (list, tuple, range, type(_MAP.keys()), type(_MAP.values()), type(_MAP.items()))
 
 
 def _inner(value: object) -> Iterator[object] | None:
@@ -163,6 +180,6 @@ def _inner(value: object) -> Iterator[object] | None:
     if isinstance(value, dict):
         held = cast("dict[object, object]", value)
         return chain(held.keys(), held.values())
-    if isinstance(value, (list, tuple, *_VIEWS)):
+    if isinstance(value, _SEQUENCES):
         return iter(cast("Iterable[Any]", value))
     return None

@@ -43,7 +43,7 @@ def adapt_messages(
 
     Raises ChatTemplateError that names the message and the field.
     """
-    adapted = Plain().maps(messages, "messages")
+    adapted = Plain().maps(messages, "messages", "messages")
     tokens = tuple(special_tokens.items())
     for index, message in enumerate(adapted):
         where = f"messages[{index}]"
@@ -93,9 +93,10 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
         del message["tool_calls"]
         return
     for index, call in enumerate(cast("list[object]", calls)):
-        function = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
+        function: object = cast("dict[str, object]", call).get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise ChatTemplateError(f"{where}.tool_calls[{index}] is {shown(call)}; it must be a map with a function")
+            found = shown(cast("object", call))
+            raise ChatTemplateError(f"{where}.tool_calls[{index}] is {found}; it must be a map with a function")
         held = cast("dict[str, Any]", function)
         held["arguments"] = _adapt_arguments(held.get("arguments"), as_map=_reads_maps(template, tokens))
 
@@ -103,7 +104,8 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
 def _adapt_arguments(arguments: object, *, as_map: bool) -> object:
     """A map, or its JSON. Text that is no JSON of a map stays as it is: a model may have written it."""
     if isinstance(arguments, dict):
-        return arguments if as_map else json.dumps(arguments, ensure_ascii=False)
+        held = cast("dict[str, object]", arguments)
+        return held if as_map else json.dumps(held, ensure_ascii=False)
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {} if as_map else "{}"
     if not as_map or not isinstance(arguments, str):

@@ -44,7 +44,7 @@ def make_dict(*args: object, **kwargs: object) -> dict[object, object]:
 class Namespace(jinja2.utils.Namespace):
     """Variables that survive the loop they are set in. Names with an underscore in front would be Python's own."""
 
-    def __init__(*args: object, **kwargs: object) -> None:  # noqa: N805  # so that `self` can be a variable's name
+    def __init__(*args: object, **kwargs: object) -> None:  # so that `self` can be a variable's name
         self, given = args[0], dict(*args[1:], **kwargs)  # type: ignore[call-overload]
         for name in given:
             _check_name(name)

@@ -1,4 +1,4 @@
-"""How large a result may get, for the filters and methods that can make much of little.
+"""How large a result may get, for the filters, tests and methods that can make much of little.
 
 Each bound is in units, from the operands alone, and need not be sharp: it keeps a template from taking all memory in
 one step. What is not here makes at most ITEM times its operands.
@@ -7,29 +7,33 @@ one step. What is not here makes at most ITEM times its operands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from ferrule.chat.budget import ITEM, Size
+from ferrule.chat.budget import ITEM, Size, breadth
 
-FilterGrowth: TypeAlias = Callable[[Any, Size, Sequence[Any], Mapping[str, Any]], int]
-"""From the value, the size of it and of the arguments, and the arguments."""
+Growth: TypeAlias = Callable[[Any, Size, Sequence[Any], Mapping[str, Any]], int]
+"""Of a filter or a test: from the value, the size of it and of the arguments, and the arguments."""
 MethodGrowth: TypeAlias = Callable[[str, Sequence[Any]], int]
+"""Of a method of text."""
 
 SLOW = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim")
 """CPython strips a set of characters, and searches from the end, in time that is a product of two lengths."""
 
 _NESTED_FIELD = re.compile(r"\{[^}]*\{")
 _DIGITS = re.compile(r"\d+")
-_MANY = 1 << 40
+_FAR_TOO_MUCH = 1 << 40
 
 
-def formatted(text: str, size: Size, arguments: Iterable[object]) -> int:
-    """Of `text % arguments` and of `text.format(*arguments)`: all widths in it, and all arguments in every place."""
+def formatted(text: str, size: Size) -> int:
+    """Of `text % arguments` and of `text.format(*arguments)`: all widths in it, and all arguments in every place.
+
+    `size` is that of the arguments.
+    """
     places = text.count("%") + text.count("{")
-    widths = sum(int(digits) if len(digits) < 10 else _MANY for digits in _DIGITS.findall(text))
+    widths = sum(int(digits) if len(digits) < 10 else _FAR_TOO_MUCH for digits in _DIGITS.findall(text))
     if "*" in text or _NESTED_FIELD.search(text):
-        widths += sum(map(_extent, arguments))
+        widths += size.numbers
     return len(text) + widths + ITEM * places * size.units
 
 
@@ -44,14 +48,8 @@ def _extent(value: object) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def _length(value: object) -> int:
-    return len(cast("Sequence[object]", value)) if isinstance(value, (str, list, tuple, dict)) else 0
-
-
-def _replaced(text: str, old: object, new: object) -> int:
-    if not isinstance(text, str) or not isinstance(old, str):
-        return 0
-    return len(text) + text.count(old) * _extent(new)
+def _replaced(text: object, old: object, new: object) -> int:
+    return len(text) + text.count(old) * _extent(new) if isinstance(text, str) and isinstance(old, str) else 0
 
 
 def _center(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
@@ -59,7 +57,7 @@ def _center(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str
 
 
 def _format(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
-    return formatted(str(value), size, (*arguments, *named.values()))
+    return formatted(str(value), size)
 
 
 def _groups(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
@@ -67,13 +65,17 @@ def _groups(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str
 
 
 def _indent(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
-    lines = 1 + len(value.splitlines()) if isinstance(value, str) else 1
+    lines = 1 + (len(value.splitlines()) if isinstance(value, str) else size.units)
     return lines * _extent(_argument(arguments, named, 0, "width", 4))
 
 
 def _join(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
     separator = _argument(arguments, named, 0, "d", "")
-    return _length(value) * (len(separator) if isinstance(separator, str) else size.units)
+    return breadth(value) * (len(separator) if isinstance(separator, str) else size.units)
+
+
+def _remainder(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
+    return _format(value, size, arguments, named) if isinstance(value, str) else 0
 
 
 def _replace(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
@@ -81,12 +83,15 @@ def _replace(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[st
 
 
 def _round(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
+    # It multiplies by a power of ten, text and lists as well.
+    if not isinstance(value, (int, float)):
+        return _FAR_TOO_MUCH
     return _extent(_argument(arguments, named, 0, "precision", 0)) ** 2
 
 
 def _sum(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
     start = _argument(arguments, named, 1, "start", 0)
-    return 0 if isinstance(start, (int, float)) else ITEM * _length(value) * size.units
+    return 0 if isinstance(start, (int, float)) else breadth(value) * size.units
 
 
 def _tojson(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
@@ -95,7 +100,7 @@ def _tojson(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str
     return size.items * (indent * size.depth + sum(map(_extent, separators)))
 
 
-FILTER_GROWTH: dict[str, FilterGrowth] = {
+FILTER_GROWTH: dict[str, Growth] = {
     "batch": _groups,
     "center": _center,
     "format": _format,
@@ -108,9 +113,12 @@ FILTER_GROWTH: dict[str, FilterGrowth] = {
     "tojson": _tojson,
 }
 
+TEST_GROWTH: dict[str, Growth] = {"divisibleby": _remainder, "even": _remainder, "odd": _remainder}
+"""`%` of text is formatting."""
+
 METHOD_GROWTH: dict[str, MethodGrowth] = {
     "center": lambda text, arguments: sum(map(_extent, arguments)),
-    "join": lambda text, arguments: len(text) * sum(map(_length, arguments)),
+    "join": lambda text, arguments: len(text) * sum(map(breadth, arguments)),
     "ljust": lambda text, arguments: sum(map(_extent, arguments)),
     "replace": lambda text, arguments: _replaced(text, *(*arguments, "", "")[:2]),
     "rjust": lambda text, arguments: sum(map(_extent, arguments)),

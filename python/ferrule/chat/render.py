@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jinja2
 
@@ -28,7 +28,7 @@ MAX_WORDS = 2000
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which messages carry what a model thought; templates read the first or the second."""
-CONTINUED = "MESSAGE_GOES_ON_AFTER_THIS_MARK "
+GOES_ON = "MESSAGE_GOES_ON_AFTER_THIS_MARK "
 """Ends the final message while it is rendered, so that its end is found. Templates may cut the space."""
 
 
@@ -45,37 +45,51 @@ def render_chat(
 ) -> str:
     """The text of a conversation. `arguments` are further variables of the template.
 
-    `continue_final_message` leaves the last message open, in its content or in the field named.
+    `continue_final_message` leaves the last message open: at the end of its content, or of the field so named.
 
     Raises ChatTemplateError, with the template's own words where it raises an exception.
     """
     plain = Plain()
-    conversation = [_with_reasoning(message) for message in plain.maps(messages, "messages")]
+    conversation = [_with_reasoning(message) for message in plain.maps(messages, "messages", "messages")]
     if not conversation:
         raise ChatTemplateError("messages is empty: the conversation must have at least one message")
-    given = {} if arguments is None else arguments
-    if not isinstance(given, Mapping):
-        raise ChatTemplateError(f"chat_template_kwargs is {shown(given)}; it must be a map")
-    for name in given:
-        if name in RESERVED:
-            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is an argument of its own")
-    variables = {
+    variables: dict[str, Any] = {
         **special_tokens,
-        **plain.copy(given, "chat_template_kwargs"),
+        **_checked_arguments(arguments, plain),
         "messages": conversation,
         "tools": None if tools is None else plain.maps(_schemas(tools), "tools"),
         "documents": None if documents is None else plain.maps(documents, "documents"),
-        "add_generation_prompt": add_generation_prompt,
+        "add_generation_prompt": _checked_flag("add_generation_prompt", add_generation_prompt),
     }
-    if continue_final_message is False:
+    field = "content" if continue_final_message is True else continue_final_message
+    if not isinstance(field, str):
+        _checked_flag("continue_final_message", field)
         return _rendered(template, variables, plain.characters)
     if add_generation_prompt:
         raise ChatTemplateError(
-            "add_generation_prompt and continue_final_message are both set: an answer begins, or goes on; not both"
+            "add_generation_prompt and continue_final_message are both set: an answer begins, or one goes on"
         )
-    field = "content" if continue_final_message is True else continue_final_message
     final = _mark_end(template, conversation[-1], field)
     return _cut(_rendered(template, variables, plain.characters), final, field)
+
+
+def _checked_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ChatTemplateError(f"{name} is {shown(value)}; it must be True or False")
+    return value
+
+
+def _checked_arguments(arguments: object, plain: Plain) -> dict[str, Any]:
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise ChatTemplateError(f"chat_template_kwargs is {shown(arguments)}; it must be a map")
+    for name in cast("Mapping[object, object]", arguments):
+        if not isinstance(name, str):
+            raise ChatTemplateError(f"chat_template_kwargs has the name {shown(name)}; it must be text")
+        if name in RESERVED:
+            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is an argument of its own")
+    return plain.copy(cast("object", arguments), "chat_template_kwargs")
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
@@ -91,45 +105,49 @@ def _schemas(tools: object) -> object:
         raise ChatTemplateError(f"tools is {shown(tools)}; it must be a list of maps or functions")
     return [
         function_schema(tool, f"tools[{index}]") if callable(tool) and not hasattr(tool, "model_dump") else tool
-        for index, tool in enumerate(tools)
+        for index, tool in enumerate(cast("Sequence[object]", tools))
     ]
 
 
-def _mark_end(template: str, message: dict[str, Any], field: object) -> str:
+def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
     """Puts the mark at the end of a message's field, and returns the text that it ends."""
     where = f"continue_final_message is set, but the final message's {field}"
-    value = message.get(field) if isinstance(field, str) else None
-    if not isinstance(field, str) or value is None:
+    value: object = message.get(field)
+    if value is None:
         raise ChatTemplateError(f"{where} is not there")
-    copies = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
-    if not any(name in template for name in copies):
+    names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
+    if not any(name in template for name in names):
         raise ChatTemplateError(f"{where} is a field that the chat template does not read")
-    holder, names = message, copies
+    holder = message
     if isinstance(value, (list, tuple)):
-        parts = [part for part in value if isinstance(part, dict) and "text" in part]
+        parts = [
+            cast("dict[str, Any]", part)
+            for part in cast("Sequence[object]", value)
+            if isinstance(part, dict) and "text" in part
+        ]
         if not parts:
             raise ChatTemplateError(f"{where} has no text")
         holder, names, value = parts[-1], ["text"], parts[-1]["text"]
     if not isinstance(value, str):
         raise ChatTemplateError(f"{where} is {shown(value)}; it must be text")
     for name in names:
-        holder[name] = value + CONTINUED
+        holder[name] = value + GOES_ON
     return value
 
 
 def _cut(text: str, final: str, field: str) -> str:
     """The text up to the mark."""
-    mark = CONTINUED.strip()
+    mark = GOES_ON.strip()
     if final.strip() not in text or mark not in text:
         raise ChatTemplateError(
             f"continue_final_message is set, but the chat template does not write the final message's {field} as it is"
         )
     end = text.rindex(mark)
     # Where the template has cut the space behind the mark, it would have cut the space before it too.
-    return text[:end] if text.startswith(CONTINUED, end) else text[:end].rstrip()
+    return text[:end] if text.startswith(GOES_ON, end) else text[:end].rstrip()
 
 
-def _rendered(template: str, variables: dict[str, Any], characters: int) -> str:
+def _rendered(template: object, variables: dict[str, Any], characters: int) -> str:
     if not isinstance(template, str):
         raise ChatTemplateError(f"the chat template is {shown(template)}; it must be text")
     if len(template) > MAX_SOURCE:

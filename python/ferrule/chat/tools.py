@@ -1,14 +1,7 @@
 """Python functions as tools: the JSON schema that transformers' `get_json_schema` makes of them (5.23).
 
-Types come from the hints, descriptions from a docstring in Google's style:
-
-    def get_weather(city: str, unit: Literal["C", "F"] = "C") -> dict:
-        '''The weather now.
-
-        Args:
-            city: Name of the city
-            unit: Of the temperature
-        '''
+Types come from the hints, descriptions from a docstring in Google's style: what the function does, then `Args:` with a
+line `name: description` for each argument, then perhaps `Returns:`. A description may end in `(choices: ["a", "b"])`.
 """
 
 from __future__ import annotations
@@ -16,10 +9,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from ferrule.checks import shown
 from ferrule.errors import ChatTemplateError
@@ -83,10 +76,14 @@ def _described(schema: Schema, description: str, argument: str) -> Schema:
     if choices is None:
         return {**schema, "description": description}
     try:
-        values = [str(choice).strip() for choice in json.loads(choices[1])]
+        values: object = json.loads(choices[1])
     except ValueError:
-        raise ChatTemplateError(f"{argument}, has the choices {shown(choices[1])}; they must be a JSON list") from None
-    return {**schema, "enum": values, "description": description[: choices.start()].strip()}
+        values = None
+    listed = cast("list[object]", values) if isinstance(values, list) else [None]
+    if not all(isinstance(value, str) for value in listed):
+        raise ChatTemplateError(f"{argument}, has the choices {choices[1]}; they must be a JSON list of strings")
+    enum = [str(value).strip() for value in listed]
+    return {**schema, "enum": enum, "description": description[: choices.start()].strip()}
 
 
 def _result_schema(hints: Mapping[str, Any], description: str | None, where: str) -> Schema | None:
@@ -101,28 +98,34 @@ def _result_schema(hints: Mapping[str, Any], description: str | None, where: str
 
 
 def _type_schema(hint: Any, argument: str) -> Schema:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is None and isinstance(hint, type) and issubclass(hint, Enum):
-        return _choice_schema([member.value for member in hint], hint, argument)
-    if origin is None and hint in TYPES:
-        return dict(TYPES[hint])
-    if origin is Literal:
-        return _choice_schema(list(arguments), hint, argument)
-    if origin is Union or origin is UnionType:
-        return _union_schema(arguments, argument)
-    if origin is list:
-        return {"type": "array", "items": _type_schema(arguments[0], argument)}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _type_schema(arguments[1], argument)}
-    if origin is tuple and len(arguments) > 1 and ... not in arguments:
-        return {"type": "array", "prefixItems": [_type_schema(each, argument) for each in arguments]}
-    raise ChatTemplateError(f"{argument}, has the type hint {shown(hint)}, which has no JSON schema; write one by hand")
+    origin, inner = get_origin(hint), get_args(hint)
+    plain: Any = hint if origin is None else origin
+    schema: Schema | None = None
+    if not inner and isinstance(plain, type) and issubclass(plain, Enum):
+        schema = _choice_schema([member.value for member in plain], shown(cast("object", hint)), argument)
+    elif not inner and isinstance(plain, Hashable) and plain in TYPES:
+        schema = dict(TYPES[plain])
+    elif origin is Literal:
+        schema = _choice_schema(list(inner), shown(cast("object", hint)), argument)
+    elif origin is Union or origin is UnionType:
+        schema = _union_schema(inner, argument)
+    elif origin is list:
+        schema = {"type": "array", "items": _type_schema(inner[0], argument)}
+    elif origin is dict:
+        schema = {"type": "object", "additionalProperties": _type_schema(inner[1], argument)}
+    elif origin is tuple and len(inner) > 1 and ... not in inner:
+        schema = {"type": "array", "prefixItems": [_type_schema(each, argument) for each in inner]}
+    if schema is None:
+        raise ChatTemplateError(
+            f"{argument}, has the type hint {shown(cast('object', hint))}, which has no JSON schema; give one by hand"
+        )
+    return schema
 
 
-def _choice_schema(values: list[Any], hint: object, argument: str) -> Schema:
+def _choice_schema(values: list[Any], hint: str, argument: str) -> Schema:
     """One type where all values have it, else each once in the order of the values."""
     if not values or any(type(value) not in SCALARS for value in values):
-        raise ChatTemplateError(f"{argument}, has the type hint {shown(hint)}; its values must be JSON scalars")
+        raise ChatTemplateError(f"{argument}, has the type hint {hint}; its values must be JSON scalars")
     types = list(dict.fromkeys(SCALARS[type(value)] for value in values))
     return {"type": types[0] if len(types) == 1 else types, "enum": values}
 

@@ -10,6 +10,9 @@ from ferrule.chat.budget import ITEM, MAX_BITS, MAX_DEPTH
 from ferrule.checks import shown
 from ferrule.errors import ChatTemplateError
 
+MAX_CHARACTERS = 1 << 26
+"""Of a conversation with its tools and documents, as Plain counts them."""
+
 
 class Plain:
     """Copies values, and counts how much they hold."""
@@ -25,9 +28,10 @@ class Plain:
 
         Raises ChatTemplateError that says where in the arguments something else is.
         """
-        self.characters += ITEM
+        self.characters += ITEM + (len(value) if isinstance(value, str) else 0)
+        if self.characters > MAX_CHARACTERS:
+            raise ChatTemplateError(f"{where} is where the conversation exceeds {MAX_CHARACTERS} characters, the limit")
         if isinstance(value, str):
-            self.characters += len(value)
             return str.__str__(value)
         if value is None or isinstance(value, (bool, float)):
             return value if value is None or isinstance(value, bool) else float.__float__(value)
@@ -49,13 +53,13 @@ class Plain:
             for key, each in fields.items()
         }
 
-    def maps(self, values: object, where: str) -> list[dict[str, Any]]:
-        """The copy of a list of maps.
+    def maps(self, values: object, where: str, what: str = "maps") -> list[dict[str, Any]]:
+        """The copy of a list of maps; messages of errors say `what` they are.
 
         Raises ChatTemplateError.
         """
         if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-            raise ChatTemplateError(f"{where} is {shown(values)}; it must be a list of maps")
+            raise ChatTemplateError(f"{where} is {shown(values)}; it must be a list of {what}")
         copies: list[dict[str, Any]] = []
         for index, value in enumerate(cast("Sequence[object]", values)):
             if _fields(value) is None:
