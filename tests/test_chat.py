@@ -1,25 +1,54 @@
-"""Chat templates: rendering, and what a template may not do (FAULTS rows 42 and 45)."""
+"""Chat templates: rendered as transformers renders them, and what a template may not do (FAULTS rows 42 to 45)."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fakes
-from conftest import TINY
-from ferrule import LLM, ChatTemplateError, SamplingParams
+from ferrule import ChatTemplateError
 from ferrule.chat import render_chat
 
+GOLDEN = Path(__file__).parent / "golden" / "chat"
 MESSAGES = [{"role": "user", "content": "Hi <b> é"}]
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
 
 
-def render(template: str, **more: Any) -> str:
-    return render_chat(template, MESSAGES, special_tokens={"bos_token": "<s>"}, **more)
+def render(template: str, messages: Any = MESSAGES, **more: Any) -> str:
+    return render_chat(template, messages, special_tokens={"bos_token": "<s>"}, **more)
+
+
+def golden_cases() -> Iterator[Any]:
+    for file in sorted(GOLDEN.glob("*.json")):
+        golden = json.loads(file.read_text())
+        for number, case in enumerate(golden["cases"]):
+            yield pytest.param(golden, case, id=f"{file.stem}-{number}")
+
+
+@pytest.mark.parametrize(("golden", "case"), list(golden_cases()))
+def test_as_transformers_renders(golden: dict[str, Any], case: dict[str, Any]) -> None:
+    """Byte for byte; where it raises an error, so do we, with the template's words if they are the template's."""
+    own = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+    kwargs = case["kwargs"]
+    given = {name: kwargs[name] for name in own if name in kwargs}
+    given["arguments"] = {name: value for name, value in kwargs.items() if name not in own}
+    tokens = {"bos_token": golden["bos_token"], "eos_token": golden["eos_token"]}
+    if "text" in case:
+        assert render_chat(golden["template"], case["messages"], special_tokens=tokens, **given) == case["text"]
+        return
+    kind, _, words = case["error"].partition(": ")
+    with pytest.raises(ChatTemplateError, match=re.escape(words) if kind == "TemplateError" else "empty"):
+        render_chat(golden["template"], case["messages"], special_tokens=tokens, **given)
+
+
+def test_there_are_golden_cases() -> None:
+    assert len(list(golden_cases())) == 60
 
 
 @pytest.mark.parametrize(
@@ -34,21 +63,91 @@ def render(template: str, **more: Any) -> str:
         ("a{% generation %}b{% endgeneration %}c", "abc"),
         ("{{ add_generation_prompt }}{{ tools }}{{ missing }}", "TrueNone"),
         ("{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}", "2"),
+        ("{% for a in range(6) if a is odd %}{{ a }}{{ ',' if not loop.last }}{% endfor %}", "1,3,5"),
+        ("{% for x in [[1, [2]], [3]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}", "123"),
+        ("{% macro f(x) %}[{{ x }}{{ caller() }}]{% endmacro %}{% call f(1) %}z{% endcall %}", "[1z]"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x ~ 'b' }}{{ 'abcd'[1:3] }}{{ [1, 2][::-1] }}", "a1bbc[2, 1]"),
+        ("{{ 'a' * 3 }}{{ [0] * 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ '%s-%03d' % ('x', 5) }}", "aaa[0, 0]10243x-005"),
+        ("{{ '{}-{b:>3}'.format(1, b=2) }}{{ ', '.join(['a', 'b'] | map('upper')) }}", "1-  2A, B"),
+        (
+            "{{ tools | selectattr('x') | list }}{{ 'a-b'.split('-') }}{{ {'k': 1}.items() | list }}",
+            "[]['a', 'b'][('k', 1)]",
+        ),
+        ("{{ 1 < 2 <= 2 }}{{ 'b' in 'abc' }}{{ 3 not in [1, 2] }}{{ 'x' == 'x' }}", "TrueTrueTrueTrue"),
+        ("{{ dict(a=1)['a'] }}{{ cycler(1, 2).next() }}{% filter upper %}a{{ 'b' }}{% endfilter %}", "11AB"),
     ],
 )
-def test_rendered_as_transformers_does(template: str, text: str) -> None:
+def test_what_jinja_does_is_done(template: str, text: str) -> None:
     assert render(template) == text
 
 
 def test_the_date() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", render("{{ strftime_now('%Y-%m-%d') }}"))
+    # Of no time zone, as in transformers.
+    assert render("[{{ strftime_now('%Z') }}]") == "[]"
+
+
+def test_fields_that_are_none_are_not_there() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": None}
+    assert render("{{ messages[0] }}", [message]) == "{'role': 'assistant'}"
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_found_under_the_names_that_templates_read(field: str) -> None:
+    message = {"role": "assistant", "content": "4", field: "2 + 2"}
+    assert render("{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}", [message]) == "2 + 2|2 + 2"
 
 
 def test_further_arguments() -> None:
     assert render("{{ enable_thinking }}", arguments={"enable_thinking": False}) == "False"
-    for name in ("messages", "tools", "documents", "add_generation_prompt"):
-        with pytest.raises(ChatTemplateError, match=name):
-            render("", arguments={name: []})
+    assert render("{{ bos_token }}", arguments={"bos_token": "<other>"}) == "<other>"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"]
+)
+def test_row44_reserved_arguments_are_not_overridden(name: str) -> None:
+    with pytest.raises(ChatTemplateError, match=f"chat_template_kwargs has {name}"):
+        render("", arguments={name: []})
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"messages": "Hi"}, "messages is 'Hi'; it must be a list of messages"),
+        ({"messages": ["Hi"]}, r"messages\[0\] is 'Hi'; it must be a map"),
+        (
+            {"messages": [{"role": "user", "content": {1, 2}}]},
+            r"messages\[0\]\['content'\] is \{1, 2\}; a template gets",
+        ),
+        (
+            {"messages": [{"role": 1 << 70_000}]},
+            r"messages\[0\]\['role'\] is a number of 70001 bits; the limit is 65536",
+        ),
+        ({"tools": {"a": 1}}, "tools is {'a': 1}; it must be a list of maps or functions"),
+        ({"tools": [3]}, r"tools\[0\] is 3; it must be a map"),
+        ({"documents": ["text"]}, r"documents\[0\] is 'text'; it must be a map"),
+        ({"arguments": [1]}, r"chat_template_kwargs is \[1\]; it must be a map"),
+        ({"arguments": {1: 2}}, "chat_template_kwargs has the name 1; it must be text"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt is 'no'; it must be True or False"),
+        ({"continue_final_message": 1}, "continue_final_message is 1; it must be True or False"),
+    ],
+)
+def test_a_bad_argument_is_named(more: dict[str, Any], message: str) -> None:
+    messages = more.pop("messages", MESSAGES)
+    with pytest.raises(ChatTemplateError, match=message):
+        render("{{ messages }}", messages, **more)
+
+
+def test_values_that_hold_themselves_or_nearly_so() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    doubled: list[Any] = ["x"]
+    for _ in range(60):
+        doubled = [doubled, doubled]
+    for content, message in ((itself, "more levels than the limit, 100"), (doubled, "exceeds 16777216 characters")):
+        with pytest.raises(ChatTemplateError, match=message):
+            render("", [{"role": "user", "content": content}])
 
 
 @pytest.mark.parametrize(
@@ -56,11 +155,16 @@ def test_further_arguments() -> None:
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% if %}", "line 1"),
-        ("{{ messages[0]['missing']['deeper'] }}", "UndefinedError|undefined|has no"),
+        ("{{ messages[0]['missing']['deeper'] }}", "has no attribute 'missing'"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ messages.append(1) }}", "SecurityError|not safe|unsafe|append"),
-        ("{% include 'x' %}", "TypeError|no loader"),
+        ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{% include 'x' %}", "TypeError: no loader"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
+        ("{{ 'a' | urlize }}", "No filter named 'urlize'"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{{ '\\x00'.encode('utf-8') }}", "'encode' of 'str' object is unsafe"),
+        ("{{ namespace(_a=1) }}", "a namespace has no '_a'"),
+        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "a namespace has no '_a'"),
     ],
 )
 def test_errors_are_of_one_kind(template: str, message: str) -> None:
@@ -77,49 +181,74 @@ def test_errors_are_of_one_kind(template: str, message: str) -> None:
         "{{ namespace.__init__.__globals__ }}",
         "{{ cycler.__init__.__globals__.os.system('true') }}",
         "{{ ''|attr('__class__') }}",
+        "{{ [''] | map(attribute='__class__') | list }}",
         "{{ '{0.__class__.__base__}'.format('') }}",
+        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+        "{{ self._TemplateReference__context.environment }}",
+        "{% macro f() %}{% endmacro %}{{ f._func.__globals__ }}",
+        "{{ (messages | map('upper')).gi_frame.f_builtins }}",
+        "{{ dict.mro() }}{{ namespace.mro() }}",
     ],
 )
-def test_the_sandbox_holds(template: str) -> None:
+def test_row42_the_sandbox_holds(template: str) -> None:
     """Either refused, or nothing of Python shows in the text."""
     try:
         text = render(template)
     except ChatTemplateError:
         return
-    assert "class" not in text
+    assert not re.search("class|object|function|builtin|environment", text)
 
 
-def test_an_empty_conversation() -> None:
-    with pytest.raises(ChatTemplateError, match="empty"):
-        render_chat("x", [], special_tokens={})
+class TestContinuing:
+    """`continue_final_message`."""
 
+    @pytest.mark.parametrize(
+        ("template", "final", "text"),
+        [
+            (TURNS, "1, 2,", "<user>q</s><assistant>1, 2,"),
+            (TURNS, "1, 2, ", "<user>q</s><assistant>1, 2, "),
+            (TURNS.replace("m.content", "m.content | trim"), "1, 2, ", "<user>q</s><assistant>1, 2,"),
+            (TURNS, "", "<user>q</s><assistant>"),
+            (TURNS, "q</s><assistant>", "<user>q</s><assistant>q</s><assistant>"),
+        ],
+    )
+    def test_the_text_ends_where_the_message_does(self, template: str, final: str, text: str) -> None:
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": final}]
+        assert render(template, messages, add_generation_prompt=False, continue_final_message=True) == text
 
-def test_chat_goes_through_the_models_template(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
-    asked: list[list[int]] = []
+    def test_the_last_of_its_parts_goes_on(self) -> None:
+        template = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        messages = [{"role": "assistant", "content": parts}]
+        assert render(template, messages, add_generation_prompt=False, continue_final_message=True) == "[a][b"
+        assert parts[1]["text"] == "b"
 
-    def script(prompt: list[int]) -> list[int]:
-        asked.append(prompt)
-        return llm.tokenize("Hello", add_special_tokens=False)
+    @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+    def test_a_thought_goes_on(self, field: str) -> None:
+        template = "{% for m in messages %}<think>{{ m.thinking }}</think>{{ m.content }}{% endfor %}"
+        messages = [{"role": "assistant", "content": "", field: "so"}]
+        text = render(template, messages, add_generation_prompt=False, continue_final_message=field)
+        assert text == "<think>so"
 
-    fake_engine.script = staticmethod(script)
-    one = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
-    two = [{"role": "user", "content": "Bye"}]
-    outputs = llm.chat([one, two], SamplingParams(max_tokens=20))
-    assert [output.outputs[0].text for output in outputs] == ["Hello", "Hello"]
-    texts = [llm.detokenize(prompt, skip_special_tokens=False) for prompt in asked[:2]]
-    assert texts[0] == "<|bos|><|system|>Be kind.<|end|>\n<|user|>Hi<|end|>\n<|assistant|>"
-    assert texts[1] == "<|bos|><|user|>Bye<|end|>\n<|assistant|>"
-    assert llm.chat(two, SamplingParams(max_tokens=20))[0].outputs[0].finish_reason == "stop"
-
-
-def test_another_template_or_one_of_the_models_by_name(
-    model_with: Callable[..., Path], fake_engine: type[fakes.Engine]
-) -> None:
-    directory = model_with(tokenizer_config=json.dumps({"chat_template": [{"name": "rag", "template": "RAG"}]}))
-    (directory / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
-    llm = LLM(directory)
-    with pytest.raises(ChatTemplateError, match="no chat template"):
-        llm.chat(MESSAGES)
-    for chosen, text in (("rag", "RAG"), ("{{ messages[0].role }}", "user")):
-        prompt = llm.chat_prompt(MESSAGES, chat_template=chosen)
-        assert llm.detokenize(list(prompt["prompt_token_ids"])) == text
+    @pytest.mark.parametrize(
+        ("template", "messages", "more", "message"),
+        [
+            (TURNS, MESSAGES, {"add_generation_prompt": True}, "both set"),
+            ("fixed content", MESSAGES, {}, "does not write the final message's content as it is"),
+            ("{{ messages[0].content | upper }}", [{"role": "user", "content": "ab"}], {}, "as it is"),
+            (TURNS, [{"role": "assistant"}], {}, "final message's content is not there"),
+            (TURNS, [{"role": "assistant", "content": None}], {}, "final message's content is not there"),
+            (TURNS, [{"role": "assistant", "content": []}], {}, "final message's content has no text"),
+            (TURNS, [{"role": "assistant", "content": 5}], {}, "final message's content is 5; it must be text"),
+            (
+                TURNS,
+                [{"role": "assistant", "content": "", "thinking": "x"}],
+                {"continue_final_message": "thinking"},
+                "final message's thinking is a field that the chat template does not read",
+            ),
+        ],
+    )
+    def test_what_cannot_go_on(self, template: str, messages: Any, more: dict[str, Any], message: str) -> None:
+        given = {"add_generation_prompt": False, "continue_final_message": True} | more
+        with pytest.raises(ChatTemplateError, match=message):
+            render(template, messages, **given)

@@ -33,6 +33,7 @@ FLOORS: list[set[str]] = [
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"options", "loading", "shapes", "tokenizer", "driver"},
+    {"fim"},
     {"prompt", "info", "lora"},
     {"request", "score"},
     {"run", "loaded", "collector"},

@@ -250,6 +250,10 @@ def test_where_the_chat_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).chat_templates == {"default": "D"}
     (tmp_path / "chat_template.jinja").write_text("E")
     assert Tokenizer(tmp_path).chat_templates == {"default": "E"}
+    others = tmp_path / "additional_chat_templates"
+    others.mkdir()
+    (others / "tool_use.jinja").write_text("F")
+    assert Tokenizer(tmp_path).chat_templates == {"default": "E", "tool_use": "F"}
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         Tokenizer(tmp_path)

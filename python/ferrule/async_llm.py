@@ -317,9 +317,9 @@ def _load(driver: Driver) -> Load:
 
 def _size(prompt: object, params: SamplingParams) -> int:
     """Characters and tokens that are looked at one by one before a request can begin."""
-    content = prompt
+    contents: list[object] = [prompt]
     if isinstance(prompt, Mapping):
         parts = cast("Mapping[object, object]", prompt)
-        content = parts.get("prompt", parts.get("prompt_token_ids"))
-    length = len(content) if isinstance(content, Sized) else LONG + 1
+        contents = [parts.get("prompt", parts.get("prompt_token_ids")), parts.get("suffix") or ""]
+    length = sum(len(content) if isinstance(content, Sized) else LONG + 1 for content in contents)
     return length + params.n * (sum(map(len, params.stop)) + len(params.logit_bias))

@@ -9,6 +9,7 @@ from typing import NotRequired, TypeAlias, TypedDict, cast
 
 from ferrule.checks import shown
 from ferrule.errors import PromptError
+from ferrule.fim import encode_infill
 from ferrule.tokenizer import Tokenizer
 
 MAX_SALT_LENGTH = 256
@@ -27,6 +28,8 @@ class TextPrompt(TypedDict):
     """A prompt as text, in vLLM's other spelling."""
 
     prompt: str
+    suffix: NotRequired[str]
+    """What comes after the text that is to be written (fill-in-the-middle), where the model has tokens for that."""
     cache_salt: NotRequired[str]
     """As in a TokensPrompt."""
 
@@ -36,10 +39,22 @@ Prompt: TypeAlias = str | TokensPrompt | TextPrompt
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt as ids, and its text where that is what was given."""
+    """A prompt as ids, and its text where that is what was given; with a suffix, the text before the middle."""
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """What ends the output of this prompt, beside the model's end-of-sequence tokens."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A prompt's fields, each of its type; the ids are not looked at yet."""
+
+    text: str | None = None
+    token_ids: object = None
+    suffix: str | None = None
     cache_salt: str | None = None
 
 
@@ -50,18 +65,22 @@ def read_prompt(
 
     Raises PromptError, TokenizerError.
     """
-    text, given_ids, salt = _parts(given)
-    if text is None:
-        token_ids = check_token_ids(given_ids, vocab_size)
+    parts = _parts(given)
+    stop_token_ids: tuple[int, ...] = ()
+    if parts.text is None:
+        ids = parts.token_ids
+    elif parts.suffix is None:
+        ids = tokenizer.encode(parts.text)
     else:
-        token_ids = check_token_ids(tokenizer.encode(text), vocab_size)
-    return ReadPrompt(text, _check_length(token_ids, max_model_len, limited_by), salt)
+        infill = encode_infill(tokenizer, parts.text, parts.suffix)
+        ids, stop_token_ids = infill.token_ids, tuple(each for each in infill.stop_token_ids if each < vocab_size)
+    token_ids = _check_length(check_token_ids(ids, vocab_size), max_model_len, limited_by)
+    return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids)
 
 
-def _parts(given: object) -> tuple[str | None, object, str | None]:
-    """Text or ids, and the salt."""
+def _parts(given: object) -> _Parts:
     if isinstance(given, str):
-        return given, None, None
+        return _Parts(text=given)
     if not isinstance(given, Mapping) or not (
         {"prompt", "prompt_token_ids"} & set(cast("Mapping[object, object]", given))
     ):
@@ -71,14 +90,18 @@ def _parts(given: object) -> tuple[str | None, object, str | None]:
     salt = _checked_salt(keys.pop("cache_salt")) if "cache_salt" in keys else None
     content = "prompt" if "prompt" in keys else "prompt_token_ids"
     value = keys.pop(content)
+    suffix = keys.pop("suffix", None) if content == "prompt" else None
     if keys:
         found = shown(next(iter(keys)))
-        raise PromptError(f"a prompt with {content} has the field {found}; beside {content} it can have cache_salt")
+        others = "suffix and cache_salt" if content == "prompt" else "cache_salt"
+        raise PromptError(f"a prompt with {content} has the field {found}; beside {content} it can have {others}")
     if content == "prompt_token_ids":
-        return None, value, salt
+        return _Parts(token_ids=value, cache_salt=salt)
     if not isinstance(value, str):
         raise PromptError(f"prompt is {shown(value)}; it must be a string")
-    return value, None, salt
+    if suffix is not None and not isinstance(suffix, str):
+        raise PromptError(f"suffix is {shown(suffix)}; it must be a string")
+    return _Parts(text=value, suffix=suffix, cache_salt=salt)
 
 
 def _checked_salt(salt: object) -> str:

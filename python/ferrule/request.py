@@ -90,7 +90,8 @@ class Completion:
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
         self._own_stop_ids = set(params.stop_token_ids)
-        self._all_stop_ids = self._own_stop_ids.union(() if params.ignore_eos else model.eos_token_ids)
+        ends = () if params.ignore_eos else (*model.eos_token_ids, *prompt.stop_token_ids)
+        self._all_stop_ids = self._own_stop_ids.union(ends)
         self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._detokenizer = None
         if model.tokenizer.available or params.stop or message_format is not None:

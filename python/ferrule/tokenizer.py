@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+
+SPACE = "▁"
+"""How SentencePiece writes a space; many of its tokenizers put one before a text."""
+ANCHOR = "☺"
+"""Stands before what must not get that space: a character that merges with nothing, as in CodeLlama's own code."""
 
 
 class Tokenizer:
@@ -72,6 +78,26 @@ class Tokenizer:
         except Exception as error:
             raise TokenizerError(f"{self._file}: {error}") from error
 
+    def encode_part(self, text: str, *, begins: bool) -> list[int]:
+        """The ids of a part of a text, without special tokens; only where it `begins` the text may it get a space.
+
+        Raises as `encode`.
+        """
+        if begins or not self._spaces_first:
+            return self.encode(text, add_special_tokens=False)
+        anchor = self.encode(ANCHOR, add_special_tokens=False)
+        return self.encode(ANCHOR + text, add_special_tokens=False)[len(anchor) :]
+
+    @cached_property
+    def first_ids(self) -> tuple[int, ...]:
+        """What `encode` puts before a text, such as a beginning-of-sequence token.
+
+        Raises TokenizerError without a tokenizer.
+        """
+        bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        starts = (start for start in range(len(whole)) if whole[start : start + len(bare)] == bare)
+        return tuple(whole[: next(starts, 0)])
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids, exactly as a stream of them would give it; ids without a token are empty text."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
@@ -109,6 +135,12 @@ class Tokenizer:
             return b"" if token_id in skipped else self._token_bytes(token_id)
 
         return ByteDetokenizer(lookup, prompt, strip_first_space=self._pieces.strip_first_space)
+
+    @cached_property
+    def _spaces_first(self) -> bool:
+        ids = self.encode("a", add_special_tokens=False)
+        token = None if self._backend is None or not ids else self._backend.id_to_token(ids[0])
+        return token is not None and token.startswith(SPACE)
 
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
@@ -173,15 +205,23 @@ def _token_text(config: Config, role: str) -> str | None:
     return None if value is None else config.text(role)
 
 
-def _read_chat_templates(directory: Path, config: Config) -> dict[str, str]:
-    """chat_template.jinja, else the older chat_template.json, else tokenizer_config.json."""
-    file = directory / "chat_template.jinja"
+def _read_text(file: Path) -> str:
     try:
-        return {"default": file.read_text(encoding="utf-8")}
-    except FileNotFoundError:
-        pass
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+def _read_chat_templates(directory: Path, config: Config) -> dict[str, str]:
+    """chat_template.jinja, with others by their names beside it, else what older files hold.
+
+    Those are chat_template.json, then tokenizer_config.json.
+    """
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (directory / "chat_template.jinja").exists():
+        files["default"] = directory / "chat_template.jinja"
+    if files:
+        return {name: _read_text(file) for name, file in files.items()}
     try:
         holder = Config(read_json_object(directory / "chat_template.json"), directory / "chat_template.json")
     except ModelNotFoundError:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ferrule.errors import ChatTemplateError
 
-BASE_UNITS = 1 << 20
+BASE_UNITS = 1 << 19
 UNITS_PER_CHARACTER = 512
 """Most templates take ten; those that write all of the text again for each message take half as many as messages."""
 MAX_UNITS = 1 << 28
@@ -29,6 +29,8 @@ MAX_DEPTH = 100
 """Levels of lists and maps. Python hashes and compares nested values by recursion in C."""
 MAX_BITS = 1 << 16
 """Of a whole number: multiplying and dividing larger ones takes time that nobody foresees."""
+STEP = 4
+"""Units of a step: a node of a template's tree, each time that the code around it runs."""
 ITEM = 16
 """Units of an item of a list."""
 READ = 16

@@ -137,7 +137,9 @@ def _reads_maps(template: str, special_tokens: tuple[tuple[str, str], ...]) -> b
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "!"},
         ]
-        return _KEY in _probe(template, special_tokens, messages)
+        text = _probe(template, special_tokens, messages)
+        # As Python shows a map, no model was ever trained to read it.
+        return _KEY in text and f"'{_KEY}'" not in text
 
     return shows({_KEY: 1}) or not shows(json.dumps({_KEY: 1}))
 

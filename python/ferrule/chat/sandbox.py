@@ -18,7 +18,7 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 
-from ferrule.chat.budget import BUDGET, ITEM, MAX_BITS, READ, breadth
+from ferrule.chat.budget import BUDGET, ITEM, MAX_BITS, READ, STEP, breadth
 from ferrule.chat.counting import HOOKS, counted
 from ferrule.chat.functions import FUNCTIONS, tojson
 from ferrule.chat.growth import FILTER_GROWTH, METHOD_GROWTH, SLOW, TEST_GROWTH, Growth, formatted
@@ -177,7 +177,7 @@ def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> 
         size = budget.read(*more, *kwargs.values())
         if name in LAZY_FILTERS:
             # What is empty, or undefined, is not asked for items.
-            value = budget.counted(value, 1 + size.units // READ) if value else value
+            value = budget.counted(value, STEP + size.units // READ) if value else value
         else:
             value = _materialized(value) if name in EAGER_FILTERS else value
             budget.spend(breadth(value) // ITEM * (size.units // READ) + _slowness(name, value, more))

@@ -10,7 +10,7 @@ from ferrule.chat.budget import ITEM, MAX_BITS, MAX_DEPTH
 from ferrule.checks import shown
 from ferrule.errors import ChatTemplateError
 
-MAX_CHARACTERS = 1 << 26
+MAX_CHARACTERS = 1 << 24
 """Of a conversation with its tools and documents, as Plain counts them."""
 
 

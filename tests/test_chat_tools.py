@@ -1,0 +1,191 @@
+"""Functions as tools: the schemas, in which models read the order of the keys too, and what cannot be one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+
+from ferrule import ChatTemplateError
+from ferrule.chat.tools import function_schema
+
+
+class Unit(Enum):
+    CELSIUS = "C"
+    FAHRENHEIT = "F"
+
+
+class Nothing(Enum):
+    pass
+
+
+def get_weather(city: str, days: int = 1, unit: Unit | None = None) -> list[float]:
+    """The weather to come.
+
+    At a place of any size.
+
+    Args:
+        city: Name of the city: any
+            language (choices: ["Paris", " Rome "])
+        days: How far
+
+        unit: Of the temperature
+
+    Returns:
+        A temperature for each day
+
+    Raises:
+        OSError: never
+    """
+    raise AssertionError(city, days, unit)
+
+
+def schema_of(function: Callable[..., Any]) -> Any:
+    schema = function_schema(function, "tools[0]")
+    assert schema["type"] == "function"
+    return schema["function"]
+
+
+def test_a_schema_in_whole() -> None:
+    city = {"type": "string", "enum": ["Paris", "Rome"], "description": "Name of the city: any language"}
+    unit = {"type": "string", "enum": ["C", "F"], "nullable": True, "description": "Of the temperature"}
+    expected = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather to come.\n\nAt a place of any size.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": city, "days": {"type": "integer", "description": "How far"}, "unit": unit},
+                "required": ["city"],
+            },
+            "return": {
+                "type": "array",
+                "items": {"type": "number"},
+                "description": "A temperature for each day",
+            },
+        },
+    }
+    assert json.dumps(function_schema(get_weather, "tools[0]")) == json.dumps(expected)
+
+
+class Clock:
+    def now(self) -> Clock:
+        """The time."""
+        return self
+
+
+def test_methods_and_functions_without_arguments() -> None:
+    assert schema_of(Clock().now) == {
+        "name": "now",
+        "description": "The time.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("hint", "schema"),
+    [
+        (str, {"type": "string"}),
+        (bool, {"type": "boolean"}),
+        (Any, {}),
+        (None, {"type": "null"}),
+        (list, {"type": "array"}),
+        (
+            list[dict[str, int]],
+            {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}},
+        ),
+        (tuple[int, str], {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]}),
+        (int | str, {"type": ["integer", "string"]}),
+        (float | None, {"type": "number", "nullable": True}),
+        (list[int] | str, {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "string"}]}),
+        (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
+        (Literal["a", 1, None], {"type": ["string", "integer", "null"], "enum": ["a", 1, None]}),
+    ],
+)
+def test_types(hint: Any, schema: dict[str, Any]) -> None:
+    def function(x: Any) -> None:
+        """Does it.
+
+        Args:
+            x: of a type
+        """
+
+    function.__annotations__["x"] = hint
+    assert schema_of(function)["parameters"]["properties"]["x"] == {**schema, "description": "of a type"}
+
+
+def no_docstring(x: int) -> None:
+    raise AssertionError(x)
+
+
+def no_hint(x) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001, RUF100
+    """Does it.
+
+    Args:
+        x: something
+    """
+    raise AssertionError(x)
+
+
+def no_description(x: int, y: int) -> None:
+    """Does it.
+
+    Args:
+        x: something
+    """
+    raise AssertionError(x, y)
+
+
+def bad_choices(x: str) -> None:
+    """Does it.
+
+    Args:
+        x: something (choices: [1, 2])
+    """
+    raise AssertionError(x)
+
+
+def unreadable_hint(x: NotThere) -> None:  # type: ignore[name-defined]  # noqa: F821
+    """Does it.
+
+    Args:
+        x: something
+    """
+    raise AssertionError(x)
+
+
+def hinted(hint: Any) -> Callable[..., Any]:
+    def function(x: Any) -> None:
+        """Does it.
+
+        Args:
+            x: something
+        """
+
+    function.__annotations__["x"] = hint
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (no_docstring, r"tools\[0\], the function no_docstring, has no docstring"),
+        (no_hint, "the function no_hint, argument x, has no type hint"),
+        (no_description, "the function no_description, argument y, has no description under Args:"),
+        (bad_choices, r"argument x, has the choices \[1, 2\]; they must be a JSON list of strings"),
+        (unreadable_hint, "the function unreadable_hint, has type hints that cannot be read: name 'NotThere'"),
+        (hinted(object), "argument x, has the type hint <class 'object'>, which has no JSON schema"),
+        (hinted(tuple[int, ...]), r"argument x, has the type hint tuple\[int, ...\], which has no JSON schema"),
+        (hinted([int]), r"argument x, has the type hint \[<class 'int'>\], which has no JSON schema"),
+        (hinted(Nothing), "argument x, has the type hint <enum 'Nothing'>; its values must be JSON scalars"),
+        (hinted(Literal[b"a"]), "its values must be JSON scalars"),
+        (Unit, r"tools\[0\] is <enum 'Unit'>; it must be a map or a function"),
+    ],
+)
+def test_what_has_no_schema_is_named(function: Any, message: str) -> None:
+    with pytest.raises(ChatTemplateError, match=message):
+        function_schema(function, "tools[0]")
