@@ -74,6 +74,7 @@ def test_there_are_golden_cases() -> None:
             "[]['a', 'b'][('k', 1)]",
         ),
         ("{{ 1 < 2 <= 2 }}{{ 'b' in 'abc' }}{{ 3 not in [1, 2] }}{{ 'x' == 'x' }}", "TrueTrueTrueTrue"),
+        ("{% for g in [{'k': 1}, {'k': 1}] | groupby('k') %}{{ g.grouper }}{{ g.list | length }}{% endfor %}", "12"),
         ("{{ dict(a=1)['a'] }}{{ cycler(1, 2).next() }}{% filter upper %}a{{ 'b' }}{% endfilter %}", "11AB"),
     ],
 )

@@ -49,6 +49,8 @@ def test_row34_no_code_of_a_model_runs(tmp_path: Path) -> None:
     config = json.loads((GOLDEN / "config.json").read_text()) | {"auto_map": {"AutoConfig": "evil.Evil"}}
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config))
+    names = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
     (folder / "evil.py").write_text("raise SystemExit('the code of a model ran')")
     assert run("LLM(arguments[0], threads=1)", str(folder), warm_up=WARM_UP).error is None
 

@@ -52,6 +52,11 @@ LOOPS = {
     ),
     "recursive-block": ("{% block a %}{{ self.a() }}{% endblock %}", NESTED),
     "lazy-filters": ("{% for i in range(99999) %}{{ range(99999) | selectattr('x') | list }}{% endfor %}", WORK),
+    "refunds": (
+        "{% for i in range(99999) %}{% for j in range(99) %}{% set x = [-99999] | map('<spend>') | list %}{% endfor %}"
+        "{% endfor %}",
+        WORK,
+    ),
     "sums": ("{% for i in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}", WORK),
 }
 SOURCES = {

@@ -1,7 +1,7 @@
 """Templates whose every step spends from the budget: what Jinja compiles to plain Python, and what repeats.
 
 Calls, filters, tests and operators are counted where the environment runs them (`sandbox.py`). The rest of a syntax
-tree is rewritten here, before it is compiled: hooks go into it as filters that no template can name.
+tree is rewritten here, before it is compiled: hooks go into it as filters with names that are no identifiers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _Value = TypeVar("_Value")
 
 
 def _spend(units: int) -> None:
-    BUDGET.get().spend(units)
+    # A template can have `map` call it, with a number of its own.
+    BUDGET.get().spend(max(units, STEP))
 
 
 def _step(value: _Value) -> _Value:

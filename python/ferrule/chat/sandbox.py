@@ -31,7 +31,7 @@ CONSTANT_FILTERS = ("count", "d", "default", "first", "last", "length", "random"
 LAZY_FILTERS = ("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice")
 """Generators: they work while someone else takes from them, and look at each item once."""
 EAGER_FILTERS = ("groupby", "join", "max", "min", "sort", "sum", "unique")
-"""They look into all that they get, which may be what a generator yields."""
+"""They look into all that they get, which may be what something yields."""
 CONSTANT_TESTS = (
     *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),
     *("number", "sameas", "sequence", "string", "true", "undefined"),
@@ -91,10 +91,17 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     ) -> str:
         return super()._generate(counted(source), name, filename, defer_init)
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """An item or an attribute, also where a filter walks a path of them."""
+        BUDGET.get().spend(STEP)
+        return super().getitem(obj, argument)
+
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         """Jinja's own answer, narrowed to METHODS."""
+        if not super().is_safe_attribute(obj, attr, value):
+            return False
         allowed = next((names for kind, names in METHODS.items() if isinstance(obj, kind)), None)
-        return super().is_safe_attribute(obj, attr, value) and (allowed is None or attr in allowed)
+        return allowed is None or attr in allowed or not callable(value)
 
     def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         """`str.format` and `str.format_map`, bounded."""
@@ -191,8 +198,8 @@ def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> 
 
 
 def _materialized(value: object) -> object:
-    """A generator as the list of what it yields."""
-    if not isinstance(value, Iterator):
+    """What yields values, as the list of them."""
+    if not isinstance(value, (Iterator, range)):
         return value
     values = list(cast("Iterator[object]", value))
     BUDGET.get().made(values)
