@@ -124,9 +124,9 @@ class LLM(LoadedModel):
     ) -> list[RequestOutput]:
         """Answers one conversation or several at once; `priority` and `lora_request` are those of `generate`.
 
-        What the template gets is explained at `chat_prompt`.
-        Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
-        its tool calls and its reasoning apart from the answer.
+        What the template gets is explained at `chat_prompt`. Where a parser is chosen, by name or with `auto` as
+        `message_format` explains, each completion's `message` has its tool calls and its reasoning apart from the
+        answer.
 
         Raises ChatTemplateError, and as `generate`.
         """

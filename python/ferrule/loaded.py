@@ -173,7 +173,7 @@ class LoadedModel:
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
     ) -> MessageFormat | None:
         """How the model writes tool calls and reasoning, for `generate` and `stream`; None where neither is parsed.
@@ -181,7 +181,7 @@ class LoadedModel:
         The parsers' names are those of `ferrule.parsers`. `auto` takes the one that the chat template tells, if it
         tells any, and for tool calls only where there are `tools`.
 
-        Raises InvalidParameterError.
+        Raises InvalidParameterError, ChatTemplateError for a function that has no schema.
         """
         from ferrule.parsers import MessageFormat, reasoning_parser_for, tool_call_parser_for
 
@@ -194,7 +194,11 @@ class LoadedModel:
             reasoning_parser = reasoning_parser_for(chosen, model_type)
         if tool_call_parser is None and reasoning_parser is None:
             return None
-        return MessageFormat(tool_call_parser, reasoning_parser, tools=tools)
+        if tools is None:
+            return MessageFormat(tool_call_parser, reasoning_parser)
+        from ferrule.chat import tool_schemas
+
+        return MessageFormat(tool_call_parser, reasoning_parser, tools=tool_schemas(tools))
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text.

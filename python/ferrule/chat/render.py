@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
@@ -10,15 +10,13 @@ import jinja2
 
 from ferrule.chat.budget import BUDGET, Budget
 from ferrule.chat.sandbox import environment
-from ferrule.chat.tools import function_schema
+from ferrule.chat.tools import Tool, tool_schemas
 from ferrule.chat.values import Plain
 from ferrule.checks import shown
 from ferrule.errors import ChatTemplateError
 
 Message: TypeAlias = Mapping[str, Any]
 """`role`, `content`, and whatever else the template reads."""
-Tool: TypeAlias = Mapping[str, Any] | Callable[..., Any]
-"""A JSON schema, or a function with type hints and a docstring that describes its arguments."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 MAX_SOURCE = 1 << 16
@@ -57,7 +55,7 @@ def render_chat(
         **special_tokens,
         **_checked_arguments(arguments, plain),
         "messages": conversation,
-        "tools": None if tools is None else plain.maps(_schemas(tools), "tools"),
+        "tools": None if tools is None else plain.maps(tool_schemas(tools), "tools", "maps or functions"),
         "documents": None if documents is None else plain.maps(documents, "documents"),
         "add_generation_prompt": _checked_flag("add_generation_prompt", add_generation_prompt),
     }
@@ -97,16 +95,6 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     present = {name: value for name, value in message.items() if value is not None}
     reasoning = next((present[name] for name in REASONING if name in present), None)
     return present if reasoning is None else {"thinking": reasoning, **present, "reasoning_content": reasoning}
-
-
-def _schemas(tools: object) -> object:
-    """The tools, functions among them as their schemas."""
-    if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
-        raise ChatTemplateError(f"tools is {shown(tools)}; it must be a list of maps or functions")
-    return [
-        function_schema(tool, f"tools[{index}]") if callable(tool) and not hasattr(tool, "model_dump") else tool
-        for index, tool in enumerate(cast("Sequence[object]", tools))
-    ]
 
 
 def _mark_end(template: str, message: dict[str, Any], field: str) -> str:

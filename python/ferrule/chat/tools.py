@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
@@ -18,6 +18,8 @@ from ferrule.checks import shown
 from ferrule.errors import ChatTemplateError
 
 Schema: TypeAlias = dict[str, Any]
+Tool: TypeAlias = Mapping[str, Any] | Callable[..., Any]
+"""A JSON schema, or a function with type hints and a docstring that describes its arguments."""
 
 SCALARS: dict[object, str] = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
 TYPES: dict[object, Schema] = {
@@ -31,6 +33,20 @@ TYPES: dict[object, Schema] = {
 _SECTION = re.compile(r"\n[ \t]*(Args|Returns|Raises):[ \t]*(?=\n|$)|\n[ \t]*(Returns|Raises):")
 _ARGUMENT = re.compile(r"([ \t]*)(\w+):[ \t]*(.*)")
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
+
+
+def tool_schemas(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
+    """The tools, functions among them as their schemas. What is neither stays what it is, for others to refuse.
+
+    Raises ChatTemplateError as `function_schema`.
+    """
+    converted: object = tools
+    if isinstance(tools, (list, tuple)):
+        converted = [
+            function_schema(tool, f"tools[{index}]") if callable(tool) and not hasattr(tool, "model_dump") else tool
+            for index, tool in enumerate(tools)
+        ]
+    return cast("Sequence[Mapping[str, Any]]", converted)
 
 
 def function_schema(function: Callable[..., Any], where: str) -> Schema:
