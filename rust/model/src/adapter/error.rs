@@ -67,7 +67,7 @@ pub enum TensorFault {
     NoModule { nearest: Option<String> },
     #[error("is of a module that target_modules of adapter_config.json does not name")]
     NoTarget,
-    #[error("changes {what}; ferrule applies adapters to linear maps other than experts and routers")]
+    #[error("changes {what}; ferrule applies adapters to linear maps that every token goes through")]
     Unsupported { what: &'static str },
 }
 

@@ -51,14 +51,17 @@ pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorFault> {
 
 /// What a role is that no adapter can change; none where it can.
 pub(super) fn unsupported(role: &str) -> Option<&'static str> {
-    if role == "embedding" {
-        Some("an embedding")
-    } else if role.contains(".experts.") {
-        Some("an expert of a mixture")
-    } else if role.ends_with(".router") {
-        Some("the router of a mixture")
-    } else {
-        None
+    if role.contains(".experts.") {
+        return Some("an expert of a mixture");
+    }
+    if role.ends_with(".router") {
+        return Some("the router of a mixture");
+    }
+    match role {
+        "embedding" => Some("an embedding"),
+        "head" | "head_projection" | "embedding_projection" => None,
+        _ if role.starts_with("layers.") => None,
+        _ => Some("what runs once for a text"),
     }
 }
 
@@ -109,7 +112,14 @@ mod tests {
     fn roles_say_what_they_are() {
         assert_eq!(layer_of("layers.12.ffn.router"), Some(12));
         assert_eq!(layer_of("head"), None);
-        for role in ["embedding", "layers.0.ffn.experts.3.up", "layers.0.ffn.router"] {
+        for role in [
+            "embedding",
+            "layers.0.ffn.experts.3.up",
+            "layers.0.ffn.router",
+            "classifier",
+            "classifier.dense",
+            "text_projections.0",
+        ] {
             assert!(unsupported(role).is_some(), "{role}");
         }
         for role in ["head", "embedding_projection", "layers.0.ffn.shared.up", "layers.0.attention.q"] {
