@@ -9,27 +9,33 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 from ferrule.checks import check_number, shown
 from ferrule.collector import Collector
 from ferrule.driver import Driver
+from ferrule.encode_queue import Portion
+from ferrule.encoding import Plan
 from ferrule.engine_thread import EngineThread
 from ferrule.errors import InvalidParameterError
 from ferrule.loaded import LoadedModel, only_params, stream_params
 from ferrule.lora import LoRA, LoRAAdapter
 from ferrule.metrics import EngineMetrics
-from ferrule.outputs import RequestOutput, StreamDelta
+from ferrule.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput, RerankOutput, StreamDelta
 from ferrule.params import SamplingParams
 from ferrule.prompt import Prompt
 from ferrule.registry import Load, Registry
 from ferrule.request import Request
+from ferrule.texts import TextInput, TextOrPair
 
 if TYPE_CHECKING:
     import os
 
     from ferrule.chat import Message, Tool
     from ferrule.parsers import MessageFormat
+
+T = TypeVar("T")
 
 LONG = 4000
 """Characters or tokens of a request from which on it is read in a thread of its own: some milliseconds of work."""
@@ -59,7 +65,7 @@ class AsyncLLM(LoadedModel):
     def _loaded(self) -> None:
         limit, places = self._options.max_queued_requests or 0, int(self._engine_info["max_num_seqs"])
         self._registry = Registry(limit, places, partial(_load, self._driver))
-        self._engine_thread = EngineThread(self._driver, self._registry)
+        self._engine_thread = EngineThread(self._driver, self._registry, self._portion)
         # An AsyncLLM that is dropped without being closed must not leave a thread and the weights behind.
         weakref.finalize(self, self._engine_thread.stop).atexit = False
 
@@ -173,6 +179,55 @@ class AsyncLLM(LoadedModel):
         """
         self._adapters.unload(name)
 
+    async def embed(
+        self,
+        prompts: TextInput | Sequence[TextInput],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """As `LLM.embed`; cancelling the task ends it."""
+        plan = partial(
+            self._encoding.embed,
+            prompts,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return await self._encode(plan)
+
+    async def classify(
+        self, prompts: TextOrPair | Sequence[TextOrPair], *, truncate_prompt_tokens: int | None = None
+    ) -> list[ClassificationOutput]:
+        """As `LLM.classify`; cancelling the task ends it."""
+        plan = partial(self._encoding.classify, prompts, truncate_prompt_tokens=truncate_prompt_tokens)
+        return await self._encode(plan)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[RerankOutput]:
+        """As `LLM.rerank`; cancelling the task ends it."""
+        plan = partial(
+            self._encoding.rerank,
+            query,
+            documents,
+            top_n=top_n,
+            instruction=instruction,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return await self._encode(plan)
+
     async def abort(self, request_id: str) -> None:
         """Ends a request, whoever reads it: the reader gets a last output whose finish_reason is `abort`.
 
@@ -196,6 +251,7 @@ class AsyncLLM(LoadedModel):
         except TimeoutError:
             for collector in self._registry.all():
                 self._abort(collector)
+            self._engine_thread.drop_encodes("aborted: the engine was drained")
 
     async def check_health(self) -> None:
         """Raises EngineError where the engine has died or is closed."""
@@ -227,6 +283,18 @@ class AsyncLLM(LoadedModel):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    async def _encode(self, make: Callable[[], Plan[T]]) -> list[T]:
+        """Has a plan made in a thread of its own, and carried out by the engine's, portion by portion."""
+        with self._registry.encoding():
+            plan = await asyncio.to_thread(make)
+            answers: list[bytes] = []
+            numbers = iter(plan.numbers)
+            for texts in plan.slices(*self._portion):
+                portion = Portion(texts, plan.task, 4 * sum(islice(numbers, len(texts))))
+                self._engine_thread.encode(portion)
+                answers.append(await portion.answer)
+            return plan.outputs(answers)
 
     async def _outputs(
         self,

@@ -22,6 +22,7 @@ from ferrule.errors import EngineError
 
 if TYPE_CHECKING:
     from ferrule._native import Engine, LoraAdapter, StepOutput
+    from ferrule.texts import Text
 
 
 class Work(NamedTuple):
@@ -156,6 +157,21 @@ class Driver:
         """The logits after each token, float32 `[len(token_ids), vocab_size]`."""
         with self._lock:
             return self._alive().logits(token_ids, lora)
+
+    def encode(self, texts: Sequence[Text], task: str) -> bytearray:
+        """What a task makes of texts, float32."""
+        given = [(text.token_ids, text.token_type_ids, text.cache_salt) for text in texts]
+        with self._lock:
+            return self._alive().encode(given, task)
+
+    def encode_all(self, portions: Iterable[Sequence[Text]], task: str) -> list[bytearray]:
+        """What a task makes of texts, portion by portion; others come between."""
+        answers: list[bytearray] = []
+        for portion in portions:
+            if answers:
+                time.sleep(HAND_OVER)
+            answers.append(self.encode(portion, task))
+        return answers
 
     def info(self) -> str:
         """What is loaded, as JSON."""

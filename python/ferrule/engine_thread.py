@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ferrule.collector import Collector
 from ferrule.driver import Driver, Inbox
+from ferrule.encode_queue import EncodeQueue, Portion
 from ferrule.errors import EngineError
 from ferrule.registry import Registry
 from ferrule.request import Completion
@@ -34,9 +35,12 @@ _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 class EngineThread:
     """Steps as long as there are requests, and sleeps otherwise. It starts with the first one."""
 
-    def __init__(self, driver: Driver, registry: Registry) -> None:
+    def __init__(self, driver: Driver, registry: Registry, portion: tuple[int, int]) -> None:
+        """`portion`: how many tokens and how many texts are encoded between two steps."""
         self._driver = driver
         self._registry = registry
+        self._portion = portion
+        self._encodes = EncodeQueue()
         registry.on_abandoned(self.release)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -52,10 +56,20 @@ class EngineThread:
         """Posts a request that has begun."""
         collector.posted = True
         self._commands.put(partial(self._add, collector))
-        with self._lock:
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name="ferrule-engine", daemon=True)
-                self._thread.start()
+        self._start()
+
+    def encode(self, portion: Portion) -> None:
+        """Posts texts to be encoded.
+
+        Raises EngineError where nobody would do it any more.
+        """
+        self._encodes.put(portion)
+        self._commands.put(_nothing)  # wakes it up
+        self._start()
+
+    def drop_encodes(self, reason: str) -> None:
+        """Ends what waits to be encoded, and all that would come, with an EngineError."""
+        self._encodes.close(reason)
 
     def release(self, collector: Collector) -> None:
         """Posts the end of a request: what still runs of it is aborted."""
@@ -82,11 +96,19 @@ class EngineThread:
         if self._thread is not None:
             self._thread.join()
 
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._run, name="ferrule-engine", daemon=True)
+                self._thread.start()
+
     def _run(self) -> None:
         reason = CLOSED
         try:
             while not self._stopping:
                 self._obey()
+                if self._encodes and not self._stopping:
+                    self._encode()
                 if self._routes and not self._stopping:
                     self._advance()
         except EngineError as error:
@@ -98,7 +120,7 @@ class EngineThread:
 
     def _obey(self) -> None:
         """Does what was posted until now; with nothing to step for, waits until something is."""
-        if not self._routes:
+        if not self._routes and not self._encodes:
             self._commands.get()()
         for _ in range(self._commands.qsize()):
             self._commands.get()()
@@ -153,6 +175,32 @@ class EngineThread:
             # One request's error is its own affair; but so says an engine that has died, and then nobody would step.
             self._driver.check_idle()
 
+    def _encode(self) -> None:
+        """What those who waited longest want, and others that want the same."""
+        portions = self._encodes.take(*self._portion)
+        if len(portions) > 1 and not self._answer(portions):
+            # One of them is at fault, and the others are not.
+            for portion in portions:
+                self._answer([portion])
+        elif len(portions) == 1:
+            self._answer(portions)
+
+    def _answer(self, portions: list[Portion]) -> bool:
+        """Has texts encoded; an error is told to the one portion that it is of."""
+        try:
+            answer = self._driver.encode([text for portion in portions for text in portion.texts], portions[0].task)
+        except Exception as error:
+            if len(portions) == 1:
+                portions[0].settle(error)
+                if isinstance(error, EngineError) and not self._routes:
+                    self._driver.check_idle()  # it says whether the engine has died
+            return False
+        start = 0
+        for portion in portions:
+            portion.settle(bytes(answer[start : start + portion.width]))
+            start += portion.width
+        return True
+
     def _abandon(self, collectors: Iterable[Collector]) -> None:
         """Ends requests whose event loop was closed under them."""
         for collector in collectors:
@@ -167,6 +215,7 @@ class EngineThread:
             by_loop.setdefault(collector.loop, []).append(collector)
         for loop, collectors in by_loop.items():
             self._call(loop, self._fail_all, collectors, None, reason)
+        self._encodes.close(reason)
         self._inboxes.clear()
         self._routes.clear()
 
@@ -202,6 +251,7 @@ class EngineThread:
         """In the child, which the thread did not come along to: the next request starts another."""
         self._lock = threading.Lock()
         self._commands = queue.SimpleQueue()
+        self._encodes = EncodeQueue()
         self._thread = None
         self._received, self._inboxes, self._routes = Inbox(), {}, {}
         self._registry.after_fork()

@@ -6,18 +6,29 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ferrule.checks import check_whole, shown
+from ferrule.encoding import Plan
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.loaded import LoadedModel, stream_params
 from ferrule.lora import LoRA, LoRAAdapter
-from ferrule.outputs import Candidate, Explanation, RequestOutput, Score, StreamDelta
+from ferrule.outputs import (
+    Candidate,
+    ClassificationOutput,
+    EmbeddingOutput,
+    Explanation,
+    RequestOutput,
+    RerankOutput,
+    Score,
+    StreamDelta,
+)
 from ferrule.params import MAX_LOGPROBS, SamplingParams
 from ferrule.prompt import Prompt, TokensPrompt, check_token_ids
 from ferrule.request import Request
 from ferrule.run import run
 from ferrule.score import Continuation, pair, read_continuation, score_of
+from ferrule.texts import TextInput, TextOrPair
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +39,8 @@ if TYPE_CHECKING:
     from ferrule._native import SampleTrace
     from ferrule.chat import Message, Tool
     from ferrule.parsers import MessageFormat
+
+T = TypeVar("T")
 
 MAX_CANDIDATES = 1000
 """Tokens that an explanation lists for a step."""
@@ -184,6 +197,88 @@ class LLM(LoadedModel):
         self._finish(requests)
         return [score_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
 
+    def embed(
+        self,
+        prompts: TextInput | Sequence[TextInput],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Turns texts into embeddings, many at once; the outputs have the order of the prompts.
+
+        Which hidden state stands for a text is `pooling`: `"cls"` (the first token's), `"mean"`, `"last"`, or `"none"`,
+        which gives that of every token. Where it is None the model's files decide (sentence-transformers'
+        `modules.json`), else it is the last token of a decoder, and the mean of an encoder. `normalize` makes the
+        length of each embedding 1: where it is None, as these files say, else it does. `dimensions` keeps so many of
+        the leading numbers, for models that were trained for it (Matryoshka), before that.
+
+        `prompt_name` puts a prompt of the model's in front of each text, one of those that
+        `config_sentence_transformers.json` names; None for its default, if it has one. The special tokens are those
+        that the tokenizer adds. A text of more tokens than the model takes is an error, unless `truncate_prompt_tokens`
+        says how many to keep of its beginning, special tokens included; -1 for as many as the model takes.
+
+        Embeddings do not depend on the texts beside them.
+
+        Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedModelError, InsufficientMemoryError,
+        EngineError.
+        """
+        plan = self._encoding.embed(
+            prompts,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return self._encode(plan)
+
+    def classify(
+        self, prompts: TextOrPair | Sequence[TextOrPair], *, truncate_prompt_tokens: int | None = None
+    ) -> list[ClassificationOutput]:
+        """Gives each text, or pair of texts, a score for each label of the model's classifier.
+
+        A pair is a tuple of two strings. `truncate_prompt_tokens` is as in `embed`; of a pair the longer text is cut
+        first.
+
+        Raises UnsupportedTaskError for a model without a classifier, and as `embed`.
+        """
+        plan = self._encoding.classify(prompts, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self._encode(plan)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[RerankOutput]:
+        """Puts documents in the order of their relevance to a query, the most relevant first; the `top_n` best.
+
+        What decides is what the model was made for. A cross-encoder reads the query and a document together, and the
+        sigmoid of its one label is the relevance. A decoder whose tokenizer knows Qwen's marks is asked in the way of
+        Qwen3-Reranker, and the relevance is the probability of `yes` against `no`; `instruction` says what is looked
+        for. Any other model embeds the query and the documents, with its prompts for either, if it has them: the
+        relevance is (1 + cosine) / 2.
+
+        `truncate_prompt_tokens` is as in `embed`; of a query and a document that are read together the longer one is
+        cut first, and by a decoder the document.
+
+        Raises UnsupportedTaskError for a classifier of several labels, and as `embed`.
+        """
+        plan = self._encoding.rerank(
+            query,
+            documents,
+            top_n=top_n,
+            instruction=instruction,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return self._encode(plan)
+
     def explain(
         self,
         prompt: Prompt,
@@ -207,6 +302,7 @@ class LLM(LoadedModel):
         """
         import numpy as np
 
+        self._encoding.check_generates("logits")
         ids = check_token_ids(token_ids, self._model.vocab_size)
         logits = self._driver.logits(ids, self._adapters.find(lora_request))
         return np.frombuffer(logits, dtype=np.float32).reshape(len(ids), self._model.vocab_size)
@@ -246,6 +342,7 @@ class LLM(LoadedModel):
 
         Raises PromptError, TokenizerError, InvalidParameterError, EngineError.
         """
+        self._encoding.check_generates("state to go on from")
         read = self._read_prompt(prompt)
         return self._driver.save_state(read.token_ids, read.cache_salt, self._adapters.find(lora_request))
 
@@ -270,6 +367,9 @@ class LLM(LoadedModel):
             raise InvalidParameterError(f"state is {shown(state)}; it must be what save_state gave")
         token_ids, _ = self._driver.restore_state(bytes(state))
         return {"prompt_token_ids": token_ids}
+
+    def _encode(self, plan: Plan[T]) -> list[T]:
+        return plan.outputs(self._driver.encode_all(plan.slices(*self._portion), plan.task))
 
     def _finish(self, requests: Sequence[Request]) -> None:
         with closing(run(self._driver, requests, streams=False)) as progress:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
+from ferrule.encoding import Encoding
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.info import end_of_sequence, facts
 from ferrule.loading import EMBEDDED, find_model, read_model_files
@@ -21,6 +22,7 @@ from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
 from ferrule.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule.request import Model, Request, check_vocabulary
 from ferrule.shapes import find_shape
+from ferrule.texts import TextReader
 from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class LoadedModel:
             limited_by="max_model_len" if held >= wanted else "the key-value cache (kv_cache_memory)",
             eos_token_ids=end_of_sequence(self._files, self._tokenizer),
         )
+        self._encoding = self._make_encoding()
         self._request_numbers = itertools.count()
         self._adapters = Adapters(self._driver)
         self._adapters.load_all(lora_modules)
@@ -152,6 +155,7 @@ class LoadedModel:
 
         Raises ChatTemplateError, TokenizerError.
         """
+        self._encoding.check_generates("answers")
         from ferrule.chat import adapt_messages, render_chat
 
         template = self._chat_template(chat_template, tools)
@@ -249,6 +253,28 @@ class LoadedModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _portion(self) -> tuple[int, int]:
+        """Tokens and texts that are encoded before others have their turn: as many as a step computes."""
+        return int(self._engine_info["max_num_batched_tokens"]), int(self._engine_info["max_num_seqs"])
+
+    def _make_encoding(self) -> Encoding:
+        """How texts are embedded, classified and ranked by this model."""
+        sentence, spec = self._files.sentence, self._files.spec
+        limit, limited_by = self._model.max_model_len, self._model.limited_by
+        # Who gives max_model_len knows better than the files.
+        if sentence.max_tokens is not None and self._options.max_model_len is None and sentence.max_tokens < limit:
+            limit, limited_by = sentence.max_tokens, "max_seq_length of sentence_bert_config.json"
+        reader = TextReader(
+            self._tokenizer,
+            vocab_size=spec.vocab_size,
+            token_types=max(spec.embedding.token_types, 1),
+            limit=limit,
+            limited_by=limited_by,
+            lower_case=sentence.lower_case,
+        )
+        return Encoding(self._files, reader, self._name)
+
     def _read_prompt(self, prompt: object) -> ReadPrompt:
         model = self._model
         return read_prompt(
@@ -270,6 +296,7 @@ class LoadedModel:
         message_format: object = None,
         lora_request: object = None,
     ) -> Request:
+        self._encoding.check_generates("text")
         check_vocabulary(params, self._model.vocab_size)
         priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
         read = self._read_prompt(prompt)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ferrule.parsers import MessageDelta, ParsedMessage
 
 
@@ -147,3 +150,38 @@ class Explanation:
     """The uniform random number; None where the likeliest was taken."""
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     """Likeliest first."""
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """A text as numbers."""
+
+    embedding: npt.NDArray[np.float32]
+    """`[dimensions]`, or `[tokens, hidden_size]` where nothing was pooled."""
+    prompt_token_ids: list[int]
+    """Of the text as it was read, special tokens included."""
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """What a classifier makes of a text, or of a pair of them."""
+
+    probs: npt.NDArray[np.float32]
+    """`[labels]`: softmax of the scores, or, of a single label and of labels that do not exclude each other, their
+    sigmoid."""
+    logits: npt.NDArray[np.float32]
+    """`[labels]`: the scores themselves."""
+    label: str
+    """The likeliest one's name."""
+    prompt_token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class RerankOutput:
+    """A document's place among others."""
+
+    index: int
+    """Among the documents given."""
+    relevance_score: float
+    """From 0 to 1; comparable among the documents of a query."""
+    document: str

@@ -49,7 +49,7 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class PromptParts:
     """A prompt's fields, each of its type; the ids are not looked at yet."""
 
     text: str | None = None
@@ -65,7 +65,7 @@ def read_prompt(
 
     Raises PromptError, TokenizerError.
     """
-    parts = _parts(given)
+    parts = prompt_parts(given)
     stop_token_ids: tuple[int, ...] = ()
     if parts.text is None:
         ids = parts.token_ids
@@ -78,9 +78,13 @@ def read_prompt(
     return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids)
 
 
-def _parts(given: object) -> _Parts:
+def prompt_parts(given: object) -> PromptParts:
+    """What a prompt of either form holds.
+
+    Raises PromptError.
+    """
     if isinstance(given, str):
-        return _Parts(text=given)
+        return PromptParts(text=given)
     if not isinstance(given, Mapping) or not (
         {"prompt", "prompt_token_ids"} & set(cast("Mapping[object, object]", given))
     ):
@@ -96,12 +100,12 @@ def _parts(given: object) -> _Parts:
         others = "suffix and cache_salt" if content == "prompt" else "cache_salt"
         raise PromptError(f"a prompt with {content} has the field {found}; beside {content} it can have {others}")
     if content == "prompt_token_ids":
-        return _Parts(token_ids=value, cache_salt=salt)
+        return PromptParts(token_ids=value, cache_salt=salt)
     if not isinstance(value, str):
         raise PromptError(f"prompt is {shown(value)}; it must be a string")
     if suffix is not None and not isinstance(suffix, str):
         raise PromptError(f"suffix is {shown(suffix)}; it must be a string")
-    return _Parts(text=value, suffix=suffix, cache_salt=salt)
+    return PromptParts(text=value, suffix=suffix, cache_salt=salt)
 
 
 def _checked_salt(salt: object) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ferrule.collector import Collector
@@ -41,6 +42,7 @@ class Registry:
         self._lock = threading.Lock()
         self._collectors: dict[str, Collector] = {}
         self._sequences = 0
+        self._encodings = 0
         self._failure: str | None = None
         self._draining = False
         self._idle: list[asyncio.Future[None]] = []
@@ -57,9 +59,7 @@ class Registry:
         """
         self._purge()
         with self._lock:
-            self.check_health()
-            if self._draining:
-                raise EngineError("the engine is draining; it takes no new requests")
+            self._check_open()
             if collector.request_id in self._collectors:
                 raise InvalidParameterError(
                     f"request_id is {collector.request_id!r}; a request of that name still runs"
@@ -68,6 +68,30 @@ class Registry:
             self._collectors[collector.request_id] = collector
             self._sequences += collector.n
 
+    @contextmanager
+    def encoding(self) -> Generator[None]:
+        """Lets a call in that encodes texts, and out again.
+
+        Raises QueueFullError, EngineError.
+        """
+        with self._lock:
+            self._check_open()
+            most = self._limit + self._max_num_seqs
+            if self._encodings >= most:
+                self.refused += 1
+                raise QueueFullError(
+                    f"the queue is full: {self._encodings} calls wait to encode texts; max_queued_requests, "
+                    f"{self._limit}, and max_num_seqs, {self._max_num_seqs}, allow {most}"
+                )
+            self._encodings += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._encodings = max(self._encodings - 1, 0)  # a fork may have been between
+                idle = self._take_idle()
+            _resolve(idle)
+
     def remove(self, collector: Collector) -> None:
         """Lets a request go, if it is still there."""
         with self._lock:
@@ -75,9 +99,7 @@ class Registry:
                 return
             del self._collectors[collector.request_id]
             self._sequences -= collector.n
-            idle = [] if self._collectors else self._idle
-            if idle:
-                self._idle = []
+            idle = self._take_idle()
         _resolve(idle)
 
     def find(self, request_id: str) -> Collector | None:
@@ -100,7 +122,7 @@ class Registry:
         with self._lock:
             self._idle.append(future)
         try:
-            while self.all():
+            while self.all() or self._encodings:
                 await asyncio.wait([future], timeout=LOOK_FOR_CLOSED)
         finally:
             with self._lock:
@@ -127,7 +149,19 @@ class Registry:
         self._lock = threading.Lock()
         if self._collectors and self._failure is None:
             self._failure = "the process was forked while the engine ran; make a new AsyncLLM in the child"
-        self._collectors, self._sequences, self._idle = {}, 0, []
+        self._collectors, self._sequences, self._encodings, self._idle = {}, 0, 0, []
+
+    def _check_open(self) -> None:
+        self.check_health()
+        if self._draining:
+            raise EngineError("the engine is draining; it takes no new requests")
+
+    def _take_idle(self) -> list[asyncio.Future[None]]:
+        """Those that wait until nobody is there, if nobody is."""
+        if self._collectors or self._encodings:
+            return []
+        idle, self._idle = self._idle, []
+        return idle
 
     def _purge(self) -> None:
         # A copy of the values is one call of C code, and so whole whoever changes them.

@@ -43,6 +43,8 @@ class Tokenizer:
                 self.special_tokens[role] = token
         self.chat_templates = _read_chat_templates(directory, config)
         """By name; the usual one is `default`."""
+        inputs = config.texts("model_input_names")
+        self._gives_types = not inputs or "token_type_ids" in inputs
         self._backend = _load(self._file)
         if self._backend is not None:
             _follow_llama_flags(self._backend, config, self.special_tokens)
@@ -65,18 +67,32 @@ class Tokenizer:
 
         Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
         """
-        if not isinstance(cast("object", text), str):
-            raise PromptError(f"the text is {shown(text)}; it must be a string")
+        return self._encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_text(
+        self, text: str, second: str | None = None, *, most: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The ids of a text, or of a pair of them, with all special tokens, and the kind of each.
+
+        `most` cuts the texts, of two the longer one, so that so many ids remain with the special tokens.
+
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode, and where `most`
+        leaves no room for it.
+        """
+        texts = [text] if second is None else [text, second]
+        parts = [self._encode(each, add_special_tokens=False) for each in texts]
         backend = self._require("text cannot be tokenized; give token ids")
+        added = backend.num_special_tokens_to_add(second is not None)
+        if most is not None and sum(map(len, parts)) + added > most:
+            if most < added + len(parts):
+                raise PromptError(f"{most} tokens hold no text beside {added} special ones")
+            for part, length in zip(parts, _lengths([*map(len, parts)], most - added), strict=True):
+                part.truncate(length)
         try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
-            raise PromptError(f"the text holds {found}; it must be valid Unicode") from None
-        try:
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+            whole = backend.post_process(parts[0], None if second is None else parts[1])
         except Exception as error:
             raise TokenizerError(f"{self._file}: {error}") from error
+        return whole.ids, whole.type_ids if self._gives_types else []
 
     def encode_part(self, text: str, *, begins: bool) -> list[int]:
         """The ids of a part of a text, without special tokens; only where it `begins` the text may it get a space.
@@ -142,6 +158,20 @@ class Tokenizer:
         token = None if self._backend is None or not ids else self._backend.id_to_token(ids[0])
         return token is not None and token.startswith(SPACE)
 
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
+        if not isinstance(cast("object", text), str):
+            raise PromptError(f"the text is {shown(text)}; it must be a string")
+        backend = self._require("text cannot be tokenized; give token ids")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
+            raise PromptError(f"the text holds {found}; it must be valid Unicode") from None
+        try:
+            return backend.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:
+            raise TokenizerError(f"{self._file}: {error}") from error
+
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
         if known is None:
@@ -169,6 +199,16 @@ def _load(file: Path) -> tokenizers.Tokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _lengths(lengths: list[int], room: int) -> list[int]:
+    """What is left of one text or two in `room`: of the longer one goes first what is too much."""
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    if min(first, second) <= room // 2:
+        return [min(first, room - second), second] if first > second else [first, min(second, room - first)]
+    return [room - room // 2, room // 2]
 
 
 def _follow_llama_flags(backend: tokenizers.Tokenizer, config: Config, special_tokens: Mapping[str, str]) -> None:

@@ -6,19 +6,23 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from checkpoint import Edit, JsonObject, edit_json, edit_tensors, save, write_json
+from checkpoint import Edit, JsonObject, edit_json, edit_tensors, fill, save, write_json
 from numpy.typing import NDArray
 from reference import SPECIAL, VOCABULARY, load
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3ForSequenceClassification,
     Qwen3Model,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
@@ -35,6 +39,15 @@ SENTENCE_TRANSFORMERS = "sentence_transformers.models."
 
 
 @dataclass(frozen=True)
+class Projection:
+    """A Dense module: activation(W x + b) of what was pooled."""
+
+    width: int
+    activation: Literal["linear.Identity", "activation.Tanh"]
+    bias: bool
+
+
+@dataclass(frozen=True)
 class Encoder:
     """A case; `pooling` and `normalize` become the files of sentence-transformers, which classifiers lack."""
 
@@ -42,6 +55,7 @@ class Encoder:
     config: PreTrainedConfig
     pooling: Pooling | None = None
     normalize: bool = True
+    projections: tuple[Projection, ...] = ()
     edit: Edit | None = None
     stored_positions: bool = False
     """Whether the file holds the numbers of the positions, as those of the first versions of transformers do."""
@@ -110,7 +124,25 @@ def xlm_roberta(**changes: Any) -> XLMRobertaConfig:
     )
 
 
-def qwen3() -> Qwen3Config:
+def gemma3() -> Gemma3TextConfig:
+    """EmbeddingGemma (Vera et al. 2025): a decoder whose tokens see those after them; windows around them."""
+    return Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=128,
+        max_position_embeddings=128,
+        sliding_window=16,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        query_pre_attn_scalar=16,
+        use_bidirectional_attention=True,
+    )
+
+
+def qwen3(**changes: Any) -> Qwen3Config:
     """Qwen3-Embedding (Zhang et al. 2025): a causal model, whose last token stands for the text."""
     return Qwen3Config(
         vocab_size=VOCABULARY,
@@ -124,6 +156,7 @@ def qwen3() -> Qwen3Config:
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         tie_word_embeddings=True,
         eos_token_id=END,
+        **changes,
     )
 
 
@@ -138,6 +171,13 @@ CASES: dict[str, Encoder] = {
     ),
     "xlm_roberta": Encoder(XLMRobertaModel, xlm_roberta(), "mean", normalize=False),
     "xlm_roberta_classifier": Encoder(XLMRobertaForSequenceClassification, xlm_roberta(num_labels=1)),
+    "gemma3": Encoder(
+        Gemma3TextModel,
+        gemma3(),
+        "mean",
+        projections=(Projection(96, "activation.Tanh", bias=True), Projection(48, "linear.Identity", bias=False)),
+    ),
+    "qwen3_classifier": Encoder(Qwen3ForSequenceClassification, qwen3(num_labels=3)),
     "qwen3": Encoder(Qwen3Model, qwen3(), "lasttoken", edit=named_for_generation),
 }
 
@@ -152,22 +192,25 @@ def make(name: str, seed: int, out: Path) -> None:
         positions = torch.arange(case.config.max_position_embeddings)[None]
         edit_tensors(out, lambda tensors: tensors | {"embeddings.position_ids": positions})
     if case.pooling is not None:
-        write_sentence_transformers(out, case.pooling, normalize=case.normalize, width=case.config.hidden_size)
+        write_sentence_transformers(out, case, case.config.hidden_size)
+        write_projections(out, case, seed)
     model = load(case.model_class, out, torch.float64)
-    np.savez(out / "golden.npz", **reference(model, case, np.random.default_rng(seed)))
+    np.savez(out / "golden.npz", **reference(model, case, out, np.random.default_rng(seed)))
 
 
-def write_sentence_transformers(out: Path, pooling: Pooling, *, normalize: bool, width: int) -> None:
+def write_sentence_transformers(out: Path, case: Encoder, width: int) -> None:
     """`modules.json` and the files that it names: what turns hidden states into one embedding."""
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": SENTENCE_TRANSFORMERS + "Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": SENTENCE_TRANSFORMERS + "Pooling"},
     ]
-    if normalize:
-        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": SENTENCE_TRANSFORMERS + "Normalize"})
+    kinds = ["Dense"] * len(case.projections) + ["Normalize"] * case.normalize
+    for index, kind in enumerate(kinds, start=2):
+        name = SENTENCE_TRANSFORMERS + kind
+        modules.append({"idx": index, "name": str(index), "path": f"{index}_{kind}", "type": name})
     write_json(out / "modules.json", modules)
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    chosen = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}[pooling]
+    chosen = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken", None: None}[case.pooling]
     settings = {f"pooling_mode_{mode}": mode == chosen for mode in modes}
     write_json(
         out / "1_Pooling" / "config.json", {"word_embedding_dimension": width, "include_prompt": True, **settings}
@@ -175,12 +218,43 @@ def write_sentence_transformers(out: Path, pooling: Pooling, *, normalize: bool,
     write_json(out / "sentence_bert_config.json", {"do_lower_case": False, "max_seq_length": max(LENGTHS)})
 
 
+def write_projections(out: Path, case: Encoder, seed: int) -> None:
+    """The Dense modules, each in a folder of its own."""
+    width = case.config.hidden_size
+    for index, projection in enumerate(case.projections, start=2):
+        linear = torch.nn.Linear(width, projection.width, bias=projection.bias)
+        fill(linear.parameters(), seed + index)
+        settings = {
+            "in_features": width,
+            "out_features": projection.width,
+            "bias": projection.bias,
+            "activation_function": f"torch.nn.modules.{projection.activation}",
+        }
+        folder = out / f"{index}_Dense"
+        write_json(folder / "config.json", settings)
+        tensors = {f"linear.{name}": value.detach() for name, value in linear.named_parameters()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        width = projection.width
+
+
+def project(out: Path, case: Encoder, row: torch.Tensor) -> torch.Tensor:
+    """What the written Dense modules make of a pooled row."""
+    for index, projection in enumerate(case.projections, start=2):
+        tensors = load_file(out / f"{index}_Dense" / "model.safetensors")
+        row = tensors["linear.weight"].to(row.dtype) @ row
+        if projection.bias:
+            row = row + tensors["linear.bias"].to(row.dtype)
+        if projection.activation == "activation.Tanh":
+            row = row.tanh()
+    return row
+
+
 @torch.inference_mode()
-def reference(model: PreTrainedModel, case: Encoder, random: np.random.Generator) -> dict[str, NDArray[Any]]:
+def reference(model: PreTrainedModel, case: Encoder, out: Path, random: np.random.Generator) -> dict[str, NDArray[Any]]:
     """What the model makes of each text alone, so that no padding is involved.
 
     `input_ids_I [n]`, `token_type_ids_I [n]` for BERT, `last_hidden_state_I [n, hidden]`; `mean`, `cls` and
-    `lasttoken [3, hidden]`, each of length 1; `embedding [3, hidden]` as the files of sentence-transformers say;
+    `lasttoken [3, hidden]`, each of length 1; `embedding [3, width]` as the files of sentence-transformers say;
     `pooler_output [3, hidden]` where the model has one; `logits [3, labels]` of a classifier.
     """
     golden: dict[str, NDArray[Any]] = {}
@@ -201,7 +275,7 @@ def reference(model: PreTrainedModel, case: Encoder, random: np.random.Generator
         for pooling, row in pooled.items():
             rows.setdefault(pooling, []).append(row / row.norm())
         if case.pooling is not None:
-            row = pooled[case.pooling]
+            row = project(out, case, pooled[case.pooling])
             rows.setdefault("embedding", []).append(row / row.norm() if case.normalize else row)
         if getattr(outputs, "pooler_output", None) is not None:
             rows.setdefault("pooler_output", []).append(outputs.pooler_output[0])

@@ -20,7 +20,7 @@ def bert_classifier(config: Config) -> Classified:
 
 
 def bert_like(config: Config, *, base: str, first_position: int) -> ModelSpec:
-    """BERT, or one of its kin: `base` is the module that holds it, `first_position` the first text's row of positions."""
+    """BERT, or one of its kin: `base` is the module that holds it, `first_position` the row of the first position."""
     config = config.with_defaults(hidden_act="gelu", max_position_embeddings=512, layer_norm_eps=1e-12)
     config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     rows = config.whole("max_position_embeddings", low=first_position + 1)

@@ -55,6 +55,15 @@ class Config:
         """
         return cls(read_json_object(file), file)
 
+    @classmethod
+    def read_optional(cls, file: Path) -> Config:
+        """Reads a file of one JSON object; empty where there is none.
+
+        Raises ModelFileError, ConfigError.
+        """
+        # A link whose target is gone counts as there, so that reading it says what is wrong.
+        return cls.read(file) if file.exists() or file.is_symlink() else cls({}, file)
+
     def with_defaults(self, **defaults: object) -> Config:
         """This configuration, with values for fields that are missing or null."""
         filled = {field: value for field, value in defaults.items() if field not in self}
@@ -257,6 +266,17 @@ class Config:
 def read_json_object(file: Path) -> Json:
     """Reads a small file of one JSON object.
 
+    Raises as `read_json`; ConfigError for anything else in it.
+    """
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: holds {shown(values)}; it must be an object")
+    return cast("Json", values)
+
+
+def read_json(file: Path) -> object:
+    """Reads a small file of JSON.
+
     Raises ModelNotFoundError where there is no file, ModelFileError where it cannot be read, else ConfigError.
     """
     try:
@@ -273,9 +293,6 @@ def read_json_object(file: Path) -> Json:
     if content.startswith(b"version https://git-lfs"):
         raise ModelFileError(f"{file}: a Git LFS pointer, not the file itself; download it with `git lfs pull`")
     try:
-        values: object = json.loads(content)
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file}: holds {shown(values)}; it must be an object")
-    return cast("Json", values)

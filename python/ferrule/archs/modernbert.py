@@ -1,6 +1,7 @@
 """ModernBERT (Warner et al. 2024): rotated heads, gated networks, and windows on most layers."""
 
 from dataclasses import replace
+from functools import partial
 
 from ferrule.archs.classifier import Classified, label_names
 from ferrule.archs.config import Config
@@ -26,10 +27,9 @@ def modernbert(config: Config) -> ModelSpec:
         windows=layer_windows(
             config,
             sliding=lambda index: index % every != 0,
-            # Half of it on either side of the token.
-            window=config.whole("local_attention", default=128) // 2 + 1,
+            window=config.whole("local_attention", default=128) // 2 + 1,  # on either side, the token itself in both
         ),
-        rope_of=lambda layer_type: _rope(config, layer_type),
+        rope_of=partial(_rope, config),
         qkv_bias=bias,
         output_bias=bias,
         ffn=Dense(inner, config.activation_named("hidden_activation", default="gelu"), bias=ffn_bias),

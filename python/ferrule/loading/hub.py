@@ -10,8 +10,9 @@ SMALL = ["*.json", "*.jinja", "*.txt"]
 """What says what a model is."""
 WEIGHTS = ["*.safetensors"]
 """Never pickle: loading one runs code."""
-IGNORED = ["*/*", "consolidated*"]
-"""Other formats in subdirectories, and the same weights once more in Mistral's own layout."""
+IGNORED = ["[!0-9]*/*", "?[!_]*/*", "consolidated*"]
+"""Other formats in subdirectories, but not those of sentence-transformers (`1_Pooling`), and the same weights once more
+in Mistral's own layout."""
 
 
 def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Path:

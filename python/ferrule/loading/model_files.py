@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.archs import model_spec
+from ferrule.archs import labels, model_spec
 from ferrule.archs.config import Config
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
+from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule.params import STANDARD, SamplingParams
 from ferrule.spec import ModelSpec
 
@@ -22,6 +23,12 @@ class ModelFiles:
     """What the model's authors recommend; None in fields that they leave open."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end the model's output."""
+    labels: tuple[str, ...]
+    """Of the classifier; none where there is none."""
+    exclusive: bool
+    """Whether exactly one of the labels is right."""
+    sentence: SentenceFiles
+    """What its embeddings are made of."""
 
 
 def read_model_files(directory: Path) -> ModelFiles:
@@ -33,16 +40,20 @@ def read_model_files(directory: Path) -> ModelFiles:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
-    spec = model_spec(config)
+    spec, names = model_spec(config), labels(config)
+    sentence, spec = read_sentence_files(directory, spec)
     if "text_config" in config and "eos_token_id" not in config:
         config = config.inner("text_config")
-    generation = _read_optional(directory / "generation_config.json")
+    generation = Config.read_optional(directory / "generation_config.json")
     eos = generation if "eos_token_id" in generation else config
     return ModelFiles(
         directory=directory,
         spec=spec,
         defaults=_sampling_defaults(generation),
         eos_token_ids=tuple(eos.token_ids("eos_token_id", spec.vocab_size)),
+        labels=names,
+        exclusive=config.text("problem_type", default="") != "multi_label_classification",
+        sentence=sentence,
     )
 
 
@@ -55,11 +66,6 @@ def has_weights(directory: Path) -> bool:
         return False
     shards = Config.read(index).inner("weight_map").values.values()
     return all((directory / str(shard)).exists() for shard in set(shards))
-
-
-def _read_optional(file: Path) -> Config:
-    # A link whose target is gone counts as there, so that reading it says what is wrong.
-    return Config.read(file) if file.exists() or file.is_symlink() else Config({}, file)
 
 
 def _sampling_defaults(generation: Config) -> SamplingParams:

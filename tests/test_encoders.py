@@ -1,0 +1,81 @@
+"""Hidden states, embeddings and scores against what transformers computed in float64 (golden/encoders)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ferrule import LLM
+from ferrule.texts import TextInput
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parent / "golden" / "encoders"
+CASES = sorted(path.name for path in GOLDEN.iterdir())
+CLASSIFIERS = [case for case in CASES if "classifier" in case]
+TOLERANCE = 1e-4
+"""Of the largest hidden state; of unit vectors, whose numbers are below 1; of the largest score."""
+INT8_COSINE = 0.99
+"""Of an embedding of int8 weights with the exact one; random weights lose more than trained ones do."""
+TEXTS = 3
+
+
+def read(case: str) -> tuple[dict[str, npt.NDArray[Any]], list[TextInput]]:
+    """The figures, and the texts that they are of."""
+    with np.load(GOLDEN / case / "golden.npz") as file:
+        golden = dict(file)
+    texts: list[TextInput] = []
+    for text in range(TEXTS):
+        ids = golden[f"input_ids_{text}"].tolist()
+        kinds = golden.get(f"token_type_ids_{text}")
+        if kinds is None:
+            texts.append({"prompt_token_ids": ids})
+        else:
+            texts.append({"prompt_token_ids": ids, "token_type_ids": kinds.tolist()})
+    return golden, texts
+
+
+def far(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    assert found.shape == expected.shape
+    return float(np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("quantization", ["f32", "bf16"])
+@pytest.mark.parametrize("case", CASES)
+def test_as_transformers(case: str, quantization: str) -> None:
+    """The golden weights are exact in bf16, so both formats must agree with the same figures."""
+    golden, texts = read(case)
+    with LLM(GOLDEN / case, quantization=quantization, kv_cache_dtype="f32") as llm:
+        for number, output in enumerate(llm.embed(texts, pooling="none")):
+            assert far(output.embedding, golden[f"last_hidden_state_{number}"]) <= TOLERANCE
+            assert output.prompt_token_ids == golden[f"input_ids_{number}"].tolist()
+        if "embedding" in golden:
+            embeddings = np.stack([output.embedding for output in llm.embed(texts)])
+            assert far(embeddings, golden["embedding"]) <= TOLERANCE
+        if not (GOLDEN / case / "2_Dense").exists():
+            for pooling, figures in (("cls", "cls"), ("mean", "mean"), ("last", "lasttoken")):
+                outputs = llm.embed(texts, pooling=pooling, normalize=True)
+                assert far(np.stack([output.embedding for output in outputs]), golden[figures]) <= TOLERANCE
+        if "logits" in golden:
+            logits = np.stack([output.logits for output in llm.classify(texts)])
+            assert far(logits, golden["logits"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_int8_is_near(case: str) -> None:
+    _, texts = read(case)
+    with LLM(GOLDEN / case, quantization="f32") as llm:
+        exact = llm.embed(texts, pooling="mean", normalize=True)
+    with LLM(GOLDEN / case) as llm:
+        near = llm.embed(texts, pooling="mean", normalize=True)
+    cosines = [float(a.embedding @ b.embedding) for a, b in zip(exact, near, strict=True)]
+    assert INT8_COSINE < min(cosines) < 1 - 1e-7
+
+
+def test_every_case_is_here() -> None:
+    assert len(CASES) == 10
+    assert len(CLASSIFIERS) == 5
