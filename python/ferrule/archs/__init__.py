@@ -9,37 +9,59 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ferrule.archs.arcee import arcee
 from ferrule.archs.bert import bert, bert_classifier
+from ferrule.archs.biogpt import biogpt
 from ferrule.archs.bloom import bloom
 from ferrule.archs.classifier import Classified, decoder_classifier, label_names, with_classifier
 from ferrule.archs.codegen import codegen
 from ferrule.archs.cohere import cohere
 from ferrule.archs.cohere2 import cohere2
 from ferrule.archs.config import Config
+from ferrule.archs.cwm import cwm
 from ferrule.archs.deepseek_v2 import deepseek_v2
 from ferrule.archs.deepseek_v3 import deepseek_v3
+from ferrule.archs.dots1 import dots1
+from ferrule.archs.ernie4_5 import ernie4_5
+from ferrule.archs.ernie4_5_moe import ernie4_5_moe
+from ferrule.archs.exaone4 import exaone4
+from ferrule.archs.exaone_moe import exaone_moe
 from ferrule.archs.falcon import falcon
+from ferrule.archs.flex_olmo import flex_olmo
 from ferrule.archs.gemma import gemma
 from ferrule.archs.gemma2 import gemma2
 from ferrule.archs.gemma3 import gemma3
 from ferrule.archs.glm import glm
 from ferrule.archs.glm4 import glm4
+from ferrule.archs.glm4_moe import glm4_moe
+from ferrule.archs.glm4_moe_lite import glm4_moe_lite
 from ferrule.archs.gpt2 import gpt2
 from ferrule.archs.gpt_bigcode import gpt_bigcode
+from ferrule.archs.gpt_neo import gpt_neo
 from ferrule.archs.gpt_neox import gpt_neox
 from ferrule.archs.gpt_oss import gpt_oss
 from ferrule.archs.gptj import gptj
 from ferrule.archs.granite import granite
 from ferrule.archs.granitemoe import granitemoe
+from ferrule.archs.granitemoeshared import granitemoeshared
+from ferrule.archs.helium import helium
+from ferrule.archs.hunyuan_v1_dense import hunyuan_v1_dense
+from ferrule.archs.hyperclovax import hyperclovax
+from ferrule.archs.jais2 import jais2
 from ferrule.archs.llama import llama
+from ferrule.archs.minimax_m2 import minimax_m2
+from ferrule.archs.ministral import ministral
 from ferrule.archs.mistral import mistral
 from ferrule.archs.mixtral import mixtral
 from ferrule.archs.modernbert import modernbert, modernbert_classifier
 from ferrule.archs.mpt import mpt
+from ferrule.archs.nemotron import nemotron
 from ferrule.archs.olmo import olmo
 from ferrule.archs.olmo2 import olmo2
+from ferrule.archs.olmo3 import olmo3
 from ferrule.archs.olmoe import olmoe
 from ferrule.archs.opt import opt
+from ferrule.archs.persimmon import persimmon
 from ferrule.archs.phi import phi
 from ferrule.archs.phi3 import phi3
 from ferrule.archs.qwen2 import qwen2
@@ -48,11 +70,15 @@ from ferrule.archs.qwen3 import qwen3
 from ferrule.archs.qwen3_moe import qwen3_moe
 from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
 from ferrule.archs.roberta import roberta, roberta_classifier
+from ferrule.archs.seed_oss import seed_oss
 from ferrule.archs.smollm3 import smollm3
+from ferrule.archs.solar_open import solar_open
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
 from ferrule.archs.text_half import text_half
+from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
+from ferrule.archs.youtu import youtu
 from ferrule.errors import UnsupportedModelError
 from ferrule.spec import ModelSpec
 
@@ -81,37 +107,59 @@ class Architecture:
 
 
 REGISTRY = (
+    Architecture("Arcee", "arcee", arcee),
     Architecture("Bert", "bert", bert, ENCODER_ENDINGS, bert_classifier),
+    Architecture("BioGpt", "biogpt", biogpt),
     Architecture("Bloom", "bloom", bloom),
     Architecture("CodeGen", "codegen", codegen),
     Architecture("Cohere", "cohere", cohere),
     Architecture("Cohere2", "cohere2", cohere2),
+    Architecture("Cwm", "cwm", cwm),
     Architecture("DeepseekV2", "deepseek_v2", deepseek_v2),
     Architecture("DeepseekV3", "deepseek_v3", deepseek_v3),
+    Architecture("Dots1", "dots1", dots1),
+    Architecture("Ernie4_5", "ernie4_5", ernie4_5),
+    Architecture("Ernie4_5_Moe", "ernie4_5_moe", ernie4_5_moe),
+    Architecture("Exaone4", "exaone4", exaone4),
+    Architecture("ExaoneMoe", "exaone_moe", exaone_moe),
     Architecture("Falcon", "falcon", falcon),
+    Architecture("FlexOlmo", "flex_olmo", flex_olmo),
     Architecture("Gemma", "gemma", gemma),
     Architecture("Gemma2", "gemma2", gemma2),
     Architecture("Gemma3", "gemma3_text", gemma3),
     Architecture("Gemma3Text", "gemma3_text", gemma3),
     Architecture("Glm", "glm", glm),
     Architecture("Glm4", "glm4", glm4),
+    Architecture("Glm4Moe", "glm4_moe", glm4_moe),
+    Architecture("Glm4MoeLite", "glm4_moe_lite", glm4_moe_lite),
     Architecture("GPT2", "gpt2", gpt2),
     Architecture("GPTBigCode", "gpt_bigcode", gpt_bigcode),
-    Architecture("GPTJ", "gptj", gptj),
+    Architecture("GPTNeo", "gpt_neo", gpt_neo),
     Architecture("GPTNeoX", "gpt_neox", gpt_neox),
     Architecture("GptOss", "gpt_oss", gpt_oss),
+    Architecture("GPTJ", "gptj", gptj),
     Architecture("Granite", "granite", granite),
     Architecture("GraniteMoe", "granitemoe", granitemoe),
+    Architecture("GraniteMoeShared", "granitemoeshared", granitemoeshared),
+    Architecture("Helium", "helium", helium),
+    Architecture("HunYuanDenseV1", "hunyuan_v1_dense", hunyuan_v1_dense),
+    Architecture("HyperCLOVAX", "hyperclovax", hyperclovax),
+    Architecture("Jais2", "jais2", jais2),
     Architecture("Llama", "llama", llama),
+    Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
+    Architecture("Ministral", "ministral", ministral),
     Architecture("Mistral", "mistral", mistral),
     Architecture("Mixtral", "mixtral", mixtral),
     Architecture("ModernBert", "modernbert", modernbert, ENCODER_ENDINGS, modernbert_classifier),
     Architecture("Mpt", "mpt", mpt),
     Architecture("MPT", "mpt", mpt),  # as its makers called it
+    Architecture("Nemotron", "nemotron", nemotron),
     Architecture("Olmo", "olmo", olmo),
     Architecture("Olmo2", "olmo2", olmo2),
+    Architecture("Olmo3", "olmo3", olmo3),
     Architecture("Olmoe", "olmoe", olmoe),
     Architecture("OPT", "opt", opt),
+    Architecture("Persimmon", "persimmon", persimmon),
     Architecture("Phi", "phi", phi),
     Architecture("Phi3", "phi3", phi3),
     Architecture("Qwen2", "qwen2", qwen2),
@@ -123,11 +171,15 @@ REGISTRY = (
     Architecture("Qwen3VL", "qwen3_vl_text", qwen3_vl),
     Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
     Architecture("Roberta", "roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
+    Architecture("SeedOss", "seed_oss", seed_oss),
     Architecture("SmolLM3", "smollm3", smollm3),
+    Architecture("SolarOpen", "solar_open", solar_open),
     Architecture("StableLm", "stablelm", stablelm),
     Architecture("Starcoder2", "starcoder2", starcoder2),
+    Architecture("VaultGemma", "vaultgemma", vaultgemma),
     Architecture("XGLM", "xglm", xglm),
     Architecture("XLMRoberta", "xlm-roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
+    Architecture("Youtu", "youtu", youtu),
 )
 
 

@@ -1,5 +1,7 @@
 """Gemma 2 (Gemma Team 2024): Gemma with norms around both blocks, soft caps, and windows on every other layer."""
 
+from typing import Literal
+
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding, gemma_norm
@@ -13,8 +15,8 @@ NORMS_AROUND = {
 """Where Gemma's checkpoints keep the norms around the blocks."""
 
 
-def gemma2(config: Config) -> ModelSpec:
-    """The first layer and every other one from there on have a window."""
+def gemma2(config: Config, norms: Literal["before", "around"] = "around") -> ModelSpec:
+    """The first layer and every other one from there on have a window. `norms` as `decoder` takes it."""
     config = config.with_defaults(head_dim=256, max_position_embeddings=8192).with_absent(
         num_key_value_heads=4, sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
     )
@@ -24,7 +26,7 @@ def gemma2(config: Config) -> ModelSpec:
     return decoder(
         config,
         norm=gemma_norm(config),
-        norms="around",
+        norms=norms,
         windows=layer_windows(
             config, sliding=lambda index: index % 2 == 0, window=config.whole_or_none("sliding_window")
         ),

@@ -1,13 +1,17 @@
 """Granite's mixtures (Granite Team, IBM 2024): experts in one tensor, weighed by the softmax of those chosen."""
 
+from collections.abc import Mapping
+
 from ferrule.archs.config import Config
 from ferrule.archs.granite import granite
 from ferrule.spec import Dense, Experts, ModelSpec, Router
-from ferrule.tensors import fused
+from ferrule.tensors import Fused, fused
 
 
-def granitemoe(config: Config) -> ModelSpec:
-    """Without a shared network, which is another family's."""
+def granitemoe(
+    config: Config, shared: Dense | None = None, modules: Mapping[str, str | Fused] | None = None
+) -> ModelSpec:
+    """`shared` is the network for all tokens that another family has, and `modules` where it lies."""
     config.require(mlp_bias=False)
     intermediate, experts = config.whole("intermediate_size"), config.whole("num_local_experts", default=8)
     block = "model.layers.{layer}.block_sparse_moe"
@@ -19,10 +23,12 @@ def granitemoe(config: Config) -> ModelSpec:
             experts_per_token=config.whole("num_experts_per_tok", default=2),
             expert=Dense(intermediate, config.activation),
             router=Router(scoring="softmax_of_chosen"),
+            shared=shared,
         ),
         modules={
             "ffn.router": f"{block}.router.layer",
             **fused(f"{block}.input_linear.weight", gate_up, stack=experts),
             **fused(f"{block}.output_linear.weight", "ffn.experts.down.weight", stack=experts),
+            **(modules or {}),
         },
     )

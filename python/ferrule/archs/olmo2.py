@@ -1,22 +1,35 @@
 """OLMo 2 (OLMo Team 2024): Llama with norms after its blocks, and one over all queries and one over all keys."""
 
+from collections.abc import Callable, Sequence
+
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
+from ferrule.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
+
+NORMS_AFTER = {
+    "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",
+    "ffn_post_norm": "model.layers.{layer}.post_feedforward_layernorm",
+}
+"""Where OLMo 2's checkpoints keep the norms after the blocks."""
 
 
-def olmo2(config: Config) -> ModelSpec:
-    """Nothing is normed before a block."""
+def olmo2(
+    config: Config,
+    windows: Sequence[int | None] | None = None,
+    rope_of: Callable[[str], Rope] | None = None,
+    ffn: Ffn | None = None,
+) -> ModelSpec:
+    """Nothing is normed before a block. The other arguments as `decoder` takes them."""
     config = config.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
     bias = config.flag("attention_bias", default=False)
     return decoder(
         config,
         norms="after",
+        windows=windows,
+        rope_of=rope_of,
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps")), over="heads"),
-        modules={
-            "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",
-            "ffn_post_norm": "model.layers.{layer}.post_feedforward_layernorm",
-        },
+        ffn=ffn,
+        modules=NORMS_AFTER,
     )

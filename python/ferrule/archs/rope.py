@@ -41,7 +41,6 @@ def read_rope(
     Raises ConfigError, UnsupportedModelError.
     """
     parameters = rope_parameters(config, layer_type)
-    theta = parameters if "rope_theta" in parameters else config
     source = parameters if "partial_rotary_factor" in parameters else config
     factor = source.number("partial_rotary_factor", default=1.0 if partial is None else partial)
     if factor > 1 or (partial is None and factor != 1):
@@ -51,7 +50,7 @@ def read_rope(
     if rotary_dim % 2 or not rotary_dim:
         raise config.error(field, f"such that an even number of elements is rotated, not {rotary_dim}")
     return Rope(
-        theta=theta.number("rope_theta", default=DEFAULT_THETA, above=1.0),
+        theta=rope_theta(config, parameters),
         rotary_dim=rotary_dim,
         interleaved=interleaved,
         scaling=_read_scaling(config, parameters, rotary_dim),
@@ -67,6 +66,12 @@ def rope_parameters(config: Config, layer_type: str | None = None) -> Config:
     if layer_type not in parameters:
         raise parameters.error(layer_type, "an object, as the model has layers of this type")
     return parameters.inner(layer_type)
+
+
+def rope_theta(config: Config, parameters: Config) -> float:
+    """The base of the rotation that `parameters` describes."""
+    source = parameters if "rope_theta" in parameters else config
+    return source.number("rope_theta", default=DEFAULT_THETA, above=1.0)
 
 
 def context_length(config: Config, rope: Rope) -> int:

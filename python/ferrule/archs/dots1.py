@@ -1,0 +1,31 @@
+"""dots.llm1 (rednote-hilab 2025): Qwen3's attention, and DeepSeek-V3's mixtures."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder, layer_windows
+from ferrule.archs.deepseek_v2 import MIXTURE_MODULES, mixture, mixtures_after_dense
+from ferrule.archs.deepseek_v3 import corrected_router
+from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
+
+
+def dots1(config: Config) -> ModelSpec:
+    """Windows from `max_window_layers` on, which no published model reaches."""
+    config = config.with_defaults(
+        max_position_embeddings=2048,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+        n_group=1,
+        topk_group=1,
+    ).with_absent(num_key_value_heads=32, sliding_window=4096)
+    window = config.whole_or_none("sliding_window")
+    first = config.whole("max_window_layers", default=62, low=0)
+    bias = config.flag("attention_bias", default=False)
+    return decoder(
+        config,
+        windows=layer_windows(config, sliding=lambda index: window is not None and index >= first, window=window),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps", default=1e-6))),
+        ffn=mixtures_after_dense(config, mixture(config, corrected_router(config))),
+        modules=MIXTURE_MODULES,
+    )

@@ -1,0 +1,30 @@
+"""GLM-4.7-Flash (GLM Team 2026): DeepSeek-V3 with other defaults."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.deepseek_v2 import latent_decoder, listed_mixtures, mixture, mixtures_after_dense
+from ferrule.archs.deepseek_v3 import corrected_router
+from ferrule.spec import ModelSpec
+
+
+def glm4_moe_lite(config: Config) -> ModelSpec:
+    """The first layer is dense, unless `mlp_layer_types` says otherwise."""
+    config = config.spelled(n_routed_experts="num_local_experts").with_absent(q_lora_rank=768, num_key_value_heads=20)
+    config = config.with_defaults(
+        max_position_embeddings=202_752,
+        rms_norm_eps=1e-5,
+        moe_intermediate_size=1536,
+        n_routed_experts=64,
+        n_shared_experts=1,
+        num_experts_per_tok=4,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.8,
+        v_head_dim=256,
+        qk_nope_head_dim=192,
+    ).with_values(first_k_dense_replace=1)
+    experts = mixture(config, corrected_router(config))
+    return latent_decoder(
+        config,
+        listed_mixtures(config, experts) or mixtures_after_dense(config, experts),
+        interleaved=config.flag("rope_interleave", default=True),
+    )

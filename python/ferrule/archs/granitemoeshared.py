@@ -1,0 +1,22 @@
+"""Granite's mixtures with a network for all tokens (Granite Team, IBM 2024)."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.granitemoe import granitemoe
+from ferrule.spec import Dense, ModelSpec
+from ferrule.tensors import fused
+
+
+def granitemoeshared(config: Config) -> ModelSpec:
+    """None where `shared_intermediate_size` is 0."""
+    width = config.whole("shared_intermediate_size", default=0, low=0)
+    if not width:
+        return granitemoe(config)
+    block = "model.layers.{layer}.shared_mlp"
+    return granitemoe(
+        config,
+        shared=Dense(width, config.activation),
+        modules={
+            **fused(f"{block}.input_linear", {"ffn.shared.gate": width, "ffn.shared.up": width}),
+            "ffn.shared.down": f"{block}.output_linear",
+        },
+    )

@@ -1,0 +1,44 @@
+"""Hunyuan's dense models (Tencent 2025): Llama with norms of each query and key head, after they were rotated."""
+
+import math
+from dataclasses import replace
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.archs.rope import read_rope, rope_parameters, rope_theta
+from ferrule.spec import HeadNorm, ModelSpec, RmsNorm, Rope
+
+LEAST_WIDTH = 4
+"""Of a head whose base can be stretched: one of two elements has a single frequency, which does not depend on it."""
+LARGEST_LOG = 80.0
+"""Of a base that is finite in f32."""
+
+
+def hunyuan_v1_dense(config: Config) -> ModelSpec:
+    """What the files call dynamic scaling is, with their `alpha`, another base."""
+    config = config.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
+    bias = config.flag("attention_bias", default=False)
+    return decoder(
+        config,
+        rope_of=lambda _: _rope(config),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps")), after_rope=True),
+        modules={
+            "attention.q_norm": "model.layers.{layer}.self_attn.query_layernorm",
+            "attention.k_norm": "model.layers.{layer}.self_attn.key_layernorm",
+        },
+    )
+
+
+def _rope(config: Config) -> Rope:
+    parameters, width = rope_parameters(config), config.head_dim
+    kind = parameters.values.get("rope_type", parameters.values.get("type"))
+    alpha = parameters.number("alpha", default=0.0, low=0.0)
+    if kind != "dynamic" or not alpha or width < LEAST_WIDTH:
+        return read_rope(config, width)
+    theta, exponent = rope_theta(config, parameters), width / (width - 2)
+    if math.log(theta) + exponent * math.log(alpha) > LARGEST_LOG:
+        raise parameters.error("alpha", "small enough for the base of the rotation to be finite")
+    plain = read_rope(config.with_values(rope_scaling={"rope_theta": theta}), width)
+    return replace(plain, theta=theta * alpha**exponent)

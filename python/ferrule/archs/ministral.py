@@ -1,0 +1,13 @@
+"""Ministral (Mistral AI 2024): Mistral with windows on some layers."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder, layer_windows
+from ferrule.spec import ModelSpec
+
+
+def ministral(config: Config) -> ModelSpec:
+    """On all of them where there is a window and `layer_types` is missing."""
+    config = config.with_defaults(max_position_embeddings=131_072)
+    config = config.with_absent(num_key_value_heads=8, sliding_window=4096)
+    window = config.whole_or_none("sliding_window")
+    return decoder(config, windows=layer_windows(config, sliding=lambda _: window is not None, window=window))

@@ -1,0 +1,32 @@
+"""Solar Open (Upstage 2025): grouped queries, and DeepSeek-V3's mixtures in every layer."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.archs.deepseek_v2 import MIXTURE_MODULES, mixture
+from ferrule.archs.deepseek_v3 import corrected_router
+from ferrule.spec import ModelSpec
+
+
+def solar_open(config: Config) -> ModelSpec:
+    """The output projection has no bias."""
+    config = config.spelled(n_routed_experts="num_local_experts").with_absent(num_key_value_heads=8)
+    config = config.with_defaults(
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        moe_intermediate_size=1280,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.0,
+    )
+    return decoder(
+        config,
+        partial_rotary=1.0,
+        qkv_bias=config.flag("attention_bias", default=False),
+        ffn=mixture(config, corrected_router(config)),
+        modules=MIXTURE_MODULES,
+    )

@@ -1,0 +1,10 @@
+"""VaultGemma (Sinha et al. 2025): Gemma 2 without the norms after its blocks."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.gemma2 import gemma2
+from ferrule.spec import ModelSpec
+
+
+def vaultgemma(config: Config) -> ModelSpec:
+    """The defaults are those of Gemma 2."""
+    return gemma2(config, norms="before")
