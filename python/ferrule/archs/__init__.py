@@ -194,8 +194,7 @@ def model_spec(config: Config) -> ModelSpec:
             f"{config.file}: quantization_config.quant_method is {method!r}; "
             "checkpoints must be unquantized: f32, f16 or bf16"
         )
-    if "text_config" in config:
-        config = text_half(config)
+    config = _text_config(config)
     architecture, ending = _find(config)
     spec = architecture.read(config)
     if ending == CLASSIFIER:
@@ -207,7 +206,12 @@ def model_spec(config: Config) -> ModelSpec:
 
 def labels(config: Config) -> tuple[str, ...]:
     """The names of a classifier's labels; none of a model without a classifier."""
+    config = _text_config(config)
     return label_names(config) if _find(config)[1] == CLASSIFIER else ()
+
+
+def _text_config(config: Config) -> Config:
+    return text_half(config) if "text_config" in config else config
 
 
 def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
