@@ -244,14 +244,23 @@ def test_messages_as_objects(llm: LLM) -> None:
     assert llm.detokenize(prompt["prompt_token_ids"]) == "user:a;assistant:b;"
 
 
+def add(a: int) -> int:
+    """Adds one.
+
+    Args:
+        a: the number
+    """
+    return a + 1
+
+
 def test_a_function_is_a_tool(llm: LLM) -> None:
-    def add(a: int) -> int:
-        """Adds one.
-
-        Args:
-            a: the number
-        """
-        return a + 1
-
     prompt = llm.chat_prompt(MESSAGES, tools=[add], chat_template="{{ tools[0].function.parameters | tojson }}")
     assert json.loads(llm.detokenize(prompt["prompt_token_ids"]))["properties"]["a"]["type"] == "integer"
+
+
+def test_calls_of_a_function_are_parsed(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+    said = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    fake_engine.script = staticmethod(lambda prompt: llm.tokenize(said, add_special_tokens=False))
+    output = llm.chat(MESSAGES, SamplingParams(max_tokens=99), tools=[add], tool_call_parser="hermes")[0].outputs[0]
+    assert output.message is not None
+    assert [call.name for call in output.message.tool_calls] == ["add"]

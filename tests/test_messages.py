@@ -61,7 +61,7 @@ def test_the_template_chooses(thinker: LLM) -> None:
     assert (found.reasoning, len(found.tool_calls)) == (None, 1), "the template has <tool_call>, and no <think>"
     assert message() is None, "without tools there are no calls"
     assert message(tools=TOOLS, chat_template="{{ '</think>' }}").tool_calls == []
-    assert message(tools=TOOLS, chat_template="x") is None
+    assert message(tools=TOOLS, chat_template="{{ 'x' }}") is None
 
 
 def test_reasoning_that_the_prompt_has_begun(thinker: LLM) -> None:
