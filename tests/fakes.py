@@ -131,7 +131,8 @@ class Engine:
         self.spec: dict[str, Any] = json.loads(spec)
         self.options: dict[str, Any] = json.loads(options)
         self.vocab_size: int = self.spec["vocab_size"]
-        self.max_model_len: int = min(self.options["max_model_len"] or MAX_MODEL_LEN, MAX_MODEL_LEN)
+        context: int = self.options["max_model_len"] or self.spec["max_position_embeddings"]
+        self.max_model_len = min(context, MAX_MODEL_LEN)
         self.running: dict[int, _Sequence] = {}
         """Those that wait as well."""
         self.forks: list[tuple[int, int]] = []
@@ -140,6 +141,8 @@ class Engine:
         self.loras: list[LoraAdapter | None] = []
         """Of every request."""
         self.lora_loads: list[str] = []
+        self.encoded: list[tuple[list[list[int]], str]] = []
+        """The texts of each call, and the task."""
         self.dead = False
         self.closed = False
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
@@ -199,12 +202,7 @@ class Engine:
             raise KeyboardInterrupt
         began = time.perf_counter()
         self._schedule()
-        if self.step_seconds:
-            self.stepping = True
-            try:
-                time.sleep(self.step_seconds)
-            finally:
-                self.stepping = False
+        self._sleep()
         if self.dies_at == self.steps:
             return self._die()
         scheduled = [(key, sequence) for key, sequence in self.running.items() if sequence.scheduled is not None]
@@ -274,6 +272,36 @@ class Engine:
         rows = [self._logits(token, position) for position, token in enumerate(token_ids)]
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))
 
+    def encode(self, texts: list[tuple[list[int], list[int], str | None]], task: str) -> bytearray:
+        """Numbers of each text that depend on it and on the task alone."""
+        self._alone()
+        self._alive()
+        self.encoded.append(([ids for ids, _, _ in texts], task))
+        self._sleep()
+        wanted: dict[str, Any] = json.loads(task)
+        numbers = bytearray()
+        for ids, kinds, _ in texts:
+            if ids == self.bad_prompt:
+                raise EngineError("what the model makes of a text is not finite")
+            count = self._numbers(wanted, len(ids))
+            generator = random.Random(f"{ids} {kinds} {wanted.get('pooling')}")
+            row = [generator.gauss(0, 1) for _ in range(count)]
+            length = math.hypot(*row) if wanted.get("normalize") else 1.0
+            numbers += struct.pack(f"<{count}f", *(number / length for number in row))
+        return numbers
+
+    def _numbers(self, task: dict[str, Any], tokens: int) -> int:
+        hidden = self.spec["hidden_size"]
+        match task["type"]:
+            case "embedding":
+                return task["dimensions"] or hidden
+            case "token_embeddings":
+                return tokens * hidden
+            case "scores":
+                return self.spec["classifier"]["labels"]
+            case _:
+                return len(task["tokens"])
+
     def close(self) -> None:
         if not self.closed:
             self._alone()
@@ -307,6 +335,14 @@ class Engine:
 
     def _places(self) -> int:
         return self.options["max_num_seqs"] or self.max_num_seqs
+
+    def _sleep(self) -> None:
+        if self.step_seconds:
+            self.stepping = True
+            try:
+                time.sleep(self.step_seconds)
+            finally:
+                self.stepping = False
 
     def _alive(self) -> None:
         if self.dead:

@@ -87,6 +87,13 @@ def test_row34_no_code_of_a_model_runs(tmp_path: Path) -> None:
         (52, "SamplingParams(stop=['x'] * 10**5)", "InvalidParameterError", ["stop", "100000"]),
         (52, "llm.generate({'prompt_token_ids': []})", "PromptError", ["empty"]),
         (53, "llm.generate({'prompt_token_ids': [5] * 512})", "PromptError", ["512", "max_model_len", "511"]),
+        (39, r"llm.embed('\ud800')", "PromptError", ["U+D800"]),
+        (51, "llm.embed({'prompt_token_ids': [5, 4096]})", "PromptError", ["prompt_token_ids[1]", "4096"]),
+        (52, "llm.embed(['x', ''])", "PromptError", ["prompts[1]", "empty"]),
+        (53, "llm.embed({'prompt_token_ids': [5] * 513})", "PromptError", ["513", "512", "max_model_len"]),
+        (55, "llm.embed('x', pooling='max')", "InvalidParameterError", ["pooling", "max"]),
+        (55, "llm.embed('x', dimensions=2**63)", "InvalidParameterError", ["dimensions"]),
+        (55, "llm.rerank('x', ['y'], instruction='z')", "InvalidParameterError", ["instruction"]),
     ],
 )
 def test_a_request_is_refused(row: int, fault: str, error: str, fragments: list[str]) -> None:

@@ -25,8 +25,19 @@ OTHERS = {
     "training.py": b"raise SystemExit('never run')",
     "README.md": b"#",
     "onnx/config.json": b"{}",
+    "onnx/1_Pooling/config.json": b"{}",
     "original/model.safetensors": b"twice",
     "consolidated.safetensors": b"twice",
+}
+EMBEDS = {
+    "modules.json": b"""[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]""",
+    "1_Pooling/config.json": b'{"pooling_mode": "lasttoken"}',
+    "2_Dense/config.json": b'{"in_features": 256, "out_features": 8}',
+    "2_Dense/model.safetensors": b"nor this",
+    "sentence_bert_config.json": b'{"max_seq_length": 128}',
+    "config_sentence_transformers.json": b"{}",
 }
 LOAD = """
 import sys, fakes
@@ -54,6 +65,7 @@ print(info["model"], info["layers"], info["checkpoint_bytes"])
 def hub() -> Iterator[Hub]:
     repositories = {
         "org/model": Repository(FILES | OTHERS),
+        "org/embeds": Repository(FILES | OTHERS | EMBEDS),
         "org/private": Repository(FILES, token="hf_secret"),
         "org/gated": Repository(FILES, gated=True, token="hf_secret"),
         "org/pickled": Repository({"config.json": FILES["config.json"], "pytorch_model.bin": b"pickle"}),
@@ -102,6 +114,11 @@ def test_what_a_model_is_takes_no_download_of_its_weights(hub: Hub, home: Path) 
     assert hub.downloads() == {"model.safetensors"}
     assert load(hub, home, code=INFO) == "org/model 6 10000000"
     assert hub.downloads() == set()
+
+
+def test_fetches_the_folders_that_embeddings_need(hub: Hub, home: Path) -> None:
+    assert load(hub, home, "org/embeds").startswith("[")
+    assert hub.downloads() == set(FILES) | set(EMBEDS)
 
 
 def test_the_cache_serves_again_online_and_offline(hub: Hub, home: Path) -> None:

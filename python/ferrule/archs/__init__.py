@@ -13,7 +13,7 @@ from ferrule.archs.arcee import arcee
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
 from ferrule.archs.bloom import bloom
-from ferrule.archs.classifier import Classified, decoder_classifier, label_names, with_classifier
+from ferrule.archs.classifier import Classified, decoder_classifier, with_classifier
 from ferrule.archs.codegen import codegen
 from ferrule.archs.cohere import cohere
 from ferrule.archs.cohere2 import cohere2
@@ -194,7 +194,10 @@ def model_spec(config: Config) -> ModelSpec:
             f"{config.file}: quantization_config.quant_method is {method!r}; "
             "checkpoints must be unquantized: f32, f16 or bf16"
         )
-    config = _text_config(config)
+    if "text_config" in config:
+        if any(name.endswith(CLASSIFIER) for name in config.texts("architectures")):
+            raise config.unsupported("architectures", "a class that generates: a half of a model classifies nothing")
+        config = text_half(config)
     architecture, ending = _find(config)
     spec = architecture.read(config)
     if ending == CLASSIFIER:
@@ -202,16 +205,6 @@ def model_spec(config: Config) -> ModelSpec:
     elif ending == BASE and spec.head is not None and not spec.head.tied:
         spec = replace(spec, head=None)  # such a class has no matrix to continue a text with
     return replace(spec, prefixes=_prefixes(spec))
-
-
-def labels(config: Config) -> tuple[str, ...]:
-    """The names of a classifier's labels; none of a model without a classifier."""
-    config = _text_config(config)
-    return label_names(config) if _find(config)[1] == CLASSIFIER else ()
-
-
-def _text_config(config: Config) -> Config:
-    return text_half(config) if "text_config" in config else config
 
 
 def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from ferrule.archs.decoder import layer_windows
 from ferrule.archs.encoder import encoder
 from ferrule.archs.rope import read_rope
 from ferrule.spec import Classifier, Dense, Embedding, LayerNorm, ModelSpec, Rope
-from ferrule.tensors import fused
+from ferrule.tensors import fused, tensors_named
 
 
 def modernbert(config: Config) -> ModelSpec:
@@ -47,7 +47,8 @@ def modernbert(config: Config) -> ModelSpec:
         },
     )
     first, *others = spec.layers
-    return replace(spec, layers=[replace(first, attention_norm=None), *others])
+    spec = replace(spec, layers=[replace(first, attention_norm=None), *others])
+    return replace(spec, tensors=tensors_named(spec, {}, spec.tensors))
 
 
 def modernbert_classifier(config: Config) -> Classified:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.archs import labels, model_spec
+from ferrule.archs import model_spec
+from ferrule.archs.classifier import label_names
 from ferrule.archs.config import Config
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
@@ -40,8 +41,7 @@ def read_model_files(directory: Path) -> ModelFiles:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
-    spec, names = model_spec(config), labels(config)
-    sentence, spec = read_sentence_files(directory, spec)
+    sentence, spec = read_sentence_files(directory, model_spec(config))
     if "text_config" in config and "eos_token_id" not in config:
         config = config.inner("text_config")
     generation = Config.read_optional(directory / "generation_config.json")
@@ -51,7 +51,7 @@ def read_model_files(directory: Path) -> ModelFiles:
         spec=spec,
         defaults=_sampling_defaults(generation),
         eos_token_ids=tuple(eos.token_ids("eos_token_id", spec.vocab_size)),
-        labels=names,
+        labels=() if spec.classifier is None else label_names(config),
         exclusive=config.text("problem_type", default="") != "multi_label_classification",
         sentence=sentence,
     )

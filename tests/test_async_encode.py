@@ -1,0 +1,218 @@
+"""AsyncLLM embeds in portions between the engine's steps: nobody waits long, and nobody pays for another's fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fakes
+from event_loop import LONG, all_free, fake_of, last, run, sampled, until
+from ferrule import LLM, AsyncLLM, EngineError, PromptError, QueueFullError, UnsupportedTaskError
+from ferrule.prompt import TokensPrompt
+from test_encoders import GOLDEN
+
+
+def texts(count: int, tokens: int = 100) -> list[TokensPrompt]:
+    """Of which a step's 512 tokens hold five."""
+    return [{"prompt_token_ids": [7 + number % 4000] * tokens} for number in range(count)]
+
+
+def test_answers_are_those_of_llm(engine: type[fakes.Engine]) -> None:
+    with LLM() as plain:
+        embedded = plain.embed(["The cat", "The dog"], dimensions=8)
+        hidden = plain.embed(["The cat", "The dog barks"], pooling="none")
+        ranked = plain.rerank("The cat", ["The dog", "A cat"])
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            found = await llm.embed(["The cat", "The dog"], dimensions=8)
+            assert [o.embedding.tolist() for o in found] == [o.embedding.tolist() for o in embedded]
+            found = await llm.embed(["The cat", "The dog barks"], pooling="none")
+            assert [o.embedding.tolist() for o in found] == [o.embedding.tolist() for o in hidden]
+            assert await llm.rerank("The cat", ["The dog", "A cat"]) == ranked
+            assert await llm.embed([]) == []
+            with pytest.raises(UnsupportedTaskError, match="tiny has no classifier"):
+                await llm.classify("x")
+            with pytest.raises(PromptError, match=r"prompts\[1\]: the text is empty"):
+                await llm.embed(["x", ""])
+        async with AsyncLLM(GOLDEN / "bert_classifier") as llm:
+            assert len(await llm.classify({"prompt_token_ids": [5]})) == 1
+
+    run(test)
+
+
+def test_portions_come_between_steps(engine: type[fakes.Engine]) -> None:
+    """Who generates gets tokens while many texts are embedded."""
+    engine.step_seconds = 0.005
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            embedding = asyncio.ensure_future(llm.embed(texts(50)))
+            await until(lambda: bool(fake_of(llm).encoded))
+            output = await last(llm.generate("x", sampled(5)))
+            assert len(output.outputs[0].token_ids) == 5
+            assert not embedding.done()
+            assert 4 <= len(fake_of(llm).encoded) < 10
+            assert len(await embedding) == 50
+            await all_free(llm)
+
+    run(test)
+
+
+def test_callers_who_want_the_same_are_served_at_once(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.005
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            first = asyncio.ensure_future(llm.embed(texts(1)))
+            await until(lambda: fake_of(llm).stepping)
+            same = [llm.embed(text) for text in texts(5)]
+            answers = await asyncio.gather(*same, llm.embed(texts(1)[0], pooling="mean"))
+            await first
+            sizes = [len(given) for given, _ in fake_of(llm).encoded]
+            assert sorted(sizes) == [1, 1, 5]
+            with LLM() as plain:
+                expected = [plain.embed(text)[0] for text in texts(5)]
+            found = [answer[0].embedding.tolist() for answer in answers[:5]]
+            assert found == [output.embedding.tolist() for output in expected]
+
+    run(test)
+
+
+def test_an_error_is_told_to_the_one_whose_text_it_is_of(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.005
+    engine.bad_prompt = [9] * 100
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            first = asyncio.ensure_future(llm.embed(texts(1)))
+            await until(lambda: fake_of(llm).stepping)
+            answers = await asyncio.gather(*(llm.embed(text) for text in texts(5)), return_exceptions=True)
+            await first
+            assert [isinstance(answer, EngineError) for answer in answers] == [False, False, True, False, False]
+            await llm.check_health()
+            assert len(await llm.embed(texts(2))) == 2
+
+    run(test)
+
+
+def test_a_task_that_is_cancelled_is_embedded_no_further(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.005
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            task = asyncio.ensure_future(llm.embed(texts(500)))
+            await until(lambda: len(fake_of(llm).encoded) >= 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            calls = len(fake_of(llm).encoded)
+            await llm.embed(texts(1))
+            assert len(fake_of(llm).encoded) <= calls + 2
+            assert llm._registry._encodings == 0
+
+    run(test)
+
+
+def test_draining_waits_for_texts_and_refuses_more(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.005
+
+    async def test() -> None:
+        llm = AsyncLLM()
+        task = asyncio.ensure_future(llm.embed(texts(20)))
+        await until(lambda: bool(fake_of(llm).encoded))
+        await llm.drain()
+        assert llm._registry._encodings == 0
+        assert len(await task) == 20
+        with pytest.raises(EngineError, match="draining"):
+            await llm.embed("x")
+        await llm.aclose()
+
+    run(test)
+
+
+def test_draining_waits_no_longer_than_told(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.02
+
+    async def test() -> None:
+        llm = AsyncLLM()
+        task = asyncio.ensure_future(llm.embed(texts(5000)))
+        await until(lambda: bool(fake_of(llm).encoded))
+        await llm.drain(0.05)
+        with pytest.raises(EngineError, match="drained"):
+            await task
+        await llm.aclose()
+
+    run(test)
+
+
+@pytest.mark.parametrize("close", [lambda llm: llm.aclose(), lambda llm: asyncio.to_thread(llm.close)])
+def test_closing_ends_those_who_wait(close: Callable[[AsyncLLM], Any], engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.005
+
+    async def test() -> None:
+        llm = AsyncLLM()
+        tasks = [asyncio.ensure_future(llm.embed(texts(500))) for _ in range(3)]
+        await until(lambda: bool(fake_of(llm).encoded))
+        await close(llm)
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["the engine is closed"] * 3
+        with pytest.raises(EngineError, match="the engine is closed"):
+            await llm.embed("x")
+
+    run(test)
+
+
+def test_an_engine_that_died_is_noticed(engine: type[fakes.Engine]) -> None:
+    async def test() -> None:
+        llm = AsyncLLM()
+        await llm.embed("x")
+        fake_of(llm).dead = True
+        with pytest.raises(EngineError, match="dead"):
+            await llm.embed("x")
+        await until(lambda: not llm._engine_thread.alive)
+        with pytest.raises(EngineError, match="dead"):
+            await llm.check_health()
+        with pytest.raises(EngineError, match="dead"):
+            await last(llm.generate("x", LONG))
+        await llm.aclose()
+
+    run(test)
+
+
+def test_as_many_wait_as_may(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.01
+
+    async def test() -> None:
+        async with AsyncLLM(max_num_seqs=1, max_queued_requests=2) as llm:
+            tasks = [asyncio.ensure_future(llm.embed(texts(1))) for _ in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="the queue is full: 3 calls wait to encode texts"):
+                await llm.embed("x")
+            assert llm.metrics().requests_refused == 1
+            await asyncio.gather(*tasks)
+            assert len(await llm.embed("x")) == 1
+
+    run(test)
+
+
+def test_a_loop_that_is_closed_under_its_texts_does_no_harm(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.005
+    llm = AsyncLLM()
+
+    async def leave() -> None:
+        task = asyncio.ensure_future(llm.embed(texts(50)))
+        await until(lambda: bool(fake_of(llm).encoded))
+        task.cancel()
+
+    asyncio.run(leave())
+
+    async def test() -> None:
+        assert len(await llm.embed(texts(2))) == 2
+        await llm.drain()
+        await llm.aclose()
+
+    run(test)

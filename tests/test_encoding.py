@@ -1,0 +1,459 @@
+"""`embed`, `classify` and `rerank`: how texts are read, what the engine is asked for, and what its numbers mean."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fakes
+from ferrule import LLM, InvalidParameterError, PromptError, TokenizerError, UnsupportedModelError, UnsupportedTaskError
+from ferrule.judge import AFTER, BEFORE, INSTRUCTION
+from ferrule.texts import TypedTokensPrompt
+from test_encoders import GOLDEN
+from word_tokenizer import write_word_tokenizer
+
+PROMPTS = {"prompts": {"query": "w7 w8 ", "passage": "w9 ", "empty": ""}, "default_prompt_name": "passage"}
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Callable[..., Path]:
+    """A golden encoder with a tokenizer of words, and other files as they are given."""
+
+    def make(case: str, *, marks: dict[str, int] | None = None, ends: bool = True, **files: object) -> Path:
+        folder = tmp_path / case
+        shutil.copytree(GOLDEN / case, folder, copy_function=shutil.copyfile)
+        write_word_tokenizer(folder, marks=marks, ends=ends)
+        for name, content in files.items():
+            (folder / f"{name}.json").write_text(json.dumps(content))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def open_llm(fake_engine: type[fakes.Engine], encoder: Callable[..., Path]) -> Callable[..., LLM]:
+    """Such an encoder on a fake engine."""
+    return lambda case, *, options=None, **files: LLM(encoder(case, **files), **(options or {}))
+
+
+def asked(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
+    """The texts of all calls so far, and the task of the last."""
+    engine: Any = llm._driver._engine
+    return [ids for texts, _ in engine.encoded for ids in texts], json.loads(engine.encoded[-1][1])
+
+
+def test_special_tokens_are_the_tokenizers(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert") as llm:
+        outputs = llm.embed(["w10 w11", {"prompt_token_ids": [5, 6]}, {"prompt": "w12"}])
+        assert [output.prompt_token_ids for output in outputs] == [[0, 10, 11, 2], [5, 6], [0, 12, 2]]
+        assert all(output.embedding.shape == (64,) for output in outputs)
+        assert all(output.embedding.dtype == np.float32 for output in outputs)
+        assert outputs[0].embedding.flags.writeable
+        assert llm.embed("w10 w11")[0].embedding.tolist() == outputs[0].embedding.tolist()
+        assert llm.embed([]) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "pooling", "normalize"),
+    [
+        ("bert", "mean", True),
+        ("modernbert", "cls", True),
+        ("xlm_roberta", "mean", False),
+        ("qwen3", "last", True),
+        ("bert_classifier", "mean", True),  # its files say nothing
+        ("qwen3_classifier", "last", True),
+    ],
+)
+def test_files_say_how_to_pool(case: str, pooling: str, normalize: bool, open_llm: Callable[..., LLM]) -> None:
+    with open_llm(case) as llm:
+        llm.embed("w10")
+        task = {"type": "embedding", "pooling": pooling, "normalize": normalize, "dimensions": None}
+        assert asked(llm)[1] == task
+        llm.embed("w10", pooling="cls", normalize=not normalize, dimensions=8)
+        assert asked(llm)[1] == task | {"pooling": "cls", "normalize": not normalize, "dimensions": 8}
+
+
+def test_hidden_states_of_all_tokens(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert") as llm:
+        outputs = llm.embed(["w10", "w10 w11 w12"], pooling="none")
+        assert [output.embedding.shape for output in outputs] == [(3, 64), (5, 64)]
+        assert asked(llm)[1] == {"type": "token_embeddings", "normalize": False}
+        with pytest.raises(InvalidParameterError, match="dimensions is 8; hidden states of tokens are not cut"):
+            llm.embed("w10", pooling="none", dimensions=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"pooling": "max"}, "pooling is 'max'; it must be one of cls, mean, last, none"),
+        ({"normalize": 1}, "normalize is 1; it must be True, False or None"),
+        ({"dimensions": 65}, "dimensions is 65; it must be a whole number from 1 to 64"),
+        ({"dimensions": 0}, "dimensions is 0"),
+        ({"truncate_prompt_tokens": 71}, "truncate_prompt_tokens is 71; it must be a whole number from -1 to 70"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
+        ({"truncate_prompt_tokens": "all"}, "truncate_prompt_tokens is 'all'"),
+        ({"prompt_name": "query"}, "prompt_name is 'query'; it must be None: the model has no prompts"),
+    ],
+)
+def test_parameters_are_refused(arguments: dict[str, Any], words: str, open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert") as llm, pytest.raises(InvalidParameterError) as caught:
+        llm.embed("w10", **arguments)
+    assert words in str(caught.value)
+
+
+LONG = " ".join(["w10"] * 69)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "prompts: the text is empty"),
+        (["w1", ""], "prompts[1]: the text is empty"),
+        ([["w1"]], "prompts[0]: a prompt is ['w1']"),
+        ([5], "prompts[0]: a prompt is 5; it must be a string"),
+        (None, "prompts: a prompt is None"),
+        (b"w1", "prompts: a prompt is b'w1'"),
+        ([("w1", "w2")], "prompts[0]: a prompt is ('w1', 'w2')"),
+        ("\ud800", "prompts: the text holds a lone surrogate, U+D800"),
+        ({"prompt_token_ids": []}, "prompts: the prompt is empty"),
+        ({"prompt_token_ids": [320]}, "prompt_token_ids[0] is 320"),
+        ({"prompt_token_ids": [1, 2], "token_type_ids": [0, 2]}, "token_type_ids[1] is 2; it must be a whole number"),
+        ({"prompt_token_ids": [1, 2], "token_type_ids": [0]}, "there are 1 token_type_ids; it must be one for each"),
+        ({"prompt_token_ids": [1, 2], "token_type_ids": "01"}, "token_type_ids is '01'; it must be a list"),
+        ({"prompt": "w1", "token_type_ids": [0]}, "token_type_ids stand beside prompt_token_ids alone"),
+        ({"prompt_token_ids": [1], "color": 1}, "has the field 'color'"),
+        (LONG, "the text has 71 tokens; the limit is 70 (max_seq_length of sentence_bert_config.json)"),
+        ({"prompt_token_ids": [5] * 71}, "the text has 71 tokens; the limit is 70"),
+    ],
+)
+def test_texts_are_refused(given: Any, words: str, open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert") as llm:
+        with pytest.raises(PromptError) as caught:
+            llm.embed(given)
+        assert words in str(caught.value)
+        engine: Any = llm._driver._engine
+        assert not engine.encoded
+
+
+def test_a_tuple_of_texts_is_a_pair_for_a_classifier_alone(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert_classifier") as llm:
+        assert len(llm.embed(("w10", "w11"))) == 2
+        assert [o.prompt_token_ids for o in llm.classify(("w10", "w11"))] == [[0, 10, 2, 11, 2]]
+        assert [o.prompt_token_ids for o in llm.classify(["w10", ("w11", "w12")])] == [[0, 10, 2], [0, 11, 2, 12, 2]]
+        with pytest.raises(PromptError, match=r"prompts\[0\]: a pair of texts is \('w1', 5\); it must be two strings"):
+            llm.classify([("w1", 5)])  # type: ignore[list-item]
+
+
+def test_texts_are_cut_where_that_is_asked_for(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert") as llm:
+        assert len(llm.embed(LONG, truncate_prompt_tokens=-1)[0].prompt_token_ids) == 70
+        cut = llm.embed(["w10 w11 w12", "w13", {"prompt_token_ids": [5, 6, 7, 8, 9]}], truncate_prompt_tokens=4)
+        assert [o.prompt_token_ids for o in cut] == [[0, 10, 11, 2], [0, 13, 2], [5, 6, 7, 8]]
+        with pytest.raises(PromptError, match="prompts: 2 tokens hold no text beside 2 special ones"):
+            llm.embed("w10", truncate_prompt_tokens=2)
+
+
+def test_of_a_pair_the_longer_text_is_cut_first(open_llm: Callable[..., LLM]) -> None:
+    def cut(first: int, second: int, most: int) -> tuple[int, int]:
+        pair = (" ".join(["w10"] * first), " ".join(["w11"] * second))
+        ids = llm.classify([pair], truncate_prompt_tokens=most)[0].prompt_token_ids
+        assert len(ids) <= most
+        assert (ids[0], ids[-1], ids.count(2)) == (0, 2, 2)
+        return ids.count(10), ids.count(11)
+
+    with open_llm("bert_classifier") as llm:
+        assert cut(3, 4, 10) == (3, 4)
+        assert cut(2, 9, 10) == (2, 5)
+        assert cut(9, 2, 10) == (5, 2)
+        assert cut(9, 9, 10) == (4, 3)
+        assert cut(9, 9, 5) == (1, 1)
+        with pytest.raises(PromptError, match="4 tokens hold no text beside 3 special ones"):
+            cut(9, 9, 4)
+
+
+def test_who_gives_max_model_len_knows_better_than_the_files(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert", options={"max_model_len": 96}) as llm:
+        assert len(llm.embed(LONG)[0].prompt_token_ids) == 71
+
+
+def test_prompts_stand_before_texts(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert", config_sentence_transformers=PROMPTS) as llm:
+        assert llm.embed("w10")[0].prompt_token_ids == [0, 9, 10, 2]
+        assert llm.embed("w10", prompt_name="query")[0].prompt_token_ids == [0, 7, 8, 10, 2]
+        assert llm.embed("w10", prompt_name="empty")[0].prompt_token_ids == [0, 10, 2]
+        assert llm.embed({"prompt_token_ids": [5]})[0].prompt_token_ids == [5]
+        with pytest.raises(InvalidParameterError, match="prompt_name is 'x'; it must be one of query, passage, empty"):
+            llm.embed("w10", prompt_name="x")
+
+
+def test_a_prompt_that_is_not_pooled_is_refused(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+    folder = encoder("bert", config_sentence_transformers=PROMPTS)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    with LLM(folder) as llm:
+        assert llm.embed("w10", prompt_name="empty")
+        with pytest.raises(UnsupportedModelError, match="include_prompt is false"):
+            llm.embed("w10")
+
+
+def test_texts_become_lower_case_where_the_files_say_so(open_llm: Callable[..., LLM]) -> None:
+    settings = {"sentence_bert_config": {"do_lower_case": True}}
+    with open_llm("bert", **settings) as llm:
+        assert llm.embed("W10")[0].prompt_token_ids == [0, 10, 2]
+
+
+def test_kinds_of_tokens_go_where_the_model_tells_them_apart(open_llm: Callable[..., LLM]) -> None:
+    def types(llm: LLM) -> list[int]:
+        plan = llm._encoding.classify([("w10", "w11")], truncate_prompt_tokens=None)
+        return plan.texts[0].token_type_ids
+
+    with open_llm("bert_classifier") as llm:
+        assert types(llm) == [0, 0, 0, 1, 1]
+    with open_llm("xlm_roberta_classifier") as llm:
+        assert types(llm) == []
+
+
+def test_a_tokenizer_may_say_that_it_gives_no_kinds(open_llm: Callable[..., LLM]) -> None:
+    settings = {"tokenizer_config": {"model_input_names": ["input_ids", "attention_mask"]}}
+    with open_llm("bert_classifier", **settings) as llm:
+        plan = llm._encoding.classify([("w10", "w11")], truncate_prompt_tokens=None)
+        assert plan.texts[0].token_type_ids == []
+
+
+def test_without_a_tokenizer_ids_are_read_and_text_is_refused(fake_engine: type[fakes.Engine]) -> None:
+    with LLM(GOLDEN / "bert") as llm:
+        assert llm.embed({"prompt_token_ids": [5]})
+        with pytest.raises(TokenizerError, match="give token ids"):
+            llm.embed("w10")
+
+
+def test_scores_become_probabilities(open_llm: Callable[..., LLM], encoder: Callable[..., Path]) -> None:
+    with open_llm("modernbert_classifier_mean") as llm:
+        output = llm.classify("w10")[0]
+        weights = np.exp(output.logits.astype(np.float64))
+        assert np.allclose(output.probs, weights / weights.sum())
+        assert output.label == f"LABEL_{output.logits.argmax()}"
+    with open_llm("bert_classifier") as llm:
+        output = llm.classify("w10")[0]
+        assert np.allclose(output.probs, 1 / (1 + np.exp(-output.logits)))
+    folder = encoder("qwen3_classifier")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"problem_type": "multi_label_classification", "id2label": {"2": "c", "0": "a", "1": "b"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with LLM(folder) as llm:
+        output = llm.classify("w10")[0]
+        assert np.allclose(output.probs, 1 / (1 + np.exp(-output.logits)))
+        assert output.label == "abc"[output.logits.argmax()]
+
+
+def test_only_classifiers_classify(llm: LLM) -> None:
+    with pytest.raises(UnsupportedTaskError, match=r"tiny has no classifier \(it is made to generate text\)"):
+        llm.classify("x")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.generate("w10"),
+        lambda llm: llm.stream("w10"),
+        lambda llm: llm.chat([{"role": "user", "content": "w10"}]),
+        lambda llm: llm.score("w10", "w11"),
+        lambda llm: llm.explain("w10"),
+        lambda llm: llm.logits([5]),
+        lambda llm: llm.save_state("w10"),
+        lambda llm: llm.next_token_probs("w10"),
+    ],
+)
+def test_an_encoder_generates_nothing(ask: Callable[[LLM], object], open_llm: Callable[..., LLM]) -> None:
+    for case, made_for in (
+        ("bert", "it is made to embed texts"),
+        ("xlm_roberta_classifier", "it is made to classify and rerank"),
+        ("qwen3_classifier", "it is made to classify"),
+        ("gemma3", "it is made to embed texts"),
+    ):
+        with open_llm(case) as llm, pytest.raises(UnsupportedTaskError, match=f"{made_for}$"):
+            ask(llm)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_a_cross_encoder_reads_pairs(open_llm: Callable[..., LLM]) -> None:
+    documents = ["w11", "w12 w13", "w14"]
+    with open_llm("bert_classifier") as llm:
+        ranked = llm.rerank("w10", documents)
+        assert asked(llm) == ([[0, 10, 2, 11, 2], [0, 10, 2, 12, 13, 2], [0, 10, 2, 14, 2]], {"type": "scores"})
+        scores = [sigmoid(float(o.logits[0])) for o in llm.classify([("w10", document) for document in documents])]
+        assert [o.index for o in ranked] == sorted(range(3), key=lambda index: -scores[index])
+        assert all(o.relevance_score == pytest.approx(scores[o.index]) for o in ranked)
+        assert all(o.document == documents[o.index] for o in ranked)
+        assert llm.rerank("w10", documents, top_n=2) == ranked[:2]
+        assert llm.rerank("w10", documents, top_n=9) == ranked
+        assert llm.rerank("w10", []) == []
+        # Of equals the first comes first.
+        assert [o.index for o in llm.rerank("w10", ["w11", "w11"])] == [0, 1]
+
+
+def test_an_embedding_model_goes_by_the_cosine(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert", config_sentence_transformers=PROMPTS) as llm:
+        ranked = llm.rerank("w10", ["w11", "w10"])
+        assert asked(llm)[0] == [[0, 7, 8, 10, 2], [0, 9, 11, 2], [0, 9, 10, 2]]
+        query = llm.embed("w10", prompt_name="query")[0].embedding
+        for output in ranked:
+            cosine = float(query @ llm.embed(output.document)[0].embedding)
+            assert output.relevance_score == pytest.approx((1 + cosine) / 2, abs=1e-6)
+        assert ranked[0].relevance_score > ranked[1].relevance_score
+    with open_llm("xlm_roberta") as llm:
+        llm.rerank("w10", ["w11"])
+        assert asked(llm)[0] == [[0, 10, 2], [0, 11, 2]]
+        assert asked(llm)[1]["normalize"], "lengths say nothing, though this model's embeddings have some"
+
+
+MARKS = {"<|im_start|>": 300, "<|im_end|>": 301, "yes": 302, "no": 303}
+
+
+def judge(encoder: Callable[..., Path], **changes: Any) -> Path:
+    """A decoder that knows Qwen's marks, and whose files say nothing of embeddings."""
+    folder = encoder("qwen3", marks=MARKS, ends=False)
+    shutil.rmtree(folder / "1_Pooling")
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (folder / name).unlink()
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_judge_is_asked_with_its_prompt(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+    with LLM(judge(encoder)) as llm:
+
+        def prompt(document: str, instruction: str = INSTRUCTION) -> list[int]:
+            asked = f"<Instruct>: {instruction}\n<Query>: w10\n<Document>: {document}"
+            parts = (BEFORE, asked, AFTER)
+            return [token for part in parts for token in llm.tokenize(part, add_special_tokens=False)]
+
+        ranked = llm.rerank("w10", ["w11", "w12"])
+        assert asked(llm) == ([prompt("w11"), prompt("w12")], {"type": "logits", "tokens": [302, 303]})
+        assert 0 < ranked[1].relevance_score < ranked[0].relevance_score < 1
+        llm.rerank("w10", ["w11"], instruction="w20 w21")
+        assert asked(llm)[0][-1] == prompt("w11", "w20 w21")
+        llm.rerank("w10", ["w11 " * 300], truncate_prompt_tokens=100)
+        cut = asked(llm)[0][-1]
+        assert len(cut) == 100
+        assert cut[-len(llm.tokenize(AFTER)) :] == llm.tokenize(AFTER)
+        with pytest.raises(PromptError, match=r"documents\[0\]: the text has \d+ tokens; the limit is 256"):
+            llm.rerank("w10", ["w11 " * 300])
+        with pytest.raises(PromptError, match=r"^9 tokens hold no document beside \d+ of the prompt"):
+            llm.rerank("w10", ["w11"], truncate_prompt_tokens=9)
+        with pytest.raises(InvalidParameterError, match="instruction is 5; it must be a string"):
+            llm.rerank("w10", ["w11"], instruction=5)  # type: ignore[arg-type]
+
+
+def test_a_judge_of_other_answers_is_refused(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+    folder = judge(encoder)
+    modules = [{"type": "base.Transformer", "path": ""}, {"type": "x.LogitScore", "path": "1_LogitScore"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    settings = folder / "1_LogitScore" / "config.json"
+    for tokens, refused in (((302, 303), False), ((302, 5), True)):
+        settings.write_text(json.dumps({"true_token_id": tokens[0], "false_token_id": tokens[1]}))
+        with LLM(folder) as llm:
+            if not refused:
+                llm.rerank("w10", ["w11"])
+                assert asked(llm)[1]["type"] == "logits"
+                continue
+            with pytest.raises(UnsupportedTaskError, match=r"judged by the tokens \(302, 5\)"):
+                llm.rerank("w10", ["w11"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"query": 5}, PromptError, "query is 5; it must be a string"),
+        ({"query": ""}, PromptError, "is empty"),
+        ({"documents": "w11"}, PromptError, "documents is 'w11'; it must be a list of strings"),
+        ({"documents": ["w11", 5]}, PromptError, "documents[1] is 5; it must be a string"),
+        ({"documents": ["w11", ""]}, PromptError, "documents[1]"),
+        ({"documents": [LONG]}, PromptError, "documents[0]: the text has"),
+        ({"top_n": 0}, InvalidParameterError, "top_n is 0"),
+        ({"instruction": "x"}, InvalidParameterError, "instruction is 'x'; it must be None, as this model takes none"),
+    ],
+)
+@pytest.mark.parametrize("case", ["bert", "xlm_roberta_classifier"])
+def test_ranking_is_refused(
+    case: str, arguments: dict[str, Any], error: type[Exception], words: str, open_llm: Callable[..., LLM]
+) -> None:
+    given: dict[str, Any] = {"query": "w10", "documents": ["w11"]} | arguments
+    with open_llm(case) as llm, pytest.raises(error) as caught:
+        llm.rerank(**given)
+    assert words in str(caught.value)
+
+
+def test_relevance_is_one_of_a_single_label(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("qwen3_classifier") as llm, pytest.raises(UnsupportedTaskError, match="has 3 labels"):
+        llm.rerank("w10", ["w11"])
+
+
+def test_portions_keep_within_a_step(open_llm: Callable[..., LLM]) -> None:
+    with open_llm("bert", options={"max_num_seqs": 3}) as llm:
+        engine: Any = llm._driver._engine
+        lengths = [1, 1, 1, 1, 70, 70, 70, 70, 70, 70, 70, 70, 70]
+        outputs = llm.embed([{"prompt_token_ids": [5] * length} for length in lengths])
+        assert [len(texts) for texts, _ in engine.encoded] == [3, 3, 3, 3, 1]
+        assert len(outputs) == len(lengths)
+        engine.encoded.clear()
+    with open_llm("xlm_roberta", options={"max_num_seqs": 100}) as llm:
+        engine = llm._driver._engine
+        llm.embed([{"prompt_token_ids": [5] * 70} for _ in range(15)])
+        assert [len(texts) for texts, _ in engine.encoded] == [7, 7, 1]  # of at most 512 tokens
+
+
+@pytest.mark.native
+def test_a_cross_encoder_as_transformers_feeds_it(encoder: Callable[..., Path]) -> None:
+    """What ranks a pair is what the golden classifier gives for the same ids and kinds."""
+    with np.load(GOLDEN / "bert_classifier" / "golden.npz") as golden:
+        ids, kinds = golden["input_ids_1"].tolist(), golden["token_type_ids_1"].tolist()
+    second = kinds.index(1)
+    words = [f"w{number}" for number in ids if number not in (0, 2, 3)]
+    pair = (" ".join(words[: second - 2]), " ".join(words[second - 2 :]))
+    with LLM(encoder("bert_classifier"), quantization="f32") as llm:
+        read = llm._encoding.classify([pair], truncate_prompt_tokens=None).texts[0]
+        given: TypedTokensPrompt = {"prompt_token_ids": read.token_ids, "token_type_ids": read.token_type_ids}
+        assert set(read.token_type_ids) == {0, 1}
+        logit = float(llm.classify([given])[0].logits[0])
+        untyped = float(llm.classify([{"prompt_token_ids": read.token_ids}])[0].logits[0])
+        assert logit != untyped
+        assert llm.rerank(pair[0], [pair[1]])[0].relevance_score == pytest.approx(sigmoid(logit))
+
+
+@pytest.mark.native
+def test_a_judge_says_yes_as_its_logits_do(encoder: Callable[..., Path]) -> None:
+    with LLM(judge(encoder), quantization="f32", max_num_batched_tokens=40) as llm:
+        documents = ["w11", "w12 w13 w14", "w15 " * 60]
+        plan = llm._encoding.rerank("w10", documents, top_n=None, instruction=None, truncate_prompt_tokens=None)
+        expected: list[float] = []
+        for text in plan.texts:
+            row = llm.logits(text.token_ids)[-1].astype(np.float64)
+            expected.append(float(np.exp(row[302]) / (np.exp(row[302]) + np.exp(row[303]))))
+        ranked = llm.rerank("w10", documents)
+        assert [o.relevance_score for o in ranked] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
+        assert all(o.relevance_score == pytest.approx(expected[o.index], abs=1e-6) for o in ranked)
+
+
+@pytest.mark.native
+def test_the_embedded_model_embeds() -> None:
+    with LLM() as llm:
+        cat, dog, law = (
+            output.embedding
+            for output in llm.embed(["The cat sat on the mat.", "The dog sat on the mat.", "Article 5 of the treaty"])
+        )
+        assert float(cat @ cat) == pytest.approx(1, abs=1e-6)
+        assert float(cat @ dog) > float(cat @ law)
+        assert llm.rerank("The cat sat on the mat.", ["Article 5", "The dog sat on the mat."])[0].index == 1
