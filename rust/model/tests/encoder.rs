@@ -42,8 +42,15 @@ fn model() -> Transformer {
 
 fn hidden(model: &mut Transformer, tokens: &[u32], token_types: &[u32], rows: LogitRows) -> Vec<f32> {
     let pages: [Vec<PageId>; 1] = [vec![0, 1, 2]];
-    let sequence =
-        SequenceChunk { tokens, first_position: 0, prompt_len: tokens.len(), pages: &pages, token_types, logits: rows };
+    let sequence = SequenceChunk {
+        tokens,
+        first_position: 0,
+        prompt_len: tokens.len(),
+        pages: &pages,
+        token_types,
+        logits: rows,
+        adapter: None,
+    };
     let mut hidden = Vec::new();
     model.hidden_states(Batch { sequences: &[sequence] }, &Cancel::new(), &mut hidden).unwrap();
     hidden
