@@ -176,6 +176,9 @@ pub trait LanguageModel {
     ///
     /// # Errors
     /// [`ForwardError`]; the batch can be given again.
+    ///
+    /// # Panics
+    /// If logits are wanted of a model that has none.
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError>;
 
     /// As [`LanguageModel::forward`], but gives hidden states after the last norm: `[wanted rows, hidden_size]`.

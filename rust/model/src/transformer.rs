@@ -319,6 +319,7 @@ impl LanguageModel for Transformer {
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
         let numbers = self.run(batch, cancel)?;
         let Self { spec, weights, buffers, .. } = self;
+        assert!(numbers == 0 || spec.head.is_some(), "logits of a model that has none");
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
