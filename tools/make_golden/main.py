@@ -7,6 +7,7 @@ from zlib import crc32
 
 import dense
 import encoders
+import families
 import lora
 import moe
 import torch
@@ -14,7 +15,7 @@ import wrapped
 from reference import UnstableError
 from transformers.utils import logging
 
-GROUPS = {"adapters": lora, "dense": dense, "encoders": encoders, "moe": moe, "wrapped": wrapped}
+GROUPS = {"adapters": lora, "dense": dense, "encoders": encoders, "families": families, "moe": moe, "wrapped": wrapped}
 ATTEMPTS = 50
 
 
