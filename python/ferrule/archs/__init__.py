@@ -194,11 +194,13 @@ def model_spec(config: Config) -> ModelSpec:
             f"{config.file}: quantization_config.quant_method is {method!r}; "
             "checkpoints must be unquantized: f32, f16 or bf16"
         )
-    if "text_config" in config:
-        if any(name.endswith(CLASSIFIER) for name in config.texts("architectures")):
-            raise config.unsupported("architectures", "a class that generates: a half of a model classifies nothing")
-        config = text_half(config)
+    whole = config
+    if "text_config" in whole:
+        config = text_half(whole)
     architecture, ending = _find(config)
+    classes = [ending, *whole.texts("architectures")]
+    if config is not whole and any(name.endswith(CLASSIFIER) for name in classes):
+        raise whole.unsupported("architectures", "a class that generates: a half of a model classifies nothing")
     spec = architecture.read(config)
     if ending == CLASSIFIER:
         spec = with_classifier(spec, architecture.classifier(config))
