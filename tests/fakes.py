@@ -11,6 +11,7 @@ import math
 import random
 import struct
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -111,6 +112,8 @@ class Engine:
     script: Callable[[list[int]], list[int]] | None = None
     """The tokens that follow a prompt; then token 2."""
     step_seconds = 0.0
+    gate: threading.Event | None = None
+    """What a step waits for, and what is encoded."""
     interrupt_at: int | None = None
     """The step that raises KeyboardInterrupt, once, before it changes anything."""
     error_at: int | None = None
@@ -337,10 +340,12 @@ class Engine:
         return self.options["max_num_seqs"] or self.max_num_seqs
 
     def _sleep(self) -> None:
-        if self.step_seconds:
+        if self.step_seconds or self.gate is not None:
             self.stepping = True
             try:
                 time.sleep(self.step_seconds)
+                if self.gate is not None:
+                    self.gate.wait(10)
             finally:
                 self.stepping = False
 
