@@ -1,13 +1,15 @@
 """Architectures: one file each, which turns config.json into a ModelSpec, and one line in REGISTRY.
 
-Code that a checkpoint brings along (`auto_map`, remote code) is never looked at.
+Packages may bring more: `register`, or an entry point of the group `ferrule.architectures`. Code that a checkpoint
+brings along (`auto_map`, remote code) is never looked at. docs/add-an-architecture.md shows how to write one.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 from ferrule.archs.arcee import arcee
 from ferrule.archs.bert import bert, bert_classifier
@@ -46,9 +48,12 @@ from ferrule.archs.granitemoe import granitemoe
 from ferrule.archs.granitemoeshared import granitemoeshared
 from ferrule.archs.helium import helium
 from ferrule.archs.hunyuan_v1_dense import hunyuan_v1_dense
+from ferrule.archs.hunyuan_v1_moe import hunyuan_v1_moe
 from ferrule.archs.hyperclovax import hyperclovax
+from ferrule.archs.internlm3 import internlm3
 from ferrule.archs.jais2 import jais2
 from ferrule.archs.llama import llama
+from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax_m2 import minimax_m2
 from ferrule.archs.ministral import ministral
 from ferrule.archs.mistral import mistral
@@ -79,7 +84,8 @@ from ferrule.archs.text_half import text_half
 from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
 from ferrule.archs.youtu import youtu
-from ferrule.errors import UnsupportedModelError
+from ferrule.checks import shown
+from ferrule.errors import InvalidParameterError, UnsupportedModelError
 from ferrule.spec import ModelSpec
 
 CLASSIFIER = "ForSequenceClassification"
@@ -143,9 +149,12 @@ REGISTRY = (
     Architecture("GraniteMoeShared", "granitemoeshared", granitemoeshared),
     Architecture("Helium", "helium", helium),
     Architecture("HunYuanDenseV1", "hunyuan_v1_dense", hunyuan_v1_dense),
+    Architecture("HunYuanMoEV1", "hunyuan_v1_moe", hunyuan_v1_moe),
     Architecture("HyperCLOVAX", "hyperclovax", hyperclovax),
+    Architecture("InternLM3", "internlm3", internlm3),
     Architecture("Jais2", "jais2", jais2),
     Architecture("Llama", "llama", llama),
+    Architecture("MiniCPM3", "minicpm3", minicpm3),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
     Architecture("Ministral", "ministral", ministral),
     Architecture("Mistral", "mistral", mistral),
@@ -181,6 +190,36 @@ REGISTRY = (
     Architecture("XLMRoberta", "xlm-roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
     Architecture("Youtu", "youtu", youtu),
 )
+
+
+ENTRY_POINTS = "ferrule.architectures"
+"""The group under which installed packages name their `Architecture`s; looked at where no other reads a model."""
+
+_registered: list[Architecture] = []
+
+
+def register(architecture: Architecture) -> None:
+    """Makes an architecture of another package's known to this process.
+
+    One that was registered under the same name or model_type before gives way, as when a cell of a notebook runs again.
+
+    Raises InvalidParameterError for a name or a model_type that is one of ferrule's own.
+    """
+    if not isinstance(cast("object", architecture), Architecture):
+        raise InvalidParameterError(f"architecture is {shown(architecture)}; it must be an Architecture")
+    for field in ("name", "model_type"):
+        value: str = getattr(architecture, field)
+        if not value or any(getattr(each, field) == value for each in REGISTRY):
+            raise InvalidParameterError(
+                f"{field} is {value!r}; it must be a name that none of ferrule's own architectures has"
+            )
+        _registered[:] = [each for each in _registered if getattr(each, field) != value]
+    _registered.append(architecture)
+
+
+def architectures() -> tuple[Architecture, ...]:
+    """Those of ferrule, and those that were registered."""
+    return (*REGISTRY, *_registered)
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -220,18 +259,38 @@ def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
 def _find(config: Config) -> tuple[Architecture, str]:
     """The architecture, and what its class ends in."""
     classes = config.texts("architectures")
-    if classes:
-        field, found = "architectures", classes[0]
-        known = {each.name + ending: (each, ending) for each in REGISTRY for ending in each.endings}
-        names = [each.name + each.endings[0] for each in REGISTRY]
-    else:
-        field, found = "model_type", config.text("model_type")
-        known = {each.model_type: (each, each.endings[0]) for each in REGISTRY}
-        names = list(known)
+    field, found = ("architectures", classes[0]) if classes else ("model_type", config.text("model_type"))
+    known = _known(architectures(), by_class=bool(classes))
+    if found not in known:
+        known |= _known(_installed(config), by_class=bool(classes))
     if found in known:
         return known[found]
-    nearest = difflib.get_close_matches(found, names, n=1, cutoff=0)
-    names = [*nearest, *(name for name in names if name not in nearest)]
+    usual = {each.name + each.endings[0] if classes else each.model_type: None for each, _ in known.values()}
+    nearest = difflib.get_close_matches(found, usual, n=1, cutoff=0)
+    names = [*nearest, *(name for name in usual if name not in nearest)]
     raise UnsupportedModelError(
         f"{config.file}: {config.path}{field} is {found!r}; ferrule runs {', '.join(names)} (nearest first)"
     )
+
+
+def _known(found: Iterable[Architecture], *, by_class: bool) -> dict[str, tuple[Architecture, str]]:
+    """By the name of a class, or by model_type, the architecture and the ending of its class."""
+    if by_class:
+        return {each.name + ending: (each, ending) for each in found for ending in each.endings}
+    return {each.model_type: (each, each.endings[0]) for each in found}
+
+
+def _installed(config: Config) -> Iterator[Architecture]:
+    """The architectures that installed packages name."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded = cast("Architecture", entry.load())
+            register(loaded)
+        except Exception as error:  # a package of others may fail in any way
+            raise UnsupportedModelError(
+                f"{config.file}: the entry point {entry.name} ({entry.value}) of {ENTRY_POINTS} cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        yield loaded

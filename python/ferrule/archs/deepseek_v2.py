@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -45,8 +46,8 @@ def deepseek_v2(config: Config) -> ModelSpec:
     return latent_decoder(config, mixtures_after_dense(config, mixture(config, router)), interleaved=True)
 
 
-def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: bool) -> ModelSpec:
-    """What families with latent attention have in common; `ffn` as `decoder` takes it."""
+def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: bool, **switches: Any) -> ModelSpec:
+    """What families with latent attention have in common; `ffn` and `switches` as `decoder` takes them."""
     config.require(mlp_bias=False)
     projections = LatentProjections(
         query_rank=config.whole_or_none("q_lora_rank"),
@@ -64,6 +65,7 @@ def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: boo
         output_bias=projections.bias,
         scale=(projections.nope_dim + projections.rope_dim) ** -0.5 * _sharpening(config),
         ffn=ffn,
+        **switches,
         modules={
             "attention.q_a": "model.layers.{layer}.self_attn.q_a_proj",
             "attention.q_a_norm": "model.layers.{layer}.self_attn.q_a_layernorm",

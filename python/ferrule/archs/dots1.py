@@ -12,6 +12,7 @@ def dots1(config: Config) -> ModelSpec:
     config = config.with_defaults(
         max_position_embeddings=2048,
         first_k_dense_replace=0,
+        moe_intermediate_size=1408,
         norm_topk_prob=False,
         routed_scaling_factor=1.0,
         n_group=1,

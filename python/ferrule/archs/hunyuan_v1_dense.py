@@ -1,12 +1,13 @@
 """Hunyuan's dense models (Tencent 2025): Llama with norms of each query and key head, after they were rotated."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.rope import read_rope, rope_parameters, rope_theta
-from ferrule.spec import HeadNorm, ModelSpec, RmsNorm, Rope
+from ferrule.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
 
 LEAST_WIDTH = 4
 """Of a head whose base can be stretched: one of two elements has a single frequency, which does not depend on it."""
@@ -15,7 +16,14 @@ LARGEST_LOG = 80.0
 
 
 def hunyuan_v1_dense(config: Config) -> ModelSpec:
-    """What the files call dynamic scaling is, with their `alpha`, another base."""
+    """Nothing beyond what its mixtures have too."""
+    return hunyuan_decoder(config)
+
+
+def hunyuan_decoder(
+    config: Config, ffn: Sequence[Ffn] | None = None, modules: Mapping[str, str] | None = None
+) -> ModelSpec:
+    """What the files call dynamic scaling is, with their `alpha`, another base. `ffn`, `modules` as for `decoder`."""
     config = config.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
     bias = config.flag("attention_bias", default=False)
     return decoder(
@@ -24,9 +32,11 @@ def hunyuan_v1_dense(config: Config) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps")), after_rope=True),
+        ffn=ffn,
         modules={
             "attention.q_norm": "model.layers.{layer}.self_attn.query_layernorm",
             "attention.k_norm": "model.layers.{layer}.self_attn.key_layernorm",
+            **(modules or {}),
         },
     )
 

@@ -7,5 +7,7 @@ from ferrule.spec import ModelSpec
 
 def mistral(config: Config) -> ModelSpec:
     """`sliding_window` null means none; left out, it means the 4096 of the first release."""
-    config = config.with_defaults(max_position_embeddings=131_072).with_absent(sliding_window=4096)
+    config = config.with_defaults(max_position_embeddings=131_072).with_absent(
+        num_key_value_heads=8, sliding_window=4096
+    )
     return decoder(config, windows=[config.whole_or_none("sliding_window")] * config.layers)

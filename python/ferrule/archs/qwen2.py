@@ -7,7 +7,7 @@ from ferrule.spec import ModelSpec
 
 def qwen2(config: Config) -> ModelSpec:
     """Windows on some layers where `use_sliding_window` says so."""
-    config = config.with_defaults(max_position_embeddings=32_768)
+    config = config.with_defaults(max_position_embeddings=32_768).with_absent(num_key_value_heads=32)
     return decoder(config, windows=qwen_windows(config), qkv_bias=True)
 
 

@@ -9,7 +9,7 @@ from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
 def qwen3(config: Config) -> ModelSpec:
     """Biases on the attention's projections where the file asks for them."""
     bias = config.flag("attention_bias", default=False)
-    config = config.with_defaults(head_dim=128, max_position_embeddings=32_768)
+    config = config.with_defaults(head_dim=128, max_position_embeddings=32_768).with_absent(num_key_value_heads=32)
     return decoder(
         config,
         windows=qwen_windows(config),

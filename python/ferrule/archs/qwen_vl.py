@@ -13,7 +13,8 @@ from ferrule.tensors import fused
 
 def qwen2_vl(config: Config) -> ModelSpec:
     """Qwen2 with other defaults."""
-    return qwen2(config.with_defaults(max_window_layers=80, rms_norm_eps=1e-5, rope_theta=1e6))
+    config = config.with_defaults(max_window_layers=80, rms_norm_eps=1e-5, rope_theta=1e6)
+    return qwen2(config.with_absent(num_key_value_heads=8))
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
@@ -23,7 +24,8 @@ def qwen3_vl(config: Config) -> ModelSpec:
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:
     """Qwen3's mixtures with other defaults and the matrices of all experts in one tensor."""
-    config = config.spelled(num_experts="num_local_experts").with_defaults(
+    config = config.spelled(num_experts="num_local_experts").with_absent(num_key_value_heads=16)
+    config = config.with_defaults(
         max_position_embeddings=128_000,
         moe_intermediate_size=1408,
         norm_topk_prob=True,

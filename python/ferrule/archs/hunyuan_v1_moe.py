@@ -1,0 +1,39 @@
+"""Hunyuan's mixtures (Tencent 2025): its dense models with experts, and a network for all tokens."""
+
+from ferrule.archs.config import MAX_SIZE, Config
+from ferrule.archs.hunyuan_v1_dense import hunyuan_decoder
+from ferrule.spec import Dense, Experts, Ffn, ModelSpec, Router
+
+
+def hunyuan_v1_moe(config: Config) -> ModelSpec:
+    """Numbers of experts are one for all layers, or a list."""
+    config = config.spelled(num_experts="num_local_experts", num_experts_per_tok="moe_topk")
+    block = "model.layers.{layer}.mlp"
+    return hunyuan_decoder(
+        config,
+        ffn=_ffns(config),
+        modules={
+            "ffn.router": f"{block}.gate.wg",
+            "ffn.shared.gate": f"{block}.shared_mlp.gate_proj",
+            "ffn.shared.up": f"{block}.shared_mlp.up_proj",
+            "ffn.shared.down": f"{block}.shared_mlp.down_proj",
+        },
+    )
+
+
+def _ffns(config: Config) -> list[Ffn]:
+    dense = Dense(config.whole("intermediate_size"), config.activation)
+    counts = zip(_by_layer(config, "num_experts"), _by_layer(config, "num_experts_per_tok"), strict=True)
+    return [
+        Experts(experts, chosen, expert=dense, router=Router(normalize=True), shared=dense)
+        for experts, chosen in counts
+    ]
+
+
+def _by_layer(config: Config, field: str) -> list[int]:
+    if not isinstance(config.values.get(field), list):
+        return [config.whole(field, default=1)] * config.layers
+    numbers = config.wholes(field, low=1, high=MAX_SIZE)
+    if len(numbers) != config.layers:
+        raise config.error(field, f"a whole number, or a list of {config.layers}")
+    return numbers

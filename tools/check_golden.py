@@ -1,0 +1,84 @@
+#!/usr/bin/env python
+"""Compare ferrule with reference figures, and say where to look if they differ.
+
+    python tools/check_golden.py tests/golden/variants/helium ...
+    python tools/check_golden.py --plugin my_package.otter cases/otter
+
+A directory has config.json, model.safetensors, and golden.npz with `input_ids [n]`, `logits [n, vocab]` and `greedy`,
+the continuation; tools/make_golden writes them. `--plugin` imports a module first, which registers an architecture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ferrule import LLM, FerruleError, SamplingParams
+
+TOLERANCE = 1e-4
+"""Of the largest logit; an architecture that is right is a hundred times nearer."""
+FEW_COLUMNS = 4
+
+
+def main() -> None:
+    """Checks each directory; exits with 1 if one differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--plugin", metavar="MODULE", help="import this module first")
+    arguments = parser.parse_args()
+    for directory in arguments.directories:
+        if not (directory / "golden.npz").exists():
+            parser.error(f"{directory} has no golden.npz")
+    if arguments.plugin is not None:
+        sys.path.insert(0, "")
+        importlib.import_module(arguments.plugin)
+    right = [check(directory) for directory in arguments.directories]
+    raise SystemExit(0 if all(right) else 1)
+
+
+def check(directory: Path) -> bool:
+    """Compares one directory, and prints what came of it."""
+    with np.load(directory / "golden.npz") as golden:
+        ids, expected, greedy = golden["input_ids"].tolist(), golden["logits"], golden["greedy"].tolist()
+    try:
+        with LLM(directory, quantization="f32", kv_cache_dtype="f32") as llm:
+            logits = llm.logits(ids)
+            params = SamplingParams(temperature=0, max_tokens=len(greedy), ignore_eos=True)
+            continuation = llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].token_ids
+    except FerruleError as error:
+        print(f"{directory.name}: {type(error).__name__}: {error}")
+        return False
+    wrong = np.abs(logits.astype(np.float64) - expected) / np.abs(expected).max()
+    print(f"{directory.name}: off by {wrong.max():.1e} of the largest logit")
+    if wrong.max() > TOLERANCE:
+        print(f"  {diagnosis(wrong)}")
+        return False
+    if list(continuation) != greedy:
+        print(f"  the logits are right, and yet it goes on with {continuation}, not {greedy}")
+        return False
+    return True
+
+
+def diagnosis(wrong: npt.NDArray[np.float64]) -> str:
+    """What the places of wrong logits, `[tokens, vocabulary]`, tell."""
+    rows, columns = (np.flatnonzero(wrong.max(axis) > TOLERANCE) for axis in (1, 0))
+    if len(columns) <= FEW_COLUMNS:
+        return f"only of token {', '.join(map(str, columns))}: look at the head, and at what happens to special tokens"
+    if rows[0] == 0:
+        return (
+            "from the first token on, which looks back upon nothing: look at the embedding, the norms, the values' and "
+            "the output's projection, the network, the head"
+        )
+    return (
+        f"from token {rows[0]} on, while those before are right: look at rotation, the scores' factor, "
+        f"norms of queries and keys{', a window, a mixture' if rows[0] > 1 else ''}"
+    )
+
+
+if __name__ == "__main__":
+    main()
