@@ -1,0 +1,270 @@
+"""docs/add-an-architecture.md: its examples run, its table names every switch and the families that use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrule import LLM, InvalidParameterError, UnsupportedModelError, archs, spec
+from ferrule.archs import REGISTRY, Architecture, model_spec, register
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.archs.llama import llama
+from ferrule.cli import main
+from ferrule.loading import read_model_files
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "add-an-architecture.md").read_text()
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+EXAMPLES: list[str] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+TABLES: list[list[list[str]]] = [
+    [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    for table in re.findall(r"(?:^\|.*\|\n)+", PAGE, re.MULTILINE)
+]
+SWITCHES = next(table[2:] for table in TABLES if table[0] == ["What the reference does", "How it is said", "Look at"])
+
+SAID_BY_DECODER = {"config", "modules", "tied", "head", "final_norm"}
+"""Arguments that are explained in words, beside those that the table has."""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a test registers outlives it."""
+    monkeypatch.setattr(archs, "_registered", [])
+
+
+def copy(case: str, directory: Path, **changes: Any) -> Path:
+    """A golden case under another name."""
+    shutil.copytree(GOLDEN / case, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    return directory
+
+
+def run_example(number: int) -> dict[str, Any]:
+    """What an example of the page defines."""
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(EXAMPLES[number], "docs/add-an-architecture.md", "exec"), names)
+    return names
+
+
+def check_parity(directory: Path) -> None:
+    with np.load(directory / "golden.npz") as golden:
+        ids, expected = golden["input_ids"].tolist(), golden["logits"]
+    with LLM(directory, quantization="f32", kv_cache_dtype="f32") as llm:
+        logits = llm.logits(ids)
+    assert np.abs(logits.astype(np.float64) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.native
+def test_the_complete_example_runs_as_a_family_of_its_own(tmp_path: Path) -> None:
+    model = copy("gpt_neox", tmp_path / "otter", architectures=["OtterForCausalLM"], model_type="otter")
+    with pytest.raises(UnsupportedModelError, match="'OtterForCausalLM'; ferrule runs "):
+        read_model_files(model)
+    run_example(0)
+    assert read_model_files(model).spec.architecture == "otter"
+    check_parity(model)
+
+
+@pytest.mark.native
+def test_the_smallest_example_is_qwen2(tmp_path: Path) -> None:
+    register(Architecture("Ferret", "ferret", run_example(1)["ferret"]))
+    check_parity(copy("qwen2", tmp_path / "ferret", architectures=["FerretForCausalLM"], model_type="ferret"))
+
+
+def test_there_are_two_examples() -> None:
+    assert len(EXAMPLES) == 2
+
+
+def switches() -> Iterator[str]:
+    """Every argument of `decoder`, and every field of what it takes that tells families apart."""
+    yield from inspect.signature(decoder).parameters.keys() - SAID_BY_DECODER
+    for kind in (spec.Router, spec.Experts, spec.HeadNorm, spec.Embedding, spec.Head, spec.Dense):
+        yield from (field.name for field in dataclasses.fields(kind) if field.name != "type")
+
+
+@pytest.mark.parametrize("switch", sorted(set(switches())))
+def test_every_switch_is_on_the_page(switch: str) -> None:
+    code = " ".join(re.findall(r"`([^`\n]+)`", PAGE)) + EXAMPLES[0]
+    assert re.search(rf"\b{switch}\b", code), f"docs/add-an-architecture.md does not say what {switch} is for"
+
+
+def sources(family: str) -> str:
+    """The file of a family, and those of the families that it builds upon."""
+    files: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name not in files and name not in ("config", "decoder", "rope"):
+            files[name] = inspect.getsource(importlib.import_module(f"ferrule.archs.{name}"))
+            for base in re.findall(r"^from ferrule\.archs\.(\w+)", files[name], re.MULTILINE):
+                add(base)
+
+    add(family)
+    return "".join(files.values())
+
+
+@pytest.mark.parametrize(("said", "families"), [row[1:] for row in SWITCHES if not row[1].startswith("nothing")])
+def test_the_families_of_a_row_use_what_it_says(said: str, families: str) -> None:
+    """All arguments and names of values in its code, in one or another of them; and each of them some of it."""
+    code = " ".join(re.findall(r"`([^`]+)`", said))
+    words = re.findall(r'\w+=|"\w+"', code) or [f"{re.split(r'[^a-z_]', code)[0]}="]
+    texts = {family: sources(family) for family in families.split(", ")}
+    for word in words:
+        assert any(word in text for text in texts.values()), f"none of {families} says {word}"
+    for family, text in texts.items():
+        assert any(word in text for word in words), f"{family} says none of {', '.join(words)}"
+
+
+def test_paths_on_the_page_exist() -> None:
+    paths = re.findall(r"`((?:rust|python|tools|tests|archs)/[\w./-]+)`", PAGE)
+    assert len(paths) > 20
+    for path in paths:
+        places = (ROOT / path, ROOT / "python" / "ferrule" / path)
+        assert any(place.exists() for place in places), path
+
+
+def test_fields_on_the_page_have_the_defaults_that_it_says() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    values = {**sizes, "vocab_size": 10, "model_type": "llama", "max_position_embeddings": 8}
+    found = decoder(Config(values, Path("config.json")))
+    projections = found.layers[0].attention.projections
+    assert isinstance(projections, spec.HeadProjections)
+    assert (projections.kv_heads, projections.key_dim) == (4, 16)
+    assert found.layers[0].attention_norm == spec.RmsNorm(1e-6)
+    assert found.layers[0].ffn == spec.Dense(96, "silu")
+    assert (found.ropes[0].theta, found.head) == (10_000, spec.Head(tied=False))
+    for field in ("rms_norm_eps", "rope_theta", "hidden_act", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
+        assert f"| `{field}` |" in PAGE
+
+
+def test_what_is_registered_is_known_and_named_in_errors() -> None:
+    config = Config({"architectures": ["StoatForCausalLM"], "model_type": "stoat"}, Path("config.json"))
+    with pytest.raises(UnsupportedModelError) as unknown:
+        model_spec(config)
+    assert "OtterForCausalLM" not in str(unknown.value)
+    register(Architecture("Otter", "otter", llama))
+    with pytest.raises(UnsupportedModelError, match="OtterForCausalLM"):
+        model_spec(config)
+
+
+def test_the_latest_of_a_name_counts() -> None:
+    first, second = (Architecture("Otter", model_type, llama) for model_type in ("otter", "otter2"))
+    register(first)
+    register(second)
+    assert archs.architectures()[len(REGISTRY) :] == (second,)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (Architecture("Llama", "llama9", llama), "name is 'Llama'; it must be a name that none of ferrule's own"),
+        (Architecture("Otter", "llama", llama), "model_type is 'llama'; it must be a name that none of ferrule's own"),
+        (Architecture("", "otter", llama), "name is ''; it must be a name"),
+        ("otter", "architecture is 'otter'; it must be an Architecture"),
+    ],
+)
+def test_what_cannot_be_registered(architecture: Any, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(message)):
+        register(architecture)
+    assert archs.architectures() == REGISTRY
+
+
+PLUGIN = """
+from ferrule.archs import Architecture
+from ferrule.archs.llama import llama
+OTTER = Architecture("Otter", "otter", llama)
+NO_OTTER = "otter"
+"""
+
+
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """A package with an entry point, as pip leaves it."""
+    (tmp_path / "otter_plugin.py").write_text(PLUGIN)
+    about = tmp_path / "otter_plugin-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: otter-plugin\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{archs.ENTRY_POINTS}]\notter = {target}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_the_command_line_finds_what_packages_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake_engine: object
+) -> None:
+    model = copy("llama", tmp_path / "otter", architectures=["OtterForCausalLM"], model_type="otter")
+    assert main(["info", str(model)]) == 1
+    assert "OtterForCausalLM" in capsys.readouterr().err
+    install(tmp_path, monkeypatch, "otter_plugin:OTTER")
+    assert main(["info", str(model)]) == 0
+    assert "otter, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("otter_plugin:NOTHING", "AttributeError: module 'otter_plugin' has no attribute 'NOTHING'"),
+        ("otter_plugin:NO_OTTER", "architecture is 'otter'; it must be an Architecture"),
+        ("no_such_module:OTTER", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_package_that_is_broken(target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, target)
+    config = Config({"architectures": ["OtterForCausalLM"]}, Path("config.json"))
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)) as refused:
+        model_spec(config)
+    assert f"the entry point otter ({target}) of ferrule.architectures cannot be loaded" in str(refused.value)
+    assert read_model_files(GOLDEN / "llama").spec.architecture == "llama"
+
+
+def check_golden(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "check_golden.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+@pytest.mark.native
+def test_the_tool_compares_and_says_where_to_look(tmp_path: Path) -> None:
+    (tmp_path / "otter.py").write_text(EXAMPLES[0])
+    changes = {"architectures": ["OtterForCausalLM"], "model_type": "otter"}
+    right = copy("gpt_neox", tmp_path / "right", **changes)
+    wrong = copy("gpt_neox", tmp_path / "wrong", **changes, rotary_emb_base=77)
+    (wrong / "config.json").write_text((wrong / "config.json").read_text().replace("rope_parameters", "unread"))
+    done = check_golden("--plugin", "otter", str(right), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"right: off by \d\.\de-0[67] of the largest logit\n", done.stdout)
+    done = check_golden("--plugin", "otter", str(right), str(wrong), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "from token 1 on, while those before are right: look at rotation" in done.stdout
+    done = check_golden(str(right), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "right: UnsupportedModelError: " in done.stdout
+    done = check_golden(str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "has no golden.npz" in done.stderr
+
+
+def test_the_tool_tells_places_apart() -> None:
+    found = importlib.util.spec_from_file_location("check_golden", ROOT / "tools" / "check_golden.py")
+    assert found is not None
+    assert found.loader is not None
+    tool = importlib.util.module_from_spec(found)
+    found.loader.exec_module(tool)
+    wrong = np.zeros((40, 320))
+    wrong[3:, 7] = 1.0
+    assert tool.diagnosis(wrong).startswith("only of token 7:")
+    wrong[20:] = 1.0
+    assert "from token 3 on" in tool.diagnosis(wrong)
+    assert "a window" in tool.diagnosis(wrong)
+    wrong[0] = 1.0
+    assert tool.diagnosis(wrong).startswith("from the first token on")
