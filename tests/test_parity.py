@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from conftest import PARITY, TINY
 from ferrule import LLM, SamplingParams
+from ferrule.archs import REGISTRY
 from ferrule.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.native
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 VARIANTS = GOLDEN.parent / "variants"
-"""Other configurations of these architectures, as published checkpoints have them; tools/make_golden makes them."""
+"""Other configurations and families, as published checkpoints have them; tools/make_golden makes them."""
+OTHERWISE_TESTED = {"qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text", "roberta"}
+"""Families whose files are read as those of others that have a case."""
 MIXTURES = [case for case in CASES if "expert" in (GOLDEN / case / "config.json").read_text()]
 TOLERANCE = 1e-4
 """Of the largest logit."""
@@ -99,3 +103,6 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def test_every_case_is_here() -> None:
     assert len(CASES) == 39
+    configs = (json.loads(file.read_text()) for file in GOLDEN.parent.glob("*/*/config.json"))
+    seen = {config.get("text_config", config)["model_type"] for config in configs}
+    assert {each.model_type for each in REGISTRY} - seen == OTHERWISE_TESTED
