@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ferrule.cli.layers import attention_words, ffn_words, frame_words
 from ferrule.info import LayerGroup, layer_groups, ranges, size_text
 from ferrule.loading import has_weights, read_model_files
 from ferrule.options import QUANTIZATIONS
+from ferrule.parsers import reasoning_parser_for
 from ferrule.shapes import find_shape
 from ferrule.spec import ModelSpec
 
@@ -46,6 +48,33 @@ def test_it_is_what_a_loaded_model_says(case: str, quantization: str) -> None:
     assert (memory["weights"], memory["vectors"]) == (after["weight_bytes"], after["vector_bytes"])
     assert memory["needed"] == sum(memory[part] for part in ("weights", "vectors", "kv_cache", "buffers"))
     assert before["fits"]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("case", ["bert_classifier", "modernbert"])
+def test_encoders_are_read_whole_and_told_too(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = GOLDEN.parent / "encoders" / case
+    before, in_pieces = model_info(directory), model_info(directory, max_num_batched_tokens=1)
+    with LLM(directory) as llm:
+        after = llm.info()
+    assert {name: before[name] for name in before.keys() & after.keys()} == {
+        name: after[name] for name in before.keys() & after.keys()
+    }
+    assert before["memory"]["buffers"] == in_pieces["memory"]["buffers"]
+    assert main(["info", str(directory)]) == 0
+    text = capsys.readouterr().out
+    assert "tokens see those after them too" in text
+    assert ("a classifier of 1 label; no head" in text) == (case == "bert_classifier")
+
+
+def test_parsers_are_told_by_the_template(fake_engine: object, model_with: Callable[..., Path]) -> None:
+    template = "{{ '<think>' }}{{ '</think>' }}{{ '<tool_call>' }}"
+    info = model_info(model_with(tokenizer_config=json.dumps({"chat_template": template})))
+    assert info["chat_template"]
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", reasoning_parser_for(template))
+    assert info["reasoning_parser"] is not None
+    info = model_info()
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == (None, None)
 
 
 @pytest.mark.native

@@ -94,7 +94,10 @@ def inspect(
 
 def facts(name: str, files: ModelFiles, tokenizer: Tokenizer) -> dict[str, Any]:
     """What a model's small files say of it."""
+    from ferrule.parsers import reasoning_parser_for, tool_call_parser_for
+
     spec = files.spec
+    templates = "\n".join(tokenizer.chat_templates.values())
     return {
         "model": name,
         "directory": os.fspath(files.directory),
@@ -105,6 +108,8 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer) -> dict[str, Any]:
         "context": spec.max_position_embeddings,
         "tokenizer": tokenizer.available,
         "chat_template": "default" in tokenizer.chat_templates,
+        "tool_call_parser": tool_call_parser_for(templates, spec.architecture),
+        "reasoning_parser": reasoning_parser_for(templates, spec.architecture),
         "eos_token_ids": list(end_of_sequence(files, tokenizer)),
     }
 

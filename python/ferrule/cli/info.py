@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ferrule.cli.layers import attention_words, ffn_words, frame_words
+from ferrule.cli.layers import attention_words, count_words, ffn_words, frame_words
 from ferrule.cli.model import model_argument, model_options
 from ferrule.info import LayerGroup, inspect, layer_groups, ranges, size_text
 from ferrule.shapes import find_shape, shape_names
@@ -87,6 +87,8 @@ def _embedding(spec: ModelSpec) -> Iterator[str]:
             pass
     if embedding.token_types:
         yield f"{embedding.token_types} kinds of tokens"
+    if spec.classifier is not None:
+        yield f"a classifier of {count_words(spec.classifier.labels, 'label')}"
     if head is None:
         yield "no head"
         return
@@ -101,7 +103,7 @@ def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     groups = layer_groups(spec)
     count = len(spec.layers)
     alike = "1" if count == 1 else f"{count}, all alike" if len(groups) == 1 else f"{count}, of {len(groups)} kinds"
-    yield "layers", alike
+    yield "layers", alike if spec.causal else f"{alike}; tokens see those after them too"
     for group in groups:
         if len(groups) > 1:
             yield "", _numbers(group)
@@ -122,6 +124,9 @@ def _tokenizer(info: Mapping[str, Any]) -> str:
     if not info["tokenizer"]:
         return "none: prompts must be token ids"
     template = "with a chat template" if info["chat_template"] else "without a chat template"
+    parsers = {"tool calls": info["tool_call_parser"], "reasoning": info["reasoning_parser"]}
+    if any(parsers.values()):
+        template += f" ({', '.join(f'{name}: {parser}' for name, parser in parsers.items() if parser is not None)})"
     ends = ", ".join(map(str, info["eos_token_ids"])) or "no token"
     return f"{template}; output ends with {ends}"
 

@@ -42,14 +42,19 @@ def frame_words(layer: Layer) -> str:
     return "; ".join(_frame(layer))
 
 
+def count_words(number: int, what: str) -> str:
+    """`1 head`, `4,096 heads`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
     match attention.projections:
         case HeadProjections() as heads:
             width = f"{heads.key_dim:,}"
             if heads.value_dim != heads.key_dim:
                 width += f" (values {heads.value_dim:,})"
-            shared = "" if heads.kv_heads == attention.heads else f", {_count(heads.kv_heads, 'key-value head')}"
-            yield f"{_count(attention.heads, 'head')} of {width}{shared}"
+            shared = "" if heads.kv_heads == attention.heads else f", {count_words(heads.kv_heads, 'key-value head')}"
+            yield f"{count_words(attention.heads, 'head')} of {width}{shared}"
             usual = heads.key_dim**-0.5
             if heads.qk_norm is not None:
                 yield _head_norm(heads.qk_norm)
@@ -57,7 +62,7 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
                 yield f"clipped at {heads.clip:g}"
         case LatentProjections() as latent:
             queries = "" if latent.query_rank is None else f", queries of {latent.query_rank:,}"
-            yield f"{_count(attention.heads, 'head')} over one latent of {latent.kv_rank:,}{queries}"
+            yield f"{count_words(attention.heads, 'head')} over one latent of {latent.kv_rank:,}{queries}"
             yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,} rotated, values of {latent.value_dim:,}"
             usual = (latent.nope_dim + latent.rope_dim) ** -0.5
     yield "not rotated" if attention.rope is None else _rope(ropes[attention.rope], attention)
@@ -145,7 +150,3 @@ def _frame(layer: Layer) -> Iterator[str]:
 
 def _norm(norm: Norm) -> str:
     return f"{norm.type} norm"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -58,9 +58,10 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let (Needs { weights, kv_groups }, checkpoint_bytes) = measured.map_err(|error| errors::load_error(&error))?;
     let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;
 
-    // One sequence, however long; its prompt comes in chunks, and one row at a time has logits.
+    // One sequence, however long. Its prompt comes in chunks, unless it is read both ways; one row at a time has logits.
     let kv_bytes = pages::bytes_of_one(&kv_groups, max_model_len, chunk);
-    let buffers = buffer_bytes(&spec, chunk.min(max_model_len), 1);
+    let rows = if spec.causal { chunk.min(max_model_len) } else { max_model_len };
+    let buffers = buffer_bytes(&spec, rows, 1);
     let kept = weights.weight_bytes.saturating_add(weights.vector_bytes);
     let available = machine::available_memory();
     // As an engine divides what the weights leave.
