@@ -116,16 +116,23 @@ impl MixturePass<'_> {
         let ffn::Buffers { inner, activated, experts: buffers } = buffers;
         let counts = self.choose(x, width, buffers)?;
         let Buffers { gathered, given, chosen, places, .. } = buffers;
-        let gathered = gathered.take(chosen.len() * width);
-        for (&place, x) in places.iter().zip(x.chunks_exact(width).flat_map(|x| repeat_n(x, spec.experts_per_token))) {
-            gathered[place * width..][..width].copy_from_slice(x);
-        }
+        // A row alone is read, and quantized, where it lies: once for all of its experts.
+        let gathered = if x.len() == width {
+            Gathered::One(x)
+        } else {
+            let gathered = gathered.take(chosen.len() * width);
+            let repeated = x.chunks_exact(width).flat_map(|x| repeat_n(x, spec.experts_per_token));
+            for (&place, x) in places.iter().zip(repeated) {
+                gathered[place * width..][..width].copy_from_slice(x);
+            }
+            Gathered::Each(gathered)
+        };
         let active = || weights.experts.iter().zip(&counts).filter(|(_, count)| **count > 0);
         let inner = inner.take(chosen.len() * spec.expert.inner_rows());
         multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), gathered, inner)?;
         let activated = let_through(exec, &spec.expert, inner, activated)?;
         let given = given.take(chosen.len() * width);
-        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), activated, given)?;
+        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), Gathered::Each(activated), given)?;
 
         out.fill(0.0);
         let choices = chosen.chunks_exact(spec.experts_per_token).zip(places.chunks_exact(spec.experts_per_token));
@@ -138,19 +145,35 @@ impl MixturePass<'_> {
     }
 }
 
-/// Runs of rows of `x`, one for each expert, times the experts' matrices.
+/// What experts multiply.
+#[derive(Clone, Copy)]
+enum Gathered<'a> {
+    /// Each its own rows, which follow those of the expert before it.
+    Each(&'a [f32]),
+    /// All of them one row.
+    One(&'a [f32]),
+}
+
+/// Rows of `x` times the matrices of the experts, each of which has so many.
 fn multiply<'a>(
     exec: &Exec<'_>,
     experts: impl Iterator<Item = (&'a Linear, usize)> + Clone,
-    mut x: &[f32],
+    mut x: Gathered<'_>,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
     let mut products = Vec::new();
     let mut left = &mut *out;
     for (linear, rows) in experts.clone() {
-        let (x_rows, x_left) = x.split_at(rows * linear.weight.cols());
+        let x_rows = match x {
+            Gathered::One(row) => row,
+            Gathered::Each(all) => {
+                let (rows, others) = all.split_at(rows * linear.weight.cols());
+                x = Gathered::Each(others);
+                rows
+            }
+        };
         let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
-        (x, left) = (x_left, out_left);
+        left = out_left;
         products.push(Product { x: x_rows, w: &linear.weight, out: out_rows });
     }
     matmul_each(exec, &mut products)?;
