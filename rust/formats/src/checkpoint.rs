@@ -11,7 +11,7 @@ use crate::folder::{Folder, open_file};
 use crate::index::{INDEX_NAME, read_index};
 use crate::nearest::nearest;
 use crate::safetensors::{Entry, read_header};
-use crate::tensor::{FloatTensor, Tensor};
+use crate::tensor::{Numbers, Tensor, WeightTensor};
 
 const SINGLE_NAME: &str = "model.safetensors";
 
@@ -154,14 +154,16 @@ impl Checkpoint {
         })
     }
 
-    /// The tensor of that name, which must be of F32, F16 or BF16.
+    /// The weights of that name, which must be of F32, F16 or BF16.
     ///
     /// # Errors
     /// As [`tensor`](Self::tensor), and [`Fault::NotFloat`].
-    pub fn float_tensor(&self, name: &str) -> Result<FloatTensor<'_>, CheckpointError> {
+    pub fn weight(&self, name: &str) -> Result<WeightTensor<'_>, CheckpointError> {
         let tensor = self.tensor(name)?;
         match FloatDtype::of(tensor.dtype) {
-            Some(float) => Ok(FloatTensor { tensor, float }),
+            Some(float) => {
+                Ok(WeightTensor { name: tensor.name, shape: tensor.shape, numbers: Numbers::Float(float, tensor) })
+            }
             None => Err(Fault::NotFloat { tensor: name.to_owned(), dtype: tensor.dtype }.of(&self.listing)),
         }
     }
@@ -176,32 +178,31 @@ impl Checkpoint {
         self.tensors.values().map(|place| place.entry.bytes.len() as u64).sum()
     }
 
-    /// Gives the memory behind a tensor back; its pages are read from the file again when they are next touched.
+    /// Gives the memory behind a weight back; its pages are read from the file again when they are next touched.
     ///
-    /// Whole pages inside the tensor only: its neighbours may be in use.
-    pub fn release(&self, tensor: &Tensor<'_>) {
-        #[cfg(unix)]
-        {
-            let page = page_bytes();
-            let begin = tensor.offset.next_multiple_of(page);
-            let end = (tensor.offset + tensor.bytes.len()) / page * page;
-            if begin < end {
-                // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so that a page
-                // dropped here holds the same bytes when it is touched again.
-                let advised = unsafe {
-                    self.shards[tensor.shard].unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        begin,
-                        end - begin,
-                    )
-                };
-                // Advice: where the system does not take it, more memory stays resident and nothing else happens.
-                drop(advised);
-            }
-        }
-        #[cfg(not(unix))]
-        let _ = tensor;
+    /// Whole pages inside its tensors only: their neighbours may be in use.
+    pub fn release(&self, weight: &WeightTensor<'_>) {
+        weight.stored().for_each(|tensor| self.release_tensor(tensor));
     }
+
+    #[cfg(unix)]
+    fn release_tensor(&self, tensor: &Tensor<'_>) {
+        let page = page_bytes();
+        let begin = tensor.offset.next_multiple_of(page);
+        let end = (tensor.offset + tensor.bytes.len()) / page * page;
+        if begin < end {
+            // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so that a page dropped
+            // here holds the same bytes when it is touched again.
+            let advised = unsafe {
+                self.shards[tensor.shard].unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, begin, end - begin)
+            };
+            // Advice: where the system does not take it, more memory stays resident and nothing else happens.
+            drop(advised);
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn release_tensor(&self, _: &Tensor<'_>) {}
 }
 
 /// Maps one safetensors file and reads its header.

@@ -7,6 +7,7 @@
 //! One fault survives no check: another program that truncates a file while it is mapped. Touching the missing pages
 //! then ends the process (SIGBUS); it holds for every program that maps files.
 
+mod blocks;
 mod checkpoint;
 mod dtype;
 mod error;
@@ -17,8 +18,9 @@ mod safetensors;
 mod tensor;
 mod unique;
 
+pub use blocks::BlockLayout;
 pub use checkpoint::Checkpoint;
 pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
 pub use nearest::nearest;
-pub use tensor::{FloatTensor, Tensor};
+pub use tensor::{Tensor, WeightTensor};

@@ -1,10 +1,9 @@
 //! A tensor of a checkpoint: a typed view of mapped bytes.
 
-use std::ops::Deref;
-
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use crate::blocks::BlockLayout;
 use crate::dtype::{Dtype, FloatDtype};
 
 /// A stored tensor of any type. Row-major, little-endian, at no particular alignment.
@@ -46,25 +45,68 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// A tensor whose elements are F32, F16 or BF16, and so can be read as f32 without loss.
+/// A tensor whose numbers can be read as f32: what a model's weights are taken from.
 #[derive(Clone, Copy, Debug)]
-pub struct FloatTensor<'a> {
-    pub(crate) tensor: Tensor<'a>,
-    pub(crate) float: FloatDtype,
+pub struct WeightTensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: &'a [usize],
+    pub(crate) numbers: Numbers<'a>,
 }
 
-impl<'a> Deref for FloatTensor<'a> {
-    type Target = Tensor<'a>;
+/// How the numbers of a weight are stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Numbers<'a> {
+    /// One by one.
+    Float(FloatDtype, Tensor<'a>),
+}
 
-    fn deref(&self) -> &Tensor<'a> {
-        &self.tensor
+impl<'a> WeightTensor<'a> {
+    /// Its name in the checkpoint.
+    pub fn name(&self) -> &'a str {
+        self.name
     }
-}
 
-impl FloatTensor<'_> {
-    /// The type of its elements.
-    pub fn float_dtype(&self) -> FloatDtype {
-        self.float
+    /// Its dimensions, the slowest first; none for a scalar.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The type of its elements, where each is a floating-point number of its own.
+    pub fn float_dtype(&self) -> Option<FloatDtype> {
+        match self.numbers {
+            Numbers::Float(float, _) => Some(float),
+        }
+    }
+
+    /// The layout of its rows' blocks, where kernels can take them as they are.
+    pub fn blocks(&self) -> Option<BlockLayout> {
+        match self.numbers {
+            Numbers::Float(..) => None,
+        }
+    }
+
+    /// Writes blocks of [`blocks`](Self::blocks), as many as `out` holds, from the one of element `first` on.
+    ///
+    /// # Panics
+    /// If there are none, `first` or `out.len()` is within a block, or the tensor ends before.
+    pub fn read_blocks(&self, first: usize, out: &mut [u8]) {
+        match self.numbers {
+            Numbers::Float(..) => {
+                panic!("{} is not stored in blocks (element {first}, {} bytes)", self.name, out.len())
+            }
+        }
+    }
+
+    /// The stored tensors that it is read from.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = &Tensor<'a>> {
+        match &self.numbers {
+            Numbers::Float(_, tensor) => [tensor].into_iter(),
+        }
     }
 
     /// Widens `out.len()` elements, from element `first` on in row-major order, exactly.
@@ -72,24 +114,12 @@ impl FloatTensor<'_> {
     /// # Panics
     /// If the tensor has fewer than `first + out.len()` elements, as slicing does.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
-        let size = self.float.bytes();
-        let bytes = &self.tensor.bytes[first * size..][..out.len() * size];
-        match self.float {
-            FloatDtype::F32 => {
-                for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = f32::from_le_bytes(*stored);
-                }
-            }
-            FloatDtype::Bf16 => {
-                for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = f32::from_bits(u32::from(u16::from_le_bytes(*stored)) << 16);
-                }
-            }
-            FloatDtype::F16 => widen_f16(bytes.as_chunks().0, out),
+        match self.numbers {
+            Numbers::Float(float, tensor) => widen(float, tensor.bytes, first, out),
         }
     }
 
-    /// As [`FloatTensor::read_f32`], of every `stride`-th element.
+    /// As [`WeightTensor::read_f32`], of every `stride`-th element.
     ///
     /// # Panics
     /// If the tensor ends before the last of them.
@@ -97,6 +127,25 @@ impl FloatTensor<'_> {
         for (index, value) in out.iter_mut().enumerate() {
             self.read_f32(first + index * stride, std::slice::from_mut(value));
         }
+    }
+}
+
+/// Widens elements of little-endian `bytes` from `first` on.
+fn widen(float: FloatDtype, bytes: &[u8], first: usize, out: &mut [f32]) {
+    let size = float.bytes();
+    let bytes = &bytes[first * size..][..out.len() * size];
+    match float {
+        FloatDtype::F32 => {
+            for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *value = f32::from_le_bytes(*stored);
+            }
+        }
+        FloatDtype::Bf16 => {
+            for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *value = f32::from_bits(u32::from(u16::from_le_bytes(*stored)) << 16);
+            }
+        }
+        FloatDtype::F16 => widen_f16(bytes.as_chunks().0, out),
     }
 }
 

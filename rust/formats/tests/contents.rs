@@ -107,7 +107,7 @@ fn read_all_16_bit(dtype: &str, widen: impl Fn(u16) -> f32) {
     let data: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for padding in 0..4 {
         let checkpoint = open(&one(dtype, 65536, &data, padding)).unwrap();
-        let tensor = checkpoint.float_tensor("w").unwrap();
+        let tensor = checkpoint.weight("w").unwrap();
         for first in [0, 1, 65535, 65536] {
             let mut out = vec![0.0; 65536 - first];
             tensor.read_f32(first, &mut out);
@@ -132,8 +132,8 @@ fn f32_is_copied_bit_by_bit() {
     let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     for padding in 0..4 {
         let checkpoint = open(&one("F32", values.len(), &data, padding)).unwrap();
-        let tensor = checkpoint.float_tensor("w").unwrap();
-        assert_eq!(tensor.float_dtype(), FloatDtype::F32);
+        let tensor = checkpoint.weight("w").unwrap();
+        assert_eq!(tensor.float_dtype(), Some(FloatDtype::F32));
         let mut out = [0.0; 5];
         tensor.read_f32(1, &mut out);
         assert_eq!(out.map(f32::to_bits)[..], values.map(f32::to_bits)[1..]);
@@ -144,14 +144,14 @@ fn f32_is_copied_bit_by_bit() {
 #[should_panic(expected = "out of range")]
 fn reading_past_the_end_panics() {
     let checkpoint = open(&valid(&["a"])).unwrap();
-    checkpoint.float_tensor("a").unwrap().read_f32(1, &mut [0.0]);
+    checkpoint.weight("a").unwrap().read_f32(1, &mut [0.0]);
 }
 
 #[test]
 fn other_types_are_no_weights() {
     for (dtype, size) in [("F64", 8), ("I32", 4), ("F8_E4M3", 1)] {
         let checkpoint = open(&one(dtype, 1, &vec![0; size], 0)).unwrap();
-        let message = checkpoint.float_tensor("w").unwrap_err().to_string();
+        let message = checkpoint.weight("w").unwrap_err().to_string();
         assert!(message.contains("\"w\"") && message.contains(dtype) && message.contains("BF16"), "{message}");
     }
 }
@@ -174,7 +174,7 @@ fn released_pages_leave_memory_and_come_back_unchanged() {
     let path = dir.path().canonicalize().unwrap().join("model.safetensors");
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert!(resident_kb(&path) < 1024, "opening reads no data");
-    let tensor = checkpoint.float_tensor("w").unwrap();
+    let tensor = checkpoint.weight("w").unwrap();
     let mut before = vec![0.0; elements];
     tensor.read_f32(0, &mut before);
     assert!(resident_kb(&path) >= 4096);
@@ -185,5 +185,5 @@ fn released_pages_leave_memory_and_come_back_unchanged() {
     assert_eq!(before, after);
     // A tensor smaller than a page has no whole page to give.
     let small = open(&valid(&["a"])).unwrap();
-    small.release(&small.tensor("a").unwrap());
+    small.release(&small.weight("a").unwrap());
 }

@@ -26,7 +26,7 @@ fn shards_are_one_checkpoint() {
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"], "the index decides what is there");
     assert_eq!(checkpoint.total_bytes(), 8);
     let mut value = [9.0];
-    checkpoint.float_tensor("b").unwrap().read_f32(0, &mut value);
+    checkpoint.weight("b").unwrap().read_f32(0, &mut value);
     assert_eq!(value, [1.0]);
 }
 
@@ -195,7 +195,7 @@ fn a_folder_within_adds_its_tensors_under_its_name() {
     checkpoint.add_folder("2_Dense").unwrap();
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["2_Dense/linear.w", "2_Dense/x", "a"]);
     let mut value = [9.0];
-    checkpoint.float_tensor("2_Dense/linear.w").unwrap().read_f32(0, &mut value);
+    checkpoint.weight("2_Dense/linear.w").unwrap().read_f32(0, &mut value);
     assert_eq!(value, [1.0]);
 }
 

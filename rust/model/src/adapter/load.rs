@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrule_formats::{Checkpoint, FloatDtype, FloatTensor, nearest};
+use ferrule_formats::{Checkpoint, FloatDtype, WeightTensor, nearest};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{Cancel, Exec, Format, Pool, machine};
 
@@ -228,11 +228,11 @@ impl Reading<'_> {
         View::of_rows(tensor, rows, part, module.rank).ok_or_else(|| self.misshapen(&tensor, expected, "outputs, rank"))
     }
 
-    fn tensor(&self, module: &Module, half: Half) -> Result<FloatTensor<'_>, AdapterError> {
-        Ok(self.files.float_tensor(&half.tensor_of(&module.name)).map_err(LoadError::from)?)
+    fn tensor(&self, module: &Module, half: Half) -> Result<WeightTensor<'_>, AdapterError> {
+        Ok(self.files.weight(&half.tensor_of(&module.name)).map_err(LoadError::from)?)
     }
 
-    fn misshapen(&self, tensor: &FloatTensor<'_>, expected: [usize; 2], what: &'static str) -> AdapterError {
+    fn misshapen(&self, tensor: &WeightTensor<'_>, expected: [usize; 2], what: &'static str) -> AdapterError {
         AdapterError::Tensor {
             file: self.files.listing().to_owned(),
             tensor: tensor.name().to_owned(),
@@ -285,7 +285,7 @@ fn heads_low_rank<P: Packer>(
     })
 }
 
-/// The matrix of views of one tensor, in the format that it has.
+/// The matrix of views of one tensor, in the format that it has, or that it can be read in.
 fn plan(views: Vec<View<'_>>, columns: usize) -> MatrixPlan<'_> {
     let with_format = views.into_iter().map(|view| {
         let format = format_of(view.tensor());
@@ -294,10 +294,10 @@ fn plan(views: Vec<View<'_>>, columns: usize) -> MatrixPlan<'_> {
     MatrixPlan::new(with_format.collect(), columns)
 }
 
-fn format_of(tensor: &FloatTensor<'_>) -> Format {
+fn format_of(tensor: &WeightTensor<'_>) -> Format {
     match tensor.float_dtype() {
-        FloatDtype::F32 => Format::F32,
-        FloatDtype::F16 => Format::F16,
-        FloatDtype::Bf16 => Format::Bf16,
+        Some(FloatDtype::F16) => Format::F16,
+        Some(FloatDtype::Bf16) => Format::Bf16,
+        Some(FloatDtype::F32) | None => Format::F32,
     }
 }

@@ -1,6 +1,6 @@
 //! What a role's weights are read from: a matrix within a checkpoint, or random numbers.
 
-use ferrule_formats::{Checkpoint, FloatTensor};
+use ferrule_formats::{Checkpoint, WeightTensor};
 use ferrule_kernels::RowSource;
 
 use super::load::LoadError;
@@ -26,7 +26,7 @@ pub(crate) enum Stored<'a> {
 /// rows lie in runs of `part.rows`, every `part.stride`.
 #[derive(Clone)]
 pub(crate) struct View<'a> {
-    tensor: FloatTensor<'a>,
+    tensor: WeightTensor<'a>,
     rows: usize,
     first: usize,
     part: PartSpec,
@@ -97,7 +97,7 @@ impl<'a> View<'a> {
     }
 
     /// So many rows of a tensor `[stored rows, columns]`: all of them, or a part; none if that is not its shape.
-    pub fn of_rows(tensor: FloatTensor<'a>, rows: usize, part: Option<PartSpec>, columns: usize) -> Option<Self> {
+    pub fn of_rows(tensor: WeightTensor<'a>, rows: usize, part: Option<PartSpec>, columns: usize) -> Option<Self> {
         let part = part.unwrap_or_else(|| PartSpec::whole(rows));
         let fits = rows.is_multiple_of(part.rows) && tensor.shape() == [part.stored_rows(rows), columns];
         fits.then_some(Self { tensor, rows, first: 0, part, row_stride: columns, column_stride: 1 })
@@ -134,7 +134,7 @@ impl<'a> View<'a> {
         }
     }
 
-    pub fn tensor(&self) -> &FloatTensor<'a> {
+    pub fn tensor(&self) -> &WeightTensor<'a> {
         &self.tensor
     }
 
@@ -150,9 +150,9 @@ impl<'a> View<'a> {
 }
 
 /// The tensor of a name, or of one that differs in a prefix.
-fn find<'a>(checkpoint: &'a Checkpoint, spec: &ModelSpec, name: &str) -> Result<FloatTensor<'a>, LoadError> {
+fn find<'a>(checkpoint: &'a Checkpoint, spec: &ModelSpec, name: &str) -> Result<WeightTensor<'a>, LoadError> {
     let with = |(usual, other): &(String, String)| Some(format!("{other}{}", name.strip_prefix(usual.as_str())?));
     let mut others = spec.prefixes.iter().filter_map(with);
     let other = if checkpoint.has(name) { None } else { others.find(|other| checkpoint.has(other)) };
-    Ok(checkpoint.float_tensor(other.as_deref().unwrap_or(name))?)
+    Ok(checkpoint.weight(other.as_deref().unwrap_or(name))?)
 }

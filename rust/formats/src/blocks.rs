@@ -1,0 +1,50 @@
+//! Rows of weights in blocks: codes of few bits, with what turns the codes of a block into numbers.
+
+/// Declares the layouts once: variant, name, inputs and bytes of a block.
+macro_rules! layouts {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $inputs:literal, $bytes:literal;)*) => {
+        /// How a block of a row is laid out, where kernels can multiply its codes as they are.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum BlockLayout { $($(#[$doc])* $variant,)* }
+
+        impl BlockLayout {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// Its name, which is that of the kernels' format too.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Inputs that a block holds.
+            pub fn inputs(self) -> usize {
+                match self { $(Self::$variant => $inputs,)* }
+            }
+
+            /// Bytes of a block.
+            pub fn bytes(self) -> usize {
+                match self { $(Self::$variant => $bytes,)* }
+            }
+        }
+    };
+}
+
+layouts! {
+    /// ggml's `block_q4_0`: f16 d; 16 bytes of codes. d * (code - 8)
+    Q4_0 = "q4_0", 32, 18;
+    /// ggml's `block_q8_0`: f16 d; 32 codes. d * code
+    Q8_0 = "q8_0", 32, 34;
+    /// ggml's `block_q4_K`: f16 d and dmin; 12 bytes of 6-bit scales and minima; 128 bytes of codes.
+    Q4K = "q4_k", 256, 144;
+    /// ggml's `block_q6_K`: 128 and 64 bytes of codes; 16 scales; f16 d.
+    Q6K = "q6_k", 256, 210;
+    /// ggml's `block_iq4_nl`: f16 d; 16 bytes of indices to a table.
+    Iq4Nl = "iq4_nl", 32, 18;
+    /// ggml's `block_mxfp4`: a power of two; 16 bytes of indices to a table.
+    Mxfp4 = "mxfp4", 32, 17;
+    /// f16 scale; zero point, u16; 16 bytes of codes, input i in the low half of byte i, input 16 + i in the high half.
+    /// scale * (code - zero)
+    U4 = "u4", 32, 20;
+    /// f16 scale; zero point, u16; 32 codes. scale * (code - zero)
+    U8 = "u8", 32, 36;
+}
