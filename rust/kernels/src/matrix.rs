@@ -191,7 +191,7 @@ impl PackedMatrix {
         self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
     }
 
-    /// Writes row `row` to `out`, widened exactly. This is how an embedding is looked up.
+    /// Writes row `row` to `out`: floating-point weights as they are, others as near as f32 gets. This is how an embedding is looked up.
     ///
     /// # Panics
     /// If there is no such row or `out` is not `cols` long.
@@ -242,7 +242,8 @@ impl FormatVisitor for UniformStep {
     }
 
     fn integer<F: IntegerFormat>(self) -> f32 {
-        1.0 / (self.cols as f32).sqrt() / integer::uniform_deviation::<F>()
+        // Stored weights are rotated, and longer for it.
+        (integer::BLOCK as f32 / self.cols as f32).sqrt() / integer::uniform_deviation::<F>()
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod dense;
 mod guard;
+mod rotation;
 
 use std::io::Write as _;
 
@@ -10,6 +11,7 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, matmul};
 use guard::Guarded;
 use proptest::prelude::*;
+use rotation::{BLOCK, restored, rotated};
 
 fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<f32> {
     let m = x.len().checked_div(w.cols()).unwrap();
@@ -19,32 +21,48 @@ fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<f32> {
     out.to_vec()
 }
 
-/// What integer formats make of activations: a byte and a scale for each block of 128, by the definition.
+/// Rows of `cols` numbers, filled up with zeros to whole blocks.
+fn in_blocks(rows: &[f32], cols: usize) -> Vec<f32> {
+    let fill = cols.next_multiple_of(BLOCK) - cols;
+    rows.chunks(cols).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, fill))).collect()
+}
+
+/// What integer formats make of rotated activations: a byte and a scale for each block, by the definition.
 fn quantized(x: &[f32]) -> Vec<f32> {
     let block = |x: &[f32]| {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
         x.iter().map(|x| (x * inverse).round_ties_even() * (largest / 127.0)).collect::<Vec<_>>()
     };
-    x.chunks(128).flat_map(block).collect()
+    x.chunks(BLOCK).flat_map(block).collect()
 }
 
 /// Checks each output against f64, with the error that a chain of k roundings can have.
 fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: usize) {
-    let w = packed(exec, format, n, k, 1);
-    let mut x = noise(m * k, 2);
+    let values = noise(n * k, 1);
+    let w = PackedMatrix::pack(exec, &[(format, n)], k, &Dense { cols: k, values: values.clone() }).unwrap();
+    let x = noise(m * k, 2);
     let out = product(exec, &x, &w);
-    if format.is_integer() {
-        x = x.chunks(k).flat_map(quantized).collect();
-    }
-    let mut row = vec![0.0; k];
+    // What a short block is filled up with has its part in the rotated one, and does not come back with a row of `w`.
+    let (x, w, cols, scale) = if format.is_integer() {
+        let cols = k.next_multiple_of(BLOCK);
+        let source = Dense { cols, values: in_blocks(&values, k) };
+        let w = PackedMatrix::pack(exec, &[(format, n)], cols, &source).unwrap();
+        (quantized(&rotated(&in_blocks(&x, k))), w, cols, 1.0 / BLOCK as f64)
+    } else {
+        (x, w, k, 1.0)
+    };
+    let mut row = vec![0.0; cols];
     for column in 0..n {
         w.read_row(column, &mut row);
-        for (x, out) in x.chunks(k).zip(out.chunks(n)) {
-            let terms = || x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w));
+        if format.is_integer() {
+            row = rotated(&row);
+        }
+        for (x, out) in x.chunks(cols).zip(out.chunks(n)) {
+            let terms = || x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w) * scale);
             let (exact, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
             // Two roundings a step where multiply and add round each: (1 + eps / 2)^(2k) - 1 < 2 k eps.
-            let bound = 2.0 * k as f64 * f64::from(f32::EPSILON) * magnitude;
+            let bound = 2.0 * cols as f64 * f64::from(f32::EPSILON) * magnitude;
             let error = (f64::from(out[column]) - exact).abs();
             assert!(error <= bound, "{m}x{n}x{k} {format:?} {:?}: {error} > {bound}", exec.isa);
         }
@@ -73,7 +91,10 @@ fn extremes_are_exact() {
             // Rows of one sign, of either; rows whose signs change with each input, and with each two.
             let sign =
                 |row: usize, input: usize| [1.0, -1.0, [1.0, -1.0][input % 2], [1.0, -1.0][input / 2 % 2]][row % 4];
-            let signs = |rows: usize, size: f32| (0..rows * K).map(|i| size * sign(i / K, i % K)).collect::<Vec<_>>();
+            let signs = |rows: usize, size: f32| {
+                let signs: Vec<f32> = (0..rows * K).map(|i| size * sign(i / K, i % K)).collect();
+                if format.is_integer() { restored(&signs) } else { signs }
+            };
             let source = Dense { cols: K, values: signs(32, 2.0) };
             let w = PackedMatrix::pack(exec, &[(format, 32)], K, &source).unwrap();
             let mut row = vec![0.0; K];

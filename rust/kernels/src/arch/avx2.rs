@@ -282,6 +282,16 @@ impl<V: Variant> Simd for Ymm<V> {
     }
 
     #[inline(always)]
+    fn swap_lanes<const N: usize>(self, a: F32x16) -> F32x16 {
+        let swap = |a| match N {
+            1 => simd!(_mm256_permute_ps::<0b10_11_00_01>(a)),
+            2 => simd!(_mm256_permute_ps::<0b01_00_11_10>(a)),
+            _ => simd!(_mm256_permute2f128_ps::<1>(a, a)),
+        };
+        if N == 8 { F32x16(a.1, a.0) } else { F32x16(swap(a.0), swap(a.1)) }
+    }
+
+    #[inline(always)]
     fn splat_i32(self, value: i32) -> Int512 {
         let half = simd!(_mm256_set1_epi32(value));
         Int512(half, half)

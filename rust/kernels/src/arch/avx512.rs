@@ -243,6 +243,16 @@ impl<V: Variant> Simd for Zmm<V> {
     }
 
     #[inline(always)]
+    fn swap_lanes<const N: usize>(self, a: __m512) -> __m512 {
+        match N {
+            1 => simd!(_mm512_permute_ps::<0b10_11_00_01>(a)),
+            2 => simd!(_mm512_permute_ps::<0b01_00_11_10>(a)),
+            4 => simd!(_mm512_shuffle_f32x4::<0b10_11_00_01>(a, a)),
+            _ => simd!(_mm512_shuffle_f32x4::<0b01_00_11_10>(a, a)),
+        }
+    }
+
+    #[inline(always)]
     fn splat_i32(self, value: i32) -> __m512i {
         simd!(_mm512_set1_epi32(value))
     }

@@ -179,6 +179,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn swap_lanes<const N: usize>(self, a: F32x16) -> F32x16 {
+        F32x16(std::array::from_fn(|i| a.0[i ^ N]))
+    }
+
+    #[inline(always)]
     fn splat_i32(self, value: i32) -> I32x16 {
         I32x16([value; LANES])
     }

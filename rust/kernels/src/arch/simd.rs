@@ -94,6 +94,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Lane i of `a` for `from <= i < to`, of `b` elsewhere.
     fn select_range(self, from: usize, to: usize, a: Self::F32, b: Self::F32) -> Self::F32;
 
+    /// Lane i ^ N in lane i; N is 1, 2, 4 or 8.
+    fn swap_lanes<const N: usize>(self, a: Self::F32) -> Self::F32;
+
     /// The lanes as an array.
     #[inline(always)]
     fn to_array(self, value: Self::F32) -> [f32; LANES] {

@@ -60,6 +60,11 @@ impl Kernel for Everything<'_> {
         let (x, y) = (simd.load(self.numbers), simd.load(&floats));
         let selected = simd.to_array(simd.select_greater(x, simd.splat(0.5), x, y));
         seen.extend(selected.into_iter().flat_map(f32::to_ne_bytes));
+        for swapped in
+            [simd.swap_lanes::<1>(x), simd.swap_lanes::<2>(x), simd.swap_lanes::<4>(x), simd.swap_lanes::<8>(x)]
+        {
+            seen.extend(simd.to_array(swapped).into_iter().flat_map(f32::to_ne_bytes));
+        }
         seen
     }
 }

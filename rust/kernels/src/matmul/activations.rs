@@ -1,6 +1,6 @@
 //! Activations as the integer matmul reads them: bytes, with one scale for each block of inputs.
 //!
-//! A row's block of [`BLOCK`] inputs is quantized by its largest magnitude, which becomes 127; nothing that other rows
+//! A row's block of [`BLOCK`] inputs is rotated, as weights are, and quantized by its largest magnitude, which becomes 127; nothing that other rows
 //! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by
 //! quad.
 
@@ -10,6 +10,7 @@ use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_QUADS, Codes, GROUP, blocks};
+use crate::quant::rotation;
 use crate::{Exec, PoolError};
 
 /// Words that a row has in a block: its scale, what its accumulators begin with, and its quads.
@@ -189,9 +190,9 @@ fn quantize_block<S: Simd>(
     words: &mut [i32],
     starts: &mut [i32],
 ) {
+    let x = rotation::rotate(simd, x.map(|x| simd.load(&x)));
     let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
     for x in x {
-        let x = simd.load(x);
         largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
         // 0, or NaN from an infinity or a NaN: what it is multiplied into then is NaN too, not some number.
         not_finite = simd.mul_add(x, simd.splat(0.0), not_finite);
@@ -201,14 +202,14 @@ fn quantize_block<S: Simd>(
     let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
     let mut sum = simd.splat_i32(0);
     let mut codes = [[0; LANES]; BLOCK / LANES];
-    for (x, codes) in x.iter().zip(&mut codes) {
-        let code = simd.to_i32(simd.mul(simd.load(x), inverse));
+    for (x, codes) in x.into_iter().zip(&mut codes) {
+        let code = simd.to_i32(simd.mul(x, inverse));
         sum = simd.add_i32(sum, code);
         simd.store_i8(code, codes);
     }
     let mut sums = [0; LANES];
     simd.store_i32(sum, &mut sums);
-    words[row] = scale.to_bits().cast_signed();
+    words[row] = (scale * rotation::SHRINK).to_bits().cast_signed();
     // Of what is not finite the codes are anything; the scale is what makes it NaN.
     let sum = sums.into_iter().fold(0i32, i32::wrapping_add);
     words[tile_rows + row] = sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS));

@@ -1,6 +1,6 @@
 //! What the integer formats have in common.
 //!
-//! A weight is `step * scale * code`: a code of few bits, an integer sub-scale for each [`GROUP`] inputs, and an f16
+//! Weights are rotated in blocks ([`rotation`](super::rotation)). What is stored of one is `step * scale * code`: a code of few bits, an integer sub-scale for each [`GROUP`] inputs, and an f16
 //! step for each [`SUPER`] inputs of a row. `scale * code` fits a signed byte, so every format can be multiplied as bytes;
 //! where that is slower, codes are, and what they add up to in a group with its sub-scale. Either way products are exact
 //! in [`BLOCK`] inputs at a time. `benches/quality` is the study behind the choice.
@@ -9,6 +9,7 @@
 //! row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked, a line holds
 //! one quad of each row (N16K4).
 
+use super::rotation;
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// Inputs that share a sub-scale.
@@ -104,7 +105,7 @@ pub trait IntegerFormat: Unpack {
     /// Stores group `group` of block `block`, whose lines are zero: codes `[input][row]` and the rows' sub-scales.
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]);
 
-    /// `scale * code` of one weight: of row `row` and input `input` of block `block`.
+    /// `scale * code` of one rotated weight: of row `row` and input `input` of block `block`.
     fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32;
 }
 
@@ -155,9 +156,9 @@ pub const fn supers(cols: usize) -> usize {
 pub fn read_row<F: IntegerFormat>(steps: &[Steps], lines: &[ByteLine], row: usize, out: &mut [f32]) {
     for (index, out) in out.chunks_mut(BLOCK).enumerate() {
         let step = half::f16::from_bits(steps[index * BLOCK / SUPER][row]).to_f32();
-        for (input, value) in out.iter_mut().enumerate() {
-            *value = F::weight(lines, index, input, row) as f32 * step;
-        }
+        let mut block = std::array::from_fn(|input| F::weight(lines, index, input, row) as f32 * step);
+        rotation::restore(&mut block);
+        out.copy_from_slice(&block[..out.len()]);
     }
 }
 

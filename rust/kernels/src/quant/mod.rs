@@ -15,6 +15,7 @@ mod int6;
 mod int8;
 pub mod integer;
 mod quantize;
+pub(crate) mod rotation;
 
 pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
 pub(crate) use quantize::pack_panel;

@@ -10,7 +10,8 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{BLOCK, GROUP, IntegerFormat, SUPER, Steps};
+use super::integer::{BLOCK, BLOCK_GROUPS, GROUP, IntegerFormat, SUPER, Steps};
+use super::rotation;
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 
 /// Shares of the scale that maps a group's largest weight onto the highest code.
@@ -47,7 +48,9 @@ pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps],
                 column[row] = *value;
             }
         }
-        let groups = (cols - start).min(SUPER).div_ceil(GROUP);
+        let blocks = (cols - start).min(SUPER).div_ceil(BLOCK);
+        isa.run(Rotate(&mut columns.as_chunks_mut().0[..blocks]));
+        let groups = blocks * BLOCK_GROUPS;
         let groups_of_columns = &columns.as_chunks::<GROUP>().0[..groups];
         isa.run(Quantize::<F> { groups: groups_of_columns, quantized: &mut quantized, format: PhantomData });
         steps[index] = quantized.steps;
@@ -55,6 +58,18 @@ pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps],
             let (block, group_of_block) = (start / BLOCK + group * GROUP / BLOCK, group % (BLOCK / GROUP));
             F::store(lines, block, group_of_block, &quantized.codes[group], &quantized.scales[group]);
         }
+    }
+}
+
+/// Rotates blocks of sixteen rows.
+struct Rotate<'a>(&'a mut [[[f32; LANES]; BLOCK]]);
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        self.0.iter_mut().for_each(|block| rotation::rotate_columns(simd, block));
     }
 }
 
