@@ -17,7 +17,7 @@ from ferrule.parsers.families import (
 from ferrule.parsers.message import MessageDelta, ParsedMessage
 from ferrule.parsers.reader import Read, Reader
 from ferrule.parsers.state import State
-from ferrule.parsers.tools import Tool, Tools
+from ferrule.parsers.tools import Tools, ToolSchema
 
 
 class MessageFormat:
@@ -34,7 +34,7 @@ class MessageFormat:
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         *,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[ToolSchema] | None = None,
     ) -> None:
         calls = None if tool_call_parser is None else find("tool_call_parser", TOOL_CALL_PARSERS, tool_call_parser)
         thinks = None if reasoning_parser is None else find("reasoning_parser", REASONING_PARSERS, reasoning_parser)
