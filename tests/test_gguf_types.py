@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from gguf_files import File, Tensor
 from numpy.typing import NDArray
 
 from ferrule import _native
+from gguf_files import File, Tensor
 
 # Types of whole numbers and doubles, which are no weights; of intermediate results; and one that nobody dequantizes.
 NO_WEIGHTS = {GGMLQuantizationType[name] for name in ("I8", "I16", "I32", "I64", "F64")}

@@ -167,10 +167,8 @@ fn place(shard: usize, TensorInfo { ty, shape, bytes }: TensorInfo) -> Place {
         TensorType::Elements(dtype) => Place { shard, entry: Entry { dtype, shape, bytes }, blocks: None },
         TensorType::Blocks(ty) => {
             let mut rows = shape.clone();
-            let row = rows.last_mut();
-            match row {
-                Some(row) => *row = *row / ty.inputs() * ty.bytes(),
-                None => {}
+            if let Some(row) = rows.last_mut() {
+                *row = *row / ty.inputs() * ty.bytes();
             }
             let entry = Entry { dtype: Dtype::U8, shape: rows, bytes };
             Place { shard, entry, blocks: Some(Blocks { ty, shape }) }
