@@ -56,7 +56,7 @@ def alignment(value: bytes) -> File:
 
 FAULTS: list[tuple[int, str, bytes | File, list[str]]] = [
     (1, "empty", b"", ["empty", "0 bytes"]),
-    (2, "magic", b"GGML" + bytes(60), ['not with [47, 47, 55, 46] ("GGUF")']),
+    (2, "magic", b"GGML" + bytes(60), ['"GGML"', 'not with "GGUF"']),
     (3, "version-0", replace(MODEL, version=0), ["version 0", "2 and 3"]),
     (3, "version-1", replace(MODEL, version=1), ["version 1", "2 and 3"]),
     (3, "version-99", replace(MODEL, version=99), ["version 99", "2 and 3"]),

@@ -24,41 +24,6 @@ fn open(dir: &TempDir) -> GgufFile {
     GgufFile::open(&dir.path().join(NAME)).expect("a valid file")
 }
 
-/// The number of each type in the file.
-const IDS: [(u32, &str); 24] = [
-    (2, "Q4_0"),
-    (3, "Q4_1"),
-    (6, "Q5_0"),
-    (7, "Q5_1"),
-    (8, "Q8_0"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
-    (12, "Q4_K"),
-    (13, "Q5_K"),
-    (14, "Q6_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-    (41, "Q1_0"),
-];
-
-/// A tensor of a type, of so many rows of so many blocks, of any bytes.
-fn blocks(ty: BlockType, rows: usize, row_blocks: usize) -> Tensor {
-    let (id, _) = IDS.into_iter().find(|(_, name)| *name == ty.name()).expect("a number for every type");
-    let data = (0..rows * row_blocks * ty.bytes()).map(|i| (i * 37 + i / 251 * 13) as u8).collect();
-    Tensor::new("w", id, &[(row_blocks * ty.inputs()) as u64, rows as u64], data)
-}
-
 fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
@@ -144,7 +109,7 @@ fn elements_are_floats_or_bytes_in_row_major_order() {
 #[test]
 fn blocks_are_listed_read_and_handed_out() {
     for &ty in BlockType::ALL {
-        let tensor = blocks(ty, 3, 2);
+        let tensor = Tensor::in_blocks(ty, 3, 2);
         let dir = written(&Gguf::new(&[], std::slice::from_ref(&tensor)));
         let checkpoint = open(&dir).into_checkpoint();
         let shape = [3, 2 * ty.inputs()];
@@ -173,14 +138,14 @@ fn blocks_are_listed_read_and_handed_out() {
 #[test]
 #[should_panic(expected = "whole blocks of Q8_0")]
 fn parts_of_blocks_are_not_handed_out() {
-    let dir = written(&Gguf::new(&[], &[blocks(BlockType::Q8_0, 1, 2)]));
+    let dir = written(&Gguf::new(&[], &[Tensor::in_blocks(BlockType::Q8_0, 1, 2)]));
     open(&dir).checkpoint().weight("w").unwrap().read_blocks(16, &mut [0; 34]);
 }
 
 #[test]
 #[should_panic(expected = "out of range")]
 fn reading_past_the_end_panics() {
-    let dir = written(&Gguf::new(&[], &[blocks(BlockType::Q8_0, 1, 2)]));
+    let dir = written(&Gguf::new(&[], &[Tensor::in_blocks(BlockType::Q8_0, 1, 2)]));
     open(&dir).checkpoint().weight("w").unwrap().read_f32(60, &mut [0.0; 5]);
 }
 
@@ -192,7 +157,7 @@ proptest! {
         length in any::<prop::sample::Index>(),
         stride in 1usize..70,
     ) {
-        let dir = written(&Gguf::new(&[], &[blocks(ty, 2, 2)]));
+        let dir = written(&Gguf::new(&[], &[Tensor::in_blocks(ty, 2, 2)]));
         let checkpoint = open(&dir).into_checkpoint();
         let weight = checkpoint.weight("w").unwrap();
         let mut whole = vec![0.0; weight.elements()];
@@ -215,7 +180,11 @@ fn parts_are_one_checkpoint_with_the_metadata_of_the_first() {
     let part = |number: u16, keys: &[(&str, Vec<u8>)], tensors: &[Tensor]| {
         Gguf::new(&[&split(number, 2, 3), keys].concat(), tensors).bytes()
     };
-    let first = part(0, &[("k", value(8, string("v")))], &[Tensor::floats("b", &[1.0]), blocks(BlockType::Q4_0, 1, 1)]);
+    let first = part(
+        0,
+        &[("k", value(8, string("v")))],
+        &[Tensor::floats("b", &[1.0]), Tensor::in_blocks(BlockType::Q4_0, 1, 1)],
+    );
     // As gguf-split does, which aligns every part in its own way.
     let second = {
         let keys = [&split(1, 2, 3)[..], &[("general.alignment", value(4, 64u32.to_le_bytes()))]].concat();

@@ -1,5 +1,7 @@
 //! GGUF files for the tests, written byte by byte.
 
+use ferrule_formats::gguf::BlockType;
+
 /// A length and the text.
 pub fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
     let text = text.as_ref();
@@ -33,6 +35,12 @@ impl Tensor {
     pub fn new(name: &str, ty: u32, dimensions: &[u64], data: Vec<u8>) -> Self {
         let dimension_count = dimensions.len() as u32;
         Self { name: name.to_owned(), dimensions: dimensions.to_vec(), dimension_count, ty, data, offset: None }
+    }
+
+    /// A matrix `w` of so many rows of so many blocks of a type, of any bytes.
+    pub fn in_blocks(ty: BlockType, rows: usize, row_blocks: usize) -> Self {
+        let data = (0..rows * row_blocks * ty.bytes()).map(|i| (i * 37 + i / 251 * 13) as u8).collect();
+        Self::new("w", ty.id(), &[(row_blocks * ty.inputs()) as u64, rows as u64], data)
     }
 
     /// A vector of f32.

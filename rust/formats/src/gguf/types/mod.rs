@@ -52,6 +52,11 @@ macro_rules! block_types {
                 match id { $($id => Some(Self::$variant),)* _ => None }
             }
 
+            /// Its number in a file.
+            pub fn id(self) -> u32 {
+                match self { $(Self::$variant => $id,)* }
+            }
+
             /// Its name in ggml.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
