@@ -123,9 +123,10 @@ def _open_index(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
             )
     if found.get("complete") is not False:
         raise InvalidParameterError(f"out_dir is {folder}, which holds an export that is complete; give another")
-    shards = found.get("shards")
+    shards: object = found.get("shards")
     if not isinstance(shards, list) or not all(map(_is_shard, cast("list[object]", shards))):
-        raise InvalidParameterError(f"{folder / INDEX}: shards is {shown(shards)}; it must list file, texts and tokens")
+        listed = shown(found.get("shards"))
+        raise InvalidParameterError(f"{folder / INDEX}: shards is {listed}; each must have {', '.join(SHARD)}")
     return found
 
 

@@ -381,11 +381,12 @@ class LLM(LoadedModel):
         )
 
     def top_logprobs(self, texts: Iterable[TextInput], k: int) -> Generator[TopLogprobs, None, None]:
-        """The `k` likeliest tokens after each token of each text, in their order: what a student of this model learns from.
+        """The `k` likeliest tokens after each token of each text: what a student of this model learns from.
 
-        Texts are taken as they are needed, so that there may be any number of them, and as many as a step holds are
-        computed side by side. What a text gets is the same to the last bit whatever stands beside it. A text may be
-        token ids, `{"prompt_token_ids": [...]}`; special tokens are those that the tokenizer adds.
+        Outputs have the order of the texts. These are taken as they are needed, so that there may be any number, and as
+        many as a step holds are computed side by side. What a text gets is the same to the last bit whatever stands
+        beside it. A text may be token ids, `{"prompt_token_ids": [...]}`; special tokens are those that the tokenizer
+        adds.
 
         Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError,
         EngineError.

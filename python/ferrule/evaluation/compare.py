@@ -163,7 +163,8 @@ def _worst(subject: Subject, windows: Sequence[Window], joined: Divergences, cou
     def likely(token_id: int, logprob: float) -> LikelyToken:
         return LikelyToken(token_id, text_of(token_id), math.exp(logprob))
 
-    for index in np.argsort(-joined.kld, kind="stable")[:count].tolist():
+    largest: list[int] = np.argsort(-joined.kld, kind="stable")[:count].tolist()
+    for index in largest:
         window = windows[number := int(np.searchsorted(ends, index, side="right"))]
         offset = index - (0 if number == 0 else int(ends[number - 1]))
         place = window.first + offset

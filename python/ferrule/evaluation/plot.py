@@ -26,7 +26,7 @@ def plot(comparison: Comparison, title: str, path: Path) -> None:
     values = np.sort(np.maximum(finite, LOWEST))
     # Infinite ones are to the right of all that is drawn.
     shares = (len(comparison.token_kld) - np.arange(len(values))) / len(comparison.token_kld)
-    axes.step(values, shares, where="post", color="tab:blue")
+    axes.step(values, shares, where="pre", color="tab:blue")
     marks = {"median": kld.median, "mean": kld.mean, "99 %": kld.p99, "99.9 %": kld.p999, "maximum": kld.max}
     for number, (name, value) in enumerate(marks.items()):
         if np.isfinite(value):
