@@ -7,6 +7,7 @@ not list is not there. Both appear under their names by a rename, once they are 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -142,7 +143,7 @@ def _skip(texts: Iterator[Text], shard: Mapping[str, Any], folder: Path) -> None
 
     Raises InvalidParameterError where the texts are others.
     """
-    skipped = [text.token_ids for text, _ in zip(texts, range(shard["texts"]), strict=False)]
+    skipped = [text.token_ids for text in itertools.islice(texts, shard["texts"])]
     if len(skipped) != shard["texts"] or _digest(skipped) != shard["sha256_of_token_ids"]:
         raise InvalidParameterError(
             f"{folder / shard['file']} is of other texts than those given; to go on with an export give it the same"

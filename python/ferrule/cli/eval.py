@@ -190,13 +190,17 @@ def _load_reference(model: str | None, named: str | None, quantization: str | No
 
 
 def _fitting_window(window: int | None, model: str | None, loading: Mapping[str, Any]) -> int:
-    """Without `--window` the usual one, or the context where that is shorter."""
+    """Without `--window` the usual one, or the context where that is shorter.
+
+    Raises InvalidParameterError, and as `read_model_files`.
+    """
     from ferrule.evaluation import DEFAULT_WINDOW
 
-    if window is not None:
-        return window
     context = read_model_files(find_model(model, loading["revision"])).spec.max_position_embeddings
-    return min(DEFAULT_WINDOW, context, loading["max_model_len"] or context)
+    context = min(context, loading["max_model_len"] or context)
+    if window is not None and window > context:
+        raise InvalidParameterError(f"--window is {window}; the context is {context} tokens")
+    return window or min(DEFAULT_WINDOW, context)
 
 
 def _only_model(words: tuple[str, ...]) -> str | None:
