@@ -166,11 +166,11 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) ->
     with pytest.raises(Interrupted):
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InvalidParameterError, match="shard-00000.safetensors is of other texts"):
+    with pytest.raises(InvalidParameterError, match=r"shard-00000\.safetensors is of other texts"):
         teacher.export_top_logprobs(["another", *TEXTS], 3, tmp_path, shard_size=8)
     with pytest.raises(InvalidParameterError, match="is of other texts"):
         teacher.export_top_logprobs(TEXTS[:1], 3, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match="index.json: k is 3; an export with 4 needs a folder of its own"):
+    with pytest.raises(InvalidParameterError, match=r"index\.json: k is 3; an export with 4 needs a folder of its own"):
         teacher.export_top_logprobs(TEXTS, 4, tmp_path, shard_size=8)
     with pytest.raises(InvalidParameterError, match="shard_size is 8"):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=9)
@@ -206,7 +206,7 @@ def test_an_index_that_lists_nonsense(shards: object, tmp_path: Path, teacher: L
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     index = json.loads((tmp_path / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, "shards": shards}))
-    with pytest.raises(InvalidParameterError, match="shards is .*; each must have file, texts, tokens"):
+    with pytest.raises(InvalidParameterError, match=r"shards is .*; each must have file, texts, tokens"):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=8)
 
 

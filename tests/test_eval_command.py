@@ -193,7 +193,7 @@ def test_no_room_for_both(
 ) -> None:
     init = fake_engine.__init__
 
-    def second_is_too_large(self: fakes.Engine, spec: str, model_dir: str | None, options: str, *more: Any) -> None:
+    def second_is_too_large(self: fakes.Engine, spec: str, model_dir: str, options: str, *more: Any) -> None:
         if json.loads(options)["quantization"] == "f32":
             raise InsufficientMemoryError("the weights need 9 bytes; 8 are available")
         init(self, spec, model_dir, options, *more)

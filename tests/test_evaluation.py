@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_each_token_is_scored_once(lengths: list[int], prefix: int, window: int,
         assert each.first - prefix >= min_context
         assert each.position == each.targets[0]
     kept = min(stride, window - prefix - min_context)
-    followers = [each for previous, each in zip(windows, windows[1:], strict=False) if previous.text == each.text]
+    followers = [each for previous, each in itertools.pairwise(windows) if previous.text == each.text]
     assert all(each.first >= prefix + min(each.position, window - prefix - kept) for each in followers)
 
 
@@ -284,7 +285,7 @@ def test_quantiles_are_observed() -> None:
 def test_what_cannot_be_evaluated_is_named(
     arguments: dict[str, Any], error: type[Exception], message: str, llm: LLM
 ) -> None:
-    given = {"texts": "some text", **arguments}
+    given: dict[str, Any] = {"texts": "some text", **arguments}
     with pytest.raises(error, match=message):
         llm.perplexity(**given)
     with pytest.raises(error, match=message):
@@ -295,9 +296,9 @@ def test_vocabularies_must_be_the_same(tmp_path: Path, llm: LLM, model_with: Cal
     smaller = LLM(model_with({"vocab_size": 4000}), load_format="dummy")
     with smaller, pytest.raises(InvalidParameterError, match="a vocabulary of 4000 tokens, tiny one of 4096"):
         llm.compare(smaller, [9, 8, 7])
-    with LLM(tokenizer=write_words(tmp_path)) as other:
-        with pytest.raises(InvalidParameterError, match="another vocabulary than tiny; .* token 0 is '"):
-            llm.compare(other, "some text")
+    other = LLM(tokenizer=write_words(tmp_path))
+    with other, pytest.raises(InvalidParameterError, match=r"another vocabulary than tiny; .* token 0 is '"):
+        llm.compare(other, "some text")
     with pytest.raises(InvalidParameterError, match="reference is 'tiny'; it must be an LLM"):
         llm.compare("tiny", "some text")  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match="worst is -1"):

@@ -79,8 +79,10 @@ def test_tasks_from_the_command_line(tmp_path: Path) -> None:
 
 def test_a_conversation_and_a_limit(tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "ferrule", "eval", "--tasks", "ferrule_continue", "--include-path", "."]
-        + ["--apply-chat-template", "--num-fewshot", "0", "--limit", "2"],
+        [
+            *(sys.executable, "-m", "ferrule", "eval", "--tasks", "ferrule_continue", "--include-path", "."),
+            *("--apply-chat-template", "--num-fewshot", "0", "--limit", "2"),
+        ],
         cwd=TASKS,
         env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
         capture_output=True,

@@ -71,7 +71,8 @@ fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
         Pooling::Mean => (0..HIDDEN).map(mean).collect(),
     };
     let unit = |row: &[f32]| -> Vec<f32> {
-        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        // A row of zeros stays one.
+        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt().max(1e-12);
         row.iter().map(|x| (f64::from(*x) / length) as f32).collect()
     };
     match task {
