@@ -492,13 +492,9 @@ class LLM(LoadedModel):
         from ferrule.evaluation import Subject
 
         self._encoding.check_generates("logits")
-        adapter = self._adapters.find(lora_request)
 
         def logits(token_ids: list[int], first: int) -> npt.NDArray[np.float32]:
-            import numpy as np
-
-            numbers = self._driver.logits(token_ids, adapter, first)
-            return np.frombuffer(numbers, dtype=np.float32).reshape(-1, self._model.vocab_size)
+            return self.logits(token_ids, first=first, lora_request=lora_request)
 
         model = self._model
         return Subject(self._name, self._tokenizer, model.vocab_size, model.max_model_len, logits)
