@@ -11,7 +11,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint rust-test python-test develop release wheel sdist bench tools clean
+.PHONY: help demo test check lint rust-test python-test develop release harness wheel sdist bench tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,6 +47,9 @@ develop: $(VENV)/ready ## install a developer build (optimized, no LTO)
 
 release: $(VENV)/ready ## install the release build
 	$(MATURIN) develop --quiet --release
+
+harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py, which skips without it
+	scripts/install-dev $(BIN)/python eval
 
 wheel: $(VENV)/ready ## dist/*.whl, tested in a fresh venv without a Rust toolchain
 	rm -f dist/*.whl

@@ -270,9 +270,9 @@ class Engine:
         self._alone()
         return bool(self.running)
 
-    def logits(self, token_ids: list[int], lora: LoraAdapter | None = None) -> bytearray:
+    def logits(self, token_ids: list[int], lora: LoraAdapter | None = None, first: int = 0) -> bytearray:
         self._alone()
-        rows = [self._logits(token, position) for position, token in enumerate(token_ids)]
+        rows = [self._logits(token, position) for position, token in enumerate(token_ids)][first:]
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))
 
     def encode(self, texts: list[tuple[list[int], list[int], str | None]], task: str) -> bytearray:

@@ -274,7 +274,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--machine", "--batch", "2"], "--batch has no meaning beside it"),
     (["--machine", "--quantization", "f32"], "--quantization has no meaning beside it"),
     (["--plot", "/no/such/folder/x.png"], "no folder /no/such/folder"),
-    (["--plot", "x.svg"], "must end in .png"),
+    (["--plot", "x.pdf"], "must end in .png or .svg"),
     (["--compare", "/no/such/record"], "No such file"),
 ]
 

@@ -142,7 +142,7 @@ def test_an_error_while_working_is_one_line_and_exit_code_1(
 def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "explain" in capsys.readouterr().out
-    for name in ("run", "chat", "explain", "info", "bench"):
+    for name in ("run", "chat", "explain", "info", "bench", "eval"):
         assert main([name, "--help"]) == 0
         assert f"ferrule {name}" in capsys.readouterr().out
     assert main(["--version"]) == 0

@@ -29,7 +29,7 @@ SAFE_CRATES = ("model", "engine")
 # The parts of python/ferrule, the lowest floor first. A part imports from lower floors, or from itself.
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
-    {"checks", "stop", "detokenizer", "tensors"},
+    {"checks", "stop", "detokenizer", "tensors", "picture"},
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"options", "loading", "shapes", "tokenizer"},
@@ -38,12 +38,12 @@ FLOORS: list[set[str]] = [
     {"encoding"},
     {"driver"},
     {"lora"},
-    {"request", "score"},
+    {"request", "score", "evaluation", "distillation"},
     {"run", "loaded", "collector"},
     {"registry"},
     {"engine_thread"},
     {"llm", "async_llm"},
-    {"bench"},
+    {"bench", "harness"},
     {"cli"},
     {"__main__"},
 ]

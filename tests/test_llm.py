@@ -218,6 +218,10 @@ def test_logits(llm: LLM) -> None:
     assert logits.shape == (3, 4096)
     assert logits.dtype == np.float32
     assert (logits[:2] == llm.logits([5, 6])).all()
+    assert (logits[2:] == llm.logits([5, 6, 7], first=2)).all()
+    for first in (-1, 3):
+        with pytest.raises(InvalidParameterError, match=f"first is {first}; it must be a whole number from 0 to 2"):
+            llm.logits([5, 6, 7], first=first)
 
 
 def test_next_token_probs(llm: LLM) -> None:

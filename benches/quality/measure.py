@@ -1,31 +1,32 @@
 """Measure ferrule's own quantizations on the embedded model: `python measure.py --windows 128 --out record.json`.
 
-The study predicts in NumPy what they lose; this is what the kernels lose, against the same model in f32.
+The study predicts in NumPy what they lose; this is what the kernels lose, against the same model in f32. Each window is
+a text of its own, and the second half of it is scored, as the study does.
 """
 
 import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from divergence import FIRST, WINDOW, Floats, Model, Reference, held_out_windows
-from numpy.typing import NDArray
+from divergence import FIRST, WINDOW, held_out_windows
 
 import ferrule
-from ferrule import LLM
+from ferrule import LLM, Comparison
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 QUANTIZATIONS = ("int8", "int4")
 
 
-def ferrule_model(llm: LLM) -> Model:
-    """The forward pass of the package."""
-
-    def logits(ids: NDArray[np.int64]) -> Floats:
-        return np.stack([llm.logits(window.tolist())[FIRST:] for window in ids])
-
-    return logits
+def row(comparison: Comparison) -> dict[str, float]:
+    """The figures that go into a record."""
+    return {
+        "kld": round(comparison.kld.mean, 6),
+        "kld_error": round(comparison.kld.error, 6),
+        "perplexity": round(comparison.model.perplexity, 3),
+        "same_top": round(comparison.same_top, 4),
+    }
 
 
 def main() -> None:
@@ -34,27 +35,28 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=128, help="windows of 256 tokens (all there are: 701)")
     parser.add_argument("--out", type=Path, required=True, help="JSON record")
     arguments = parser.parse_args()
-    ids = held_out_windows(TINY / "tokenizer.json", arguments.windows)
-    with LLM(quantization="f32") as llm:
-        reference = Reference(ferrule_model(llm), ids)
-        isa = llm.info()["isa"]
+    windows = held_out_windows(TINY / "tokenizer.json", arguments.windows).tolist()
+    # The token at FIRST is not scored: the study's first row of logits is the one after it.
+    scored: dict[str, Any] = {"window": WINDOW, "stride": WINDOW - FIRST - 1, "min_context": FIRST + 1}
     rows: list[dict[str, object]] = []
-    record: dict[str, object] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "isa": isa,
-        "windows": len(ids),
-        "tokens": len(ids) * WINDOW,
-        "reference_perplexity": round(reference.perplexity(), 3),
-        "quantizations": rows,
-    }
-    for quantization in QUANTIZATIONS:
-        with LLM(quantization=quantization, kv_cache_dtype="f32") as llm:
-            weight_bytes = llm.info()["weight_bytes"]
-            distance = reference.distance(ferrule_model(llm)).row()
-        row: dict[str, object] = {"name": quantization, "weight_bytes": weight_bytes, **distance}
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    with LLM(quantization="f32") as reference:
+        record: dict[str, object] = {
+            "date": time.strftime("%Y-%m-%d"),
+            "isa": reference.info()["isa"],
+            "windows": len(windows),
+            "tokens": len(windows) * WINDOW,
+            "reference_perplexity": None,
+            "quantizations": rows,
+        }
+        for quantization in QUANTIZATIONS:
+            with LLM(quantization=quantization, kv_cache_dtype="f32") as llm:
+                weight_bytes = llm.info()["weight_bytes"]
+                comparison = llm.compare(reference, windows, **scored)
+            record["reference_perplexity"] = round(comparison.reference.perplexity, 3)
+            measured: dict[str, object] = {"name": quantization, "weight_bytes": weight_bytes, **row(comparison)}
+            rows.append(measured)
+            print(json.dumps(measured), flush=True)
+            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UnsupportedTaskError,
     )
+    from ferrule.evaluation import Comparison, Perplexity
     from ferrule.info import model_info
     from ferrule.llm import LLM
     from ferrule.lora import LoRAAdapter, LoRARequest
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         RerankOutput,
         Score,
         StreamDelta,
+        TopLogprobs,
     )
     from ferrule.params import SamplingParams
     from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
@@ -58,6 +60,8 @@ _HOME = {
     "MessageFormat": "parsers",
     "ParsedMessage": "parsers",
     "ToolCall": "parsers",
+    "Comparison": "evaluation",
+    "Perplexity": "evaluation",
     "model_info": "info",
     "EngineMetrics": "metrics",
     "ClassificationOutput": "outputs",
@@ -69,6 +73,7 @@ _HOME = {
     "RerankOutput": "outputs",
     "Score": "outputs",
     "StreamDelta": "outputs",
+    "TopLogprobs": "outputs",
     "ChatTemplateError": "errors",
     "ConfigError": "errors",
     "EngineError": "errors",
@@ -89,6 +94,7 @@ __all__ = [
     "AsyncLLM",
     "ChatTemplateError",
     "ClassificationOutput",
+    "Comparison",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingOutput",
@@ -105,6 +111,7 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "ParsedMessage",
+    "Perplexity",
     "PromptError",
     "QueueFullError",
     "RequestMetrics",
@@ -115,6 +122,7 @@ __all__ = [
     "StreamDelta",
     "TokenizerError",
     "ToolCall",
+    "TopLogprobs",
     "UnsupportedModelError",
     "UnsupportedTaskError",
     "__version__",

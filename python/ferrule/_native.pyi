@@ -56,8 +56,8 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         """Whether a step would do anything."""
 
-    def logits(self, token_ids: list[int], lora: LoraAdapter | None = None) -> bytearray:
-        """The logits after each token: float32 `[len(token_ids), vocab_size]`.
+    def logits(self, token_ids: list[int], lora: LoraAdapter | None = None, first: int = 0) -> bytearray:
+        """The logits after each token from the one at `first` on: float32 `[len(token_ids) - first, vocab_size]`.
 
         Raises PromptError, EngineError, KeyboardInterrupt.
         """
@@ -68,7 +68,9 @@ class Engine:
         A text is its token ids, their kinds (empty where all are of the first) and its cache salt. `task` is JSON:
         `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}` (pooling `cls`, `mean` or
         `last`; `[dimensions]` each), `{"type": "token_embeddings", "normalize": false}` (`[tokens, hidden_size]`),
-        `{"type": "scores"}` (`[labels]`) or `{"type": "logits", "tokens": [1, 2]}` (of these tokens, after the text).
+        `{"type": "scores"}` (`[labels]`), `{"type": "logits", "tokens": [1, 2]}` (of these tokens, after the text) or
+        `{"type": "top_logprobs", "count": 8}` (`[tokens, 2, count]`: ids, as bits, and log-probabilities of the
+        likeliest tokens after each).
 
         Raises PromptError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError, EngineError,
         KeyboardInterrupt.

@@ -153,10 +153,10 @@ class Driver:
         """The engine's numbers, as JSON. Waits for nobody: the engine has them at hand while it steps."""
         return self._alive().metrics()
 
-    def logits(self, token_ids: list[int], lora: LoraAdapter | None) -> bytearray:
-        """The logits after each token, float32 `[len(token_ids), vocab_size]`."""
+    def logits(self, token_ids: list[int], lora: LoraAdapter | None, first: int = 0) -> bytearray:
+        """The logits after each token from the one at `first` on, float32 `[len(token_ids) - first, vocab_size]`."""
         with self._lock:
-            return self._alive().logits(token_ids, lora)
+            return self._alive().logits(token_ids, lora, first)
 
     def encode(self, texts: Sequence[Text], task: str) -> bytearray:
         """What a task makes of texts, float32."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ferrule.checks import check_whole, shown
+from ferrule.distillation import check_count, export, top_logprobs_task, unpack
 from ferrule.encoding import Plan
-from ferrule.encoding.texts import TextInput, TextOrPair
-from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.encoding.texts import Text, TextInput, TextOrPair, portions
+from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
 from ferrule.loaded import LoadedModel, stream_params
 from ferrule.lora import LoRA, LoRAAdapter
 from ferrule.outputs import (
@@ -23,6 +24,7 @@ from ferrule.outputs import (
     RerankOutput,
     Score,
     StreamDelta,
+    TopLogprobs,
 )
 from ferrule.params import MAX_LOGPROBS, SamplingParams
 from ferrule.prompt import Prompt, TokensPrompt, check_token_ids
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from ferrule._native import SampleTrace
     from ferrule.chat import Message, Tool
+    from ferrule.evaluation import Comparison, Perplexity, Subject, TextOrTokens
     from ferrule.parsers import MessageFormat
 
 T = TypeVar("T")
@@ -295,8 +298,10 @@ class LLM(LoadedModel):
         params = stream_params(sampling_params)
         return self._explain(self._request(prompt, params, lora_request=lora_request), candidates)
 
-    def logits(self, token_ids: Sequence[int], *, lora_request: LoRA | None = None) -> npt.NDArray[np.float32]:
-        """The logits after each token: float32 `[tokens, vocab_size]`.
+    def logits(
+        self, token_ids: Sequence[int], *, first: int = 0, lora_request: LoRA | None = None
+    ) -> npt.NDArray[np.float32]:
+        """The logits after each token from the one at `first` on: float32 `[tokens - first, vocab_size]`.
 
         Raises PromptError, InvalidParameterError, EngineError.
         """
@@ -304,8 +309,123 @@ class LLM(LoadedModel):
 
         self._encoding.check_generates("logits")
         ids = check_token_ids(token_ids, self._model.vocab_size)
-        logits = self._driver.logits(ids, self._adapters.find(lora_request))
-        return np.frombuffer(logits, dtype=np.float32).reshape(len(ids), self._model.vocab_size)
+        first = check_whole("first", first, 0, len(ids) - 1)
+        logits = self._driver.logits(ids, self._adapters.find(lora_request), first)
+        return np.frombuffer(logits, dtype=np.float32).reshape(len(ids) - first, self._model.vocab_size)
+
+    def perplexity(
+        self,
+        texts: TextOrTokens | Sequence[TextOrTokens],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        min_context: int = 0,
+        limit: int | None = None,
+        lora_request: LoRA | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Perplexity:
+        """How well the model predicts texts, each by itself: the perplexity of all their tokens, with its error.
+
+        A text is read in windows of `window` tokens (512, or the context where that is less), which begin every
+        `stride` tokens (half a window); each scores what the one before it did not. Every token is scored once, with
+        half a window of context at the least but for those of a text's first window; `min_context` leaves out tokens
+        with less context than that. Of a text without special tokens in front the first token is not scored. `limit`
+        stops after so many windows. `progress` is called with the windows done and those in all.
+
+        Raises PromptError for texts without a token to score, TokenizerError, InvalidParameterError,
+        UnsupportedTaskError, InsufficientMemoryError, EngineError.
+        """
+        from ferrule.evaluation import perplexity
+
+        subject = self._subject(lora_request)
+        return perplexity(
+            subject, texts, window=window, stride=stride, min_context=min_context, limit=limit, progress=progress
+        )
+
+    def compare(
+        self,
+        reference: LLM,
+        texts: TextOrTokens | Sequence[TextOrTokens],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        min_context: int = 0,
+        limit: int | None = None,
+        worst: int = 10,
+        lora_request: LoRA | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Comparison:
+        """How far the model is from a reference: the same weights in another format, or a model it was made from.
+
+        Of the reference's distribution before each token that `perplexity` would score, the Kullback-Leibler divergence
+        of this model's: mean and tail, the `worst` tokens with their context, how often both hold the same token for
+        the likeliest, and the ratio of perplexities with the error of the paired difference. `lora_request` is for this
+        model alone.
+
+        Raises InvalidParameterError where the vocabularies differ, and as `perplexity`.
+        """
+        from ferrule.evaluation import compare
+
+        if not isinstance(cast("object", reference), LLM):
+            raise InvalidParameterError(f"reference is {shown(reference)}; it must be an LLM")
+        return compare(
+            self._subject(lora_request),
+            reference._subject(None),
+            texts,
+            window=window,
+            stride=stride,
+            min_context=min_context,
+            limit=limit,
+            worst=worst,
+            progress=progress,
+        )
+
+    def top_logprobs(self, texts: Iterable[TextInput], k: int) -> Generator[TopLogprobs, None, None]:
+        """The `k` likeliest tokens after each token of each text: what a student of this model learns from.
+
+        Outputs have the order of the texts. These are taken as they are needed, so that there may be any number, and as
+        many as a step holds are computed side by side. What a text gets is the same to the last bit whatever stands
+        beside it. A text may be token ids, `{"prompt_token_ids": [...]}`; special tokens are those that the tokenizer
+        adds.
+
+        Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError,
+        EngineError.
+        """
+        self._encoding.check_generates("log-probabilities")
+        return self._top_logprobs(self._read_each(texts), check_count(k, self._model.vocab_size))
+
+    def export_top_logprobs(
+        self,
+        texts: Iterable[TextInput],
+        k: int,
+        out_dir: str | os.PathLike[str],
+        *,
+        shard_size: int = 1 << 20,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Writes `top_logprobs` of any number of texts as safetensors files; how many texts there are now.
+
+        A shard is closed with the text that brings it to `shard_size` tokens: the file `shard-00000.safetensors` holds
+        `token_ids` int32 `[tokens]`, `offsets` int64 `[texts + 1]` (text `i` has the tokens from `offsets[i]` to
+        `offsets[i + 1]`), `top_ids` int32 and `top_logprobs` float32 `[tokens, k]`. `index.json` lists the shards, and
+        says what they are of and whether that is all. Files appear whole or not at all. A directory whose export was
+        interrupted is gone on with, if the same texts come first; one that holds anything else is refused. `progress`
+        is called with the texts and the tokens that are written.
+
+        Raises InvalidParameterError, OSError, and as `top_logprobs`.
+        """
+        self._encoding.check_generates("log-probabilities")
+        k = check_count(k, self._model.vocab_size)
+        info = self.info()
+        made_of = {name: info[name] for name in ("model", "quantization", "kv_cache_dtype", "vocab_size")}
+        return export(
+            self._read_each(texts),
+            lambda rest: self._top_logprobs(rest, k),
+            out_dir,
+            made_of={**made_of, "k": k},
+            shard_size=shard_size,
+            progress=progress,
+        )
 
     def next_token_probs(
         self, prompt: Prompt, top: int = 5, *, lora_request: LoRA | None = None
@@ -367,6 +487,30 @@ class LLM(LoadedModel):
             raise InvalidParameterError(f"state is {shown(state)}; it must be what save_state gave")
         token_ids, _ = self._driver.restore_state(bytes(state))
         return {"prompt_token_ids": token_ids}
+
+    def _subject(self, lora_request: LoRA | None) -> Subject:
+        from ferrule.evaluation import Subject
+
+        self._encoding.check_generates("logits")
+
+        def logits(token_ids: list[int], first: int) -> npt.NDArray[np.float32]:
+            return self.logits(token_ids, first=first, lora_request=lora_request)
+
+        model = self._model
+        return Subject(self._name, self._tokenizer, model.vocab_size, model.max_model_len, logits)
+
+    def _read_each(self, texts: Iterable[TextInput]) -> Iterator[Text]:
+        """The texts, read as they are taken."""
+        if isinstance(texts, (str, bytes)) or not isinstance(cast("object", texts), Iterable):
+            raise PromptError(
+                f"texts is {shown(cast('object', texts))}; it must be a list or another iterable of texts"
+            )
+        return (self._encoding.read("texts", index, text) for index, text in enumerate(texts))
+
+    def _top_logprobs(self, texts: Iterable[Text], k: int) -> Generator[TopLogprobs, None, None]:
+        task = top_logprobs_task(k)
+        for portion in portions(texts, *self._portion):
+            yield from unpack(self._driver.encode(portion, task), portion, k)
 
     def _encode(self, plan: Plan[T]) -> list[T]:
         return plan.outputs(self._driver.encode_all(plan.slices(*self._portion), plan.task))

@@ -155,12 +155,38 @@ class LoadedModel:
 
         Raises ChatTemplateError, TokenizerError.
         """
+        text = self.apply_chat_template(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of `chat_prompt`, special tokens as the template writes them.
+
+        Raises ChatTemplateError.
+        """
         self._encoding.check_generates("answers")
         from ferrule.chat import adapt_messages, render_chat
 
         template = self._chat_template(chat_template, tools)
         special_tokens = self._tokenizer.special_tokens
-        text = render_chat(
+        return render_chat(
             template,
             adapt_messages(template, messages, special_tokens),
             special_tokens=special_tokens,
@@ -170,7 +196,11 @@ class LoadedModel:
             continue_final_message=continue_final_message,
             arguments=chat_template_kwargs,
         )
-        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The model's chat templates by name; the usual one is `default`."""
+        return dict(self._tokenizer.chat_templates)
 
     def message_format(
         self,
@@ -210,6 +240,14 @@ class LoadedModel:
         Raises TokenizerError, PromptError.
         """
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    @property
+    def first_token_ids(self) -> list[int]:
+        """What `tokenize` puts before a text, such as a beginning-of-sequence token.
+
+        Raises TokenizerError.
+        """
+        return list(self._tokenizer.first_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids. An id of the vocabulary for which the tokenizer has no token is empty text.

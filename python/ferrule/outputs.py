@@ -110,6 +110,18 @@ class Score:
 
 
 @dataclass(frozen=True)
+class TopLogprobs:
+    """The likeliest next tokens after each token of a text: what a student learns from."""
+
+    token_ids: npt.NDArray[np.int32]
+    """`[tokens]`: of the text as it was read, special tokens included."""
+    top_ids: npt.NDArray[np.int32]
+    """`[tokens, k]`: the likeliest tokens after each, the likeliest first, the lower id first among equals."""
+    top_logprobs: npt.NDArray[np.float32]
+    """`[tokens, k]`: natural logarithms of their probabilities, of all tokens of the vocabulary."""
+
+
+@dataclass(frozen=True)
 class StreamDelta:
     """What a request got in a step of the engine."""
 

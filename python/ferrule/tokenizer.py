@@ -127,6 +127,10 @@ class Tokenizer:
             return self._token_bytes(token_id).decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, as it is written in the vocabulary; empty without a tokenizer."""
+        return {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)
+
     def token_id(self, token: str) -> int | None:
         """The id of a token given as it is written in the vocabulary."""
         return None if self._backend is None else self._backend.token_to_id(token)

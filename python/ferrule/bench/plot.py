@@ -9,23 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ferrule.bench.record import Record
-from ferrule.errors import InvalidParameterError
-
-
-def check_plot(path: Path) -> None:
-    """Whether a picture can be drawn and written there, before anything is measured for it.
-
-    Raises InvalidParameterError.
-    """
-    if path.suffix.lower() != ".png":
-        raise InvalidParameterError(f"--plot {path}: the name must end in .png")
-    if not path.parent.is_dir():
-        raise InvalidParameterError(f"--plot {path}: no folder {path.parent}")
-    _figures()
+from ferrule.picture import new_figure
 
 
 def plot(record: Record, path: Path) -> None:
@@ -33,8 +20,7 @@ def plot(record: Record, path: Path) -> None:
 
     Raises InvalidParameterError, OSError.
     """
-    # Without pyplot nothing looks for a display.
-    figure: Any = _figures().Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    figure = new_figure()
     axes: Any = figure.subplots()
     marks = list(_marks(record))
     read = 1e9 * record["read_gbps"]
@@ -94,15 +80,3 @@ def _marks(record: Record) -> Iterator[Mark]:
             yield Mark(
                 "prefill", f"{tokens}", 2 * layers * tokens / weights, 2 * layers * point["prefill_tokens_per_second"]
             )
-
-
-def _figures() -> ModuleType:
-    """The figures of matplotlib.
-
-    Raises InvalidParameterError where it is not installed.
-    """
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise InvalidParameterError("--plot needs matplotlib: pip install 'ferrule[plot]'") from error
-    return matplotlib.figure

@@ -14,6 +14,7 @@ COMMANDS = {
     "explain": "Show how each token comes about.",
     "info": "Show what a model is and what it needs.",
     "bench": "Measure prefill and decode.",
+    "eval": "Measure perplexity, distance from a reference, and tasks.",
 }
 """Each is the function `command` of the module of its name."""
 

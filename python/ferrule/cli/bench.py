@@ -77,7 +77,11 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     help="Show what changed against this file, which an earlier --json wrote.",
 )
 @click.option(
-    "--plot", "picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the roofline (ferrule[plot])."
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png|svg",
+    help="Draw the roofline (ferrule[plot]).",
 )
 @click.pass_context
 def command(
@@ -101,8 +105,9 @@ def command(
     runs, and runs in bad windows, when others had the processors, are repeated.
     """
     from ferrule.bench.compare import MACHINE_POINTS, compare, point_name, read_record
-    from ferrule.bench.plot import check_plot, plot
+    from ferrule.bench.plot import plot
     from ferrule.bench.report import show_comparison, show_machine, show_model
+    from ferrule.picture import check_plot
 
     if machine:
         _refuse_options_of_models(context)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from ferrule.checks import check_whole, shown
 from ferrule.encoding.judge import Judge
-from ferrule.encoding.texts import Text, TextInput, TextOrPair, TextReader
+from ferrule.encoding.texts import Text, TextInput, TextOrPair, TextReader, portions
 from ferrule.errors import InvalidParameterError, PromptError, UnsupportedModelError, UnsupportedTaskError
 from ferrule.outputs import ClassificationOutput, EmbeddingOutput, RerankOutput
 from ferrule.params import MAX_COUNT
@@ -44,17 +44,8 @@ class Plan(Generic[T]):
     """From the numbers of each text to what the caller gets."""
 
     def slices(self, tokens: int, texts: int) -> Iterator[list[Text]]:
-        """The texts in portions that others need not wait long for: `tokens` at the most, or one text, and `texts`."""
-        portion: list[Text] = []
-        left = tokens
-        for text in self.texts:
-            if portion and (len(text.token_ids) > left or len(portion) == texts):
-                yield portion
-                portion, left = [], tokens
-            portion.append(text)
-            left -= len(text.token_ids)
-        if portion:
-            yield portion
+        """As `portions` has them."""
+        return portions(self.texts, tokens, texts)
 
     def outputs(self, answers: Sequence[bytes | bytearray]) -> list[T]:
         """What the caller gets, from the answers to all portions."""
@@ -209,6 +200,13 @@ class Encoding:
         """Raises UnsupportedTaskError for a model that does not."""
         if not self._spec.generates:
             raise UnsupportedTaskError(f"{self._name} gives no {asked}: {self.made_for}")
+
+    def read(self, field: str, index: int, text: object) -> Text:
+        """One of the texts of a `field`, with nothing in front.
+
+        Raises PromptError, TokenizerError.
+        """
+        return self._read_one(f"{field}[{index}]", text, "", None, pairs=False)
 
     def _prefix(self, prompt_name: object) -> str:
         """What texts begin with.

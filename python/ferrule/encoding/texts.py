@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypedDict, cast
 
@@ -121,6 +121,20 @@ class TextReader:
                 "truncate_prompt_tokens=-1 cuts it there"
             )
         return text
+
+
+def portions(texts: Iterable[Text], tokens: int, count: int) -> Iterator[list[Text]]:
+    """Texts in portions that others need not wait long for: `tokens` at the most, or one text, and `count` texts."""
+    portion: list[Text] = []
+    left = tokens
+    for text in texts:
+        if portion and (len(text.token_ids) > left or len(portion) == count):
+            yield portion
+            portion, left = [], tokens
+        portion.append(text)
+        left -= len(text.token_ids)
+    if portion:
+        yield portion
 
 
 def check_token_types(types: object, count: int) -> list[int]:

@@ -45,6 +45,14 @@ pub enum RequestError {
         /// Token ids of the model: those below this number.
         vocab_size: usize,
     },
+    /// Logits from a token on that is not there.
+    #[error("first is {first}; it must be below {tokens}, the tokens given")]
+    NoTokenAt {
+        /// The token asked for.
+        first: usize,
+        /// How many there are.
+        tokens: usize,
+    },
     /// Longer than the context.
     #[error(
         "the prompt has {tokens} tokens, which is too long: prompt and continuation together can have {max_model_len} \

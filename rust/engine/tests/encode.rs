@@ -71,7 +71,8 @@ fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
         Pooling::Mean => (0..HIDDEN).map(mean).collect(),
     };
     let unit = |row: &[f32]| -> Vec<f32> {
-        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        // A row of zeros stays one.
+        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt().max(1e-12);
         row.iter().map(|x| (f64::from(*x) / length) as f32).collect()
     };
     match task {
@@ -87,7 +88,22 @@ fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
             let logits: Vec<f32> = logits_after(last).collect();
             tokens.iter().map(|&token| logits[token as usize]).collect()
         }
+        EncodeTask::TopLogprobs { count } => {
+            states.iter().flat_map(|&state| top_of(&logits_after(state).collect::<Vec<_>>(), *count)).collect()
+        }
     }
+}
+
+/// Ids, as bits, and log-probabilities of the most likely tokens of a row.
+fn top_of(logits: &[f32], count: usize) -> Vec<f32> {
+    let logits: Vec<f64> = logits.iter().copied().map(f64::from).collect();
+    let highest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total = highest + logits.iter().map(|logit| (logit - highest).exp()).sum::<f64>().ln();
+    let mut ids: Vec<usize> = (0..logits.len()).collect();
+    ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    ids.truncate(count);
+    let bits = ids.iter().map(|&id| f32::from_bits(id as u32));
+    bits.chain(ids.iter().map(|&id| (logits[id] - total) as f32)).collect()
 }
 
 fn texts() -> impl Strategy<Value = Vec<Text>> {
@@ -111,6 +127,7 @@ fn task() -> impl Strategy<Value = EncodeTask> {
         any::<bool>().prop_map(|normalize| EncodeTask::TokenEmbeddings { normalize }),
         Just(EncodeTask::Scores {}),
         vec(0..VOCAB as u32, 0..4).prop_map(|tokens| EncodeTask::Logits { tokens }),
+        (1..=VOCAB).prop_map(|count| EncodeTask::TopLogprobs { count }),
     ]
 }
 
@@ -128,7 +145,7 @@ proptest! {
         pages in 8_usize..40,
         enable_prefix_caching in any::<bool>(),
     ) {
-        if !causal && matches!(task, EncodeTask::Logits { .. }) {
+        if !causal && matches!(task, EncodeTask::Logits { .. } | EncodeTask::TopLogprobs { .. }) {
             return Ok(());
         }
         let windows = if causal { windows } else { vec![None] };
@@ -139,7 +156,14 @@ proptest! {
         let mut engine = Engine::new(model, config).unwrap();
         let expected: Vec<f32> = texts.iter().flat_map(|text| expected(text, &task, causal)).collect();
         for _ in 0..2 {
-            prop_assert_eq!(encode(&mut engine, &texts, &task).unwrap(), &expected[..]);
+            let found = encode(&mut engine, &texts, &task).unwrap();
+            if matches!(task, EncodeTask::TopLogprobs { .. }) {
+                // The last bit of a logarithm is the library's own; no two ids are so near.
+                prop_assert_eq!(found.len(), expected.len());
+                prop_assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()));
+            } else {
+                prop_assert_eq!(found, &expected[..]);
+            }
             prop_assert_eq!(engine.page_statistics().iter().map(|pool| pool.free).collect::<Vec<_>>(), &pages[..]);
         }
     }
@@ -226,7 +250,8 @@ fn what_is_not_finite_is_named_and_not_kept() {
     model.poison = Some(9);
     let mut engine = Engine::new(model, config()).unwrap();
     let poisoned = text([vec![5; 32], vec![9]].concat());
-    for task in [LAST, MEAN, EncodeTask::TokenEmbeddings { normalize: true }, EncodeTask::Logits { tokens: vec![0] }] {
+    let of_tokens = [EncodeTask::TokenEmbeddings { normalize: true }, EncodeTask::TopLogprobs { count: 2 }];
+    for task in [LAST, MEAN, EncodeTask::Logits { tokens: vec![0] }].into_iter().chain(of_tokens) {
         assert_eq!(refused(&mut engine, poisoned.clone(), &task), EncodeError::NotFinite { text: 1 });
     }
     assert_eq!(engine.page_statistics()[0].cached, 0);
@@ -252,6 +277,10 @@ fn what_cannot_be_is_refused_before_anything_runs() {
     }
     let refused = refused(&mut engine, text(vec![1]), &EncodeTask::Logits { tokens: vec![3, 64] });
     assert_eq!(refused, EncodeError::Id { field: "tokens", text: 0, index: 1, id: 64, limit: VOCAB });
+    for count in [0, VOCAB + 1] {
+        let refused = self::refused(&mut engine, text(vec![1]), &EncodeTask::TopLogprobs { count });
+        assert_eq!(refused, EncodeError::Count { count, vocab_size: VOCAB });
+    }
     assert!(engine.model().batches.borrow().is_empty());
     assert_eq!(encode(&mut engine, &[], &MEAN), Ok(vec![]));
     assert_eq!(encode(&mut engine, &[text(vec![1; 256])], &MEAN).unwrap().len(), EMBEDDING);
@@ -261,13 +290,14 @@ fn what_cannot_be_is_refused_before_anything_runs() {
 fn a_model_that_reads_in_both_directions_generates_nothing_and_keeps_nothing() {
     let mut engine = reads_both_ways(&config());
     let no_logits = EngineError::Request(RequestError::NoLogits);
-    assert_eq!(engine.logits(&[1], None, &Cancel::new()), Err(no_logits.clone()));
+    assert_eq!(engine.logits(&[1], 0, None, &Cancel::new()), Err(no_logits.clone()));
     assert_eq!(engine.save_state(&[1], None, None, &Cancel::new()), Err(no_logits));
     assert_eq!(engine.restore_state(&[]), Err(EngineError::NoPrefixCache));
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
     assert_eq!(engine.add_request(Request { prompt: vec![1], params, adapter: None }), Err(RequestError::NoLogits));
-    let logits = EncodeTask::Logits { tokens: vec![1] };
-    assert_eq!(refused(&mut engine, text(vec![1]), &logits), EncodeError::NoLogits);
+    for task in [EncodeTask::Logits { tokens: vec![1] }, EncodeTask::TopLogprobs { count: 1 }] {
+        assert_eq!(refused(&mut engine, text(vec![1]), &task), EncodeError::NoLogits);
+    }
     encode(&mut engine, &[text(vec![1; 64])], &LAST).unwrap();
     assert_eq!(engine.page_statistics()[0].cached, 0);
 

@@ -201,7 +201,7 @@ fn a_panic_ends_the_engine_and_every_request_is_told() {
         assert!(!engine.has_unfinished_requests());
         let dead = EngineError::Dead { reason: words.into() };
         assert_eq!(engine.step(&Cancel::new()), Err(dead.clone()));
-        assert_eq!(engine.logits(&[1], None, &Cancel::new()), Err(dead));
+        assert_eq!(engine.logits(&[1], 0, None, &Cancel::new()), Err(dead));
         let refused = engine.add_request(Request { prompt: vec![1], params: greedy(1), adapter: None });
         assert_eq!(refused, Err(RequestError::Dead { reason: words.into() }));
         assert!(!engine.abort(ids[0]));
@@ -223,7 +223,7 @@ fn a_panic_in_an_evaluation_is_told_to_the_requests_by_the_next_step() {
     model.faults.insert(0, Fault::Panicked);
     let mut engine = Engine::new(model, config()).unwrap();
     let id = add(&mut engine, prompt(0, 5), greedy(50));
-    assert!(matches!(engine.logits(&[1, 2], None, &Cancel::new()), Err(EngineError::Dead { .. })));
+    assert!(matches!(engine.logits(&[1, 2], 0, None, &Cancel::new()), Err(EngineError::Dead { .. })));
     assert!(engine.has_unfinished_requests());
     let outputs = engine.step(&Cancel::new()).unwrap();
     assert_eq!(finish_of(&outputs, id).unwrap().name(), "error");

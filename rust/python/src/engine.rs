@@ -191,16 +191,17 @@ impl Engine {
         self.with(py, |engine| engine.has_unfinished_requests())
     }
 
-    /// The logits after each token, float32 `[tokens, vocab_size]`.
-    #[pyo3(signature = (token_ids, lora=None))]
+    /// The logits after each token from the one at `first` on, float32 `[tokens - first, vocab_size]`.
+    #[pyo3(signature = (token_ids, lora=None, first=0))]
     fn logits<'py>(
         &self,
         py: Python<'py>,
         token_ids: Vec<i64>,
         lora: Option<&LoraAdapter>,
+        first: usize,
     ) -> PyResult<Bound<'py, PyByteArray>> {
         let adapter = lora.map(|lora| &*lora.0);
-        let logits = self.with(py, |engine| engine.logits(&token_ids, adapter, &self.interrupt.cancel))?;
+        let logits = self.with(py, |engine| engine.logits(&token_ids, first, adapter, &self.interrupt.cancel))?;
         let logits = logits.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         floats(py, &logits)

@@ -77,7 +77,9 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
 fn encode_error(error: &EncodeError) -> PyErr {
     let message = error.to_string();
     match error {
-        EncodeError::Malformed { .. } | EncodeError::Dimensions { .. } => InvalidParameterError::new_err(message),
+        EncodeError::Malformed { .. } | EncodeError::Dimensions { .. } | EncodeError::Count { .. } => {
+            InvalidParameterError::new_err(message)
+        }
         EncodeError::NoLogits | EncodeError::NoClassifier => UnsupportedTaskError::new_err(message),
         EncodeError::NotFinite { .. } => EngineError::new_err(message),
         _ => PromptError::new_err(message),

@@ -5,6 +5,7 @@
 use ferrule_model::{LogitRows, Pooling};
 
 use super::task::EncodeTask;
+use crate::sampling::Sampler;
 
 /// Lengths below this count as this, so that what is all zeros stays so.
 const SHORTEST: f64 = 1e-12;
@@ -18,6 +19,8 @@ pub(super) enum Gather<'a> {
     Rows,
     /// Some numbers of the last row.
     Columns(&'a [u32]),
+    /// The most likely tokens of every row of logits, so many of each, and their log-probabilities.
+    Top(usize),
 }
 
 impl<'a> Gather<'a> {
@@ -28,6 +31,7 @@ impl<'a> Gather<'a> {
             EncodeTask::TokenEmbeddings { .. } => Self::Rows,
             EncodeTask::Scores {} => Self::Row(classified),
             EncodeTask::Logits { tokens } => Self::Columns(tokens),
+            EncodeTask::TopLogprobs { count } => Self::Top(*count),
         }
     }
 
@@ -37,7 +41,13 @@ impl<'a> Gather<'a> {
             Self::Row(_) => width,
             Self::Rows => tokens * width,
             Self::Columns(columns) => columns.len(),
+            Self::Top(count) => tokens.saturating_mul(2 * count),
         }
+    }
+
+    /// Whether the rows are those of logits, not hidden states.
+    pub fn reads_logits(self) -> bool {
+        matches!(self, Self::Columns(_) | Self::Top(_))
     }
 
     /// Whether only a text's last row is read, so that those before it need not be computed here.
@@ -48,11 +58,17 @@ impl<'a> Gather<'a> {
     /// The rows that are read of a chunk: whether the text begins and ends with it.
     pub fn rows(self, begins: bool, ends: bool) -> LogitRows {
         match self {
-            Self::Row(Pooling::Mean) | Self::Rows => LogitRows::All,
+            Self::Row(Pooling::Mean) | Self::Rows | Self::Top(_) => LogitRows::All,
             Self::Row(Pooling::Cls) if begins => LogitRows::First,
             Self::Row(Pooling::Last) | Self::Columns(_) if ends => LogitRows::Last,
             _ => LogitRows::None,
         }
+    }
+
+    /// Whether a sound model can have made these numbers. Among the most likely tokens may be some that it forbids.
+    pub fn is_sound(self, made: &[f32]) -> bool {
+        let forbids = matches!(self, Self::Top(_));
+        made.iter().all(|x| x.is_finite() || (forbids && *x == f32::NEG_INFINITY))
     }
 }
 
@@ -63,11 +79,12 @@ pub(super) struct Gathered<'a> {
     pub numbers: Vec<f32>,
     /// Of the text that is under way, where its mean is wanted.
     sum: Vec<f64>,
+    sampler: Sampler,
 }
 
 impl<'a> Gathered<'a> {
     pub fn new(gather: Gather<'a>, room: Vec<f32>) -> Self {
-        Self { gather, numbers: room, sum: Vec::new() }
+        Self { gather, numbers: room, sum: Vec::new(), sampler: Sampler::default() }
     }
 
     /// Takes the rows of a text's next chunk, each `width` long. With its last one, gives the place of what was made of
@@ -84,9 +101,25 @@ impl<'a> Gathered<'a> {
                 }
             }
             Gather::Columns(columns) if ends => self.numbers.extend(columns.iter().map(|&id| rows[id as usize])),
+            Gather::Top(count) => {
+                for row in rows.chunks_exact(width) {
+                    self.take_top(row, count);
+                }
+            }
             Gather::Row(_) | Gather::Rows | Gather::Columns(_) => self.numbers.extend_from_slice(rows),
         }
         ends.then(|| &self.numbers[self.numbers.len() - self.gather.numbers(tokens, width)..])
+    }
+
+    /// Ids and log-probabilities of a row's most likely tokens; NaN for a row that has no such thing.
+    fn take_top(&mut self, logits: &[f32], count: usize) {
+        match self.sampler.top_logprobs(logits, count, 0) {
+            Ok(top) => {
+                self.numbers.extend(top.iter().map(|token| f32::from_bits(token.id)));
+                self.numbers.extend(top.iter().map(|token| token.logprob as f32));
+            }
+            Err(_) => self.numbers.extend(std::iter::repeat_n(f32::NAN, 2 * count)),
+        }
     }
 }
 

@@ -47,7 +47,7 @@ impl<M: LanguageModel> Engine<M> {
         texts.iter().enumerate().try_for_each(|(i, text)| text.check(i, vocab_size, &abilities, limits))?;
         let classified = abilities.classifier.map_or(Pooling::Cls, |Classifies { pooling, .. }| pooling);
         let gather = Gather::of(task, classified);
-        let width = if matches!(gather, Gather::Columns(_)) { vocab_size } else { abilities.hidden_size };
+        let width = if gather.reads_logits() { vocab_size } else { abilities.hidden_size };
         let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
         let numbers = texts.iter().map(|text| gather.numbers(text.tokens.len(), width)).sum();
         let mut gathered = Gathered::new(gather, self.room_for(tokens, numbers)?);
@@ -157,9 +157,10 @@ impl<M: LanguageModel> Engine<M> {
         };
         let sequences: Vec<SequenceChunk<'_>> = parts.iter().map(chunk).collect();
         let batch = Batch { sequences: &sequences };
-        match gather {
-            Gather::Columns(_) => self.model.forward(batch, cancel, &mut self.logits),
-            Gather::Row(_) | Gather::Rows => self.model.hidden_states(batch, cancel, &mut self.logits),
+        if gather.reads_logits() {
+            self.model.forward(batch, cancel, &mut self.logits)
+        } else {
+            self.model.hidden_states(batch, cancel, &mut self.logits)
         }
     }
 
@@ -170,15 +171,13 @@ impl<M: LanguageModel> Engine<M> {
         parts: &[Part],
         gathered: &mut Gathered<'_>,
     ) -> Result<(), EncodeError> {
-        let width = match gathered.gather {
-            Gather::Columns(_) => self.model.vocab_size(),
-            Gather::Row(_) | Gather::Rows => self.model.abilities().hidden_size,
-        };
+        let gather = gathered.gather;
+        let width = if gather.reads_logits() { self.model.vocab_size() } else { self.model.abilities().hidden_size };
         let mut rest = self.logits.as_slice();
         for Part { index, tokens } in parts {
             let Underway { text, tables, computed } = &mut underway[*index];
             let ends = tokens.end == text.tokens.len();
-            let wanted = gathered.gather.rows(tokens.start == 0, ends).of(tokens.len());
+            let wanted = gather.rows(tokens.start == 0, ends).of(tokens.len());
             let (rows, after) = rest.split_at_checked(wanted.len() * width).expect("a row for each asked for");
             rest = after;
             *computed = tokens.end;
@@ -188,7 +187,7 @@ impl<M: LanguageModel> Engine<M> {
                 pages.save(tables, &fresh, &self.model);
             }
             let made = gathered.take(rows, width, text.tokens.len(), ends);
-            if made.is_some_and(|made| !made.iter().all(|x| x.is_finite())) {
+            if made.is_some_and(|made| !gather.is_sound(made)) {
                 // Whatever made these numbers may be in the pages.
                 pages.disown(tables);
                 return Err(EncodeError::NotFinite { text: *index });
@@ -226,7 +225,7 @@ impl<M: LanguageModel> Engine<M> {
                 Ok(rows)
             }
             EncodeTask::Scores {} => self.model.scores(&gathered, cancel),
-            EncodeTask::Logits { .. } => Ok(gathered),
+            EncodeTask::Logits { .. } | EncodeTask::TopLogprobs { .. } => Ok(gathered),
         }
     }
 }

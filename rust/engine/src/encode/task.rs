@@ -43,6 +43,12 @@ pub enum EncodeTask {
         /// Of which.
         tokens: Vec<u32>,
     },
+    /// The most likely next tokens after every token of the text, `[tokens, 2, count]`: ids, as the bits of these
+    /// numbers, and natural logarithms of probabilities, most likely first.
+    TopLogprobs {
+        /// How many.
+        count: usize,
+    },
 }
 
 /// Why a text or a task was refused.
@@ -61,6 +67,14 @@ pub enum EncodeError {
         dimensions: usize,
         /// Numbers of an embedding.
         embedding_size: usize,
+    },
+    /// More tokens than there are, or none.
+    #[error("count is {count}; it must be in 1..={vocab_size}")]
+    Count {
+        /// What was asked for.
+        count: usize,
+        /// Tokens of the vocabulary.
+        vocab_size: usize,
     },
     /// There are no logits.
     #[error("the model gives no logits: it is made to embed, classify or rerank texts")]
@@ -174,7 +188,11 @@ impl EncodeTask {
             }
             Self::Embedding { .. } | Self::TokenEmbeddings { .. } => Ok(()),
             Self::Scores {} => abilities.classifier.map(|_| ()).ok_or(EncodeError::NoClassifier),
-            Self::Logits { .. } if !abilities.logits => Err(EncodeError::NoLogits),
+            Self::Logits { .. } | Self::TopLogprobs { .. } if !abilities.logits => Err(EncodeError::NoLogits),
+            Self::TopLogprobs { count } if !(1..=vocab_size).contains(count) => {
+                Err(EncodeError::Count { count: *count, vocab_size })
+            }
+            Self::TopLogprobs { .. } => Ok(()),
             Self::Logits { tokens } => check_ids("tokens", 0, tokens, vocab_size),
         }
     }

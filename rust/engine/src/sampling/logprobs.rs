@@ -57,7 +57,17 @@ pub(super) fn rank(isa: Isa, logits: &[f32], id: u32) -> usize {
 /// Log-probabilities of a sampled token and of the `count` most likely ones.
 pub(super) fn logprobs(isa: Isa, logits: &[f32], sampled: u32, count: usize) -> TokenLogprobs {
     let softmax = Softmax::of(isa, logits);
-    let of = |id: u32, rank: usize| TokenLogprob { id, logprob: softmax.logprob(logits[id as usize]), rank };
-    let top = most_likely(isa, logits, count).into_iter().zip(1..).map(|(id, rank)| of(id, rank)).collect();
-    TokenLogprobs { sampled: of(sampled, rank(isa, logits, sampled)), top }
+    let logprob = softmax.logprob(logits[sampled as usize]);
+    let sampled = TokenLogprob { id: sampled, logprob, rank: rank(isa, logits, sampled) };
+    TokenLogprobs { sampled, top: top_of(softmax, isa, logits, count) }
+}
+
+/// Log-probabilities of the `count` most likely tokens, most likely first.
+pub(super) fn top_logprobs(isa: Isa, logits: &[f32], count: usize) -> Vec<TokenLogprob> {
+    top_of(Softmax::of(isa, logits), isa, logits, count)
+}
+
+fn top_of(softmax: Softmax, isa: Isa, logits: &[f32], count: usize) -> Vec<TokenLogprob> {
+    let of = |(id, rank): (u32, usize)| TokenLogprob { id, logprob: softmax.logprob(logits[id as usize]), rank };
+    most_likely(isa, logits, count).into_iter().zip(1..).map(of).collect()
 }

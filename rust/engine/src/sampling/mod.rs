@@ -203,6 +203,20 @@ impl Sampler {
         Ok(logprobs::logprobs(self.isa, logits, token, count))
     }
 
+    /// The log-probabilities of the `count` most likely tokens, most likely first, from the logits of a `position`.
+    ///
+    /// # Errors
+    /// [`SampleError::NotFinite`].
+    pub fn top_logprobs(
+        &mut self,
+        logits: &[f32],
+        count: usize,
+        position: usize,
+    ) -> Result<Vec<TokenLogprob>, SampleError> {
+        self.candidates(logits, position)?;
+        Ok(logprobs::top_logprobs(self.isa, logits, count))
+    }
+
     /// Every token of a row, which must not have NaN or positive infinity. Negative infinity is a model's own way to
     /// forbid a token.
     fn candidates<'a>(&'a mut self, logits: &'a [f32], position: usize) -> Result<Candidates<'a>, SampleError> {

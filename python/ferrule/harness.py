@@ -1,0 +1,290 @@
+"""ferrule as a model of lm-evaluation-harness: `import ferrule.harness` registers it there as `ferrule`.
+
+    import lm_eval
+    from ferrule.harness import FerruleLM
+
+    lm_eval.simple_evaluate(FerruleLM("path/to/model", quantization="int8"), tasks=["arc_easy"])
+
+`ferrule eval MODEL --tasks arc_easy` is the same on the command line. Prompts are cut as the harness's own models cut
+them: what is too long loses tokens on the left, and a warning says so.
+"""
+# The harness is an extra, and says of its types only some.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUntypedClassDecorator=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ferrule.checks import shown
+from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
+from ferrule.llm import LLM
+from ferrule.params import SamplingParams
+from ferrule.prompt import TokensPrompt
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ImportError as error:
+    raise InvalidParameterError("tasks need lm-evaluation-harness: pip install 'ferrule[eval]'") from error
+
+logger = logging.getLogger(__name__)
+
+MAX_GEN_TOKS = 256
+"""Tokens to generate where a task does not say: as the harness's models have it."""
+PORTION = 256
+"""Requests that the engine gets at once, so that a progress bar moves; more than any batch."""
+TOKEN_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names for the tokens to generate, the first of them counts."""
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Further parameters of generation that tasks may set; also `seed`."""
+
+Scored: TypeAlias = tuple[tuple[str, str] | None, list[int], list[int]]
+"""Texts of the context and of the continuation, for the harness's cache, and the ids of both."""
+
+
+@register_model("ferrule")
+class FerruleLM(TemplateLM):
+    """A model that the harness asks for log-likelihoods and continuations."""
+
+    def __init__(
+        self,
+        pretrained: LLM | str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        batch_size: object = None,
+        max_batch_size: object = None,
+        device: object = None,
+        **options: Any,
+    ) -> None:
+        """Takes a model that is loaded, or loads one with the `options` of `LLM`.
+
+        `chat_template` is a template or the name of one of the model's, for tasks that are run as conversations. Batch
+        sizes and the device are what the harness gives every model; the engine finds its batches by itself.
+
+        Raises as `LLM`.
+        """
+        super().__init__()
+        self.llm = pretrained if isinstance(pretrained, LLM) else LLM(pretrained, **options)
+        self._chat_template = chat_template
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        info = self.llm.info()
+        self._name: str = info["model"]
+        self._eos: list[int] = info["eos_token_ids"]
+        self._max_model_len = int(info["max_model_len"])
+        self._first = self.llm.first_token_ids
+
+    @property
+    def eot_token_id(self) -> int:
+        """What ends a text.
+
+        Raises PromptError for a model that knows no such token.
+        """
+        if not self._eos:
+            raise PromptError(
+                f"{self._name} has no end-of-sequence token; an empty context needs a token to begin with"
+            )
+        return self._eos[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context."""
+        return self._first[0] if self._first else self.eot_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names what the harness keeps of requests."""
+        return self._name.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_unused: Any) -> list[int]:
+        """The ids of a text, after the special tokens that the tokenizer begins with unless the text has them already.
+
+        What a tokenizer puts behind a text is left out: a continuation follows.
+        """
+        if add_special_tokens is None:
+            add_special_tokens = not self._begins(string)
+        ids = self.llm.tokenize(string, add_special_tokens=False)
+        return [*self._first, *ids] if add_special_tokens else ids
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as text; where the last message is not to be answered it is gone on with.
+
+        A template that refuses system messages gets the others.
+        """
+        try:
+            return self._render(chat_history, add_generation_prompt)
+        except ChatTemplateError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            logger.warning("the chat template refuses the system message; it is left out")
+            return self._render(others, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str | None = False) -> str | None:
+        """The template that conversations get, for the harness's records; None where there are none."""
+        if chat_template is False or chat_template is None:
+            return None
+        templates = self.llm.chat_templates
+        chosen = self._chat_template or (chat_template if isinstance(chat_template, str) else "default")
+        return templates.get(chosen, chosen)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of whole texts, in windows where they are longer than the context."""
+        windows: list[Scored] = []
+        counts: list[int] = []
+        for (text,) in (request.args for request in requests):
+            pairs = get_rolling_token_windows(
+                token_list=self.tok_encode(text, add_special_tokens=False),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self._max_model_len - 2,  # and a token of context, and one that must be able to follow
+                context_len=1,
+            )
+            before = len(windows)
+            windows.extend((None, *make_disjoint_window(pair)) for pair in pairs)
+            counts.append(len(windows) - before)
+        scores = iter(self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm))
+        totals = [sum(next(scores)[0] for _ in range(count)) for count in counts]
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Scored], disable_tqdm: bool = False, **_unused: Any
+    ) -> list[tuple[float, bool]]:
+        answers: list[tuple[float, bool]] = []
+        with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm) as bar:
+            for begin in range(0, len(requests), PORTION):
+                portion = requests[begin : begin + PORTION]
+                contexts = [self._cut(context, len(continuation) + 1) for _, context, continuation in portion]
+                prompts: list[TokensPrompt] = [{"prompt_token_ids": context} for context in contexts]
+                scores = self.llm.score(prompts, [continuation for _, _, continuation in portion])
+                for (texts, _, _), score in zip(portion, scores, strict=True):
+                    answer = (score.logprob, score.is_greedy)
+                    answers.append(answer)
+                    if texts is not None:
+                        self.cache_hook.add_partial("loglikelihood", texts, answer)
+                bar.update(len(portion))
+        return answers
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continuations up to a stop string, the end of the sequence, or so many tokens."""
+        answers: list[str] = []
+        with tqdm(total=len(requests), desc="continuations", disable=disable_tqdm) as bar:
+            for begin in range(0, len(requests), PORTION):
+                portion = [request.args for request in requests[begin : begin + PORTION]]
+                params = [generation_params(kwargs) for _, kwargs in portion]
+                prompts: list[TokensPrompt] = [
+                    {"prompt_token_ids": self._cut(self.tok_encode(context), each.max_tokens or 0)}
+                    for (context, _), each in zip(portion, params, strict=True)
+                ]
+                outputs = self.llm.generate(prompts, params)
+                for arguments, output in zip(portion, outputs, strict=True):
+                    answers.append(output.outputs[0].text)
+                    self.cache_hook.add_partial("generate_until", arguments, answers[-1])
+                bar.update(len(portion))
+        return answers
+
+    def _cut(self, context: list[int], following: int) -> list[int]:
+        """A context with room for what follows, of a score one token to come too; what is too much is cut on the left.
+
+        Raises PromptError where there is room for no context at all.
+        """
+        room = self._max_model_len - following
+        if room < 1:
+            raise PromptError(f"{following} tokens follow a context; max_model_len is {self._max_model_len}")
+        if len(context) > room:
+            logger.warning(
+                "a context of %d tokens is cut to its last %d, so that %d fit", len(context), room, following
+            )
+        return context[-room:]
+
+    def _begins(self, text: str) -> bool:
+        """Whether a text has the special token that it would get, as those of chat templates do."""
+        return bool(self._first) and self.llm.tokenize(text[:64], add_special_tokens=False)[:1] == self._first[:1]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        return self.llm.apply_chat_template(
+            messages,
+            chat_template=self._chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            chat_template_kwargs=self._chat_template_kwargs,
+        )
+
+
+def generation_params(kwargs: Mapping[str, Any]) -> SamplingParams:
+    """What a task's `generation_kwargs` ask for: greedy unless they say otherwise.
+
+    Raises InvalidParameterError for what is not known.
+    """
+    left = dict(kwargs)
+    stop = left.pop("until", None) or []
+    limits = [left.pop(name) for name in TOKEN_LIMITS if name in left]
+    sampled = left.pop("do_sample", None)
+    chosen = {name: left.pop(name) for name in (*SAMPLING, "seed") if name in left}
+    if left:
+        raise InvalidParameterError(f"generation_kwargs has {shown(next(iter(left)))}; ferrule knows no such parameter")
+    # Without do_sample a temperature alone says that tokens are drawn.
+    if sampled is False or (sampled is None and not chosen.get("temperature")):
+        chosen["temperature"] = 0.0
+    several: list[str] = [stop] if isinstance(stop, str) else list(stop)
+    return SamplingParams(
+        max_tokens=limits[0] if limits else MAX_GEN_TOKS, stop=[each for each in several if each], **chosen
+    )
+
+
+def run_tasks(
+    model: FerruleLM,
+    names: Sequence[str],
+    *,
+    num_fewshot: int | None = None,
+    include_path: str | None = None,
+    chat: bool = False,
+    limit: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Runs tasks, or groups of them: for each its `shots`, its `metrics`, and their standard `errors`.
+
+    `include_path` is a folder with further tasks, which go before those of the harness. `limit` takes so many examples
+    of each task.
+
+    Raises InvalidParameterError for a task that is not there; as the harness does for data that it cannot get.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=include_path)
+    unknown = [name for name in names if not manager.match_tasks([name])]
+    if unknown or not names:
+        found = f"{unknown[0]!r}, which lm-evaluation-harness does not know" if unknown else "empty"
+        raise InvalidParameterError(f"tasks is {found}; `lm_eval ls tasks` lists those that there are")
+    results: Any = simple_evaluate(
+        model,
+        tasks=list(names),
+        num_fewshot=num_fewshot,
+        limit=limit,
+        apply_chat_template=chat,
+        task_manager=manager,
+        log_samples=False,
+    )
+    shots: Mapping[str, Any] = results["n-shot"]
+    return {name: _figures(figures, shots.get(name)) for name, figures in results["results"].items()}
+
+
+def _figures(results: Mapping[str, Any], shots: object) -> dict[str, Any]:
+    """What the harness writes as `acc,none` and `acc_stderr,none`, told apart; what is no number is left out."""
+    metrics: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for key, value in results.items():
+        metric, _, chosen_filter = key.partition(",")
+        if "," not in key or isinstance(value, (bool, str)) or not isinstance(value, (int, float)):
+            continue
+        name = metric.removesuffix("_stderr") + ("" if chosen_filter == "none" else f", {chosen_filter}")
+        (errors if metric.endswith("_stderr") else metrics)[name] = float(value)
+    return {"shots": shots, "metrics": metrics, "errors": errors}

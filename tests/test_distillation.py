@@ -1,0 +1,267 @@
+"""`top_logprobs` against the logits, and its export: files that are whole or not there, and exports that go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from ferrule import LLM, InvalidParameterError, PromptError, TopLogprobs, UnsupportedTaskError
+from test_encoders import GOLDEN
+
+pytestmark = pytest.mark.native
+
+TEXTS = ["Once upon a time", "The capital of France is Paris.", "A", "Once upon a time, there was a cat.", "B c d"]
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Iterator[LLM]:
+    with LLM(max_num_batched_tokens=32, max_num_seqs=4) as llm:
+        yield llm
+
+
+def expected(llm: LLM, token_ids: list[int], k: int) -> tuple[Any, Any]:
+    """Ids and log-probabilities from the logits, in float64; the lower id first among equals."""
+    rows = llm.logits(token_ids).astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    ids = np.argsort(-llm.logits(token_ids), axis=1, kind="stable")[:, :k]
+    return ids, np.take_along_axis(rows, ids, axis=1)
+
+
+def check(llm: LLM, output: TopLogprobs, token_ids: list[int], k: int) -> None:
+    ids, logprobs = expected(llm, token_ids, k)
+    assert output.token_ids.tolist() == token_ids
+    assert (output.token_ids.dtype, output.top_ids.dtype, output.top_logprobs.dtype) == (np.int32, np.int32, np.float32)
+    assert (output.top_ids == ids).all()
+    # Equal in float64 but for the last bits of a logarithm; then rounded once.
+    np.testing.assert_array_max_ulp(output.top_logprobs, logprobs.astype(np.float32), 1)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.lists(st.integers(7, 4095), min_size=1, max_size=70), max_size=6),
+    k=st.sampled_from([1, 2, 20, 100, 4096]),
+)
+def test_it_is_the_top_of_the_logits(teacher: LLM, texts: list[list[int]], k: int) -> None:
+    """However texts are batched, and wherever they are cut: a step computes 32 tokens."""
+    outputs = list(teacher.top_logprobs([{"prompt_token_ids": ids} for ids in texts], k))
+    assert len(outputs) == len(texts)
+    for output, token_ids in zip(outputs, texts, strict=True):
+        check(teacher, output, token_ids, k)
+
+
+def test_texts_are_tokenized_and_taken_as_needed(teacher: LLM) -> None:
+    endless = itertools.cycle(TEXTS)
+    for text, output in zip(TEXTS * 3, teacher.top_logprobs(endless, 5), strict=False):
+        check(teacher, output, teacher.tokenize(text), 5)
+    assert next(endless) in TEXTS
+
+
+@pytest.mark.parametrize(
+    ("texts", "k", "error", "message"),
+    [
+        (["a"], 0, InvalidParameterError, "k is 0; it must be a whole number from 1 to 4096"),
+        (["a"], 4097, InvalidParameterError, "k is 4097"),
+        ("abc", 1, PromptError, "texts is 'abc'; it must be a list"),
+        (5, 1, PromptError, "texts is 5"),
+        (["a", ""], 1, PromptError, r"texts\[1\]: the text is empty"),
+        (["a", 5], 1, PromptError, r"texts\[1\]: a prompt is 5"),
+        ([{"prompt_token_ids": [7] * 2049}], 1, PromptError, r"texts\[0\]: the text has 2049 tokens"),
+    ],
+)
+def test_what_cannot_be_is_named(texts: Any, k: int, error: type[Exception], message: str, teacher: LLM) -> None:
+    with pytest.raises(error, match=message):
+        list(teacher.top_logprobs(texts, k))
+
+
+def test_an_encoder_teaches_nothing(fake_engine: object) -> None:
+    with LLM(GOLDEN / "bert") as encoder, pytest.raises(UnsupportedTaskError, match="gives no log-probabilities"):
+        encoder.top_logprobs(["a"], 1)
+
+
+def read_export(folder: Path) -> list[TopLogprobs]:
+    index = json.loads((folder / "index.json").read_text())
+    assert index["complete"]
+    texts: list[TopLogprobs] = []
+    for shard in index["shards"]:
+        tensors = load_file(folder / shard["file"])
+        offsets = tensors["offsets"].tolist()
+        assert (len(offsets) - 1, offsets[-1]) == (shard["texts"], shard["tokens"])
+        for first, end in itertools.pairwise(offsets):
+            fields = (tensors[name][first:end] for name in ("token_ids", "top_ids", "top_logprobs"))
+            texts.append(TopLogprobs(*fields))
+    return texts
+
+
+def same(found: list[TopLogprobs], wanted: list[TopLogprobs]) -> bool:
+    return len(found) == len(wanted) and all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(found, wanted, strict=True)
+        for name in ("token_ids", "top_ids", "top_logprobs")
+    )
+
+
+@pytest.mark.parametrize(("shard_size", "shards"), [(1, 5), (8, 3), (1 << 20, 1)])
+def test_an_export_holds_what_was_streamed(shard_size: int, shards: int, tmp_path: Path, teacher: LLM) -> None:
+    folder = tmp_path / "new" / "folder"
+    told: list[tuple[int, int]] = []
+    count = teacher.export_top_logprobs(
+        TEXTS, 7, folder, shard_size=shard_size, progress=lambda *step: told.append(step)
+    )
+    wanted = list(teacher.top_logprobs(TEXTS, 7))
+    assert count == len(TEXTS)
+    assert told[-1] == (len(TEXTS), sum(len(output.token_ids) for output in wanted))
+    assert same(read_export(folder), wanted)
+    names = [f"shard-{number:05}.safetensors" for number in range(shards)]
+    assert sorted(path.name for path in folder.iterdir()) == ["index.json", *names]
+    assert len(told) == shards
+    for name in names:
+        header = int.from_bytes((folder / name).read_bytes()[:8], "little")
+        assert (8 + header) % 64 == 0
+    index = json.loads((folder / "index.json").read_text())
+    assert (index["k"], index["model"], index["quantization"], index["vocab_size"]) == (7, "tiny", "int8", 4096)
+
+
+def test_nothing_to_export(tmp_path: Path, teacher: LLM) -> None:
+    assert teacher.export_top_logprobs([], 3, tmp_path) == 0
+    assert read_export(tmp_path) == []
+
+
+class Interrupted(Exception):
+    pass
+
+
+def failing(texts: list[str]) -> Iterator[str]:
+    yield from texts
+    raise Interrupted
+
+
+def test_an_export_goes_on(tmp_path: Path, teacher: LLM) -> None:
+    with pytest.raises(Interrupted):
+        teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
+    before = {path: path.read_bytes() for path in tmp_path.glob("shard-*")}
+    assert before
+    assert not json.loads((tmp_path / "index.json").read_text())["complete"]
+    (tmp_path / "shard-00099.safetensors.partial").write_text("what a crash left")
+    assert teacher.export_top_logprobs(TEXTS * 4, 3, tmp_path, shard_size=8) == 20
+    assert {path: path.read_bytes() for path in before} == before
+    assert same(read_export(tmp_path), list(teacher.top_logprobs(TEXTS * 4, 3)))
+
+
+def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) -> None:
+    with pytest.raises(Interrupted):
+        teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InvalidParameterError, match=r"shard-00000\.safetensors is of other texts"):
+        teacher.export_top_logprobs(["another", *TEXTS], 3, tmp_path, shard_size=8)
+    with pytest.raises(InvalidParameterError, match="is of other texts"):
+        teacher.export_top_logprobs(TEXTS[:1], 3, tmp_path, shard_size=8)
+    with pytest.raises(InvalidParameterError, match=r"index\.json: k is 3; an export with 4 needs a folder of its own"):
+        teacher.export_top_logprobs(TEXTS, 4, tmp_path, shard_size=8)
+    with pytest.raises(InvalidParameterError, match="shard_size is 8"):
+        teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=9)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    teacher.export_top_logprobs(TEXTS * 3, 3, tmp_path, shard_size=8)
+    with pytest.raises(InvalidParameterError, match="holds an export that is complete"):
+        teacher.export_top_logprobs(TEXTS * 3, 3, tmp_path, shard_size=8)
+    with pytest.raises(InvalidParameterError, match="shard_size is 0"):
+        teacher.export_top_logprobs(TEXTS, 3, tmp_path / "other", shard_size=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("notes.txt", "mine", "which holds notes.txt; it must be empty"),
+        ("index.json", "{", "index.json: not JSON"),
+        ("index.json", "[" * 100_000, "index.json: not JSON"),
+        ("index.json", "[]", "format is None"),
+        ("index.json", '{"format": "other"}', "format is 'other'"),
+    ],
+)
+def test_folders_of_others(name: str, content: str, message: str, tmp_path: Path, teacher: LLM) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidParameterError, match=message):
+        teacher.export_top_logprobs(TEXTS, 3, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize("shards", [None, {}, [5], [{"file": "x", "texts": "1"}]])
+def test_an_index_that_lists_nonsense(shards: object, tmp_path: Path, teacher: LLM) -> None:
+    with pytest.raises(Interrupted):
+        teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
+    index = json.loads((tmp_path / "index.json").read_text())
+    (tmp_path / "index.json").write_text(json.dumps({**index, "shards": shards}))
+    with pytest.raises(InvalidParameterError, match=r"shards is .*; each must have file, texts, tokens"):
+        teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=8)
+
+
+def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "evaluate.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/evaluate.md", "exec"), {})
+    assert [output.top_ids.shape[1] for output in read_export(tmp_path / "teacher")] == [20, 20]
+    for name, dtype in (
+        ("offsets", "int64"),
+        ("token_ids", "int32"),
+        ("top_ids", "int32"),
+        ("top_logprobs", "float32"),
+    ):
+        assert load_file(tmp_path / "teacher" / "shard-00000.safetensors")[name].dtype == dtype
+        assert re.search(rf"^\| `{name}` \| {dtype} ", page, re.MULTILINE)
+
+
+PROGRAM = """
+import itertools, sys
+from ferrule import LLM
+llm = LLM()
+print("ready", flush=True)
+llm.export_top_logprobs(itertools.cycle(["Once upon a time", "The capital"]), 5, sys.argv[1], shard_size=16)
+"""
+
+
+def test_a_killed_export_leaves_whole_shards(tmp_path: Path, teacher: LLM) -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not (tmp_path / "shard-00003.safetensors").exists():
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert len(index["shards"]) >= 3
+    for shard in index["shards"]:
+        assert load_file(tmp_path / shard["file"])["offsets"][-1] == shard["tokens"]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, teacher: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, calls = os.fsync, itertools.count()
+
+    def full(file: int) -> None:
+        if next(calls) == 6:
+            raise OSError(28, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        teacher.export_top_logprobs(TEXTS * 3, 3, tmp_path, shard_size=8)
+    assert not list(tmp_path.glob("*.partial"))
+    monkeypatch.undo()
+    teacher.export_top_logprobs(TEXTS * 3, 3, tmp_path, shard_size=8)
+    assert same(read_export(tmp_path), list(teacher.top_logprobs(TEXTS * 3, 3)))

@@ -1,0 +1,253 @@
+"""`ferrule eval`: what it prints and records, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakes
+from ferrule import LLM, InsufficientMemoryError
+from ferrule.cli import main
+from ferrule.cli.eval_report import record
+
+TESTS = Path(__file__).parent
+TEXT = "Once upon a time, there was a little cat. The capital of France is Paris.\n" * 20
+FIGURES = {"perplexity", "perplexity_error", "nll", "nll_error", "tokens", "windows", "window", "stride", "min_context"}
+ENDLESS = """
+import sys, time, fakes
+fakes.install()
+def logits(self, *arguments):
+    print("computing", file=sys.stderr, flush=True)
+    time.sleep(60)
+if "ENDLESS" in sys.argv:
+    sys.argv.remove("ENDLESS")
+    fakes.Engine.logits = logits
+from ferrule.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["eval", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+@pytest.mark.native
+def test_a_record_is_what_the_library_says(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    made = evaluated(capsys, file, "--window", "64", "--stride", "16", "--min-context", "20", "--limit", "9")
+    assert made.keys() == FIGURES | {"file", "model", "quantization", "kv_cache_dtype", "isa", "weight_bytes"}
+    with LLM(max_model_len=64) as llm:
+        found = llm.perplexity(TEXT, window=64, stride=16, min_context=20, limit=9)
+    assert made["perplexity"] == found.perplexity
+    assert (made["tokens"], made["windows"], made["stride"]) == (found.tokens, 9, 16)
+    assert (made["file"], made["model"], made["quantization"]) == (file, "tiny", "int8")
+
+
+@pytest.mark.native
+def test_a_reference(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "divergence.svg"
+    made = evaluated(
+        capsys,
+        *("tiny", file, "--quantization", "int4", "--reference-quantization", "f32", "--window", "64"),
+        *("--worst", "4", "--plot", str(picture)),
+    )
+    assert made["reference"].keys() == made.keys() - {
+        *("file", "reference", "kld", "worst"),
+        *("perplexity_ratio", "perplexity_ratio_error", "same_top", "same_top_error"),
+    }
+    assert (made["quantization"], made["reference"]["quantization"]) == ("int4", "f32")
+    assert list(made["kld"]) == ["mean", "error", "median", "p90", "p99", "p999", "max"]
+    assert 0 < made["kld"]["mean"] < made["kld"]["max"] == made["worst"][0]["kld"]
+    assert len(made["worst"]) == 4
+    assert made["perplexity_ratio"] == pytest.approx(made["perplexity"] / made["reference"]["perplexity"])
+    assert "<svg" in picture.read_text()
+    same = evaluated(capsys, file, "--reference", "tiny", "--reference-quantization", "int8", "--window", "64")
+    assert (same["kld"]["max"], same["same_top"]) == (0, 1)
+
+
+def test_tables(file: str, fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", file, "--window", "64"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith("tiny  int8 weights")
+    assert "perplexity  " in captured.out
+    assert "windows of 64, 32 apart" in captured.out
+    assert main(["eval", file, "--window", "64", "--reference", "tiny", "--worst", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "against tiny  f32 weights" in out
+    for name in ("same top token", "divergence (KLD, nats)", "99.9 %", "maximum", "reference's top"):
+        assert name in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert main(["eval", file, "--window", "64", "--reference", "tiny", "--worst", "0"]) == 0
+    assert "reference's top" not in capsys.readouterr().out
+
+
+def test_a_picture_of_no_divergence(
+    file: str, tmp_path: Path, fake_engine: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "none.PNG"
+    assert main(["eval", file, "--reference", "tiny", "--window", "64", "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().err == ""
+
+
+def test_stdin(fake_engine: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert evaluated(capsys, "-", "--window", "64")["file"] == "-"
+
+
+def test_the_context_bounds_the_window(
+    file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(model_with({"max_position_embeddings": 100}))
+    assert evaluated(capsys, model, file, "--tokenizer", "tiny")["window"] == 100
+    assert evaluated(capsys, file, "--max-model-len", "80")["window"] == 80
+    Path(file).write_text(TEXT * 2)
+    assert evaluated(capsys, file)["window"] == 512
+
+
+BAD_FILES: list[tuple[bytes | None, str]] = [
+    (b"", "is empty; it must have text to predict"),
+    (b" \n\n", "is empty"),
+    (b"fine until \xff here", "is not UTF-8: byte 11 is 0xff"),
+    ("ä".encode("utf-16"), "is not UTF-8: byte 0 is 0xff"),
+    (b"short", "less than a window of 512; give a longer text or a smaller --window"),
+    (None, "No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES)
+def test_bad_files(
+    content: bytes | None, message: str, tmp_path: Path, fake_engine: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["eval", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {path}")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+USAGE: list[tuple[list[str], str]] = [
+    ([], "0 arguments; give MODEL and FILE, or --tasks"),
+    (["a", "b", "c"], "3 arguments"),
+    (["/no/such/model", "x"], "no directory /no/such/model"),
+    ([str(TESTS)], "Is a directory"),
+    (["FILE", "--window", "1"], "1 is not in the range x>=2"),
+    (["FILE", "--window", "9000"], "--window is 9000; the context is 2048 tokens"),
+    (["FILE", "--window", "64", "--stride", "64"], "stride is 64; it must be a whole number from 1 to 63"),
+    (["FILE", "--window", "64", "--min-context", "40"], "min_context is 40"),
+    (["FILE", "--reference", "/no/such/model"], "no directory /no/such/model"),
+    (["FILE", "--plot", "x.png"], "--plot draws the divergence from a reference"),
+    (["FILE", "--plot", "x.pdf", "--reference", "tiny"], "must end in .png or .svg"),
+    (["FILE", "--num-fewshot", "1"], "a text is no task: --num-fewshot has no meaning beside it"),
+    (["FILE", "--apply-chat-template"], "--apply-chat-template has no meaning"),
+    (["--tasks", "x", "--window", "64"], "--tasks reads no text: --window has no meaning beside it"),
+    (["--tasks", "x", "a", "b"], "2 arguments; --tasks takes MODEL alone"),
+    (["--tasks", "x", "--include-path", "/no/such/folder"], "does not exist"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE)
+def test_a_bad_command_line_is_one_line(
+    arguments: list[str], message: str, file: str, fake_engine: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *(file if word == "FILE" else word for word in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_another_vocabulary(
+    file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(model_with({"vocab_size": 4000}))
+    assert main(["eval", file, "--window", "64", "--reference", other]) == 2
+    assert "has a vocabulary of 4000 tokens" in capsys.readouterr().err
+
+
+def test_no_room_for_both(
+    file: str, fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init = fake_engine.__init__
+
+    def second_is_too_large(self: fakes.Engine, spec: str, model_dir: str, options: str, *more: Any) -> None:
+        if json.loads(options)["quantization"] == "f32":
+            raise InsufficientMemoryError("the weights need 9 bytes; 8 are available")
+        init(self, spec, model_dir, options, *more)
+
+    monkeypatch.setattr(fake_engine, "__init__", second_is_too_large)
+    assert main(["eval", file, "--window", "64", "--reference", "tiny"]) == 1
+    assert "no room for the reference beside the model: the weights need 9 bytes" in capsys.readouterr().err
+
+
+def test_tasks_name_what_they_need(
+    fake_engine: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without_harness(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "lm_eval":
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.delitem(sys.modules, "ferrule.harness", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without_harness)
+    assert main(["eval", "--tasks", "arc_easy"]) == 2
+    assert "pip install 'ferrule[eval]'" in capsys.readouterr().err
+
+
+def test_figures_that_are_no_numbers_are_null() -> None:
+    made = record({"model": "x"}, {"a": {"metrics": {"ppl": float("inf")}, "errors": {"ppl": float("nan")}}})
+    assert made == {"model": "x", "tasks": {"a": {"metrics": {"ppl": None}, "errors": {"ppl": None}}}}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, "eval", *arguments],
+        cwd=TESTS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_ends_it_quietly(file: str) -> None:
+    process = start(file, "--window", "64", "ENDLESS")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "computing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err.strip()) == (130, "", "")
+
+
+def test_a_pipe_that_is_closed_is_no_error(file: str) -> None:
+    process = start(file, "--window", "64")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 1
+    process.stderr.close()

@@ -1,0 +1,190 @@
+"""ferrule under lm-evaluation-harness, on small tasks that lie beside this file.
+
+The harness and what it brings are an extra, of 650 MB: without it these tests are skipped, but where CI runs it must be
+there (`.ci/run` installs it).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ferrule import LLM, InvalidParameterError, PromptError
+
+TASKS = Path(__file__).parent / "harness_tasks"
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(
+        importlib.util.find_spec("lm_eval") is None and not os.environ.get("CI"),
+        reason="lm-evaluation-harness is not installed: pip install 'ferrule[eval]'",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(max_model_len=64) as llm:
+        yield llm
+
+
+@pytest.fixture
+def model(llm: LLM) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the harness imports
+        from ferrule.harness import FerruleLM
+    return FerruleLM(llm)
+
+
+def asked(*arguments: Any) -> Any:
+    return SimpleNamespace(args=arguments)
+
+
+def test_tasks_from_the_command_line(tmp_path: Path) -> None:
+    names = "ferrule_capitals,ferrule_continue,ferrule_stories"
+    process = subprocess.run(
+        [sys.executable, "-m", "ferrule", "eval", "--tasks", names, "--include-path", ".", "--json"],
+        cwd=TASKS,
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    tasks = json.loads(process.stdout)["tasks"]
+    assert list(tasks) == names.split(",")
+    assert tasks["ferrule_capitals"]["metrics"]["acc"] == 1
+    assert tasks["ferrule_continue"]["metrics"]["exact_match"] == 1
+    with LLM() as llm:
+        stories = [json.loads(line)["text"] for line in (TASKS / "stories.jsonl").read_text().splitlines()]
+        first = llm.info()["eos_token_ids"][:1]  # stands before a text where the tokenizer puts nothing there
+        tokens = [llm.tokenize(text, add_special_tokens=False) for text in stories]
+        logprob = sum(llm.score({"prompt_token_ids": first}, [ids])[0].logprob for ids in tokens)
+    words = sum(len(re.split(r"\s+", text)) for text in stories)  # as the harness counts them
+    expected = math.exp(-logprob / words)
+    assert tasks["ferrule_stories"]["metrics"]["word_perplexity"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_conversation_and_a_limit(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "ferrule", "eval", "--tasks", "ferrule_continue", "--include-path", "."),
+            *("--apply-chat-template", "--num-fewshot", "0", "--limit", "2"),
+        ],
+        cwd=TASKS,
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "exact_match" in process.stdout
+    assert "continuations: 100%" in process.stderr
+    assert "2/2" in process.stderr
+
+
+def test_an_unknown_task_is_one_line() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "ferrule", "eval", "--tasks", "no_such_task", "--include-path", "."],
+        cwd=TASKS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert "tasks is 'no_such_task', which lm-evaluation-harness does not know" in process.stderr
+
+
+def test_it_is_registered(model: Any) -> None:
+    from lm_eval.api.registry import get_model  # type: ignore[import-not-found]
+
+    assert get_model("ferrule") is type(model)
+
+
+def test_log_likelihoods_are_scores(model: Any, llm: LLM) -> None:
+    pairs = [("The capital of France is", " Paris"), ("The capital of France is", " Rome"), ("Once ", "upon a")]
+    answers = model.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
+    for (context, continuation), (logprob, greedy) in zip(pairs, answers, strict=True):
+        whole, before = llm.tokenize(context + continuation), llm.tokenize(context.rstrip())
+        (score,) = llm.score({"prompt_token_ids": before}, [whole[len(before) :]])
+        assert (logprob, greedy) == (score.logprob, score.is_greedy)
+    assert answers[0][0] > answers[1][0]
+    ((logprob, _),) = model.loglikelihood([asked("", "Once upon")], disable_tqdm=True)
+    prefix = {"prompt_token_ids": [model.prefix_token_id]}
+    assert logprob == llm.score(prefix, "Once upon")[0].logprob  # type: ignore[arg-type]
+
+
+def test_contexts_are_cut_on_the_left(model: Any, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    context = list(range(100, 200))
+    with caplog.at_level(logging.WARNING):
+        ((logprob, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])], disable_tqdm=True)
+    assert "a context of 100 tokens is cut to its last 60, so that 4 fit" in caplog.text
+    assert logprob == llm.score({"prompt_token_ids": context[-60:]}, [[7, 8, 9]])[0].logprob
+    with pytest.raises(PromptError, match="64 tokens follow a context; max_model_len is 64"):
+        model._loglikelihood_tokens([(None, context, [7] * 63)], disable_tqdm=True)
+    caplog.clear()
+    text = "Once upon a time, there was a cat. " * 12
+    with caplog.at_level(logging.WARNING):
+        (answer,) = model.generate_until([asked(text, {"max_gen_toks": 8})], disable_tqdm=True)
+    assert "is cut to its last 56, so that 8 fit" in caplog.text
+    from ferrule import SamplingParams
+
+    prompt: Any = {"prompt_token_ids": llm.tokenize(text)[-56:]}
+    assert answer == llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+
+
+def test_rolling_windows_score_every_token_once(model: Any, llm: LLM) -> None:
+    text = "Once upon a time, there was a little cat. " * 15
+    tokens = llm.tokenize(text, add_special_tokens=False)
+    total, predicted, room = 0.0, 0, 62
+    while predicted < len(tokens):
+        end = min(predicted + room, len(tokens))
+        before = [model.prefix_token_id] if not predicted else tokens[max(0, end - room - 1) : predicted]
+        (score,) = llm.score({"prompt_token_ids": before}, [tokens[predicted:end]])
+        total, predicted = total + score.logprob, end
+    assert len(tokens) > 2 * room
+    assert model.loglikelihood_rolling([asked(text), asked("")], disable_tqdm=True) == [pytest.approx(total), 0]
+
+
+def test_special_tokens_are_put_in_front_once(model: Any, llm: LLM) -> None:
+    assert model.tok_encode("Once") == llm.tokenize("Once")
+    model._first = [2]
+    mark = llm.token_text(2)
+    ids = llm.tokenize("Once", add_special_tokens=False)
+    assert model.tok_encode("Once") == [2, *ids]
+    assert model.tok_encode(mark + "Once") == [2, *ids]
+    assert model.tok_encode("Once", add_special_tokens=False) == ids
+
+
+def test_conversations_are_the_templates(model: Any, llm: LLM) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    assert model.apply_chat_template(messages) == llm.apply_chat_template(messages)
+    assert llm.tokenize(model.apply_chat_template(messages)) == llm.chat_prompt(messages)["prompt_token_ids"]
+    begun = [*messages, {"role": "assistant", "content": "Hel"}]
+    assert model.apply_chat_template(begun, add_generation_prompt=False).endswith("Hel")
+    assert model.chat_template(True) == llm.chat_templates["default"]
+    assert model.chat_template(False) is None
+
+
+def test_generation_kwargs(model: Any) -> None:
+    from ferrule.harness import generation_params
+
+    params = generation_params({"until": ["\n", ""], "max_gen_toks": 5, "do_sample": False, "temperature": 0.7})
+    assert (params.max_tokens, params.stop, params.temperature) == (5, ("\n",), 0)
+    assert generation_params({"until": "x", "do_sample": True, "temperature": 0.7}).temperature == 0.7
+    assert generation_params({"temperature": 0.5, "top_p": 0.9}).top_p == 0.9
+    assert (generation_params({}).temperature, generation_params({}).max_tokens) == (0, 256)
+    with pytest.raises(InvalidParameterError, match="generation_kwargs has 'num_beams'"):
+        generation_params({"num_beams": 4})
