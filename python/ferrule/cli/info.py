@@ -53,7 +53,7 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
 
 
 def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "directory", info["directory"]
+    yield ("directory", info["directory"]) if info["file"] is None else ("file", info["file"])
     yield "context", f"{info['context']:,} tokens"
     yield "embedding", "; ".join(_embedding(spec))
     yield from _layers(spec)
