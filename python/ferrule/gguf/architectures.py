@@ -54,7 +54,7 @@ def has_biases(file: GgufFile) -> dict[str, Any]:
 def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) -> dict[str, Any]:
     """The window, and which layers have it: all but each `every`-th, unless the file says so itself.
 
-    The one of so many that sees everything is the last, or the `first`.
+    The one of so many that sees everything is the last, or the `first`; of 0 there is none.
     """
     metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
     window = metadata.whole(file.key("attention.sliding_window"), default=0, low=0)
@@ -66,8 +66,8 @@ def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) 
             raise metadata.error(key, f"a whole number, or a list of {layers}, true for layers that have a window")
         has = [bool(each) for each in pattern[:layers]]
     else:
-        every = metadata.whole(key, default=every)
-        has = [(index % every != 0) if first else (index % every < every - 1) for index in range(layers)]
+        every = metadata.whole(key, default=every, low=0)
+        has = [every == 0 or (index % every != 0 if first else index % every < every - 1) for index in range(layers)]
     kinds = ["sliding_attention" if each and window else "full_attention" for each in has]
     return {"sliding_window": window or None, "layer_types": kinds}
 
@@ -254,7 +254,7 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Its factors are not in the file: those of the one published model hold, as in llama.cpp."""
+    """The factors and the width of values are not in the metadata: those are what the published model has."""
     metadata = file.metadata
     turned = metadata.whole(file.key("rope.dimension_count"))
     whole = file.key("attention.key_length")
@@ -264,7 +264,7 @@ def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
         "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": metadata.whole(whole) - turned,
-        "v_head_dim": config.whole("hidden_size") // config.heads,
+        "v_head_dim": file.shape("blk.0.attn_kv_b.weight")[0] // config.heads - (metadata.whole(whole) - turned),
     }
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
+from ferrule.gguf import is_gguf
 
 EMBEDDED = "tiny"
 """The model that ships with ferrule, and the default."""
@@ -84,6 +85,8 @@ def _local(path: Path, name: str, content: str, advice: str) -> Path:
         exists = path.exists()
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror}") from error
+    if exists and is_gguf(path):
+        return path
     if exists:
-        raise ModelFileError(f"{path}: a file; give the directory that holds {content}")
+        raise ModelFileError(f"{path}: a file; give the directory that holds {content}, or a .gguf file")
     raise ModelNotFoundError(f"{name!r}: no directory {path.absolute()}, and not of the form org/repo; {advice}")
