@@ -8,8 +8,18 @@ from pathlib import Path
 MAGIC = b"GGUF"
 
 # The numbers of the types of metadata, and how struct packs them; those of bools, strings and arrays.
-NUMBERS = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i")}
-NUMBERS |= {"f32": (6, "f"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d")}
+NUMBERS = {
+    "u8": (0, "B"),
+    "i8": (1, "b"),
+    "u16": (2, "H"),
+    "i16": (3, "h"),
+    "u32": (4, "I"),
+    "i32": (5, "i"),
+    "f32": (6, "f"),
+    "u64": (10, "Q"),
+    "i64": (11, "q"),
+    "f64": (12, "d"),
+}
 BOOL, STRING, ARRAY = 7, 8, 9
 
 F32 = 0

@@ -12,6 +12,8 @@ mod checkpoint;
 mod dtype;
 mod error;
 mod folder;
+#[cfg(test)]
+mod fuzz;
 pub mod gguf;
 mod index;
 mod nearest;

@@ -1,14 +1,12 @@
 //! What can be wrong with a GGUF file.
 
-use crate::dtype::Dtype;
-
 use super::types::TensorType;
 
 /// The violated fact. Offsets of tensors count from the start of the data; other offsets from the file's start.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum GgufFault {
-    #[error("begins with {found:02x?}, not with {:02x?} (\"GGUF\"): it is no GGUF file", super::MAGIC)]
+    #[error("begins with \"{}\", not with \"GGUF\": it is no GGUF file", found.escape_ascii())]
     Magic { found: Vec<u8> },
     #[error("is of GGUF version {version}; ferrule reads versions 2 and 3")]
     Version { version: u32 },
@@ -63,8 +61,6 @@ pub enum GgufFault {
     PastEnd { tensor: String, offset: u64, bytes: u64, data: u64 },
     #[error("tensor {tensor:?} has the offset {offset}, inside tensor {previous:?}, which ends at {previous_end}")]
     Overlap { tensor: String, offset: u64, previous: String, previous_end: u64 },
-    #[error("tensor {tensor:?} is stored as {dtype}, whose numbers are no weights")]
-    NotDequantized { tensor: String, dtype: Dtype },
 
     // Models in several files.
     #[error("{key} is {value}; it must be in {least}..={most}")]

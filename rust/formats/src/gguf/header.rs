@@ -13,14 +13,15 @@ use super::MAGIC;
 use super::cursor::Cursor;
 use super::fault::GgufFault;
 use super::types::TensorType;
-use super::value::{MAX_ELEMENTS, Reader, Value};
+use super::value::{Reader, Value};
 use crate::error::Fault;
 use crate::safetensors::is_lfs_pointer;
 
-/// What the specification allows for a key; names of tensors are shorter by far.
-const MAX_NAME: usize = 65_535;
-/// Published models have some dozens of keys, and some thousands of tensors, since experts are stacked.
-const MAX_KEYS: u64 = 1 << 16;
+/// ggml itself has no room for a tensor's name above 63 bytes, and keys are about as long.
+const MAX_NAME: usize = 255;
+/// Published models have some dozens of keys, and some thousands of tensors, since experts are stacked. With these
+/// limits the tables of a file that is made to be large take about as much as the file.
+const MAX_KEYS: u64 = 1 << 14;
 const MAX_TENSORS: u64 = 1 << 16;
 /// Bytes of a key (name, type, value) and of a tensor (name, dimensions, type, offset) at the least.
 const LEAST_KEY_BYTES: u64 = 8 + 4 + 1;
@@ -35,7 +36,7 @@ const MAX_ALIGNMENT: u32 = 2 << 20;
 /// What a file says about its contents.
 #[derive(Debug)]
 pub(crate) struct Header {
-    /// Where the value of each key begins, with its type, in bytes from the file's start.
+    /// Where the value of each key begins with its type, in bytes from the file's start.
     pub keys: BTreeMap<String, usize>,
     pub tensors: BTreeMap<String, TensorInfo>,
 }
@@ -116,25 +117,18 @@ fn read_name<'a>(cursor: &mut Cursor<'a>, what: &str, index: u64) -> Result<&'a 
 fn read_keys(cursor: &mut Cursor<'_>, count: u64) -> Result<(BTreeMap<String, usize>, u32), GgufFault> {
     let mut keys = BTreeMap::new();
     let mut alignment = DEFAULT_ALIGNMENT;
-    let mut elements = 0;
+    let mut reader = Reader::new(cursor.clone(), "");
     for index in 0..count {
-        let key = read_name(cursor, "key", index)?;
-        let at = cursor.at();
-        if keys.insert(key.to_owned(), at).is_some() {
-            return Err(GgufFault::DuplicateKey { key: key.to_owned() });
+        reader.key = read_name(&mut reader.cursor, "key", index)?;
+        if keys.insert(reader.key.to_owned(), reader.cursor.at()).is_some() {
+            return Err(GgufFault::DuplicateKey { key: reader.key.to_owned() });
         }
-        let mut reader = Reader::new(cursor.clone(), key);
         let value = reader.typed_value()?;
-        elements += reader.elements;
-        if elements > MAX_ELEMENTS {
-            let field = format!("the number of elements in arrays up to {key:?}");
-            return Err(GgufFault::TooMany { field, count: elements, limit: MAX_ELEMENTS });
-        }
-        *cursor = reader.cursor;
-        if key == ALIGNMENT_KEY {
+        if reader.key == ALIGNMENT_KEY {
             alignment = checked_alignment(value)?;
         }
     }
+    *cursor = reader.cursor;
     Ok((keys, alignment))
 }
 

@@ -37,9 +37,6 @@ impl Part {
     fn open(real: &Path, path: PathBuf) -> Result<Self, CheckpointError> {
         let opened = || -> Result<_, Fault> {
             let (file, bytes) = open_file(real)?;
-            if bytes == 0 {
-                return Err(Fault::Empty);
-            }
             let map = map_file(&file, bytes)?;
             let header = Header::read(&map)?;
             Ok((map, header))
@@ -83,6 +80,10 @@ fn ending(number: u64, count: u64) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }
 
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Opens a file and, where it is a part, all of them, in their order.
 pub(super) fn open(path: &Path) -> Result<Vec<Part>, CheckpointError> {
     // Whoever names a file may name a link to anywhere.
@@ -94,8 +95,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<Part>, CheckpointError> {
     let Some(stem) = name.strip_suffix(expected.as_str()) else {
         return Err(named.fault(GgufFault::SplitName { number, count, expected }));
     };
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = Folder::open(parent)?;
+    let folder = Folder::open(folder_of(path))?;
     // All parts are located, and with that checked, before the next one is opened.
     let mut located = Vec::new();
     for number in 0..count {
@@ -157,8 +157,7 @@ pub(super) fn join(parts: Vec<Part>) -> Result<(Checkpoint, Header), CheckpointE
         paths.push(path);
     }
     let listing = paths.swap_remove(0);
-    let folder = listing.parent().map(Path::to_owned).unwrap_or_default();
-    Ok((Checkpoint::of_parts(folder, listing, shards, tensors), headers.swap_remove(0)))
+    Ok((Checkpoint::of_parts(folder_of(&listing).to_owned(), listing, shards, tensors), headers.swap_remove(0)))
 }
 
 /// Where a tensor lies. One in blocks is one of bytes, whose rows are as long as their blocks take.
@@ -167,10 +166,8 @@ fn place(shard: usize, TensorInfo { ty, shape, bytes }: TensorInfo) -> Place {
         TensorType::Elements(dtype) => Place { shard, entry: Entry { dtype, shape, bytes }, blocks: None },
         TensorType::Blocks(ty) => {
             let mut rows = shape.clone();
-            let row = rows.last_mut();
-            match row {
-                Some(row) => *row = *row / ty.inputs() * ty.bytes(),
-                None => {}
+            if let Some(row) = rows.last_mut() {
+                *row = *row / ty.inputs() * ty.bytes();
             }
             let entry = Entry { dtype: Dtype::U8, shape: rows, bytes };
             Place { shard, entry, blocks: Some(Blocks { ty, shape }) }

@@ -10,7 +10,7 @@ use super::fault::GgufFault;
 const MAX_NESTING: usize = 4;
 /// Elements of all arrays of a file. The largest vocabularies have some 10^5 tokens, merges and scores each; one byte
 /// an element, a file could claim billions, each of which is many bytes to whoever reads them.
-pub(super) const MAX_ELEMENTS: u64 = 1 << 22;
+const MAX_ELEMENTS: u64 = 1 << 22;
 /// Bytes of a string or an array of no elements.
 const STRING_BYTES: u64 = 8;
 const ARRAY_BYTES: u64 = 12;
@@ -191,12 +191,13 @@ impl<'a> Array<'a> {
     }
 }
 
-/// Reads the value of a key.
+/// Reads the values of keys.
 pub(super) struct Reader<'a> {
     pub cursor: Cursor<'a>,
-    key: &'a str,
-    /// Elements of the arrays that it has read.
-    pub elements: u64,
+    /// That of the next value.
+    pub key: &'a str,
+    /// Elements of all arrays that it has read.
+    elements: u64,
 }
 
 impl<'a> Reader<'a> {

@@ -12,7 +12,7 @@ const fn points<const POINTS: usize, const INPUTS: usize>(bitmap: &str, values: 
     let (mut found, mut point) = (0, 0);
     while point < bitmap.len() * 4 {
         // The digits of a byte come with the higher one first.
-        let digit = match bitmap[point / 4 ^ 1] {
+        let digit = match bitmap[(point / 4) ^ 1] {
             digit @ b'0'..=b'9' => digit - b'0',
             digit => digit - b'a' + 10,
         };

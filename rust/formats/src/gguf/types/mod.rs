@@ -12,6 +12,7 @@ mod iq2;
 mod iq3;
 mod iq4;
 mod k_scales;
+mod q1_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -49,6 +50,11 @@ macro_rules! block_types {
 
             fn of_id(id: u32) -> Option<Self> {
                 match id { $($id => Some(Self::$variant),)* _ => None }
+            }
+
+            /// Its number in a file.
+            pub fn id(self) -> u32 {
+                match self { $(Self::$variant => $id,)* }
             }
 
             /// Its name in ggml.
@@ -115,6 +121,7 @@ block_types! {
     Tq2_0 = 35, "TQ2_0", 256, 66, ternary::dequantize_tq2_0;
     Mxfp4 = 39, "MXFP4", 32, 17, fp4::dequantize_mxfp4, Mxfp4;
     Nvfp4 = 40, "NVFP4", 64, 36, fp4::dequantize_nvfp4;
+    Q1_0 = 41, "Q1_0", 128, 18, q1_0::dequantize;
 }
 
 impl BlockType {
@@ -157,7 +164,7 @@ pub enum TensorType {
 }
 
 /// The types that ggml has or had and that are not read, and why.
-const REFUSED: [(u32, &str, &str); 16] = [
+const REFUSED: [(u32, &str, &str); 10] = [
     (4, "Q4_2", "ggml removed it in 2023"),
     (5, "Q4_3", "ggml removed it in 2023"),
     (9, "Q8_1", "it is for intermediate results"),
@@ -168,20 +175,12 @@ const REFUSED: [(u32, &str, &str); 16] = [
     (36, "IQ4_NL_4_4", REPACKED),
     (37, "IQ4_NL_4_8", REPACKED),
     (38, "IQ4_NL_8_8", REPACKED),
-    (41, "Q1_0", "nothing yet says what its blocks mean"),
-    // Of forks, under numbers of their own.
-    (133, "Q6_0", FORK),
-    (134, "IQ1_BN", FORK),
-    (135, "IQ2_BN", FORK),
-    (137, "IQ2_K", FORK),
-    (139, "IQ4_K", FORK),
 ];
 const REPACKED: &str = "ggml removed it; take the file in Q4_0 or IQ4_NL";
-const FORK: &str = "it is of ik_llama.cpp alone";
 
 impl TensorType {
     /// The type of that number in the file, for the tensor of that name.
-    pub(super) fn of_id(id: u32, tensor: &str) -> Result<Self, GgufFault> {
+    pub(crate) fn of_id(id: u32, tensor: &str) -> Result<Self, GgufFault> {
         let dtype = match id {
             0 => Dtype::F32,
             1 => Dtype::F16,
@@ -216,7 +215,7 @@ impl TensorType {
     }
 
     /// Elements and bytes of what cannot be divided.
-    pub(super) fn block(self) -> (usize, usize) {
+    pub(crate) fn block(self) -> (usize, usize) {
         match self {
             Self::Elements(dtype) => (1, dtype.bits() as usize / 8),
             Self::Blocks(blocks) => (blocks.inputs(), blocks.bytes()),

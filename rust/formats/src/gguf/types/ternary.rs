@@ -15,7 +15,7 @@ pub(super) fn dequantize_tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     for (bytes, out) in [(&block[..32], first), (&block[32..48], second), (&block[48..52], third)] {
         for (out, power) in out.chunks_exact_mut(bytes.len()).zip(POWERS) {
             for (out, byte) in out.iter_mut().zip(bytes) {
-                let digit = u16::from(byte.wrapping_mul(power)) * 3 >> 8;
+                let digit = (u16::from(byte.wrapping_mul(power)) * 3) >> 8;
                 *out = d * f32::from(digit as i8 - 1);
             }
         }
