@@ -54,6 +54,7 @@ GRANITE = {
     "logits_scaling": "logit_scale",
 }
 LOGIT_SCALE = {"logit_scale": "logit_scale"}
+SAME_WIDTH = {"intermediate_size": "expert_feed_forward_length"}
 EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
 ROUTED = {
     **EXPERT_WIDTH,
@@ -99,7 +100,7 @@ FAMILIES = {
     "gpt2": Family(MODEL_ARCH.GPT2, turned=True),
     "gpt_bigcode": Family(MODEL_ARCH.STARCODER),
     "gpt_neox": Family(MODEL_ARCH.GPTNEOX, groups=True, keys={"use_parallel_residual": "use_parallel_residual"}),
-    "gpt_oss": Family(MODEL_ARCH.GPT_OSS, keys=WINDOW | {"intermediate_size": "expert_feed_forward_length"}),
+    "gpt_oss": Family(MODEL_ARCH.GPT_OSS, keys={**WINDOW, **SAME_WIDTH}),
     "granite": Family(MODEL_ARCH.GRANITE, rotated_in_pairs=True, keys=GRANITE),
     "granitemoe": Family(MODEL_ARCH.GRANITE_MOE, rotated_in_pairs=True, keys=GRANITE),
     "granitemoeshared": Family(
@@ -108,11 +109,11 @@ FAMILIES = {
         keys=GRANITE | {"shared_intermediate_size": "expert_shared_feed_forward_length"},
     ),
     "hunyuan_v1_dense": Family(MODEL_ARCH.HUNYUAN_DENSE),
-    "hunyuan_v1_moe": Family(MODEL_ARCH.HUNYUAN_MOE, keys={"moe_topk": "expert_used_count"}),
+    "hunyuan_v1_moe": Family(MODEL_ARCH.HUNYUAN_MOE, keys={"moe_topk": "expert_used_count", **SAME_WIDTH}),
     "jais2": Family(MODEL_ARCH.JAIS2),
     "llama": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
     "minicpm3": Family(MODEL_ARCH.MINICPM3, keys=LATENT),
-    "minimax_m2": Family(MODEL_ARCH.MINIMAXM2, keys={"intermediate_size": "expert_feed_forward_length"}),
+    "minimax_m2": Family(MODEL_ARCH.MINIMAXM2, keys=SAME_WIDTH),
     "mistral": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
     "mixtral": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
     "mpt": Family(MODEL_ARCH.MPT),
@@ -134,7 +135,7 @@ FAMILIES = {
     "smollm3": Family(MODEL_ARCH.SMOLLM3, rotated_in_pairs=True),
     "stablelm": Family(MODEL_ARCH.STABLELM),
     "starcoder2": Family(MODEL_ARCH.STARCODER2),
-    "youtu": Family(MODEL_ARCH.DEEPSEEK2, keys=LATENT),
+    "youtu": Family(MODEL_ARCH.DEEPSEEK2, keys={**LATENT, **SAME_WIDTH}),
 }
 """By model_type."""
 
@@ -271,6 +272,11 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
     values["attention.head_count_kv"] = checkpoint.kv_heads
     values["feed_forward_length"] = values["feed_forward_length"] or 4 * checkpoint.hidden
     values["context_length"] = values["context_length"] or 2048
+    if kind == "youtu":
+        values |= {"expert_shared_count": 0, "leading_dense_block_count": checkpoint.layers}
+    if kind == "ernie4_5_moe":
+        shared = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
+        values["expert_shared_feed_forward_length"] = shared
     if kind == "olmo":
         values["attention.layer_norm_epsilon"] = 1e-5
     if kind == "mpt":
@@ -292,7 +298,10 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
         values |= {"rope.dimension_count": turned, "attention.key_length": whole}
         values["attention.value_length"] = config.get("v_head_dim") or checkpoint.width
         if split_latent and kind != "minicpm3":
-            values |= {"attention.key_length_mla": whole, "attention.value_length_mla": values["attention.value_length"]}
+            values |= {
+                "attention.key_length_mla": whole,
+                "attention.value_length_mla": values["attention.value_length"],
+            }
             values |= {"attention.key_length": rank + turned, "attention.value_length": rank}
             values["attention.head_count_kv"] = 1
     for key, value in values.items():
@@ -355,21 +364,11 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
     experts: dict[str, list[tuple[int, Array]]] = {}
     norms: dict[str, list[tuple[int, Array]]] = {}
     tied = config.get("tie_word_embeddings", family.arch in (MODEL_ARCH.GEMMA, MODEL_ARCH.GPT2))
-    for name, values in stored:
-        further = name.startswith(f"model.layers.{checkpoint.layers}.")  # layers that predict further tokens
-        if further or name.endswith(("masked_bias", "attention.bias", "inv_freq")) or (tied and name == "lm_head.weight"):
-            continue
-        if family.ones and name.endswith("norm.weight"):
-            values = values + 1
-        if family.turned and re.search(r"c_(attn|proj|fc)\.weight$", name):
-            values = values.T
-        if family.rotated_in_pairs and (found := re.search(r"\.([qk])_proj\.(weight|bias)$", name)):
-            values = in_pairs(values, checkpoint.heads if found[1] == "q" else checkpoint.kv_heads)
-        if config["model_type"] == "gemma2" and "q_proj" in name:
-            # Files have no key for the factor on scores: llama.cpp knows those of the published models.
-            values = values * np.float32((checkpoint.width / config["query_pre_attn_scalar"]) ** 0.5)
-        if family.groups and "query_key_value" in name:
-            values = ungrouped(values, checkpoint)
+    left_out = ("masked_bias", "attention.bias", "inv_freq", *(["lm_head.weight"] if tied else []))
+    for name, unchanged in stored:
+        if name.endswith(left_out) or name.startswith(f"model.layers.{checkpoint.layers}."):
+            continue  # the latter predict further tokens
+        values = changed(name, unchanged, checkpoint)
         if found := re.match(r"(.*\.experts)\.(\d+)\.(.*)", name):
             experts.setdefault(f"{found[1]}.{found[3]}", []).append((int(found[2]), values))
         elif found := re.match(r"(.*_layernorm)\.norms\.(\d+)(\.weight)", name):
@@ -391,9 +390,30 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
             yield name, values
     for name, parts in (experts | norms).items():
         stack = np.stack([values for _, values in sorted(parts, key=lambda part: part[0])])
-        if "block_sparse_moe" in name and checkpoint.config["model_type"] == "mixtral":
-            name = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
-        yield name, stack
+        mixtral = checkpoint.config["model_type"] == "mixtral"
+        yield (
+            name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward") if mixtral else name,
+            stack,
+        )
+
+
+def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
+    """A tensor's numbers as its GGUF has them."""
+    config, family = checkpoint.config, checkpoint.family
+    if family.ones and name.endswith("norm.weight"):
+        return values + 1
+    if family.turned and re.search(r"c_(attn|proj|fc)\.weight$", name):
+        return values.T
+    if family.rotated_in_pairs and (found := re.search(r"\.([qk])_proj\.(weight|bias)$", name)):
+        return in_pairs(values, checkpoint.heads if found[1] == "q" else checkpoint.kv_heads)
+    if family.groups and "query_key_value" in name:
+        return ungrouped(values, checkpoint)
+    # There are no keys for the following factors: llama.cpp knows those of the published models.
+    if config["model_type"] == "gemma2" and "q_proj" in name:
+        return values * np.float32((checkpoint.width / config["query_pre_attn_scalar"]) ** 0.5)
+    if config["model_type"] == "minicpm3" and name == "model.norm.weight":
+        return values * np.float32(config["dim_model_base"] / 256)
+    return values
 
 
 def in_pairs(values: Array, heads: int) -> Array:

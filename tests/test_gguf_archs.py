@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ferrule import LLM, SamplingParams
-from gguf_convert import FAMILIES, convert
+from gguf_convert import convert
 
 pytestmark = pytest.mark.native
 

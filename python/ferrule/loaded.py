@@ -66,11 +66,12 @@ class LoadedModel:
 
         `model` is a directory, a GGUF file, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of
         it; `org/repo:Q4_K_M` its GGUF file of that quantization), or nothing for the small model that ships with
-        ferrule. `tokenizer` is another directory, file or repository to take the tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-        requests draw repeatable. `lora_modules` names low-rank adapters with their paths, for requests to ask for; more
-        can be loaded later. The other arguments are those of EngineOptions, where they are explained; an AsyncLLM
-        takes 1024 for `max_queued_requests` where it is not given. `progress` is called with the bytes of weights
-        loaded so far and in all.
+        ferrule. `tokenizer` is another directory, file or repository to take the tokenizer from. `load_format="dummy"`
+        makes random weights instead of reading any. `seed` makes the seeds that requests draw repeatable.
+        `lora_modules` names low-rank adapters with their paths, for requests to ask for; more can be loaded later. The
+        other arguments are those of EngineOptions, where they are explained; an AsyncLLM takes 1024 for
+        `max_queued_requests` where it is not given. `progress` is called with the bytes of weights loaded so far and in
+        all.
 
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.

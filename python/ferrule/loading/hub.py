@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ferrule.errors import ModelFileError, ModelNotFoundError
+from ferrule.loading.gguf_files import choose_model, models_in
 
 SMALL = ["*.json", "*.jinja", "*.txt"]
 """What says what a model is."""
@@ -20,17 +23,68 @@ def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Pat
 
     Raises ModelNotFoundError, ModelFileError.
     """
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+    with _explained(repository, revision):
+        allowed = [*SMALL, *(WEIGHTS if weights else [])]
+        directory = snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED)
+    return Path(directory)
+
+
+def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The GGUF file of a repository that has this quantization, or the first of its parts.
+
+    What is not in the cache yet is downloaded, unless `weights` are not wanted: a GGUF has everything in one file.
+
+    Raises ModelNotFoundError, which lists the files that there are; ModelFileError.
+    """
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+    parts = choose_model(_files(repository, revision), quantization, repository)
+    with _explained(repository, revision):
+        directory = snapshot_download(repository, revision=revision, allow_patterns=parts, local_files_only=not weights)
+    first = Path(directory) / parts[0]
+    missing = [part for part in parts if not (Path(directory) / part).exists()]
+    if missing:
+        raise ModelNotFoundError(
+            f"{repository}:{quantization}: {missing[0]} is not in the cache; what it says of the model is in the file "
+            "itself, which is downloaded when the model is loaded"
+        )
+    return first
+
+
+def gguf_models(repository: str, revision: str | None) -> list[str]:
+    """The models that a repository has as GGUF, by the names of their first files.
+
+    Raises ModelNotFoundError, ModelFileError.
+    """
+    return [parts[0] for parts in models_in(_files(repository, revision)).values()]
+
+
+def _files(repository: str, revision: str | None) -> list[str]:
+    """The paths of a repository's files; of those in the cache where the network is forbidden."""
     from huggingface_hub import (
+        HfApi,
         constants,
-        errors,
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
+
+    with _explained(repository, revision):
+        if not constants.is_offline_mode():
+            return HfApi().list_repo_files(repository, revision=revision)
+        directory = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    return [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
+
+
+@contextmanager
+def _explained(repository: str, revision: str | None) -> Generator[None]:
+    """Turns what the library raises into errors that say what was tried."""
+    from huggingface_hub import constants, errors
 
     wanted = repository if revision is None else f"{repository}@{revision}"
     tried = f"tried the directory {Path(repository).absolute()} and {constants.ENDPOINT}/{repository}"
     try:
-        allowed = [*SMALL, *(WEIGHTS if weights else [])]
-        directory = snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED)
+        yield
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
             f"{wanted}: access to it must be granted; ask for it at {constants.ENDPOINT}/{repository} "
@@ -51,6 +105,7 @@ def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Pat
             f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and the hub cannot be reached "
             f"({error.__cause__ or error}); {tried}"
         ) from error
+    except ModelNotFoundError:
+        raise
     except Exception as error:  # the library's HTTP client and its transfer library have classes of their own
         raise ModelFileError(f"{wanted}: {type(error).__name__}: {error}") from error
-    return Path(directory)
