@@ -133,7 +133,10 @@ def _tokenizer(info: Mapping[str, Any]) -> str:
 
 def _files(info: Mapping[str, Any]) -> str:
     count = info["checkpoint_bytes"]
-    return "not here" if count is None else f"{size_text(count)}, {_bits(count, info)} bits a weight"
+    if count is None:
+        return "not here"
+    types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
+    return f"{size_text(count)}, {_bits(count, info)} bits a weight; tensors: {types}"
 
 
 def _weights(info: Mapping[str, Any]) -> str:

@@ -97,29 +97,26 @@ def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
 
 def _add_ends(backend: Tokenizer, vocabulary: Vocabulary, ids: dict[str, int], *, begins: bool, ends: bool) -> None:
     """The tokens that every text begins and ends with."""
-    from tokenizers.processors import Sequence, TemplateProcessing
+    from tokenizers.processors import TemplateProcessing
 
     metadata = vocabulary.metadata
-    first = ids.get("cls_token", ids.get("bos_token")) if metadata.text(MODEL) == "bert" else ids.get("bos_token")
-    last = ids.get("sep_token", ids.get("eos_token")) if metadata.text(MODEL) == "bert" else ids.get("eos_token")
+    if bert := metadata.text(MODEL) == "bert":
+        first, last = ids.get("cls_token", ids.get("bos_token")), ids.get("sep_token", ids.get("eos_token"))
+    else:
+        first, last = ids.get("bos_token"), ids.get("eos_token")
     if not metadata.flag("tokenizer.ggml.add_bos_token", default=begins):
         first = None
-    flag = "tokenizer.ggml.add_sep_token" if metadata.text(MODEL) == "bert" else "tokenizer.ggml.add_eos_token"
-    if not metadata.flag(flag, default=ends):
+    if not metadata.flag(f"tokenizer.ggml.add_{'sep' if bert else 'eos'}_token", default=ends):
         last = None
+    if first is None and last is None:
+        return
     before = [] if first is None else [_text(backend, vocabulary, first)]
     after = [] if last is None else [_text(backend, vocabulary, last)]
-    if not before and not after:
-        return
-    special = {_text(backend, vocabulary, each): each for each in (first, last) if each is not None}
-    backend.post_processor = Sequence(
-        [
-            TemplateProcessing(
-                single=[*before, "$A", *after],
-                pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{t}:1" for t in after)],
-                special_tokens=list(special.items()),
-            )
-        ]
+    second = [*([] if bert else before), "$B", *after]
+    backend.post_processor = TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{part}:1" for part in second)],
+        special_tokens=[(_text(backend, vocabulary, each), each) for each in {first, last} if each is not None],
     )
 
 
