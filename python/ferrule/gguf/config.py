@@ -75,7 +75,8 @@ def _config(file: GgufFile, architecture: GgufArchitecture) -> Config:
     values = {field: file.metadata.values[key] for field, key in keys.items() if key in file.metadata}
     for field in BY_LAYER:
         values[field] = _same_in_all_layers(file, keys[field], values.get(field))
-    config = Config(values, file.path, spellings=keys)
+    fraction = f"{file.key('rope.dimension_count')} / attention.key_length"
+    config = Config(values, file.path, spellings={**keys, "partial_rotary_factor": fraction})
     config = config.with_defaults(num_key_value_heads=values["num_attention_heads"])
     config = config.with_values(
         num_hidden_layers=_layers(file, config),

@@ -67,9 +67,10 @@ class Vocabulary:
         lines = self._list(MERGES, "pairs of tokens")
         merges: list[tuple[str, str]] = []
         for index, line in enumerate(lines):
-            cut = line.find(" ", 1) if isinstance(line, str) else -1
-            pair = (line[:cut], line[cut + 1 :])
-            if cut < 0 or pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
+            # A token may begin with a space, as far as anybody knows.
+            cut = line.find(" ", 1) if isinstance(line, str) else 0
+            pair = (line[:cut], line[cut + 1 :]) if cut > 0 else ("", "")
+            if pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
                 raise self.fault(f"{MERGES}[{index}]", line, f"two of {TOKENS} that make a third, with a space between")
             merges.append(pair)
         return merges
