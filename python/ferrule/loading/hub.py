@@ -38,19 +38,21 @@ def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weig
 
     Raises ModelNotFoundError, which lists the files that there are; ModelFileError.
     """
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
     parts = choose_model(_files(repository, revision), quantization, repository)
-    with _explained(repository, revision):
-        directory = snapshot_download(repository, revision=revision, allow_patterns=parts, local_files_only=not weights)
-    first = Path(directory) / parts[0]
-    missing = [part for part in parts if not (Path(directory) / part).exists()]
-    if missing:
-        raise ModelNotFoundError(
-            f"{repository}:{quantization}: {missing[0]} is not in the cache; what it says of the model is in the file "
-            "itself, which is downloaded when the model is loaded"
-        )
-    return first
+    directory = _cached(repository, revision)
+    if weights and not constants.is_offline_mode():
+        with _explained(repository, revision):
+            directory = Path(snapshot_download(repository, revision=revision, allow_patterns=parts))
+    for part in parts:
+        if directory is None or not (directory / part).exists():
+            raise ModelNotFoundError(
+                f"{repository}:{quantization}: {part} is not in the cache {constants.HF_HUB_CACHE}; what a GGUF says "
+                "of its model it says itself, and it is downloaded when the model is loaded"
+            )
+    assert directory is not None  # noqa: S101  # there are parts
+    return directory / parts[0]
 
 
 def gguf_models(repository: str, revision: str | None) -> list[str]:
@@ -63,17 +65,25 @@ def gguf_models(repository: str, revision: str | None) -> list[str]:
 
 def _files(repository: str, revision: str | None) -> list[str]:
     """The paths of a repository's files; of those in the cache where the network is forbidden."""
-    from huggingface_hub import (
-        HfApi,
-        constants,
-        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
-    )
+    from huggingface_hub import HfApi, constants
 
-    with _explained(repository, revision):
-        if not constants.is_offline_mode():
+    if not constants.is_offline_mode():
+        with _explained(repository, revision):
             return HfApi().list_repo_files(repository, revision=revision)
-        directory = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-    return [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
+    directory = _cached(repository, revision)
+    files = [] if directory is None else [file for file in directory.rglob("*") if file.is_file()]
+    return [file.relative_to(directory).as_posix() for file in files if directory is not None]
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """The directory of what the cache has of a repository."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    reference = folder / "refs" / (revision or constants.DEFAULT_REVISION)
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    directory = folder / "snapshots" / (commit or "")
+    return directory if commit and directory.is_dir() else None
 
 
 @contextmanager
