@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_
 
 FAMILIES = {
     "arcee": Family(MODEL_ARCH.ARCEE, rotated_in_pairs=True),
+    "bert": Family(MODEL_ARCH.BERT),
     "bloom": Family(MODEL_ARCH.BLOOM, groups=True),
     "cohere": Family(MODEL_ARCH.COMMAND_R, keys=LOGIT_SCALE),
     "cohere2": Family(MODEL_ARCH.COHERE2, keys=LOGIT_SCALE | WINDOW),
@@ -161,6 +162,8 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self.config: Json = json.loads((directory / "config.json").read_text())
         self.family = FAMILIES[self.config["model_type"]]
+        if self.config.get("use_bidirectional_attention"):
+            self.family = replace(self.family, arch=MODEL_ARCH.GEMMA_EMBEDDING)
         self.heads = self.first("num_attention_heads", "n_head", "n_heads")
         self.hidden = self.first("hidden_size", "n_embd", "n_embed", "d_model")
         self.layers = self.first("num_hidden_layers", "n_layer", "n_layers")
@@ -272,6 +275,8 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
     values["attention.head_count_kv"] = checkpoint.kv_heads
     values["feed_forward_length"] = values["feed_forward_length"] or 4 * checkpoint.hidden
     values["context_length"] = values["context_length"] or 2048
+    if kind == "bert":
+        values |= {"attention.causal": False, "pooling_type": 1}
     if kind == "youtu":
         values |= {"expert_shared_count": 0, "leading_dense_block_count": checkpoint.layers}
     if kind == "ernie4_5_moe":
@@ -366,7 +371,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
     tied = config.get("tie_word_embeddings", family.arch in (MODEL_ARCH.GEMMA, MODEL_ARCH.GPT2))
     left_out = ("masked_bias", "attention.bias", "inv_freq", *(["lm_head.weight"] if tied else []))
     for name, unchanged in stored:
-        if name.endswith(left_out) or name.startswith(f"model.layers.{checkpoint.layers}."):
+        if name.endswith(left_out) or "pooler." in name or name.startswith(f"model.layers.{checkpoint.layers}."):
             continue  # the latter predict further tokens
         values = changed(name, unchanged, checkpoint)
         if found := re.match(r"(.*\.experts)\.(\d+)\.(.*)", name):

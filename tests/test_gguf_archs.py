@@ -9,6 +9,8 @@ import pytest
 
 from ferrule import LLM, SamplingParams
 from gguf_convert import convert
+from test_encoders import GOLDEN as ENCODERS
+from test_encoders import far, read
 
 pytestmark = pytest.mark.native
 
@@ -60,3 +62,14 @@ def check(directory: Path, tmp_path: Path, *, split_latent: bool = True) -> None
     distance = float(np.abs(logits.astype(np.float64) - expected).max() / np.abs(expected).max())
     assert distance <= TOLERANCE
     assert continuation == greedy
+
+
+@pytest.mark.parametrize("case", ["bert", "gemma3", "qwen3"])
+def test_encoders_as_transformers(case: str, tmp_path: Path) -> None:
+    golden, texts = read(case)
+    with LLM(convert(ENCODERS / case, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
+        for number, output in enumerate(llm.embed(texts, pooling="none")):
+            assert far(output.embedding, golden[f"last_hidden_state_{number}"]) <= TOLERANCE
+        if case == "bert":  # whose file says that the mean is meant
+            outputs = llm.embed(texts)
+            assert far(np.stack([output.embedding for output in outputs]), golden["mean"]) <= TOLERANCE
