@@ -528,7 +528,11 @@ def measure(spec: str, model_dir: str | None, options: str) -> str:
         "holds_tokens": wanted,
     }
     engine = Engine(spec, model_dir or "", options)
-    figures = {"parameters_per_token": 5_000_000, "checkpoint_bytes": None if model_dir is None else 10_000_000}
+    figures: dict[str, Any] = {
+        "parameters_per_token": 5_000_000,
+        "checkpoint_bytes": None if model_dir is None else 10_000_000,
+    }
+    figures["stored_types"] = None if model_dir is None else {"BF16": {"tensors": 56, "bytes": 10_000_000}}
     return json.dumps({**json.loads(engine.info()), **figures, "max_model_len": wanted, "memory": memory})
 
 

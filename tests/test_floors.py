@@ -32,6 +32,7 @@ FLOORS: list[set[str]] = [
     {"checks", "stop", "detokenizer", "tensors", "picture"},
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
+    {"gguf"},
     {"options", "loading", "shapes", "tokenizer"},
     {"fim"},
     {"prompt", "info"},

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, ModelFiles, find_model, has_weights, is_repository, read_model_files
 from ferrule.options import QUANTIZATIONS, EngineOptions, check_load_format
 from ferrule.spec import Layer, ModelSpec
@@ -53,6 +54,8 @@ def model_info(
 
     - `layer_groups`: the layers by kind, each with `layers`, their indices, and `layer`, the fields of `spec.Layer`;
     - `checkpoint_bytes`: bytes of the tensors in the files; None where they are not here;
+    - `stored_types`: of the tensors in the files, by the type as which they are stored, their number (`tensors`) and
+      their `bytes`; None likewise;
     - `memory`: bytes of `weights`, `vectors` (norms, biases and tables), `kv_cache` (of one sequence of max_model_len
       tokens) and `buffers` (about, of a step of that sequence), of all four (`needed`), and of what is `available`
       here; `holds_tokens`, the longest sequence that an engine's cache would hold here, 0 if there can be none;
@@ -77,12 +80,12 @@ def inspect(
     check_load_format(load_format)
     checked = EngineOptions(**options)
     files = read_model_files(find_model(model, revision, weights=False))
-    directory: str | None = os.fspath(files.directory)
-    not_here = model is not None and is_repository(os.fspath(model)) and not has_weights(files.directory)
+    weights: str | None = os.fspath(files.path)
+    not_here = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)
     if load_format == "dummy" or not_here:
-        directory = None
-    at = files.directory if tokenizer is None else find_model(tokenizer, weights=False)
-    measured = _Measured(files.spec.to_json(), directory, checked)
+        weights = None
+    at = files.path if tokenizer is None else find_model(tokenizer, weights=False)
+    measured = _Measured(files.spec.to_json(), weights, checked)
     figures = measured.figures()
     return files.spec, {
         **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at)),
@@ -100,7 +103,8 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer) -> dict[str, Any]:
     templates = "\n".join(tokenizer.chat_templates.values())
     return {
         "model": name,
-        "directory": os.fspath(files.directory),
+        "directory": os.fspath(files.path.parent if is_gguf(files.path) else files.path),
+        "file": os.fspath(files.path) if is_gguf(files.path) else None,
         "architecture": spec.architecture,
         "layers": len(spec.layers),
         "hidden_size": spec.hidden_size,
@@ -135,7 +139,8 @@ class _Measured:
     """What there is to measure, in the form that the native module takes."""
 
     spec: str
-    directory: str | None
+    weights: str | None
+    """A directory or a file; None where there are none."""
     options: EngineOptions
 
     def figures(self, quantization: str | None = None) -> dict[str, Any]:
@@ -143,7 +148,7 @@ class _Measured:
         from ferrule import _native
 
         options = self.options if quantization is None else replace(self.options, quantization=quantization)
-        return json.loads(_native.measure(self.spec, self.directory, options.to_json()))
+        return json.loads(_native.measure(self.spec, self.weights, options.to_json()))
 
 
 def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:

@@ -64,13 +64,14 @@ class LoadedModel:
     ) -> None:
         """Loads a model.
 
-        `model` is a directory, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of it), or
-        nothing for the small model that ships with ferrule. `tokenizer` is another directory or repository to take the
-        tokenizer from. `load_format="dummy"` makes random weights instead of reading any. `seed` makes the seeds that
-        requests draw repeatable. `lora_modules` names low-rank adapters with their paths, for requests to ask for; more
-        can be loaded later. The other arguments are those of EngineOptions, where they are explained; an AsyncLLM
-        takes 1024 for `max_queued_requests` where it is not given. `progress` is called with the bytes of weights
-        loaded so far and in all.
+        `model` is a directory, a GGUF file, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of
+        it; `org/repo:Q4_K_M` its GGUF file of that quantization), or nothing for the small model that ships with
+        ferrule. `tokenizer` is another directory, file or repository to take the tokenizer from. `load_format="dummy"`
+        makes random weights instead of reading any. `seed` makes the seeds that requests draw repeatable.
+        `lora_modules` names low-rank adapters with their paths, for requests to ask for; more can be loaded later. The
+        other arguments are those of EngineOptions, where they are explained; an AsyncLLM takes 1024 for
+        `max_queued_requests` where it is not given. `progress` is called with the bytes of weights loaded so far and in
+        all.
 
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.
@@ -92,12 +93,11 @@ class LoadedModel:
         check_load_format(load_format)
         self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
         self._files = read_model_files(find_model(model, revision))
-        directory = self._files.directory if tokenizer is None else find_model(tokenizer)
-        self._tokenizer = Tokenizer(directory)
+        self._tokenizer = Tokenizer(self._files.path if tokenizer is None else find_model(tokenizer))
         self._name = EMBEDDED if model is None else os.fspath(model)
         from ferrule import _native
 
-        weights = None if load_format == "dummy" else os.fspath(self._files.directory)
+        weights = None if load_format == "dummy" else os.fspath(self._files.path)
         engine = _native.Engine(self._files.spec.to_json(), weights, self._options.to_json(), progress)
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
@@ -360,8 +360,9 @@ class LoadedModel:
             chosen = "tool_use" if tools is not None and "tool_use" in templates else "default"
             if chosen not in templates:
                 raise ChatTemplateError(
-                    f"the model has no chat template named default ({self._files.directory}: neither "
-                    f"chat_template.jinja nor tokenizer_config.json; named templates: {names}); give chat_template"
+                    f"the model has no chat template named default ({self._files.path}: neither "
+                    "chat_template.jinja nor tokenizer_config.json, nor a GGUF's tokenizer.chat_template; "
+                    f"named templates: {names}); give chat_template"
                 )
         if not isinstance(chosen, str):
             raise ChatTemplateError(f"chat_template is {shown(chosen)}; it must be a template or the name of one")

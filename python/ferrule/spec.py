@@ -155,6 +155,9 @@ class LatentProjections:
     """Of both latents."""
     bias: bool = False
     """Of the projections from the input."""
+    split: bool = False
+    """Whether the way out of the keys' and values' latent is stored as two tensors, with a matrix for each head:
+    `[heads, kv_rank, nope_dim]` for the keys, the other way round, and `[heads, value_dim, kv_rank]`."""
     type: Literal["latent"] = "latent"
 
 

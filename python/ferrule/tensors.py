@@ -157,7 +157,7 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
                 yield "attention.q_b.weight"
             yield from _projection_roles("attention.kv_a", bias=latent.bias)
             yield from _norm_roles("attention.kv_a_norm", latent.norm)
-            yield "attention.kv_b.weight"
+            yield from ("attention.k_b.weight", "attention.v_b.weight") if latent.split else ("attention.kv_b.weight",)
     yield from _projection_roles("attention.output", bias=attention.output_bias)
     if attention.sinks:
         yield "attention.sinks.weight"

@@ -39,6 +39,21 @@ EMBEDS = {
     "sentence_bert_config.json": b'{"max_seq_length": 128}',
     "config_sentence_transformers.json": b"{}",
 }
+GGUFS = {
+    "model-Q8_0.gguf": b"a model",
+    "model-Q4_0-00001-of-00002.gguf": b"its first part",
+    "model-Q4_0-00002-of-00002.gguf": b"its second part",
+}
+FIND = """
+import sys
+from ferrule import FerruleError
+from ferrule.loading import find_model
+try:
+    print(find_model(sys.argv[1], sys.argv[2] or None))
+except FerruleError as error:
+    print(type(error).__name__, error)
+"""
+LOOK = FIND.replace("sys.argv[2] or None", "weights=False")
 LOAD = """
 import sys, fakes
 fakes.install()
@@ -68,6 +83,7 @@ def hub() -> Iterator[Hub]:
         "org/embeds": Repository(FILES | OTHERS | EMBEDS),
         "org/private": Repository(FILES, token="hf_secret"),
         "org/gated": Repository(FILES, gated=True, token="hf_secret"),
+        "org/gguf": Repository({"README.md": b"#", **GGUFS}),
         "org/pickled": Repository({"config.json": FILES["config.json"], "pytorch_model.bin": b"pickle"}),
     }
     with Hub(repositories) as hub:
@@ -188,3 +204,37 @@ def test_whatever_breaks_a_download_is_a_typed_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.snapshot_download", break_off)
     with pytest.raises(ModelFileError, match="org/model: RuntimeError: Data processing error"):
         fetch("org/model", None)
+
+
+def test_a_quantization_picks_its_file_alone(hub: Hub, home: Path) -> None:
+    found = load(hub, home, "org/gguf:q8_0", code=FIND)
+    assert found == str(home / "hub" / "models--org--gguf" / "snapshots" / COMMIT / "model-Q8_0.gguf")
+    assert hub.downloads() == {"model-Q8_0.gguf"}
+
+
+def test_all_parts_of_a_quantization_are_fetched(hub: Hub, home: Path) -> None:
+    assert load(hub, home, "org/gguf:Q4_0", code=FIND).endswith("model-Q4_0-00001-of-00002.gguf")
+    assert hub.downloads() == {"model-Q4_0-00001-of-00002.gguf", "model-Q4_0-00002-of-00002.gguf"}
+    assert load(hub, home, "org/gguf:Q4_0", code=FIND, HF_HUB_OFFLINE="1").endswith("model-Q4_0-00001-of-00002.gguf")
+    assert hub.asked == []
+
+
+def test_quantizations_that_are_not_there_and_that_are_left_out(hub: Hub, home: Path) -> None:
+    missing = load(hub, home, "org/gguf:Q6_K", code=FIND)
+    assert missing.startswith(
+        "ModelNotFoundError org/gguf:Q6_K: no such file; there are model-Q4_0.gguf, model-Q8_0.gguf"
+    )
+    left_out = load(hub, home, "org/gguf", code=FIND)
+    assert "org/gguf:Q4_K_M" in left_out
+    assert "model-Q8_0.gguf" in left_out
+    assert load(hub, home, "org/nothing:Q4_0", code=FIND).startswith("ModelNotFoundError org/nothing: no such model")
+    assert not hub.downloads() & set(GGUFS)
+
+
+def test_what_a_gguf_is_says_the_file_alone(hub: Hub, home: Path) -> None:
+    """So that looking at one that is not in the cache is refused, and downloads nothing."""
+    looked = load(hub, home, "org/gguf:Q8_0", code=LOOK)
+    assert looked.startswith("ModelNotFoundError")
+    assert not hub.downloads() & set(GGUFS)
+    load(hub, home, "org/gguf:Q8_0", code=FIND)
+    assert load(hub, home, "org/gguf:Q8_0", code=LOOK).endswith("model-Q8_0.gguf")

@@ -53,7 +53,7 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
 
 
 def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "directory", info["directory"]
+    yield ("directory", info["directory"]) if info["file"] is None else ("file", info["file"])
     yield "context", f"{info['context']:,} tokens"
     yield "embedding", "; ".join(_embedding(spec))
     yield from _layers(spec)
@@ -133,7 +133,10 @@ def _tokenizer(info: Mapping[str, Any]) -> str:
 
 def _files(info: Mapping[str, Any]) -> str:
     count = info["checkpoint_bytes"]
-    return "not here" if count is None else f"{size_text(count)}, {_bits(count, info)} bits a weight"
+    if count is None:
+        return "not here"
+    types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
+    return f"{size_text(count)}, {_bits(count, info)} bits a weight; tensors: {types}"
 
 
 def _weights(info: Mapping[str, Any]) -> str:

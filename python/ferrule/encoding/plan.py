@@ -223,7 +223,7 @@ class Encoding:
         prefix = sentence.prompts[name]
         if prefix and not sentence.include_prompt:
             raise UnsupportedModelError(
-                f"{self._files.directory}: include_prompt is false; ferrule pools all tokens, the prompt's too"
+                f"{self._files.path}: include_prompt is false; ferrule pools all tokens, the prompt's too"
             )
         return prefix
 

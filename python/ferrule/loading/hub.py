@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ferrule.errors import ModelFileError, ModelNotFoundError
+from ferrule.loading.gguf_files import choose_model, models_in
 
 SMALL = ["*.json", "*.jinja", "*.txt"]
 """What says what a model is."""
@@ -20,17 +23,78 @@ def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Pat
 
     Raises ModelNotFoundError, ModelFileError.
     """
-    from huggingface_hub import (
-        constants,
-        errors,
-        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
-    )
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+    with _explained(repository, revision):
+        allowed = [*SMALL, *(WEIGHTS if weights else [])]
+        directory = snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED)
+    return Path(directory)
+
+
+def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The GGUF file of a repository that has this quantization, or the first of its parts.
+
+    What is not in the cache yet is downloaded, unless `weights` are not wanted: a GGUF has everything in one file.
+
+    Raises ModelNotFoundError, which lists the files that there are; ModelFileError.
+    """
+    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+    parts = choose_model(_files(repository, revision), quantization, repository)
+    directory = _cached(repository, revision)
+    if weights and not constants.is_offline_mode():
+        with _explained(repository, revision):
+            directory = Path(snapshot_download(repository, revision=revision, allow_patterns=parts))
+    for part in parts:
+        if directory is None or not (directory / part).exists():
+            raise ModelNotFoundError(
+                f"{repository}:{quantization}: {part} is not in the cache {constants.HF_HUB_CACHE}; what a GGUF says "
+                "of its model it says itself, and it is downloaded when the model is loaded"
+            )
+    assert directory is not None  # noqa: S101  # there are parts
+    return directory / parts[0]
+
+
+def gguf_models(repository: str, revision: str | None) -> list[str]:
+    """The models that a repository has as GGUF, by the names of their first files.
+
+    Raises ModelNotFoundError, ModelFileError.
+    """
+    return [parts[0] for parts in models_in(_files(repository, revision)).values()]
+
+
+def _files(repository: str, revision: str | None) -> list[str]:
+    """The paths of a repository's files; of those in the cache where the network is forbidden."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.is_offline_mode():
+        with _explained(repository, revision):
+            return HfApi().list_repo_files(repository, revision=revision)
+    directory = _cached(repository, revision)
+    files = [] if directory is None else [file for file in directory.rglob("*") if file.is_file()]
+    return [file.relative_to(directory).as_posix() for file in files if directory is not None]
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """The directory of what the cache has of a repository."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    reference = folder / "refs" / (revision or constants.DEFAULT_REVISION)
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    directory = folder / "snapshots" / (commit or "")
+    return directory if commit and directory.is_dir() else None
+
+
+@contextmanager
+def _explained(repository: str, revision: str | None) -> Generator[None]:
+    """Turns what the library raises into errors that say what was tried."""
+    from huggingface_hub import constants, errors
 
     wanted = repository if revision is None else f"{repository}@{revision}"
     tried = f"tried the directory {Path(repository).absolute()} and {constants.ENDPOINT}/{repository}"
     try:
-        allowed = [*SMALL, *(WEIGHTS if weights else [])]
-        directory = snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED)
+        yield
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
             f"{wanted}: access to it must be granted; ask for it at {constants.ENDPOINT}/{repository} "
@@ -51,6 +115,7 @@ def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Pat
             f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and the hub cannot be reached "
             f"({error.__cause__ or error}); {tried}"
         ) from error
+    except ModelNotFoundError:
+        raise
     except Exception as error:  # the library's HTTP client and its transfer library have classes of their own
         raise ModelFileError(f"{wanted}: {type(error).__name__}: {error}") from error
-    return Path(directory)

@@ -1,24 +1,37 @@
-"""What the small files of a model's directory say: config.json, generation_config.json, tokenizer_config.json."""
+"""What the small files of a model's directory say, or a GGUF's metadata: its spec, and how its authors would sample."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ferrule.archs import model_spec
 from ferrule.archs.classifier import label_names
 from ferrule.archs.config import Config
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
+from ferrule.gguf import GgufFile, end_tokens, gguf_pooling, gguf_spec, is_gguf
 from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule.params import STANDARD, SamplingParams
 from ferrule.spec import ModelSpec
 
+GGUF_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""What a GGUF calls what its authors recommend."""
+
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's directory, read but for its weights and its tokenizer."""
+    """A model's files, read but for its weights and its tokenizer."""
 
-    directory: Path
+    path: Path
+    """A directory, or a GGUF file."""
     spec: ModelSpec
     defaults: SamplingParams
     """What the model's authors recommend; None in fields that they leave open."""
@@ -32,11 +45,15 @@ class ModelFiles:
     """What its embeddings are made of."""
 
 
-def read_model_files(directory: Path) -> ModelFiles:
-    """Reads a model's configuration.
+def read_model_files(path: Path) -> ModelFiles:
+    """Reads a model's configuration, out of a directory or a GGUF file.
 
     Raises ModelNotFoundError where there is no config.json, ConfigError, UnsupportedModelError, ModelFileError.
     """
+    return _read_gguf(path) if is_gguf(path) else _read_directory(path)
+
+
+def _read_directory(directory: Path) -> ModelFiles:
     try:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
@@ -47,7 +64,7 @@ def read_model_files(directory: Path) -> ModelFiles:
     generation = Config.read_optional(directory / "generation_config.json")
     eos = generation if "eos_token_id" in generation else config
     return ModelFiles(
-        directory=directory,
+        path=directory,
         spec=spec,
         defaults=_sampling_defaults(generation),
         eos_token_ids=tuple(eos.token_ids("eos_token_id", spec.vocab_size)),
@@ -57,9 +74,25 @@ def read_model_files(directory: Path) -> ModelFiles:
     )
 
 
+def _read_gguf(path: Path) -> ModelFiles:
+    file = GgufFile(path)
+    spec = gguf_spec(file)
+    pooling = gguf_pooling(file)
+    usual = "last" if spec.causal else "mean"
+    return ModelFiles(
+        path=path,
+        spec=spec,
+        defaults=_sampling_params(file.metadata, GGUF_SAMPLING),
+        eos_token_ids=end_tokens(file.metadata, spec.vocab_size),
+        labels=(),
+        exclusive=True,
+        sentence=SentenceFiles(pooling=pooling or usual, normalize=True, embeds=pooling is not None),
+    )
+
+
 def has_weights(directory: Path) -> bool:
     """Whether the files of a model's weights are all there; says nothing of what they hold."""
-    if (directory / "model.safetensors").exists():
+    if is_gguf(directory) or (directory / "model.safetensors").exists():
         return True
     index = directory / "model.safetensors.index.json"
     if not index.exists():
@@ -72,12 +105,18 @@ def _sampling_defaults(generation: Config) -> SamplingParams:
     """The sampling fields that generation_config.json sets; `do_sample: false` means greedy, whatever they are."""
     # Its names are those of SamplingParams but for one.
     names = {name: "max_new_tokens" if name == "max_tokens" else name for name in STANDARD}
-    given = {name: generation.values[theirs] for name, theirs in names.items() if theirs in generation}
+    greedy = "do_sample" in generation and not generation.flag("do_sample", default=True)
+    return _sampling_params(generation, names, {"temperature": 0.0} if greedy else {})
+
+
+def _sampling_params(
+    config: Config, names: Mapping[str, str], others: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """The fields of SamplingParams that a file sets under its own `names`, and others in their place."""
+    given = {name: config.values[theirs] for name, theirs in names.items() if theirs in config}
     if isinstance(top_k := given.get("top_k"), float) and top_k.is_integer():
         given["top_k"] = int(top_k)
-    if "do_sample" in generation and not generation.flag("do_sample", default=True):
-        given["temperature"] = 0.0
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**{**given, **(others or {})})
     except InvalidParameterError as error:
-        raise ConfigError(f"{generation.file}: {error}") from None
+        raise ConfigError(f"{config.file}: {error}") from None

@@ -1,4 +1,4 @@
-"""Which directory a model's name means."""
+"""Which directory or file a model's name means."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import cast
 
 from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
+from ferrule.gguf import is_gguf
+from ferrule.loading.gguf_files import only_model
 
 EMBEDDED = "tiny"
 """The model that ships with ferrule, and the default."""
+CONFIG = "config.json"
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w./-]+))?", re.ASCII)
+"""`org/repo`, and which of its GGUF files."""
 
 
 def find_model(model: str | os.PathLike[str] | None, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The directory of a model: the embedded one, a local one, or one fetched from the hub.
+    """The directory of a model, or its GGUF file: the embedded one, a local one, or one fetched from the hub.
 
-    Without `weights` nothing but the small files is fetched; what is in the cache already stays.
+    Without `weights` nothing but the small files is fetched; what is in the cache already stays. `org/repo:Q4_K_M` is
+    the GGUF of that quantization, whose files are fetched with the weights alone.
 
     Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
     """
@@ -27,19 +32,39 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
     if name == EMBEDDED:
         path = Path(__file__).parent.parent / "models" / EMBEDDED
     if is_repository(name):
-        from ferrule.loading.hub import fetch
-
-        return fetch(name, revision, weights=weights)
+        return _fetched(name, revision, weights=weights)
     if revision is not None:
         raise InvalidParameterError(
             f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"
         )
-    return _local(
+    if is_gguf(path) and path.exists():
+        return path
+    directory = _local(
         path,
         name,
-        "config.json and the weights",
+        "config.json and the weights, or a GGUF file",
         f"leave the model out, or say {EMBEDDED!r}, for the one that ships with ferrule",
     )
+    if (directory / CONFIG).exists() or (directory / CONFIG).is_symlink():
+        return directory
+    return only_model(directory) or directory
+
+
+def _fetched(name: str, revision: str | None, *, weights: bool) -> Path:
+    from ferrule.loading.hub import fetch, fetch_gguf, gguf_models
+
+    match = _REPOSITORY.fullmatch(name)
+    assert match is not None  # noqa: S101  # the caller made sure
+    repository, quantization = match.groups()
+    if quantization is not None:
+        return fetch_gguf(repository, quantization, revision, weights=weights)
+    directory = fetch(repository, revision, weights=weights)
+    if not (directory / CONFIG).exists() and (models := gguf_models(repository, revision)):
+        raise ModelNotFoundError(
+            f"{name}: has GGUF files and no {CONFIG}; choose one by its quantization, as in {name}:Q4_K_M, of "
+            f"{', '.join(models)}"
+        )
+    return directory
 
 
 def find_adapter(adapter: str | os.PathLike[str]) -> Path:
@@ -72,7 +97,7 @@ def _named(field: str, given: object) -> tuple[str, Path]:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name means a repository on the hub: of the form org/repo, and no local path."""
+    """Whether a name means a repository on the hub: of the form org/repo, or with a quantization, and no local path."""
     return _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 

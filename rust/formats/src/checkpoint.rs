@@ -223,6 +223,17 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// How many tensors are stored as each type, and their bytes together; by the type's name.
+    pub fn stored(&self) -> BTreeMap<&'static str, (usize, u64)> {
+        let mut stored = BTreeMap::new();
+        for ((_, ty, _), place) in self.types().zip(self.tensors.values()) {
+            let (tensors, bytes) = stored.entry(ty.name()).or_insert((0, 0));
+            *tensors += 1;
+            *bytes += place.entry.bytes.len() as u64;
+        }
+        stored
+    }
+
     /// Bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|place| place.entry.bytes.len() as u64).sum()

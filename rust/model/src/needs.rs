@@ -120,7 +120,7 @@ mod tests {
         for layer in latent["layers"].as_array_mut().unwrap() {
             layer["attention"]["projections"] = json!({
                 "type": "latent", "query_rank": 24, "kv_rank": 32, "nope_dim": 16, "rope_dim": 8, "value_dim": 12,
-                "norm": norm, "bias": true,
+                "norm": norm, "bias": true, "split": false,
             });
         }
         let mut mixture = latent.clone();

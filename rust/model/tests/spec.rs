@@ -34,7 +34,7 @@ fn latent() -> Value {
     let mut spec = spec();
     spec["layers"][0]["attention"]["projections"] = json!({
         "type": "latent", "query_rank": 48, "kv_rank": 32, "nope_dim": 16, "rope_dim": 16, "value_dim": 16,
-        "norm": {"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": true}, "bias": false
+        "norm": {"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": true}, "bias": false, "split": false
     });
     spec
 }

@@ -53,9 +53,9 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
         let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
         let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
         let needs = ferrule_model::measure(&spec, source, options.quantization, options.kv_format)?;
-        Ok((needs, checkpoint.map(|checkpoint| checkpoint.total_bytes())))
+        Ok((needs, checkpoint.map(|checkpoint| (checkpoint.total_bytes(), checkpoint.stored()))))
     });
-    let (Needs { weights, kv_groups }, checkpoint_bytes) = measured.map_err(|error| errors::load_error(&error))?;
+    let (Needs { weights, kv_groups }, stored) = measured.map_err(|error| errors::load_error(&error))?;
     let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;
 
     // One sequence, however long. Its prompt comes in chunks, unless it is read both ways; one row at a time has logits.
@@ -70,7 +70,11 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
         .map_or(0, |pages| pages::tokens_of_one(&kv_groups, &pages).min(max_model_len));
 
     let mut figures = describe(&weights, &kv_groups, &options, isa);
-    figures["checkpoint_bytes"] = json!(checkpoint_bytes);
+    figures["checkpoint_bytes"] = json!(stored.as_ref().map(|(bytes, _)| bytes));
+    figures["stored_types"] = stored.map_or(Value::Null, |(_, types)| {
+        let each = |(name, (tensors, bytes))| (name, json!({"tensors": tensors, "bytes": bytes}));
+        types.into_iter().map(each).collect()
+    });
     figures["max_model_len"] = json!(max_model_len);
     figures["memory"] = json!({
         "weights": weights.weight_bytes,

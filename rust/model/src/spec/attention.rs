@@ -80,6 +80,10 @@ pub struct LatentProjections {
     pub norm: NormSpec,
     /// Whether the projections from the input add a bias.
     pub bias: bool,
+    /// Whether the way out of the keys' and values' latent is stored as two stacks of matrices, one for each head:
+    /// `[heads, kv_rank, nope_dim]` for the keys, the other way round, and `[heads, value_dim, kv_rank]`. Else it is one
+    /// matrix, in which each head has `nope_dim` rows and then `value_dim`.
+    pub split: bool,
 }
 
 impl AttentionSpec {

@@ -287,7 +287,7 @@ impl<'a> Loader<'a> {
         heads: usize,
         spec: &LatentProjections,
     ) -> Result<Latent<P::Matrix>, LoadError> {
-        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, value_dim, norm, bias } = *spec;
+        let LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, value_dim, norm, bias, .. } = *spec;
         let (hidden, usual) = (self.spec.hidden_size, self.quantization.usual());
         let query_columns = heads * (nope_dim + rope_dim);
         let first = query_rank.map_or(("q", query_columns, usual), |rank| ("q_a", rank, usual));
@@ -329,18 +329,29 @@ impl<'a> Loader<'a> {
         spec: &LatentProjections,
         head: usize,
     ) -> Result<HeadRows<'_>, LoadError> {
-        let LatentProjections { kv_rank, nope_dim, value_dim, .. } = *spec;
+        let LatentProjections { kv_rank, nope_dim, value_dim, split, .. } = *spec;
         let role = format!("{at}kv_b.weight");
         let random = |what, rows| Stored::Random(RandomMatrix::new(&format!("{role}.{head}.{what}"), rows));
         let Source::Checkpoint(checkpoint) = self.source else {
             return Ok(HeadRows { keys: random("keys", kv_rank), values: random("values", value_dim) });
         };
-        let head_dim = nope_dim + value_dim;
-        let views = View::of_role(checkpoint, self.spec, &role, heads * head_dim, Some(kv_rank))?;
-        let view = match views.as_slice() {
-            [view] if view.is_plain() => view,
-            _ => return Err(SpecError::not_whole(&role).into()),
+        let plain = |role: &str, rows, columns| -> Result<View<'_>, LoadError> {
+            let mut views = View::of_role(checkpoint, self.spec, role, rows, Some(columns))?;
+            match (views.pop(), views.is_empty()) {
+                (Some(view), true) if view.is_plain() => Ok(view),
+                _ => Err(SpecError::not_whole(role).into()),
+            }
         };
+        if split {
+            let keys = plain(&format!("{at}k_b.weight"), heads * kv_rank, nope_dim)?;
+            let values = plain(&format!("{at}v_b.weight"), heads * value_dim, kv_rank)?;
+            return Ok(HeadRows {
+                keys: Stored::View(keys.slice(head * kv_rank, kv_rank)),
+                values: Stored::View(values.slice(head * value_dim, value_dim)),
+            });
+        }
+        let head_dim = nope_dim + value_dim;
+        let view = plain(&role, heads * head_dim, kv_rank)?;
         let first = head * head_dim;
         Ok(HeadRows {
             keys: Stored::View(view.slice(first, nope_dim).transposed(kv_rank)),

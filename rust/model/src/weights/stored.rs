@@ -85,10 +85,12 @@ impl<'a> View<'a> {
         let (row_stride, column_stride) = if place.transposed { (1, stored_rows) } else { (width, 1) };
         let views = place.names.iter().map(|name| {
             let tensor = find(checkpoint, spec, name)?;
-            // Norms of each head are stored as [heads, head_dim] or as one row.
+            // Norms of each head are stored as [heads, head_dim] or as one row; a matrix of one row as a vector, and one
+            // of several heads as [heads, rows, columns].
+            let like = expected.len() == 1 || (place.stack.is_none() && tensor.shape().last() == expected.last());
             let same = tensor.shape() == expected
                 || joined.as_deref() == Some(tensor.shape())
-                || (expected.len() == 1 && tensor.elements() == matrix);
+                || (like && tensor.elements() == matrix);
             if !same || !whole {
                 return Err(LoadError::Shape {
                     tensor: tensor.name().to_owned(),

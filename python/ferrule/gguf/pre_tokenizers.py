@@ -1,0 +1,151 @@
+"""How texts are split before bytes are merged, by the names that `tokenizer.ggml.pre` gives: each model's own regexes.
+
+Patterns are those of the models' tokenizer.json where they are known, else llama.cpp's. What no pattern of a list
+matches is a piece too, and the next pattern splits pieces further.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ferrule.archs.config import Config
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+KEY = "tokenizer.ggml.pre"
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    rf"|\p{{N}}|{_CASED_REST}"
+)
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_CASED_REST}"
+)
+_DEEPSEEK_WORDS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_LETTERS = (
+    "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C "
+    "38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B "
+    "1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 "
+    "1FB6-1FBC 1FBE 1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 "
+    "2115 2119-211D 2124 2126 2128 212A-212D 212F-2134 2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B "
+    "2C7E-2CE4 2CEB-2CEE 2CF2-2CF3 A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 "
+    "FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF "
+    "1E900-1E943"
+)
+"""Cased letters, but those of a few scripts: the code points that DeepSeek-LLM's own file lists."""
+_CHINESE, _KANA, _HANGUL = r"\x{4E00}-\x{9FA5}", r"\x{3040}-\x{309F}\x{30A0}-\x{30FF}", r"\x{AC00}-\x{D7FF}"
+_EAST_ASIAN = rf"[{_CHINESE}\x{{800}}-\x{{4E00}}{_HANGUL}]+"
+_CHINESE_KANA = rf"[{_CHINESE}{_KANA}]+"
+_DEEPSEEK_MARKS = r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
+_YOUTU_BLOCKS = (
+    r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+"
+    r"|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+"
+    rf"|[\x{{3105}}-\x{{312F}}]+|{_CHINESE_KANA}"
+)
+_BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
+
+
+def code_points(ranges: str) -> str:
+    """A regex's class of the code points between hexadecimal ends: `41-5A B5`."""
+    ends = (part.partition("-") for part in ranges.split())
+    return "[" + "".join(f"\\x{{{low}}}-\\x{{{high or low}}}" for low, _, high in ends) + "]"
+
+
+@dataclass(frozen=True)
+class PreTokenization:
+    """What stands behind a name."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    """Whether a piece that is a token is that token, whatever the merges make of it."""
+    add_bos: bool = False
+    """Whether texts begin with a token of their own where the file does not say."""
+
+
+_GPT2 = PreTokenization((GPT2,))
+_LLAMA3 = PreTokenization((LLAMA3,), ignore_merges=True, add_bos=True)
+_DIGITS = PreTokenization((r"\p{N}", GPT2))
+_QWEN2 = PreTokenization((QWEN2,))
+_GPT4O = PreTokenization((GPT4O,))
+_DEEPSEEK3 = PreTokenization((r"\p{N}{1,3}", _CHINESE_KANA, _DEEPSEEK_WORDS))
+
+PRE_TOKENIZERS: Mapping[str, PreTokenization] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization((LLAMA3,))),
+    "chatglm-bpe": PreTokenization((LLAMA3,)),
+    "glm4": PreTokenization((LLAMA3,), ignore_merges=True),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "mellum", "modern-bert"), _GPT2),
+    **dict.fromkeys(("gigachat", "a.x-4.0", "roberta-bpe", "granite-docling"), _GPT2),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
+    "tekken": PreTokenization((TEKKEN,), ignore_merges=True, add_bos=True),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
+    "deepseek-llm": PreTokenization(
+        (r"[\r\n]", rf"\s?{code_points(_DEEPSEEK_LETTERS)}+", _DEEPSEEK_MARKS, r"\s+$", _EAST_ASIAN, r"\p{N}+"),
+    ),
+    "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
+    "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenization((_BLOOM,))),
+    "viking": PreTokenization((_BLOOM, r"\p{N}")),
+    "seed-coder": PreTokenization((QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),)),
+    "exaone-moe": PreTokenization(
+        (
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
+    "youtu": PreTokenization(
+        (
+            _YOUTU_BLOCKS,
+            GPT4O.replace(r"\p{N}{1,3}", r"\p{N}"),
+        ),
+        ignore_merges=True,
+    ),
+    "jais-2": PreTokenization(
+        (
+            LLAMA3.removesuffix(r"\s+(?!\S)|\s+")
+            + "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
+            + r"|\s{1,2}(?!\S)|\s{1}",
+        )
+    ),
+    "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+}
+"""As llama.cpp's converter names them; `default` is what it took before it had names."""
+
+
+def pre_tokenization(metadata: Config) -> PreTokenization:
+    """The one that a file names, or `default`.
+
+    Raises UnsupportedModelError for a name that is not known.
+    """
+    name = metadata.text(KEY, default="default")
+    if name not in PRE_TOKENIZERS:
+        nearest = difflib.get_close_matches(name, PRE_TOKENIZERS, n=1, cutoff=0)
+        names = [*nearest, *(each for each in sorted(PRE_TOKENIZERS) if each not in nearest)]
+        raise metadata.unsupported(KEY, f"one of {', '.join(names)} (nearest first)")
+    return PRE_TOKENIZERS[name]
+
+
+def splitter(patterns: tuple[str, ...]) -> PreTokenizer:
+    """Splits texts by each pattern in turn, and spells out the pieces' bytes in GPT-2's alphabet."""
+    from tokenizers import Regex, pre_tokenizers
+
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -1,0 +1,68 @@
+"""Which GGUF file is meant, of the many that a folder or a repository has: one for each quantization, some in parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from ferrule.errors import ModelFileError, ModelNotFoundError
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
+_PROJECTORS = "mmproj"
+"""What beside a model sees or hears has files that begin so; they are no models."""
+MOST_LISTED = 40
+"""Models that a message lists."""
+
+
+def models_in(files: Iterable[str]) -> dict[str, list[str]]:
+    """The models among files, by their names without `-00001-of-00003.gguf`: the parts of each, in order."""
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        path = PurePosixPath(file)
+        if path.suffix.lower() == ".gguf" and not path.name.lower().startswith(_PROJECTORS):
+            models.setdefault(_PART.sub("", file[: -len(path.suffix)]), []).append(file)
+    return models
+
+
+def choose_model(files: Iterable[str], quantization: str, of: str) -> list[str]:
+    """The parts of the model whose name ends in a quantization, in upper or lower case, or that is a file of that name.
+
+    Of several the one wins with nothing else before it: `model-Q4_K_M` where there is `model-UD-Q4_K_M` too.
+
+    Raises ModelNotFoundError, which lists what there is `of`, the name of the folder or repository.
+    """
+    models = models_in(files)
+    wanted = quantization.lower()
+    ending = re.compile(rf"(?:^|.*[-._/]){re.escape(wanted)}$")
+    exact = [
+        name for name in models if wanted.removesuffix(".gguf") in (name.lower(), PurePosixPath(name).name.lower())
+    ]
+    found = exact or [name for name in models if ending.fullmatch(name.lower())]
+    shortest = min(found, key=len, default="")
+    before = shortest[: len(shortest) - len(wanted)].lower()
+    if found and all(name.lower().startswith(before) for name in found):
+        return models[shortest]
+    if found:
+        raise ModelNotFoundError(f"{of}:{quantization}: {_listed(found)} fit; say more of the name")
+    raise ModelNotFoundError(f"{of}:{quantization}: no such file; there are {_listed(models)}")
+
+
+def only_model(directory: Path) -> Path | None:
+    """The GGUF file of a directory, or the first part of one; None where there is none.
+
+    Raises ModelFileError where there are several models.
+    """
+    models = models_in(file.name for file in directory.iterdir())
+    if not models:
+        return None
+    if len(models) > 1:
+        raise ModelFileError(f"{directory}: has several models in GGUF; give the path of one of {_listed(models)}")
+    (parts,) = models.values()
+    return directory / parts[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = sorted(f"{name}.gguf" for name in names)
+    more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+    return ", ".join(listed[:MOST_LISTED]) + more if listed else "no GGUF files"

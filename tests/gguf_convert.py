@@ -1,0 +1,498 @@
+"""Hugging Face checkpoints as GGUF, changed on the way as llama.cpp's converters change them.
+
+Names come from the `gguf` package's own tables; what is done to rows and weights follows llama.cpp's `conversion/`, one
+function here for each habit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+Array = npt.NDArray[np.float32]
+Json = Mapping[str, Any]
+Named = Iterator[tuple[str, Array]]
+
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What converters do to the checkpoints of a model_type."""
+
+    arch: MODEL_ARCH
+    rotated_in_pairs: bool = False
+    """Rows of queries and keys are put in the order in which neighbours rotate."""
+    ones: bool = False
+    """1 is added to the weights of norms."""
+    turned: bool = False
+    """Matrices are stored the other way round."""
+    groups: bool = False
+    """Rows of queries, keys and values alternate, head by head or group by group."""
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further fields of config.json, with the keys they get behind the architecture's name."""
+
+
+CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+WINDOW = {"sliding_window": "attention.sliding_window"}
+GRANITE = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+LOGIT_SCALE = {"logit_scale": "logit_scale"}
+SAME_WIDTH = {"intermediate_size": "expert_feed_forward_length"}
+EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
+ROUTED = {
+    **EXPERT_WIDTH,
+    "n_shared_experts": "expert_shared_count",
+    "num_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
+
+FAMILIES = {
+    "arcee": Family(MODEL_ARCH.ARCEE, rotated_in_pairs=True),
+    "bert": Family(MODEL_ARCH.BERT),
+    "bloom": Family(MODEL_ARCH.BLOOM, groups=True),
+    "cohere": Family(MODEL_ARCH.COMMAND_R, keys=LOGIT_SCALE),
+    "cohere2": Family(MODEL_ARCH.COHERE2, keys=LOGIT_SCALE | WINDOW),
+    "deepseek_v2": Family(MODEL_ARCH.DEEPSEEK2, keys=ROUTED | LATENT),
+    "deepseek_v3": Family(MODEL_ARCH.DEEPSEEK2, keys=ROUTED | LATENT),
+    "dots1": Family(MODEL_ARCH.DOTS1, keys=ROUTED),
+    "ernie4_5": Family(MODEL_ARCH.ERNIE4_5),
+    "ernie4_5_moe": Family(
+        MODEL_ARCH.ERNIE4_5_MOE,
+        keys=EXPERT_WIDTH
+        | {
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_num_shared_experts": "expert_shared_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+            "moe_layer_start_index": "leading_dense_block_count",
+        },
+    ),
+    "exaone_moe": Family(MODEL_ARCH.EXAONE_MOE, keys=WINDOW | ROUTED),
+    "exaone4": Family(MODEL_ARCH.EXAONE4, keys=WINDOW),
+    "falcon": Family(MODEL_ARCH.FALCON, groups=True),
+    "gemma": Family(MODEL_ARCH.GEMMA, ones=True),
+    "gemma2": Family(MODEL_ARCH.GEMMA2, ones=True, keys=CAPS | WINDOW),
+    "gemma3_text": Family(MODEL_ARCH.GEMMA3, ones=True, keys=CAPS | WINDOW),
+    "glm": Family(MODEL_ARCH.CHATGLM),
+    "glm4": Family(MODEL_ARCH.GLM4),
+    "glm4_moe": Family(MODEL_ARCH.GLM4_MOE, keys=ROUTED),
+    "gpt2": Family(MODEL_ARCH.GPT2, turned=True),
+    "gpt_bigcode": Family(MODEL_ARCH.STARCODER),
+    "gpt_neox": Family(MODEL_ARCH.GPTNEOX, groups=True, keys={"use_parallel_residual": "use_parallel_residual"}),
+    "gpt_oss": Family(MODEL_ARCH.GPT_OSS, keys={**WINDOW, **SAME_WIDTH}),
+    "granite": Family(MODEL_ARCH.GRANITE, rotated_in_pairs=True, keys=GRANITE),
+    "granitemoe": Family(MODEL_ARCH.GRANITE_MOE, rotated_in_pairs=True, keys=GRANITE),
+    "granitemoeshared": Family(
+        MODEL_ARCH.GRANITE_MOE,
+        rotated_in_pairs=True,
+        keys=GRANITE | {"shared_intermediate_size": "expert_shared_feed_forward_length"},
+    ),
+    "hunyuan_v1_dense": Family(MODEL_ARCH.HUNYUAN_DENSE),
+    "hunyuan_v1_moe": Family(MODEL_ARCH.HUNYUAN_MOE, keys={"moe_topk": "expert_used_count", **SAME_WIDTH}),
+    "jais2": Family(MODEL_ARCH.JAIS2),
+    "llama": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
+    "minicpm3": Family(MODEL_ARCH.MINICPM3, keys=LATENT),
+    "minimax_m2": Family(MODEL_ARCH.MINIMAXM2, keys=SAME_WIDTH),
+    "mistral": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
+    "mixtral": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
+    "mpt": Family(MODEL_ARCH.MPT),
+    "nemotron": Family(MODEL_ARCH.NEMOTRON, ones=True),
+    "olmo": Family(MODEL_ARCH.OLMO, rotated_in_pairs=True, keys={"clip_qkv": "attention.clamp_kqv"}),
+    "olmo2": Family(MODEL_ARCH.OLMO2),
+    "olmo3": Family(MODEL_ARCH.OLMO2, keys=WINDOW),
+    "olmoe": Family(MODEL_ARCH.OLMOE),
+    "phi": Family(MODEL_ARCH.PHI2),
+    "phi3": Family(MODEL_ARCH.PHI3, keys=WINDOW),
+    "qwen2": Family(MODEL_ARCH.QWEN2),
+    "qwen2_moe": Family(
+        MODEL_ARCH.QWEN2MOE,
+        keys=EXPERT_WIDTH | {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+    ),
+    "qwen3": Family(MODEL_ARCH.QWEN3),
+    "qwen3_moe": Family(MODEL_ARCH.QWEN3MOE, keys=EXPERT_WIDTH),
+    "seed_oss": Family(MODEL_ARCH.SEED_OSS),
+    "smollm3": Family(MODEL_ARCH.SMOLLM3, rotated_in_pairs=True),
+    "stablelm": Family(MODEL_ARCH.STABLELM),
+    "starcoder2": Family(MODEL_ARCH.STARCODER2),
+    "youtu": Family(MODEL_ARCH.DEEPSEEK2, keys={**LATENT, **SAME_WIDTH}),
+}
+"""By model_type."""
+
+SIZES = {
+    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "embedding_length": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
+    "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+}
+
+
+class Checkpoint:
+    """A checkpoint on its way into a GGUF."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config: Json = json.loads((directory / "config.json").read_text())
+        self.family = FAMILIES[self.config["model_type"]]
+        if self.config.get("use_bidirectional_attention"):
+            self.family = replace(self.family, arch=MODEL_ARCH.GEMMA_EMBEDDING)
+        self.heads = self.first("num_attention_heads", "n_head", "n_heads")
+        self.hidden = self.first("hidden_size", "n_embd", "n_embed", "d_model")
+        self.layers = self.first("num_hidden_layers", "n_layer", "n_layers")
+        self.width = self.config.get("head_dim") or self.hidden // self.heads
+        self.kv_heads = self.first("num_key_value_heads", "num_kv_heads") or self.heads
+        if self.config["model_type"] == "falcon" and not self.config["new_decoder_architecture"]:
+            self.kv_heads = 1 if self.config["multi_query"] else self.heads
+        if self.config["model_type"] == "gpt_bigcode":
+            self.kv_heads = 1 if self.config["multi_query"] else self.heads
+        if self.config["model_type"] in ("gpt_neox", "bloom", "mpt", "gpt2"):
+            self.kv_heads = self.heads
+        self.rope = self._rope()
+
+    def _rope(self) -> Json:
+        """The rotation of layers without a window, as new files have it; empty where there is none."""
+        if rope := self.config.get("rope_parameters"):
+            return rope.get("full_attention", rope)
+        if self.config.get("rope_theta", self.config.get("rotary_emb_base")) is None:
+            return {}
+        rope = dict(self.config.get("rope_scaling") or {})
+        part = self.first("partial_rotary_factor", "rotary_pct")
+        return {
+            **rope,
+            "rope_type": rope.get("rope_type", rope.get("type")),
+            "rope_theta": self.first("rope_theta", "rotary_emb_base"),
+            "partial_rotary_factor": 1.0 if part is None else part,
+        }
+
+    def first(self, *fields: str) -> Any:
+        """The first of these fields that is there."""
+        return next((self.config[name] for name in fields if self.config.get(name) is not None), None)
+
+
+def convert(directory: Path, file: Path, storage: str = "F32", *, split_latent: bool = True) -> Path:
+    """Writes a checkpoint as GGUF, its matrices stored as `storage`; with the tokenizer, if the directory has one."""
+    checkpoint = Checkpoint(directory)
+    arch = checkpoint.family.arch
+    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
+    for key, value in metadata(checkpoint, split_latent=split_latent):
+        add(writer, key, value)
+    if (directory / "tokenizer.json").exists():
+        add_tokenizer(writer, directory)
+    else:
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(checkpoint.config["vocab_size"])
+    names = gguf.get_tensor_name_map(arch, checkpoint.layers)
+    for name, values in tensors(checkpoint, stored_tensors(directory / "model.safetensors"), split_latent=split_latent):
+        target = name if name.startswith("blk.") else gguf_name(names, name)
+        add_tensor(writer, target, values, storage)
+    for name, factors in factor_tensors(checkpoint):
+        add_tensor(writer, name, factors, "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
+    """The name that the `gguf` package has for a tensor; some converters shorten what they ask it for."""
+    if name == "lm_head.weight":  # for which it has none in families whose published models are all tied
+        return "output.weight"
+    endings = (".weight", ".bias")
+    candidates = (
+        name,
+        name.removeprefix("transformer."),
+        name.replace("e_score_correction_bias", "e_score_correction.bias"),
+    )
+    found = next((found for each in candidates if (found := names.get_name(each, endings))), None)
+    if found is None:
+        raise KeyError(f"the gguf package has no name for {name!r}")
+    return found
+
+
+def add(writer: GGUFWriter, key: str, value: object) -> None:
+    """A number, a flag, a string or a list of flags."""
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+        case _:
+            raise TypeError(f"{key} is {value!r}")
+
+
+def add_tensor(writer: GGUFWriter, name: str, values: Array, storage: str) -> None:
+    """Matrices as `storage`, where their rows are whole blocks; vectors as they are."""
+    kind = GGMLQuantizationType[storage]
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    if values.ndim == 1 or values.shape[-1] % block or kind == GGMLQuantizationType.F32:
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    else:
+        writer.add_tensor(name, quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+
+
+def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[str, object]]:
+    """What config.json says, under GGUF's keys."""
+    config, family, rope = checkpoint.config, checkpoint.family, checkpoint.rope
+    kind = config["model_type"]
+    prefix = gguf.MODEL_ARCH_NAMES[family.arch] + "."
+    values: dict[str, object] = {key: checkpoint.first(*fields) for key, fields in SIZES.items()}
+    values |= {key: config[name] for name, key in family.keys.items() if config.get(name) is not None}
+    values["attention.head_count_kv"] = checkpoint.kv_heads
+    values["feed_forward_length"] = values["feed_forward_length"] or 4 * checkpoint.hidden
+    values["context_length"] = values["context_length"] or 2048
+    if kind == "bert":
+        values |= {"attention.causal": False, "pooling_type": 1}
+    if kind == "youtu":
+        values |= {"expert_shared_count": 0, "leading_dense_block_count": checkpoint.layers}
+    if kind == "ernie4_5_moe":
+        shared = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
+        values["expert_shared_feed_forward_length"] = shared
+    if kind == "olmo":
+        values["attention.layer_norm_epsilon"] = 1e-5
+    if kind == "mpt":
+        values["attention.max_alibi_bias"] = float(config["attn_config"]["alibi_bias_max"])
+        values["attention.clamp_kqv"] = config["attn_config"]["clip_qkv"]
+    if kind == "phi3":
+        values["attention.sliding_window"] = config["sliding_window"] or 0
+    if "layer_types" in config and "attention.sliding_window" in values:
+        values["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
+    elif "sliding_window_pattern" in config:
+        values["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
+    if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "exaone_moe"):
+        values["expert_gating_func"] = 2
+    if rope:
+        values |= rotation(checkpoint)
+    if "kv_lora_rank" in config:
+        turned, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+        whole = config["qk_nope_head_dim"] + turned
+        values |= {"rope.dimension_count": turned, "attention.key_length": whole}
+        values["attention.value_length"] = config.get("v_head_dim") or checkpoint.width
+        if split_latent and kind != "minicpm3":
+            values |= {
+                "attention.key_length_mla": whole,
+                "attention.value_length_mla": values["attention.value_length"],
+            }
+            values |= {"attention.key_length": rank + turned, "attention.value_length": rank}
+            values["attention.head_count_kv"] = 1
+    for key, value in values.items():
+        if value is not None:
+            yield prefix + key, value
+    if rope.get("rope_type") == "longrope":
+        original, longest = original_length(checkpoint), config["max_position_embeddings"]
+        yield f"{prefix}rope.scaling.attn_factor", math.sqrt(1 + math.log(longest / original) / math.log(original))
+
+
+def rotation(checkpoint: Checkpoint) -> dict[str, object]:
+    """The keys of the rotation and its scaling."""
+    config, rope = checkpoint.config, checkpoint.rope
+    turned = int(checkpoint.width * rope.get("partial_rotary_factor", 1.0))
+    if config["model_type"] == "minimax_m2":
+        turned = config["rotary_dim"]
+    base = float(rope["rope_theta"])
+    if "alpha" in rope:  # Hunyuan's scaling is another base
+        base *= rope["alpha"] ** (checkpoint.width / (checkpoint.width - 2))
+    keys: dict[str, object] = {"rope.freq_base": base, "rope.dimension_count": turned}
+    sliding = (config.get("rope_parameters") or {}).get("sliding_attention", {})
+    if local := sliding.get("rope_theta", config.get("rope_local_base_freq")):
+        keys["rope.freq_base_swa"] = float(local)
+    kind = rope.get("rope_type")
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+    if kind == "yarn":
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        for field_, key in (("attention_factor", "yarn_attn_factor"), ("beta_fast", "yarn_beta_fast")):
+            if field_ in rope:
+                keys[f"rope.scaling.{key}"] = float(rope[field_])
+        if "mscale_all_dim" in rope:
+            keys["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if kind == "longrope":
+        keys["rope.scaling.original_context_length"] = original_length(checkpoint)
+    return keys
+
+
+def original_length(checkpoint: Checkpoint) -> int:
+    """Tokens of the context before it was stretched."""
+    return checkpoint.first("original_max_position_embeddings") or checkpoint.rope["original_max_position_embeddings"]
+
+
+def factor_tensors(checkpoint: Checkpoint) -> Named:
+    """The scaling of a rotation as divisors of its frequencies."""
+    rope = checkpoint.rope
+    if rope.get("rope_type") == "longrope":
+        for name in ("long", "short"):
+            yield f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32)
+    if rope.get("rope_type") == "llama3":
+        frequencies = rope["rope_theta"] ** -(np.arange(0, checkpoint.width, 2) / checkpoint.width)
+        old, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = np.clip((old * frequencies / (2 * math.pi) - low) / (high - low), 0, 1)
+        yield "rope_freqs.weight", (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Named:
+    """The checkpoint's tensors, changed; named as before, or as stacks of what several had."""
+    config, family = checkpoint.config, checkpoint.family
+    experts: dict[str, list[tuple[int, Array]]] = {}
+    norms: dict[str, list[tuple[int, Array]]] = {}
+    tied = config.get("tie_word_embeddings", family.arch in (MODEL_ARCH.GEMMA, MODEL_ARCH.GPT2))
+    left_out = ("masked_bias", "attention.bias", "inv_freq", *(["lm_head.weight"] if tied else []))
+    for name, unchanged in stored:
+        if name.endswith(left_out) or "pooler." in name or name.startswith(f"model.layers.{checkpoint.layers}."):
+            continue  # the latter predict further tokens
+        values = changed(name, unchanged, checkpoint)
+        if found := re.match(r"(.*\.experts)\.(\d+)\.(.*)", name):
+            experts.setdefault(f"{found[1]}.{found[3]}", []).append((int(found[2]), values))
+        elif found := re.match(r"(.*_layernorm)\.norms\.(\d+)(\.weight)", name):
+            norms.setdefault(found[1] + found[3], []).append((int(found[2]), values))
+        elif split_latent and name.endswith("kv_b_proj.weight") and config["model_type"] != "minicpm3":
+            yield from split(name, values, checkpoint)
+        elif "gate_up_proj" in name and ".experts." in name:
+            yield from gates_and_ups(name, values)
+        elif re.search(r"experts\.down_proj(_bias)?$", name):
+            yield name.replace("_bias", ".bias") if "bias" in name else f"{name}.weight", turned(name, values)
+        elif name.endswith("input_linear.weight"):
+            gate, up = np.split(values, 2, axis=-2)
+            layer = re.findall(r"\d+", name)[0]
+            last = "exps" if "block_sparse_moe" in name else "shexp"
+            yield from ((f"blk.{layer}.ffn_{role}_{last}.weight", part) for role, part in (("gate", gate), ("up", up)))
+        elif name.endswith("sinks"):
+            yield f"{name}.weight", values
+        else:
+            yield name, values
+    for name, parts in (experts | norms).items():
+        stack = np.stack([values for _, values in sorted(parts, key=lambda part: part[0])])
+        mixtral = checkpoint.config["model_type"] == "mixtral"
+        yield (
+            name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward") if mixtral else name,
+            stack,
+        )
+
+
+def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
+    """A tensor's numbers as its GGUF has them."""
+    config, family = checkpoint.config, checkpoint.family
+    if family.ones and name.endswith("norm.weight"):
+        return values + 1
+    if family.turned and re.search(r"c_(attn|proj|fc)\.weight$", name):
+        return values.T
+    if family.rotated_in_pairs and (found := re.search(r"\.([qk])_proj\.(weight|bias)$", name)):
+        return in_pairs(values, checkpoint.heads if found[1] == "q" else checkpoint.kv_heads)
+    if family.groups and "query_key_value" in name:
+        return ungrouped(values, checkpoint)
+    # There are no keys for the following factors: llama.cpp knows those of the published models.
+    if config["model_type"] == "gemma2" and "q_proj" in name:
+        return values * np.float32((checkpoint.width / config["query_pre_attn_scalar"]) ** 0.5)
+    if config["model_type"] == "minicpm3" and name == "model.norm.weight":
+        return values * np.float32(config["dim_model_base"] / 256)
+    return values
+
+
+def in_pairs(values: Array, heads: int) -> Array:
+    """Rows in which the halves of a head rotate, as rows in which neighbours do."""
+    halves = values.reshape(heads, 2, len(values) // heads // 2, -1)
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def ungrouped(values: Array, checkpoint: Checkpoint) -> Array:
+    """Rows of queries, keys and values of each group together, as all queries', all keys' and all values' rows."""
+    queries = checkpoint.heads // checkpoint.kv_heads
+    groups = values.reshape(checkpoint.kv_heads, queries + 2, checkpoint.width, -1)
+    parts = (groups[:, :queries], groups[:, queries : queries + 1], groups[:, queries + 1 :])
+    return np.concatenate([part.reshape(-1, groups.shape[-1]) for part in parts]).reshape(values.shape)
+
+
+def split(name: str, values: Array, checkpoint: Checkpoint) -> Named:
+    """The way out of the latent vector: each head's matrix for the keys, the other way round, and for the values."""
+    nope = checkpoint.config["qk_nope_head_dim"]
+    heads = values.reshape(checkpoint.heads, -1, values.shape[-1])
+    layer = re.findall(r"\d+", name)[0]
+    yield f"blk.{layer}.attn_k_b.weight", heads[:, :nope].swapaxes(1, 2)
+    yield f"blk.{layer}.attn_v_b.weight", heads[:, nope:]
+
+
+def gates_and_ups(name: str, values: Array) -> Named:
+    """gpt-oss's alternate."""
+    values = turned(name, values)
+    for index, role in enumerate(("gate_proj", "up_proj")):
+        base, bias = name.removesuffix("_bias").replace("gate_up_proj", role), name.endswith("_bias")
+        yield f"{base}.{'bias' if bias else 'weight'}", values[:, index::2]
+
+
+def turned(name: str, values: Array) -> Array:
+    """Experts that are stored as [inputs, outputs]."""
+    return values if name.endswith("_bias") else values.swapaxes(-1, -2)
+
+
+def stored_tensors(file: Path) -> Named:
+    """The tensors of a safetensors file, in float32."""
+    data = np.memmap(file, np.uint8, "r")
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
+        if name == "__metadata__" or entry["dtype"] not in DTYPES:
+            continue
+        start, end = (8 + length + offset for offset in entry["data_offsets"])
+        raw = np.frombuffer(data[start:end].tobytes(), DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        wide = (raw.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else raw.astype(np.float32)
+        yield name, wide
+
+
+def add_tokenizer(writer: GGUFWriter, directory: Path) -> None:
+    """A byte-level BPE of tokenizer.json, with the special tokens and the template of the files beside it."""
+    described: Json = json.loads((directory / "tokenizer.json").read_text())
+    config: Json = json.loads((directory / "tokenizer_config.json").read_text())
+    added = {token["id"]: token for token in described["added_tokens"]}
+    texts = {index: token for token, index in described["model"]["vocab"].items()}
+    texts |= {index: token["content"] for index, token in added.items()}
+    types = gguf.TokenType
+    kinds = [
+        types.NORMAL if index not in added else types.CONTROL if added[index]["special"] else types.USER_DEFINED
+        for index in sorted(texts)
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([texts[index] for index in sorted(texts)])
+    writer.add_token_types(kinds)
+    merges = described["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    ids = {token: index for index, token in texts.items()}
+    for role, method in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id)):
+        if config.get(role):
+            method(ids[config[role]])
+    writer.add_add_bos_token(bool(config.get("add_bos_token", False)))
+    template = directory / "chat_template.jinja"
+    if template.exists():
+        writer.add_chat_template(template.read_text())
