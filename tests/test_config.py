@@ -82,6 +82,35 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("31 eps", {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),
     ("31 activation", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu,"),
     ("31 tie", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
+    (
+        "31 experts",
+        {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 28},
+        "num_local_experts is 268435456; it must be a whole number from 1 to 65536",
+    ),
+    (
+        "31 experts of a list",
+        {
+            "architectures": ["HunYuanMoEV1ForCausalLM"],
+            "num_experts": [8, 1 << 28, 8],
+        },
+        "num_experts is [8, 268435456, 8]; it must be a list of whole numbers from 1 to 65536",
+    ),
+    (
+        "31 experts of all layers",
+        {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16},
+        "num_hidden_layers is 3; it must be fewer, or with fewer experts or heads: together they have 196608",
+    ),
+    (
+        "31 heads of all layers",
+        {
+            "architectures": ["StableLmForCausalLM"],
+            "qk_layernorm": True,
+            "hidden_size": 1 << 14,
+            "num_hidden_layers": 4096,
+            "num_attention_heads": 1024,
+        },
+        "num_hidden_layers is 4096; it must be fewer, or with fewer experts or heads: together they have 4194304",
+    ),
     ("33 unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
     ("33 not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
     ("33 nothing", {"architectures": None, "model_type": None}, "model_type is missing; it must be a string"),
@@ -104,6 +133,16 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "35 mscale",
         {"rope_scaling": {"rope_type": "yarn", "factor": math.e, "mscale": 1, "mscale_all_dim": -10}},
         "rope_scaling.mscale_all_dim is -10; it must be a finite number above 0",
+    ),
+    (
+        "35 infinite mscale",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 1e300, "mscale": 1.7e308, "mscale_all_dim": 1}},
+        "rope_scaling.mscale is 1.7e+308; it must be such that the factor on attention is finite and above 0, not inf",
+    ),
+    (
+        "35 number of 401 digits",
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [10**400] * 8, "long_factor": [1] * 8}},
+        "; it must be a list of finite numbers above 0",
     ),
     ("35 theta", {"rope_theta": -1}, "rope_theta is -1"),
     (
@@ -141,11 +180,39 @@ READ = "read_model_files(Path(arguments[0]))"
         ('{"a": ' * 100_000, "not JSON"),
         ("{}", "model_type is missing"),
         (json.dumps(LLAMA | {"num_hidden_layers": 10**9}), "num_hidden_layers is 1000000000"),
+        (
+            json.dumps(LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 28}),
+            "num_local_experts is 268435456",
+        ),
+        (
+            json.dumps(
+                LLAMA
+                | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16, "num_hidden_layers": 4096}
+            ),
+            "together they have 268435456",
+        ),
+        (
+            json.dumps(
+                LLAMA
+                | {
+                    "architectures": ["Qwen3MoeForCausalLM"],
+                    "num_hidden_layers": 4096,
+                    "num_experts": 16,
+                    "moe_intermediate_size": 8,
+                    "mlp_only_layers": [4096] * 200_000,
+                    "vocab_size": 0,
+                }
+            ),
+            "vocab_size is 0",
+        ),
         (json.dumps(LLAMA | {"architectures": ["NoSuchModel"]}), "ferrule runs"),
         (json.dumps(LLAMA | {"rope_scaling": {"type": "linear", "factor": math.nan}}), "factor is nan"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
     ],
-    ids=["empty", "list", "deep list", "deep object", "nothing", "layers", "unknown", "nan", "lfs"],
+    ids=[
+        *("empty", "list", "deep list", "deep object", "nothing", "layers", "experts", "experts of all layers"),
+        *("dense layers", "unknown", "nan", "lfs"),
+    ],
 )
 def test_hostile_files_are_refused_in_a_process_of_their_own(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
@@ -288,6 +355,32 @@ def test_original_length_beside_the_sizes_wins() -> None:
     spec = spec_of(rope_scaling=scaling, original_max_position_embeddings=32)
     assert isinstance(spec.ropes[0].scaling, YarnScaling)
     assert spec.ropes[0].scaling.original_max_position_embeddings == 32
+
+
+def test_of_nested_rotations_each_has_its_own_original_length() -> None:
+    """As transformers has it: there the one beside the sizes is not looked at."""
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    nested = {"full_attention": {**yarn, "original_max_position_embeddings": 64}}
+    scaling = spec_of(rope_parameters=nested, original_max_position_embeddings=32).ropes[0].scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.original_max_position_embeddings == 64
+    scaling = spec_of(rope_parameters={"full_attention": yarn}, original_max_position_embeddings=32).ropes[0].scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.original_max_position_embeddings == 256
+
+
+def test_latent_attention_is_sharpened_by_the_factor_that_rotates() -> None:
+    """DeepSeek leaves it out where it is the ratio of the lengths."""
+    config = Config.read(GOLDEN.parent / "variants" / "deepseek_v3_yarn" / "config.json")
+    scaling = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}
+    config = config.without("rope_scaling", "rope_parameters", "original_max_position_embeddings")
+    lengths = config.with_values(max_position_embeddings=256, rope_theta=10_000.0)
+    without, given = (
+        model_spec(lengths.with_values(rope_scaling=each)) for each in (scaling, {**scaling, "factor": 4.0})
+    )
+    assert without == given
+    plain = model_spec(lengths)
+    assert without.layers[0].attention.scale > plain.layers[0].attention.scale
 
 
 def qwen(**changes: Any) -> ModelSpec:

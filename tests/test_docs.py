@@ -225,7 +225,14 @@ def test_a_package_that_is_broken(target: str, message: str, tmp_path: Path, mon
     with pytest.raises(UnsupportedModelError, match=re.escape(message)) as refused:
         model_spec(config)
     assert f"the entry point otter ({target}) of ferrule.architectures cannot be loaded" in str(refused.value)
+    assert "architectures is 'OtterForCausalLM'; ferrule runs " in str(refused.value)
     assert read_model_files(GOLDEN / "llama").spec.architecture == "llama"
+
+
+def test_a_package_that_is_broken_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "no_such_module:OTTER\nwhole = otter_plugin:OTTER")
+    config = Config.read(GOLDEN / "llama" / "config.json").with_values(architectures=["OtterForCausalLM"])
+    assert model_spec(config).architecture == "llama"
 
 
 def check_golden(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

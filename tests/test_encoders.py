@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ferrule import LLM
-from ferrule.texts import TextInput
+from ferrule.encoding.texts import TextInput
 
 pytestmark = pytest.mark.native
 

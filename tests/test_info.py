@@ -14,6 +14,7 @@ import pytest
 
 import fakes
 from conftest import TINY
+from faults.isolated import PROMISED_EXTRA_BYTES, assert_refused, run
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, model_info
 from ferrule.cli import main
 from ferrule.cli.layers import attention_words, ffn_words, frame_words
@@ -161,6 +162,41 @@ def test_without_files_of_weights_there_is_an_error(tmp_path: Path) -> None:
         model_info(tmp_path, load_format="random")
     with pytest.raises(ModelNotFoundError):
         model_info(tmp_path / "nowhere")
+
+
+MEASURE = "model_info(arguments[0], load_format='dummy')"
+WARM_UP = "from ferrule import model_info; model_info(arguments[1], load_format='dummy')"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("case", "changes", "says"),
+    [
+        ("gpt2", {"n_positions": 1 << 28, "n_embd": 1 << 20}, "positions.weight needs 1125899906842624 bytes"),
+        ("xglm", {"max_position_embeddings": 60_000, "d_model": 1 << 20}, "the table of positions needs"),
+        (
+            "llama",
+            {"mlp_bias": True, "intermediate_size": 1 << 28, "num_hidden_layers": 16},
+            "a vector needs 2147483648 bytes",
+        ),
+    ],
+)
+def test_vectors_beyond_any_memory_are_refused(case: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """FAULTS row 31."""
+    config = json.loads((GOLDEN / case / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    outcome = run(MEASURE, str(tmp_path), str(GOLDEN / "llama"), warm_up=WARM_UP)
+    assert_refused(outcome, "InsufficientMemoryError", [says, "bytes are available here"])
+
+
+@pytest.mark.native
+def test_measuring_large_vectors_takes_no_memory(tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "llama" / "config.json").read_text())
+    changes = {"hidden_size": 1 << 20, "head_dim": 1 << 18, "attention_bias": True, "mlp_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | changes | {"intermediate_size": 1 << 22}))
+    outcome = run(MEASURE, str(tmp_path), str(GOLDEN / "llama"), warm_up=WARM_UP)
+    assert outcome.error is None, outcome.message
+    assert outcome.extra_bytes < PROMISED_EXTRA_BYTES
 
 
 @pytest.mark.native

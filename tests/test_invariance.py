@@ -24,6 +24,7 @@ MODELS = {
             "mistral_swa",  # a sliding window
             "qwen3",
             "llama_dynamic",
+            "phi3_longrope",
             "bloom",  # ALiBi
             "deepseek_v3",  # latent attention, experts in groups
             "gpt_oss",  # sinks, windows on every second layer, experts with biases
@@ -31,8 +32,8 @@ MODELS = {
         )
     },
 }
-LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40)}
-"""Of prompts: around a page, a chunk and the models' windows."""
+LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40), "phi3_longrope": (1, 16, 17, 30, 31, 32, 33, 100)}
+"""Of prompts: around a page, a chunk, the models' windows, and where the rotation changes."""
 USUAL_LENGTHS = (1, 2, 15, 16, 17, 63, 100, 200)
 WAYS = [(16, 1), (16, 2), (512, 1), (512, 2)]
 """Tokens in a step, and threads."""

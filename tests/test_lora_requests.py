@@ -53,6 +53,26 @@ def test_an_adapter_says_what_it_is(llm: LLM, paths: dict[str, Path]) -> None:
     assert (second.name, second.rank) == ("b", 8)
 
 
+def test_one_that_is_still_loading_when_all_are_let_go_of_is_refused(
+    llm: LLM, engine_of: EngineOf, paths: dict[str, Path]
+) -> None:
+    adapters, engine = llm._adapters, engine_of(llm)
+    load = engine.load_lora
+
+    def meanwhile(directory: str, config: str) -> fakes.LoraAdapter:
+        adapters.close()
+        return load(directory, config)
+
+    engine.load_lora = meanwhile
+    with pytest.raises(EngineError, match="the engine is closed"):
+        adapters.load("late", paths["a"])
+    assert adapters.all() == []
+    assert len(engine.lora_loads) == 3
+    with pytest.raises(EngineError, match="the engine is closed"):
+        adapters.load("later", paths["a"])
+    assert len(engine.lora_loads) == 3, "nothing is loaded for one that is closed"
+
+
 def test_every_way_to_ask_takes_a_name(llm: LLM, engine_of: EngineOf) -> None:
     engine = engine_of(llm)
     llm.generate("x", GREEDY)

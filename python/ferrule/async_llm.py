@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
 from ferrule.checks import check_number, shown
 from ferrule.collector import Collector
 from ferrule.driver import Driver
-from ferrule.encode_queue import Portion
 from ferrule.encoding import Plan
+from ferrule.encoding.queue import Portion
+from ferrule.encoding.texts import TextInput, TextOrPair
 from ferrule.engine_thread import EngineThread
 from ferrule.errors import InvalidParameterError
 from ferrule.loaded import LoadedModel, only_params, stream_params
@@ -27,7 +28,6 @@ from ferrule.params import SamplingParams
 from ferrule.prompt import Prompt
 from ferrule.registry import Load, Registry
 from ferrule.request import Request
-from ferrule.texts import TextInput, TextOrPair
 
 if TYPE_CHECKING:
     import os

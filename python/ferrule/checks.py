@@ -39,5 +39,8 @@ def shown(value: object) -> str:
     """A value for a message: never longer than a line."""
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return f"a number of {value.bit_length()} bits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number in it has more digits than Python writes
+        return f"a {type(value).__name__} with a very large number"
     return text if len(text) <= 80 else f"{text[:77]}..."

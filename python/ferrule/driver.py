@@ -22,7 +22,7 @@ from ferrule.errors import EngineError
 
 if TYPE_CHECKING:
     from ferrule._native import Engine, LoraAdapter, StepOutput
-    from ferrule.texts import Text
+    from ferrule.encoding.texts import Text
 
 
 class Work(NamedTuple):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ferrule.collector import Collector
 from ferrule.driver import Driver, Inbox
-from ferrule.encode_queue import EncodeQueue, Portion
+from ferrule.encoding.queue import EncodeQueue, Portion
 from ferrule.errors import EngineError
 from ferrule.registry import Registry
 from ferrule.request import Completion

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ferrule.checks import check_whole, shown
 from ferrule.encoding import Plan
+from ferrule.encoding.texts import TextInput, TextOrPair
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.loaded import LoadedModel, stream_params
 from ferrule.lora import LoRA, LoRAAdapter
@@ -28,7 +29,6 @@ from ferrule.prompt import Prompt, TokensPrompt, check_token_ids
 from ferrule.request import Request
 from ferrule.run import run
 from ferrule.score import Continuation, pair, read_continuation, score_of
-from ferrule.texts import TextInput, TextOrPair
 
 if TYPE_CHECKING:
     import os

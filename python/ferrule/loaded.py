@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.encoding import Encoding
+from ferrule.encoding.texts import TextReader
 from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.info import end_of_sequence, facts
 from ferrule.loading import EMBEDDED, find_model, read_model_files
@@ -22,7 +23,6 @@ from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
 from ferrule.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule.request import Model, Request, check_vocabulary
 from ferrule.shapes import find_shape
-from ferrule.texts import TextReader
 from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -87,6 +87,7 @@ class Adapters:
         """
         name, given = _check_name("lora_name", name), _check_path("lora_path", path)
         with self._lock:
+            self._check_open()
             if name in self._loaded:
                 raise InvalidParameterError(
                     f"lora_name is {name!r}; an adapter of that name is loaded, from {self._loaded[name][0].path!r}"
@@ -131,8 +132,7 @@ class Adapters:
         if not isinstance(given, (str, LoRARequest)):
             limit = "the name of an adapter, a LoRARequest, or None"
             raise InvalidParameterError(f"lora_request is {shown(given)}; it must be {limit}")
-        if self._closed:
-            raise EngineError("the engine is closed")
+        self._check_open()
         name = given if isinstance(given, str) else given.lora_name
         path = "" if isinstance(given, str) else os.fspath(given.lora_path)
         found = self._loaded.get(name) or (self._first_use(name, path) if path else None)
@@ -160,7 +160,14 @@ class Adapters:
         targets = sorted({module.rpartition(".")[2] for module in native.modules})
         adapter = LoRAAdapter(name, path, native.rank, targets, native.bytes, files.base_model)
         self._loaded[name] = adapter, native
+        if self._closed:  # meanwhile; looked at last, so that one of the two, this or `close`, lets go of it
+            self._loaded.clear()
+        self._check_open()
         return adapter, native
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
 
     def _unknown(self, field: str, name: str) -> InvalidParameterError:
         known = ", ".join(sorted(self._loaded)) or "none"

@@ -6,7 +6,7 @@ over: its text has 2^60 parts.
 
 import pytest
 
-from faults.isolated import assert_refused, run
+from faults.isolated import PROMISED_SECONDS, SLACK, assert_refused, run
 
 WARM_UP = """
     from ferrule.chat import render_chat
@@ -176,6 +176,17 @@ def test_row43_what_the_count_of_work_misjudges_the_clock_ends() -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     outcome = run("render(arguments[0])", loops, warm_up=warm_up)
     assert_refused(outcome, "ChatTemplateError", ["takes too long", "the limit is 0.2 seconds of processor time"])
+
+
+def test_row43_a_long_key_above_many_values_is_not_written_for_each() -> None:
+    fault = """
+        many = {"k" * (2 << 20): [0] * 400_000}
+        render("{{ messages | length }}", documents=[{"a": many}], arguments={"b": object()})
+    """
+    outcome = run(fault, warm_up=WARM_UP)
+    assert outcome.error == "ChatTemplateError"
+    assert "chat_template_kwargs['b'] is <object" in outcome.message
+    assert outcome.seconds < PROMISED_SECONDS * SLACK
 
 
 @pytest.mark.parametrize(

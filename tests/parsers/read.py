@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, Tool
+from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolSchema
 
 Calls = list[tuple[str, str]]
 
-WEATHER: list[Tool] = [
+WEATHER: list[ToolSchema] = [
     {
         "type": "function",
         "function": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 
@@ -162,6 +163,24 @@ def test_any_split_gives_the_same_message(
     whole = form.parse(text, seed=0, reasoning_open=reasoning_open)
     assert in_pieces(form, pieces(text, cuts), reasoning_open=reasoning_open) == whole
     assert in_pieces(form, text, reasoning_open=reasoning_open) == whole
+
+
+LARGE = "0x" + "f" * 4000  # more digits than Python writes
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", f"[get_weather(days={LARGE}, spots=[{LARGE}], where={{{LARGE}: 1}})]"),
+        ("gemma3", f"```tool_code\nprint(f(days={LARGE}))\n```"),
+        ("qwen3_coder", f"<function=get_weather><parameter=spots>[{LARGE}]</parameter></function></tool_call>"),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_text(name: str, text: str) -> None:
+    form = FORMS[name][0]
+    whole = form.parse(text, seed=0)
+    assert LARGE in next(iter(json.loads(whole.tool_calls[0].arguments).values()))
+    assert in_pieces(form, text) == whole
 
 
 @pytest.mark.parametrize("name", NAMES)

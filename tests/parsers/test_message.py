@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
+from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta, python_calls
 
 TEXT = 'Hm.<tool_call>{"name": "f", "arguments": {"a": 1}}{"name": "g", "arguments": {}}</tool_call> So.'
 
@@ -29,3 +30,18 @@ def test_the_parts_of_a_sum() -> None:
     assert whole == MessageDelta("a", "b", [ToolCallDelta(0, "x", "f", "{}"), ToolCallDelta(1, "y", "g", "{}")])
     assert whole.since(first) == second
     assert MessageDelta().message() == ParsedMessage(None, None, [])
+
+
+def test_one_that_was_interrupted_goes_on_with_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(text: str, types: frozenset[str]) -> str:
+        raise KeyboardInterrupt
+
+    parser = MessageFormat("pythonic").parser(seed=0)
+    first = parser.feed("[f(a=")
+    with monkeypatch.context() as patched:
+        patched.setattr(python_calls, "json_of_literal", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            parser.feed("1), g(")
+    message = (first + parser.feed("b=2)] So.") + parser.finish()).message()
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("f", "")]
+    assert message.content == "), g(b=2)] So."

@@ -261,8 +261,9 @@ def _find(config: Config) -> tuple[Architecture, str]:
     classes = config.texts("architectures")
     field, found = ("architectures", classes[0]) if classes else ("model_type", config.text("model_type"))
     known = _known(architectures(), by_class=bool(classes))
+    failures: list[str] = []
     if found not in known:
-        known |= _known(_installed(config), by_class=bool(classes))
+        known |= _known(_installed(failures), by_class=bool(classes))
     if found in known:
         return known[found]
     usual = {each.name + each.endings[0] if classes else each.model_type: None for each, _ in known.values()}
@@ -270,6 +271,7 @@ def _find(config: Config) -> tuple[Architecture, str]:
     names = [*nearest, *(name for name in usual if name not in nearest)]
     raise UnsupportedModelError(
         f"{config.file}: {config.path}{field} is {found!r}; ferrule runs {', '.join(names)} (nearest first)"
+        + "".join(f"; {failure}" for failure in failures)
     )
 
 
@@ -280,8 +282,8 @@ def _known(found: Iterable[Architecture], *, by_class: bool) -> dict[str, tuple[
     return {each.model_type: (each, each.endings[0]) for each in found}
 
 
-def _installed(config: Config) -> Iterator[Architecture]:
-    """The architectures that installed packages name."""
+def _installed(failures: list[str]) -> Iterator[Architecture]:
+    """The architectures that installed packages name; of those that cannot be loaded, `failures` gets why."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=ENTRY_POINTS):
@@ -289,8 +291,9 @@ def _installed(config: Config) -> Iterator[Architecture]:
             loaded = cast("Architecture", entry.load())
             register(loaded)
         except Exception as error:  # a package of others may fail in any way
-            raise UnsupportedModelError(
-                f"{config.file}: the entry point {entry.name} ({entry.value}) of {ENTRY_POINTS} cannot be loaded: "
+            failures.append(
+                f"the entry point {entry.name} ({entry.value}) of {ENTRY_POINTS} cannot be loaded: "
                 f"{type(error).__name__}: {error}"
-            ) from error
-        yield loaded
+            )
+        else:
+            yield loaded

@@ -18,6 +18,10 @@ MAX_FILE_BYTES = 16 << 20
 MAX_LAYERS = 4096
 MAX_HEADS = 1024
 """Of a layer: specs hold a slope or a norm for each."""
+MAX_EXPERTS = 1 << 16
+"""Of a layer, as the native module has it."""
+MAX_NAMED_APART = 1 << 17
+"""Experts and heads of all layers with tensors of their own: each of them is several names in the spec."""
 MAX_SIZE = 1 << 28
 """Widths, vocabulary and context: keeps every product of two far from overflow."""
 
@@ -132,13 +136,8 @@ class Config:
         if value is None and default is not None:
             return default
         limit = f"a finite number above {above:g}" if low is None else f"a finite number from {low:g}"
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(field, limit)
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) or (number <= above if low is None else number < low):
+        number = _finite(value)
+        if number is None or (number <= above if low is None else number < low):
             raise self.error(field, limit)
         return number
 
@@ -185,8 +184,8 @@ class Config:
         """A list of finite numbers above 0."""
         value: object = self.values.get(field)
         items = cast("list[object]", value) if isinstance(value, list) else []
-        numbers = tuple(float(item) for item in items if isinstance(item, (int, float)) and not isinstance(item, bool))
-        if not items or len(numbers) != len(items) or not all(math.isfinite(n) and n > 0 for n in numbers):
+        numbers = tuple(number for number in map(_finite, items) if number is not None and number > 0)
+        if not items or len(numbers) != len(items):
             raise self.error(field, "a list of finite numbers above 0")
         return numbers
 
@@ -250,6 +249,10 @@ class Config:
             raise self.error("hidden_size", f"a multiple of num_attention_heads, {heads}, or head_dim must be given")
         return hidden // heads
 
+    def experts(self, field: str, *, default: int | None = None) -> int:
+        """Experts of a layer."""
+        return self.whole(field, default=default, high=MAX_EXPERTS)
+
     @property
     def activation(self) -> Activation:
         """The feed-forward network's activation."""
@@ -261,6 +264,17 @@ class Config:
         if name not in _ACTIVATIONS:
             raise self.unsupported(field, f"one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
+
+
+def _finite(value: object) -> float | None:
+    """A number as a float; None for what is none, and for one that no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def read_json_object(file: Path) -> Json:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ferrule.archs.config import Config
+from ferrule.archs.config import MAX_NAMED_APART, Config
 from ferrule.archs.rope import context_length, read_rope
 from ferrule.spec import (
     Attention,
     Dense,
     Embedding,
+    Experts,
     Ffn,
     Head,
     HeadNorm,
@@ -98,6 +99,8 @@ def decoder(
     if ffn is None:
         ffn = Dense(config.whole("intermediate_size"), config.activation, bias=mlp_bias)
     ffns = [ffn] * layers if not isinstance(ffn, Sequence) else ffn
+    heads_apart = layers * config.heads if qk_norm is not None and qk_norm.over == "each_head" else 0
+    _check_named_apart(config, sum(each.experts for each in ffns if isinstance(each, Experts)) + heads_apart)
     windows = [None] * layers if windows is None else windows
     rotated = [rotated] * layers if isinstance(rotated, bool) else rotated
 
@@ -160,6 +163,13 @@ def decoder(
         head=Head(tied=config.flag("tie_word_embeddings", default=tied)) if head is None else head,
     )
     return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}))
+
+
+def _check_named_apart(config: Config, count: int) -> None:
+    """Refuses layers with so many experts or heads, each with tensors of its own, that their names alone take long."""
+    if count > MAX_NAMED_APART:
+        limit = f"fewer, or with fewer experts or heads: together they have {count}, and the limit is {MAX_NAMED_APART}"
+        raise config.error("num_hidden_layers", limit)
 
 
 def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int | None) -> list[int | None]:

@@ -1,8 +1,9 @@
 """DeepSeek-V3 and R1 (DeepSeek-AI 2024): V2 with sigmoid scores, and a bias that balances the choice of experts."""
 
 from ferrule.archs.config import Config
-from ferrule.archs.deepseek_v2 import latent_decoder, mixture, mixtures_after_dense
-from ferrule.spec import ModelSpec, Router
+from ferrule.archs.latent import latent_decoder
+from ferrule.archs.mixtures import corrected_router, mixture, mixtures_after_dense
+from ferrule.spec import ModelSpec
 
 
 def deepseek_v3(config: Config) -> ModelSpec:
@@ -20,16 +21,3 @@ def deepseek_v3(config: Config) -> ModelSpec:
     config.require(topk_method="noaux_tc")
     ffns = mixtures_after_dense(config, mixture(config, corrected_router(config)))
     return latent_decoder(config, ffns, interleaved=config.flag("rope_interleave", default=True))
-
-
-def corrected_router(config: Config) -> Router:
-    """Sigmoid scores, and groups that are worth their best two with the bias."""
-    return Router(
-        scoring="sigmoid",
-        normalize=config.flag("norm_topk_prob", default=True),
-        scale=config.number("routed_scaling_factor", default=2.5),
-        correction_bias=True,
-        groups=config.whole("n_group", default=8),
-        groups_chosen=config.whole("topk_group", default=4),
-        group_score="top2",
-    )

@@ -2,8 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.archs.deepseek_v2 import MIXTURE_MODULES, mixture, mixtures_after_dense
-from ferrule.archs.deepseek_v3 import corrected_router
+from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, mixture, mixtures_after_dense
 from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
 
 

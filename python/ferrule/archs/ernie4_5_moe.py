@@ -1,8 +1,8 @@
 """ERNIE 4.5's mixtures (Baidu 2025): softmax scores with a bias that balances the choice, and shared experts."""
 
 from ferrule.archs.config import MAX_LAYERS, Config
-from ferrule.archs.deepseek_v2 import MIXTURE_MODULES
 from ferrule.archs.ernie4_5 import ernie_decoder
+from ferrule.archs.mixtures import MIXTURE_MODULES
 from ferrule.spec import Dense, Experts, Ffn, Head, ModelSpec, Router
 
 SMALLEST_SUM = 1e-6
@@ -31,7 +31,7 @@ def _ffns(config: Config, *, bias: bool) -> list[Ffn]:
     width = config.whole("moe_intermediate_size", default=1536)
     shared = config.whole("moe_num_shared_experts", default=2, low=0)
     mixture = Experts(
-        experts=config.whole("num_experts", default=64),
+        experts=config.experts("num_experts", default=64),
         experts_per_token=config.whole("num_experts_per_tok", default=6),
         expert=Dense(width, config.activation),
         router=Router(normalize=True, correction_bias=True),

@@ -2,9 +2,8 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.deepseek_v2 import MIXTURE_MODULES, listed_mixtures, mixture, mixtures_after_dense
-from ferrule.archs.deepseek_v3 import corrected_router
 from ferrule.archs.exaone4 import exaone_defaults, exaone_rotated, exaone_windows
+from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, listed_mixtures, mixture, mixtures_after_dense
 from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
 
 

@@ -1,8 +1,8 @@
 """GLM-4.7-Flash (GLM Team 2026): DeepSeek-V3 with other defaults."""
 
 from ferrule.archs.config import Config
-from ferrule.archs.deepseek_v2 import latent_decoder, listed_mixtures, mixture, mixtures_after_dense
-from ferrule.archs.deepseek_v3 import corrected_router
+from ferrule.archs.latent import latent_decoder
+from ferrule.archs.mixtures import corrected_router, listed_mixtures, mixture, mixtures_after_dense
 from ferrule.spec import ModelSpec
 
 

@@ -19,7 +19,7 @@ def gpt_oss(config: Config) -> ModelSpec:
         head_dim=64, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_parameters=YARN, rope_theta=150_000.0
     ).with_absent(num_key_value_heads=8, sliding_window=128)
     bias = config.flag("attention_bias", default=True)
-    experts = config.whole("num_local_experts", default=128)
+    experts = config.experts("num_local_experts", default=128)
     clamp = Clamp(alpha=config.number("swiglu_alpha", default=1.702), limit=config.number("swiglu_limit", default=7.0))
     block = "model.layers.{layer}.mlp"
     weights, biases = ({f"ffn.experts.{role}.{kind}": 1 for role in ("gate", "up")} for kind in ("weight", "bias"))

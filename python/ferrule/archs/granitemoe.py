@@ -13,7 +13,7 @@ def granitemoe(
 ) -> ModelSpec:
     """`shared` is the network for all tokens that another family has, and `modules` where it lies."""
     config.require(mlp_bias=False)
-    intermediate, experts = config.whole("intermediate_size"), config.whole("num_local_experts", default=8)
+    intermediate, experts = config.whole("intermediate_size"), config.experts("num_local_experts", default=8)
     block = "model.layers.{layer}.block_sparse_moe"
     gate_up = {"ffn.experts.gate.weight": intermediate, "ffn.experts.up.weight": intermediate}
     return granite(

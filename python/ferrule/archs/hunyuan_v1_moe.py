@@ -1,6 +1,6 @@
 """Hunyuan's mixtures (Tencent 2025): its dense models with experts, and a network for all tokens."""
 
-from ferrule.archs.config import MAX_SIZE, Config
+from ferrule.archs.config import MAX_EXPERTS, Config
 from ferrule.archs.hunyuan_v1_dense import hunyuan_decoder
 from ferrule.spec import Dense, Experts, Ffn, ModelSpec, Router
 
@@ -32,8 +32,8 @@ def _ffns(config: Config) -> list[Ffn]:
 
 def _by_layer(config: Config, field: str) -> list[int]:
     if not isinstance(config.values.get(field), list):
-        return [config.whole(field, default=1)] * config.layers
-    numbers = config.wholes(field, low=1, high=MAX_SIZE)
+        return [config.experts(field, default=1)] * config.layers
+    numbers = config.wholes(field, low=1, high=MAX_EXPERTS)
     if len(numbers) != config.layers:
         raise config.error(field, f"a whole number, or a list of {config.layers}")
     return numbers

@@ -1,7 +1,7 @@
 """MiniCPM3 (OpenBMB 2024): DeepSeek's latent attention, and factors on embeddings, sums and logits."""
 
 from ferrule.archs.config import Config
-from ferrule.archs.deepseek_v2 import latent_decoder
+from ferrule.archs.latent import latent_decoder
 from ferrule.spec import Dense, Embedding, Head, ModelSpec
 
 

@@ -18,7 +18,7 @@ def minimax_m2(config: Config) -> ModelSpec:
         partial_rotary=1.0,
         qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps", default=1e-6)), over="heads"),
         ffn=Experts(
-            experts=config.whole("num_local_experts", default=256),
+            experts=config.experts("num_local_experts", default=256),
             experts_per_token=config.whole("num_experts_per_tok", default=8),
             expert=Dense(config.whole("intermediate_size"), config.activation),
             router=Router(scoring="sigmoid", normalize=True, correction_bias=True),

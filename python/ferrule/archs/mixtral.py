@@ -14,7 +14,7 @@ def mixtral(config: Config) -> ModelSpec:
         config,
         windows=[config.whole_or_none("sliding_window")] * config.layers,
         ffn=Experts(
-            experts=config.whole("num_local_experts", default=8),
+            experts=config.experts("num_local_experts", default=8),
             experts_per_token=config.whole("num_experts_per_tok", default=2),
             expert=Dense(config.whole("intermediate_size"), config.activation),
             router=Router(normalize=True),

@@ -17,7 +17,7 @@ def olmoe(config: Config) -> ModelSpec:
         qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps")), over="heads"),
         clip=config.number_or_none("clip_qkv"),
         ffn=Experts(
-            experts=config.whole("num_experts", default=64),
+            experts=config.experts("num_experts", default=64),
             experts_per_token=config.whole("num_experts_per_tok", default=8),
             expert=Dense(config.whole("intermediate_size"), config.activation),
             router=Router(normalize=config.flag("norm_topk_prob", default=False)),

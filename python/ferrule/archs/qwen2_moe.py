@@ -1,8 +1,9 @@
 """Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with mixtures of small experts and one that all tokens see."""
 
-from ferrule.archs.config import MAX_LAYERS, Config
+from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.spec import Dense, Experts, Ffn, ModelSpec, Router
+from ferrule.archs.mixtures import sparse_layers
+from ferrule.spec import Dense, Experts, ModelSpec, Router
 
 
 def qwen2_moe(config: Config) -> ModelSpec:
@@ -14,7 +15,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
     window = config.whole_or_none("sliding_window") if switched else None
     end = config.whole("max_window_layers", default=28, low=0)
     mixture = Experts(
-        experts=config.whole("num_experts", default=60),
+        experts=config.experts("num_experts", default=60),
         experts_per_token=config.whole("num_experts_per_tok", default=4),
         expert=Dense(config.whole("moe_intermediate_size", default=1408), config.activation),
         router=Router(normalize=config.flag("norm_topk_prob", default=False)),
@@ -33,14 +34,3 @@ def qwen2_moe(config: Config) -> ModelSpec:
             "ffn.shared_gate": "model.layers.{layer}.mlp.shared_expert_gate",
         },
     )
-
-
-def sparse_layers(config: Config, mixture: Experts) -> list[Ffn]:
-    """The network of each layer: `mixture` in every `decoder_sparse_step`-th that `mlp_only_layers` leaves out."""
-    step = config.whole("decoder_sparse_step", default=1)
-    dense_layers = config.wholes("mlp_only_layers", low=0, high=MAX_LAYERS)
-    sparse = [(index + 1) % step == 0 and index not in dense_layers for index in range(config.layers)]
-    if all(sparse):
-        return [mixture] * len(sparse)
-    dense = Dense(config.whole("intermediate_size"), config.activation)
-    return [mixture if is_sparse else dense for is_sparse in sparse]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.qwen2_moe import sparse_layers
+from ferrule.archs.mixtures import sparse_layers
 from ferrule.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Router
 from ferrule.tensors import Fused
 
@@ -17,7 +17,7 @@ def qwen3_moe(config: Config, modules: Mapping[str, str | Fused] | None = None) 
     window = config.whole_or_none("sliding_window") if switched else None
     bias = config.flag("attention_bias", default=False)
     mixture = Experts(
-        experts=config.whole("num_experts", default=128),
+        experts=config.experts("num_experts", default=128),
         experts_per_token=config.whole("num_experts_per_tok", default=8),
         expert=Dense(config.whole("moe_intermediate_size", default=768), config.activation),
         router=Router(normalize=config.flag("norm_topk_prob", default=False)),

@@ -22,6 +22,7 @@ from ferrule.spec import (
 )
 
 DEFAULT_THETA = 10_000.0
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 def read_rope(
@@ -41,6 +42,8 @@ def read_rope(
     Raises ConfigError, UnsupportedModelError.
     """
     parameters = rope_parameters(config, layer_type)
+    if layer_type in rope_parameters(config).values:
+        config = config.without(ORIGINAL_LENGTH)  # there each type of layer has its own
     source = parameters if "partial_rotary_factor" in parameters else config
     factor = source.number("partial_rotary_factor", default=1.0 if partial is None else partial)
     if factor > 1 or (partial is None and factor != 1):
@@ -130,6 +133,10 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
         attention = yarn_mscale(factor, parameters.number("mscale")) / yarn_mscale(
             factor, parameters.number("mscale_all_dim")
         )
+        if not (math.isfinite(attention) and attention > 0):
+            raise parameters.error(
+                "mscale", f"such that the factor on attention is finite and above 0, not {attention:g}"
+            )
     else:
         attention = yarn_mscale(factor, 1.0)
     # transformers reads 0 as "not given".
@@ -184,10 +191,9 @@ def _longrope(config: Config, parameters: Config) -> Scaling:
 
 
 def _original_length(config: Config, parameters: Config) -> int:
-    field = "original_max_position_embeddings"
-    if field in config:  # Phi-3 and others keep it beside the sizes
-        return config.whole(field)
-    return parameters.whole(field, default=config.whole("max_position_embeddings"))
+    if ORIGINAL_LENGTH in config:  # Phi-3 and others keep it beside the sizes
+        return config.whole(ORIGINAL_LENGTH)
+    return parameters.whole(ORIGINAL_LENGTH, default=config.whole("max_position_embeddings"))
 
 
 _SCALINGS: dict[str, Callable[[Config, Config], Scaling]] = {

@@ -1,7 +1,7 @@
 """Youtu-LLM (Tencent 2025): DeepSeek-V3's latent attention in a dense model."""
 
 from ferrule.archs.config import Config
-from ferrule.archs.deepseek_v2 import latent_decoder
+from ferrule.archs.latent import latent_decoder
 from ferrule.spec import Dense, ModelSpec
 
 

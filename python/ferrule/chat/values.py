@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ferrule.chat.budget import ITEM, MAX_BITS, MAX_DEPTH
 from ferrule.checks import shown
@@ -14,6 +14,19 @@ MAX_CHARACTERS = 1 << 24
 """Of a conversation with its tools and documents, as Plain counts them."""
 
 
+class _Place(NamedTuple):
+    """Where a value is. It becomes words for an error alone: a key may be long, and stand above many values."""
+
+    within: _Place | str
+    key: object
+    """Of a map, or the index in a list."""
+    is_key: bool = False
+    """Whether the key itself is meant, not what stands under it."""
+
+    def __str__(self) -> str:
+        return f"a key of {self.within}" if self.is_key else f"{self.within}[{shown(self.key)}]"
+
+
 class Plain:
     """Copies values, and counts how much they hold."""
 
@@ -21,7 +34,7 @@ class Plain:
         self.characters = 0
         """Of all copies so far, with ITEM for each value in them."""
 
-    def copy(self, value: object, where: str, depth: int = 0) -> Any:
+    def copy(self, value: object, where: _Place | str, depth: int = 0) -> Any:
         """A value made of dicts, lists, tuples, strings, numbers and None alone.
 
         Maps, dataclasses and what has a `model_dump`, as pydantic's models and so OpenAI's messages have, are dicts.
@@ -43,13 +56,13 @@ class Plain:
             raise ChatTemplateError(f"{where} has more levels than the limit, {MAX_DEPTH}")
         if isinstance(value, (list, tuple)):
             values = enumerate(cast("Sequence[object]", value))
-            copies = [self.copy(each, f"{where}[{index}]", depth + 1) for index, each in values]
+            copies = [self.copy(each, _Place(where, index), depth + 1) for index, each in values]
             return copies if isinstance(value, list) else tuple(copies)
         fields = _fields(value)
         if fields is None:
             raise ChatTemplateError(f"{where} is {shown(value)}; a template gets maps, lists, strings and numbers")
         return {
-            self.copy(key, f"a key of {where}", depth + 1): self.copy(each, f"{where}[{key!r}]", depth + 1)
+            self.copy(key, _Place(where, key, is_key=True), depth + 1): self.copy(each, _Place(where, key), depth + 1)
             for key, each in fields.items()
         }
 

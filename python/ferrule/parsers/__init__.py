@@ -20,7 +20,7 @@ from ferrule.parsers.families import (
 )
 from ferrule.parsers.message import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from ferrule.parsers.parser import MessageFormat, MessageParser
-from ferrule.parsers.tools import Tool
+from ferrule.parsers.tools import ToolSchema
 
 __all__ = [
     "REASONING_PARSERS",
@@ -29,9 +29,9 @@ __all__ = [
     "MessageFormat",
     "MessageParser",
     "ParsedMessage",
-    "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolSchema",
     "reasoning_parser_for",
     "tool_call_parser_for",
 ]

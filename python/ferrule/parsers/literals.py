@@ -15,6 +15,8 @@ Literal: TypeAlias = "str | int | float | bool | list[Literal] | dict[str, Liter
 
 MAX_DEPTH = 64
 """Of lists in lists; what is deeper is no literal."""
+MAX_BITS = 2048
+"""Of a whole number; Python writes none of many thousand digits, and takes a square of their number for it."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -126,9 +128,13 @@ def _key(value: str | float | bool | None) -> str:
 
 def _number(token: str) -> int | float:
     try:
-        return int(token, 0)
+        whole = int(token, 0)
     except ValueError:
         value = float(token)
+    else:
+        if whole.bit_length() > MAX_BITS:
+            raise ValueError(token)
+        return whole
     if not math.isfinite(value) or token.lstrip("-+").isdigit():
         raise ValueError(token)  # JSON has no infinity, and Python no number like 007
     return value

@@ -17,7 +17,7 @@ from ferrule.parsers.families import (
 from ferrule.parsers.message import MessageDelta, ParsedMessage
 from ferrule.parsers.reader import Read, Reader
 from ferrule.parsers.state import State
-from ferrule.parsers.tools import Tool, Tools
+from ferrule.parsers.tools import Tools, ToolSchema
 
 
 class MessageFormat:
@@ -34,7 +34,7 @@ class MessageFormat:
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         *,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[ToolSchema] | None = None,
     ) -> None:
         calls = None if tool_call_parser is None else find("tool_call_parser", TOOL_CALL_PARSERS, tool_call_parser)
         thinks = None if reasoning_parser is None else find("reasoning_parser", REASONING_PARSERS, reasoning_parser)
@@ -94,6 +94,8 @@ class MessageParser:
     def feed(self, text: str) -> MessageDelta:
         """Takes more of the output; what is new of the message.
 
+        One that was interrupted, by Ctrl-C say, takes what it has not read yet for content from then on.
+
         Raises InvalidParameterError once it is finished.
         """
         if self._finished:
@@ -101,7 +103,12 @@ class MessageParser:
         if not text:
             return MessageDelta()
         self._state.text.feed(text)
-        next(self._machine)
+        try:
+            next(self._machine)
+        except BaseException:  # ends a generator for good
+            self._state.as_content()
+            self._machine = self._state.content()
+            raise
         return self._state.draft.take()
 
     def finish(self) -> MessageDelta:
@@ -116,7 +123,7 @@ class MessageParser:
         return self._state.draft.take()
 
 
-def _machine(state: State, calls: ToolCallFamily | None) -> Read[None]:
+def _machine(state: State, calls: ToolCallFamily | None) -> Read[object]:
     """Waits whenever it has read all there is, and ends with the text."""
     if calls is not HARMONY:  # which has reasoning of its own
         yield from state.begin()

@@ -15,7 +15,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.parsers.draft import quoted
 from ferrule.parsers.literals import read_literal
 
-Tool: TypeAlias = Mapping[str, Any]
+ToolSchema: TypeAlias = Mapping[str, Any]
 
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 STRING = frozenset({"string"})
@@ -36,7 +36,7 @@ class Tools:
     Raises InvalidParameterError.
     """
 
-    def __init__(self, tools: Sequence[Tool] | None) -> None:
+    def __init__(self, tools: Sequence[ToolSchema] | None) -> None:
         self._properties: dict[str, Mapping[str, Any]] | None = None
         if tools is None:
             return
@@ -122,13 +122,13 @@ def _refuse(constant: str) -> None:
 
 
 def _declared(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
-    function: object = cast("Tool", tool).get("function", tool) if isinstance(tool, Mapping) else None
-    name: object = cast("Tool", function).get("name") if isinstance(function, Mapping) else None
+    function: object = cast("ToolSchema", tool).get("function", tool) if isinstance(tool, Mapping) else None
+    name: object = cast("ToolSchema", function).get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
         limit = "an object with a function that has a name"
         raise InvalidParameterError(f"tools[{index}] is {shown(cast('object', tool))}; it must be {limit}")
-    parameters: object = cast("Tool", function).get("parameters")
-    properties: object = cast("Tool", parameters).get("properties") if isinstance(parameters, Mapping) else None
+    parameters: object = cast("ToolSchema", function).get("parameters")
+    properties: object = cast("ToolSchema", parameters).get("properties") if isinstance(parameters, Mapping) else None
     return name, cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
 
 

@@ -42,4 +42,4 @@ pub use matrix::{PackError, PackedMatrix, RowSource};
 pub use memory::{AllocError, Scratch};
 pub use pool::{Exec, Pool, PoolError};
 pub use quant::Format;
-pub use rows::{Rows, RowsMut};
+pub use rows::{Rows, RowsMut, for_row_runs};

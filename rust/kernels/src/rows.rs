@@ -79,7 +79,10 @@ pub(crate) fn whole_rows(len: usize, stride: usize) -> usize {
 ///
 /// # Errors
 /// [`PoolError`], as `Pool::run`.
-pub(crate) fn for_row_runs(
+///
+/// # Panics
+/// If `data` is not made of whole rows.
+pub fn for_row_runs(
     exec: &Exec<'_>,
     data: &mut [f32],
     stride: usize,

@@ -65,9 +65,10 @@ impl<M: LanguageModel> Engine<M> {
         Ok(result??)
     }
 
-    /// Tables that share what is kept where nothing but a text's last row is read, and nothing otherwise.
+    /// Tables that share what is kept where nothing but a text's last row is read, and nothing otherwise. What is kept
+    /// is known by its tokens, not by their kinds.
     fn tables_of(&self, text: &Text, abilities: &Abilities, gather: Gather<'_>) -> PageTables {
-        if !abilities.causal || !gather.is_last() {
+        if !abilities.causal || !gather.is_last() || !text.token_types.is_empty() {
             return self.scheduler.pages.private_tables();
         }
         let namespace = Namespace::new(text.cache_salt.clone(), None);

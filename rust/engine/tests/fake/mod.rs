@@ -44,11 +44,13 @@ pub enum Fault {
 struct Slot {
     position: u64,
     token: u32,
+    /// Of the token.
+    kind: u8,
     /// Hash of the tokens up to this one.
     state: u64,
 }
 
-/// Bytes of a slot: position, state, token, and whether it was ever written.
+/// Bytes of a slot: position, state, token, whether it was ever written, and the kind of the token.
 const SLOT_BYTES: usize = 24;
 
 /// Bytes of a page.
@@ -60,7 +62,7 @@ impl Slot {
         bytes[..8].copy_from_slice(&self.position.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.state.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.token.to_le_bytes());
-        bytes[20] = 1;
+        bytes[20..22].copy_from_slice(&[1, self.kind]);
         bytes
     }
 
@@ -68,8 +70,13 @@ impl Slot {
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         let token = u32::from_le_bytes(bytes[16..20].try_into().unwrap());
-        (bytes[20] == 1).then(|| Self { position: number(0), state: number(8), token })
+        (bytes[20] == 1).then(|| Self { position: number(0), state: number(8), token, kind: bytes[21] })
     }
+}
+
+/// What a token of a kind adds to the hash.
+pub fn read(token: u32, kind: u8) -> u64 {
+    u64::from(kind) << 32 | u64::from(token)
 }
 
 /// A chunk as it was computed: first position, tokens, wanted logits.
@@ -203,7 +210,11 @@ impl FakeModel {
             let slot = Slot::from_bytes(bytes).expect("a page was never written");
             assert_eq!(slot.position, position as u64, "a page holds other positions than it should");
             if let Some(before) = state {
-                assert_eq!(slot.state, mix(before, slot.token.into()), "position {position} is another sequence's");
+                assert_eq!(
+                    slot.state,
+                    mix(before, read(slot.token, slot.kind)),
+                    "position {position} is another sequence's"
+                );
             }
             state = Some(slot.state);
         }
@@ -216,9 +227,9 @@ impl FakeModel {
         let mut states = Vec::new();
         for (index, &token) in chunk.tokens.iter().enumerate() {
             let position = chunk.first_position + index;
-            let kind = chunk.token_types.get(index).copied().unwrap_or(0);
-            state = mix(state, u64::from(kind) << 32 | u64::from(token));
-            let slot = Slot { position: position as u64, token, state };
+            let kind = chunk.token_types.get(index).map_or(0, |&kind| u8::try_from(kind).unwrap());
+            state = mix(state, read(token, kind));
+            let slot = Slot { position: position as u64, token, kind, state };
             self.write_slot(group, &chunk.pages[group], position, slot);
             states.push(state);
         }
@@ -267,7 +278,7 @@ impl FakeModel {
         for chunk in batch.sequences {
             for group in 0..self.groups.len() {
                 for position in chunk.first_position..chunk.first_position + chunk.tokens.len().div_ceil(2) {
-                    let nonsense = Slot { position: u64::MAX, token: u32::MAX, state: 0 };
+                    let nonsense = Slot { position: u64::MAX, token: u32::MAX, kind: 0, state: 0 };
                     self.write_slot(group, &chunk.pages[group], position, nonsense);
                 }
             }

@@ -35,12 +35,12 @@ impl AdapterConfig {
         serde_json::from_str(json).map_err(|error| AdapterError::Config(error.to_string()))
     }
 
-    /// A module's rank and its factor.
-    pub(super) fn rank_and_scale(&self, module: &str) -> (usize, f32) {
+    /// A module's rank and its factor, which f32 may not hold.
+    pub(super) fn rank_and_scale(&self, module: &str) -> (usize, f64) {
         let rank = of_first(&self.rank_pattern, module).unwrap_or(self.rank);
         let alpha = of_first(&self.alpha_pattern, module).unwrap_or(self.alpha);
         let denominator = if self.rank_stabilized { (rank as f64).sqrt() } else { rank as f64 };
-        (rank, (alpha / denominator) as f32)
+        (rank, alpha / denominator)
     }
 
     /// Whether a module of a layer, or of none, has an adapter. None if the tensors alone say so.

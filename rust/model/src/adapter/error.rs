@@ -23,6 +23,20 @@ pub enum AdapterError {
         /// A name that the model has.
         nearest: Option<String>,
     },
+    /// A factor that f32 does not hold.
+    #[error(
+        "{}: lora_alpha or alpha_pattern gives {module:?} the factor {factor:e}; it must be at most {:e}",
+        file.display(),
+        f32::MAX
+    )]
+    Scale {
+        /// The configuration.
+        file: PathBuf,
+        /// What it is the factor of.
+        module: String,
+        /// Alpha over the rank, or over its square root.
+        factor: f64,
+    },
     /// A tensor that cannot be applied.
     #[error("{}: tensor {tensor:?} {fault}", file.display())]
     Tensor {

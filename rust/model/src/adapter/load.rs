@@ -18,6 +18,8 @@ use crate::weights::{HeadSplit, LoadError, MatrixPlan, Measure, Pack, Packer, Si
 
 /// PEFT's name for the file of tensors.
 const TENSORS: &str = "adapter_model.safetensors";
+/// What checkpoints call their heads.
+const HEADS: [&str; 2] = ["lm_head", "embed_out"];
 /// PEFT's name for the configuration.
 const CONFIG: &str = "adapter_config.json";
 
@@ -99,11 +101,11 @@ impl Matching<'_> {
                     _ if !is_given => continue,
                     _ => {}
                 }
-                let (rank, scale) = self.config.rank_and_scale(name);
-                found.insert(tensor.clone(), Module { name: name.clone(), rank, scale });
+                found.insert(tensor.clone(), self.module(name)?);
             }
         }
         match given.first() {
+            Some(name) if self.is_tied_head(name) => Err(self.tied_head(name)),
             Some(name) => {
                 let known = self.known_modules();
                 let nearest = nearest(name, known.iter().map(String::as_str)).map(str::to_owned);
@@ -112,6 +114,15 @@ impl Matching<'_> {
             None if found.is_empty() => Err(AdapterError::Empty { file: self.files.listing().to_owned() }),
             None => Ok(found),
         }
+    }
+
+    fn module(&self, name: &str) -> Result<Module, AdapterError> {
+        let (rank, factor) = self.config.rank_and_scale(name);
+        let (name, scale) = (name.to_owned(), factor as f32);
+        if !scale.is_finite() {
+            return Err(AdapterError::Scale { file: self.directory.join(CONFIG), module: name, factor });
+        }
+        Ok(Module { name, rank, scale })
     }
 
     /// The modules that the file has both matrices of.
@@ -135,12 +146,25 @@ impl Matching<'_> {
         let known = self.known_modules();
         let is_missing = |target: &&String| !known.iter().any(|module| names(target, module));
         let Some(target) = targets.iter().find(is_missing) else { return Ok(()) };
+        if self.is_tied_head(target) {
+            return Err(self.tied_head(target));
+        }
         let ends = known.iter().filter_map(|module| module.rsplit('.').next());
         Err(AdapterError::Target {
             file: self.directory.join(CONFIG),
             target: target.clone(),
             nearest: nearest(target, ends).map(str::to_owned),
         })
+    }
+
+    /// Whether a name is that of a head whose matrix is the embedding's, so that the base has no tensor for it.
+    fn is_tied_head(&self, name: &str) -> bool {
+        self.model.spec.head.is_some_and(|head| head.tied) && HEADS.iter().any(|head| names(head, name))
+    }
+
+    fn tied_head(&self, name: &str) -> AdapterError {
+        let what = "a head that is tied with the embedding";
+        self.fault(Half::A.tensor_of(name), TensorFault::Unsupported { what })
     }
 
     fn known_modules(&self) -> Vec<String> {

@@ -3,13 +3,13 @@
 //! Rows are gathered by expert, so that an expert's weights are read once for all of its rows, and added up in the
 //! router's order, so that a row's result does not depend on what others chose.
 
-use std::iter::repeat_n;
-
+use ferrule_kernels::disjoint::Tiles;
 use ferrule_kernels::elementwise::{add_bias, add_scaled};
-use ferrule_kernels::{Exec, PoolError, Product, Scratch, matmul_each};
+use ferrule_kernels::{Exec, PoolError, Product, Scratch, for_row_runs, matmul_each};
 
 use super::ffn::{self, dense, let_through};
 use super::router::{Choice, choose};
+use super::rows::for_rows;
 use super::{AdapterRows, adapted, linear};
 use crate::spec::ExpertsSpec;
 use crate::weights::{Experts, Linear};
@@ -32,6 +32,8 @@ pub(crate) struct Buffers {
     chosen: Vec<Choice>,
     /// For each choice its row in `gathered`.
     places: Vec<usize>,
+    /// For each row of `gathered` the row that it is.
+    sources: Vec<usize>,
 }
 
 /// A mixture over rows.
@@ -72,10 +74,9 @@ impl MixturePass<'_> {
             Some(gate) => {
                 let gates = buffers.experts.gates.take(x.len() / width);
                 adapted(self.exec, gate, self.adapters, x, gates)?;
-                let rows = out.chunks_exact_mut(width).zip(shared.chunks_exact(width));
-                for ((out, shared), gate) in rows.zip(gates) {
-                    add_weighted(out, shared, 1.0 / (1.0 + (-*gate).exp()));
-                }
+                for_rows(self.exec, gates.len(), out, width, |row, out| {
+                    add_weighted(out, &shared[row * width..][..width], 1.0 / (1.0 + (-gates[row]).exp()));
+                })?;
             }
         }
         buffers.experts.given = given;
@@ -86,13 +87,20 @@ impl MixturePass<'_> {
     /// Returns how many rows each expert has.
     fn choose(&self, x: &[f32], width: usize, buffers: &mut Buffers) -> Result<Vec<usize>, PoolError> {
         let Self { exec, weights, spec, .. } = self;
-        let Buffers { logits, chosen, places, .. } = buffers;
-        let logits = logits.take(x.len() / width * spec.experts);
+        let Buffers { logits, chosen, places, sources, .. } = buffers;
+        let ExpertsSpec { experts, experts_per_token, .. } = **spec;
+        let rows = x.len() / width;
+        let logits = logits.take(rows * experts);
         linear(exec, &weights.router, x, logits)?;
         chosen.clear();
-        for logits in logits.chunks_exact_mut(spec.experts) {
-            choose(spec, logits, weights.correction.as_deref(), chosen);
-        }
+        chosen.resize(rows * experts_per_token, Choice::default());
+        let choices = Tiles::of_rows(chosen, experts_per_token, 1);
+        for_row_runs(exec, logits, experts, experts * experts_per_token, &|first, logits| {
+            for (logits, row) in logits.chunks_exact_mut(experts).zip(first..) {
+                choose(spec, logits, weights.correction.as_deref(), choices.take(row).contiguous());
+            }
+        })?;
+        drop(choices);
         let mut counts = vec![0; spec.experts];
         chosen.iter().for_each(|choice| counts[choice.expert] += 1);
         let mut next: Vec<usize> = counts
@@ -108,6 +116,9 @@ impl MixturePass<'_> {
             *place += 1;
             *place - 1
         }));
+        sources.clear();
+        sources.resize(chosen.len(), 0);
+        places.iter().enumerate().for_each(|(choice, &place)| sources[place] = choice / experts_per_token);
         Ok(counts)
     }
 
@@ -115,16 +126,16 @@ impl MixturePass<'_> {
         let Self { exec, weights, spec, .. } = self;
         let ffn::Buffers { inner, activated, experts: buffers } = buffers;
         let counts = self.choose(x, width, buffers)?;
-        let Buffers { gathered, given, chosen, places, .. } = buffers;
+        let Buffers { gathered, given, chosen, places, sources, .. } = buffers;
+        let rows = x.len() / width;
         // A row alone is read, and quantized, where it lies: once for all of its experts.
-        let gathered = if x.len() == width {
+        let gathered = if rows == 1 {
             Gathered::One(x)
         } else {
             let gathered = gathered.take(chosen.len() * width);
-            let repeated = x.chunks_exact(width).flat_map(|x| repeat_n(x, spec.experts_per_token));
-            for (&place, x) in places.iter().zip(repeated) {
-                gathered[place * width..][..width].copy_from_slice(x);
-            }
+            for_rows(exec, rows, gathered, width, |place, row| {
+                row.copy_from_slice(&x[sources[place] * width..][..width]);
+            })?;
             Gathered::Each(gathered)
         };
         let active = || weights.experts.iter().zip(&counts).filter(|(_, count)| **count > 0);
@@ -134,14 +145,13 @@ impl MixturePass<'_> {
         let given = given.take(chosen.len() * width);
         multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), Gathered::Each(activated), given)?;
 
-        out.fill(0.0);
-        let choices = chosen.chunks_exact(spec.experts_per_token).zip(places.chunks_exact(spec.experts_per_token));
-        for ((choices, places), out) in choices.zip(out.chunks_exact_mut(width)) {
-            for (choice, place) in choices.iter().zip(places) {
+        let each = spec.experts_per_token;
+        for_rows(exec, rows, out, width, |row, out| {
+            out.fill(0.0);
+            for (choice, place) in chosen[row * each..][..each].iter().zip(&places[row * each..]) {
                 add_weighted(out, &given[place * width..][..width], choice.weight);
             }
-        }
-        Ok(())
+        })
     }
 }
 

@@ -6,10 +6,11 @@
 //! into its own values afterwards. Prefill and decode do the same, so that both give the same bits.
 
 use ferrule_kernels::kv::KvStore;
-use ferrule_kernels::{PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, matmul_each};
+use ferrule_kernels::{Exec, PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, matmul_each};
 
 use super::attention::{self, AttentionPass};
 use super::low_rank::{HeadSide, add_to_heads};
+use super::rows::for_rows;
 use super::{adapted, norm_heads};
 use crate::spec::LatentProjections;
 use crate::weights::Latent;
@@ -53,42 +54,42 @@ impl AttentionPass<'_> {
         norm_heads(exec, &weights.norm, RowsMut::new(input, width, first_latent), 1, kv_rank)?;
 
         let keys = buffers.keys.take(rows * (rope_dim + kv_rank));
-        for (key, input) in keys.chunks_exact_mut(rope_dim + kv_rank).zip(input.chunks_exact(width)) {
-            let (latent, turned) = input[first_latent..].split_at(kv_rank);
+        for_rows(exec, rows, keys, rope_dim + kv_rank, |row, key| {
+            let (latent, turned) = input[row * width..][..width][first_latent..].split_at(kv_rank);
             key[..rope_dim].copy_from_slice(turned);
             key[rope_dim..].copy_from_slice(latent);
-        }
+        })?;
         self.rotate(keys, rope_dim + kv_rank, 0, 1, rope_dim + kv_rank)?;
 
         let query_dim = nope_dim + rope_dim;
         let queries = buffers.queries.take(rows * heads * query_dim);
         let first_columns = |out: &mut [f32]| {
-            for (out, input) in out.chunks_exact_mut(first_latent).zip(input.chunks_exact(width)) {
-                out.copy_from_slice(&input[..first_latent]);
-            }
+            for_rows(exec, rows, out, first_latent, |row, out| {
+                out.copy_from_slice(&input[row * width..][..first_latent]);
+            })
         };
         match &weights.queries {
             Some((norm, up)) => {
                 let latent = buffers.query_latent.take(rows * first_latent);
-                first_columns(latent);
+                first_columns(latent)?;
                 norm_heads(exec, norm, RowsMut::new(latent, first_latent, 0), 1, first_latent)?;
                 adapted(exec, up, self.adapters, latent, queries)?;
             }
-            None => first_columns(queries),
+            None => first_columns(queries)?,
         }
 
         let unturned = buffers.by_head.take(heads * rows * nope_dim);
-        split_heads(queries, heads, query_dim, nope_dim, unturned);
+        split_heads(exec, queries, (rows, heads), (query_dim, nope_dim), unturned)?;
         let met = buffers.by_head_out.take(heads * rows * kv_rank);
         each_head(self, &weights.key_up, unturned, met)?;
         add_to_heads(exec, (weights.up_site, HeadSide::Keys), self.adapters, unturned, met, (heads, rows))?;
         let absorbed_dim = rope_dim + kv_rank;
         let absorbed = buffers.absorbed.take(rows * heads * absorbed_dim);
-        for (index, out) in absorbed.chunks_exact_mut(absorbed_dim).enumerate() {
+        for_rows(exec, rows, absorbed, absorbed_dim, |index, out| {
             let (row, head) = (index / heads, index % heads);
             out[..rope_dim].copy_from_slice(&queries[index * query_dim + nope_dim..][..rope_dim]);
             out[rope_dim..].copy_from_slice(&met[(head * rows + row) * kv_rank..][..kv_rank]);
-        }
+        })?;
         self.rotate(absorbed, heads * absorbed_dim, 0, heads, absorbed_dim)?;
 
         let keys = |first| Rows::new(keys, absorbed_dim, first);
@@ -96,26 +97,31 @@ impl AttentionPass<'_> {
         let mixed = self.attend(store, absorbed, keys(0), keys(rope_dim), mixed)?;
 
         let latents = buffers.by_head.take(heads * rows * kv_rank);
-        split_heads(mixed, heads, kv_rank, kv_rank, latents);
+        split_heads(exec, mixed, (rows, heads), (kv_rank, kv_rank), latents)?;
         let turned_back = buffers.by_head_out.take(heads * rows * value_dim);
         each_head(self, &weights.value_up, latents, turned_back)?;
         add_to_heads(exec, (weights.up_site, HeadSide::Values), self.adapters, latents, turned_back, (heads, rows))?;
         let values = buffers.values.take(rows * heads * value_dim);
-        for (index, out) in values.chunks_exact_mut(value_dim).enumerate() {
+        for_rows(exec, rows, values, value_dim, |index, out| {
             let (row, head) = (index / heads, index % heads);
             out.copy_from_slice(&turned_back[(head * rows + row) * value_dim..][..value_dim]);
-        }
+        })?;
         Ok(values)
     }
 }
 
-/// The first `width` columns of each head of `x: [rows, heads * head_dim]`, head by head: `[heads, rows, width]`.
-fn split_heads(x: &[f32], heads: usize, head_dim: usize, width: usize, out: &mut [f32]) {
-    let rows = x.len() / (heads * head_dim);
-    for (index, out) in out.chunks_exact_mut(width).enumerate() {
+/// The first `width` columns of each head of `x: [rows, heads * head_dim]`, head by head: `out: [heads, rows, width]`.
+fn split_heads(
+    exec: &Exec<'_>,
+    x: &[f32],
+    (rows, heads): (usize, usize),
+    (head_dim, width): (usize, usize),
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    for_rows(exec, rows, out, width, |index, out| {
         let (head, row) = (index / rows, index % rows);
         out.copy_from_slice(&x[(row * heads + head) * head_dim..][..width]);
-    }
+    })
 }
 
 /// Every head's rows, `[heads, rows, columns]`, times its matrix.

@@ -3,7 +3,7 @@
 use crate::spec::{ExpertsSpec, GroupScore, RouterSpec, Scoring};
 
 /// An expert chosen for a token.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Choice {
     pub expert: usize,
     pub weight: f32,
@@ -11,7 +11,7 @@ pub(super) struct Choice {
 
 /// Chooses `experts_per_token` experts from a router's logits, the best first, and of equals the lowest id first.
 /// `logits` are overwritten; `correction` is added to the scores for the choice alone.
-pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<&[f32]>, chosen: &mut Vec<Choice>) {
+pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<&[f32]>, chosen: &mut [Choice]) {
     let RouterSpec { scoring, normalize, scale, .. } = spec.router;
     match scoring {
         Scoring::Softmax => softmax(logits),
@@ -21,17 +21,15 @@ pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<
     let scores = &*logits;
     let worth = |expert: usize| scores[expert] + correction.map_or(0.0, |correction| correction[expert]);
     let eligible = eligible(spec, &worth);
-    let first = chosen.len();
-    for _ in 0..spec.experts_per_token {
+    for index in 0..chosen.len() {
         let left = (0..spec.experts).filter(|&expert| {
             eligible[expert / (spec.experts / spec.router.groups)]
-                && chosen[first..].iter().all(|choice| choice.expert != expert)
+                && chosen[..index].iter().all(|choice| choice.expert != expert)
         });
         if let Some(expert) = best(left, &worth) {
-            chosen.push(Choice { expert, weight: scores[expert] });
+            chosen[index] = Choice { expert, weight: scores[expert] };
         }
     }
-    let chosen = &mut chosen[first..];
     if scoring == Scoring::SoftmaxOfChosen {
         let mut weights: Vec<f32> = chosen.iter().map(|choice| choice.weight).collect();
         softmax(&mut weights);
@@ -70,7 +68,8 @@ fn eligible(spec: &ExpertsSpec, worth: &impl Fn(usize) -> f32) -> Vec<bool> {
     eligible
 }
 
-/// The first of the largest; NaN is never larger than anything.
+/// The first of the largest. A NaN is passed over, but for a first one, which nothing is larger than: the weights are
+/// then NaN as well, and whoever samples from them says so.
 fn best(candidates: impl Iterator<Item = usize>, worth: &impl Fn(usize) -> f32) -> Option<usize> {
     candidates.reduce(|best, candidate| if worth(candidate) > worth(best) { candidate } else { best })
 }
@@ -110,7 +109,7 @@ mod tests {
             "shared": null, "shared_gate": false
         }))
         .unwrap();
-        let mut chosen = Vec::new();
+        let mut chosen = vec![Choice::default(); experts_per_token];
         choose(&spec, &mut logits.to_vec(), correction, &mut chosen);
         chosen.into_iter().map(|Choice { expert, weight }| (expert, weight)).collect()
     }

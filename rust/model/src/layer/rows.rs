@@ -2,6 +2,7 @@
 
 use ferrule_kernels::attention::AttentionSequence;
 use ferrule_kernels::kv::{KvRow, PAGE_TOKENS};
+use ferrule_kernels::{Exec, PoolError, for_row_runs};
 
 use crate::batch::Batch;
 use crate::rope::{RopeRows, RopeSpec};
@@ -51,4 +52,22 @@ impl<'a> RaggedRows<'a> {
         });
         Self { count: batch.tokens().count(), places: places.collect(), sequences: sequences.collect(), ropes: tables }
     }
+}
+
+/// Calls `job` with the number of each row of `out: [rows, width]` and the row: on all threads where there are many, but
+/// for those of a token alone, whose way is short and ought to have as few forks as can be.
+pub(super) fn for_rows(
+    exec: &Exec<'_>,
+    tokens: usize,
+    out: &mut [f32],
+    width: usize,
+    job: impl Fn(usize, &mut [f32]) + Sync,
+) -> Result<(), PoolError> {
+    let run =
+        |first, out: &mut [f32]| out.chunks_exact_mut(width).zip(first..).for_each(|(row, index)| job(index, row));
+    if tokens == 1 {
+        run(0, out);
+        return Ok(());
+    }
+    for_row_runs(exec, out, width, width, &run)
 }

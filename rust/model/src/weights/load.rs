@@ -195,7 +195,11 @@ impl<'a> Loader<'a> {
             Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows)?),
             Some(PositionsSpec::Sinusoidal { offset }) => {
                 let rows = offset + spec.max_position_embeddings;
-                Some(if self.reads { sinusoids(rows, hidden) } else { vec![0.0; rows * hidden] })
+                let mut table = zeros("the table of positions", rows.saturating_mul(hidden))?;
+                if self.reads {
+                    fill_sinusoids(&mut table, hidden);
+                }
+                Some(table)
             }
             None => None,
         };
@@ -291,12 +295,11 @@ impl<'a> Loader<'a> {
         let mut input = self.linear(packer, at, &[first, second], hidden, false)?;
         if bias {
             // Queries that are projected at once have none.
-            let mut biases = match query_rank {
-                Some(rank) => self.vector(&format!("{at}q_a.bias"), rank)?,
-                None => vec![0.0; query_columns],
+            let first = match query_rank {
+                Some(rank) => (Some(format!("{at}q_a.bias")), rank),
+                None => (None, query_columns),
             };
-            biases.extend(self.vector(&format!("{at}kv_a.bias"), kv_rank + rope_dim)?);
-            input.bias = Some(biases);
+            input.bias = Some(self.vectors(&[first, (Some(format!("{at}kv_a.bias")), kv_rank + rope_dim)])?);
         }
         let queries = match query_rank {
             Some(rank) => Some((
@@ -400,17 +403,16 @@ impl<'a> Loader<'a> {
         bias: bool,
     ) -> Result<Linear<P::Matrix>, LoadError> {
         let mut stored = Vec::with_capacity(parts.len());
-        let mut biases = Vec::new();
         for (role, rows, format) in parts {
             let weight = self.stored(&format!("{at}{role}.weight"), *rows, Some(columns))?;
             stored.extend(weight.into_iter().map(|part| (part, *format)));
-            if bias {
-                biases.extend(self.vector(&format!("{at}{role}.bias"), *rows)?);
-            }
         }
+        let biases =
+            || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
+        let bias = if bias { Some(self.vectors(&biases())?) } else { None };
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.number(Site { parts, columns, heads: None });
-        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias: bias.then_some(biases), site })
+        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias, site })
     }
 
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {
@@ -437,27 +439,40 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&self, role: &str, length: usize) -> Result<Vec<f32>, LoadError> {
-        let mut vector = vec![0.0; length];
-        match self.source {
-            Source::Random if role.ends_with("norm.weight") => vector.fill(1.0),
-            Source::Random => {}
-            Source::Checkpoint(_) => {
-                let parts = self.stored(role, length, None)?;
-                let parts = if self.reads { parts.as_slice() } else { &[] };
-                let rows = parts.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
-                for (element, (part, row)) in vector.iter_mut().zip(rows) {
-                    part.read_row(row, std::slice::from_mut(element));
-                }
+        self.vectors(&[(Some(role.to_owned()), length)])
+    }
+
+    /// The vectors of roles, and so many zeros where there is none, one after the other.
+    fn vectors(&self, parts: &[(Option<String>, usize)]) -> Result<Vec<f32>, LoadError> {
+        let mut stored = Vec::with_capacity(parts.len());
+        for (role, length) in parts {
+            stored.push(match (role, self.source) {
+                (Some(role), Source::Checkpoint(_)) => self.stored(role, *length, None)?,
+                _ => Vec::new(),
+            });
+        }
+        let mut all = zeros("a vector", parts.iter().map(|(_, length)| length).sum())?;
+        let mut left = all.as_mut_slice();
+        for ((role, length), stored) in parts.iter().zip(stored).filter(|_| self.reads) {
+            let (vector, others) = left.split_at_mut(*length);
+            left = others;
+            let is_scale = role.as_ref().is_some_and(|role| role.ends_with("norm.weight"));
+            if is_scale && matches!(self.source, Source::Random) {
+                vector.fill(1.0);
+            }
+            let rows = stored.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
+            for (element, (part, row)) in vector.iter_mut().zip(rows) {
+                part.read_row(row, std::slice::from_mut(element));
             }
         }
-        Ok(vector)
+        Ok(all)
     }
 
     /// A table of so many rows of `hidden_size` columns.
-    fn table(&self, role: &str, rows: usize) -> Result<Vec<f32>, LoadError> {
+    fn table(&self, role: &'static str, rows: usize) -> Result<Vec<f32>, LoadError> {
         let hidden = self.spec.hidden_size;
         let parts = self.stored(role, rows, Some(hidden))?;
-        let mut table = vec![0.0; rows * hidden];
+        let mut table = zeros(role, rows.saturating_mul(hidden))?;
         let mut out = table.chunks_exact_mut(hidden);
         for part in parts.iter().filter(|_| self.reads) {
             (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
@@ -466,17 +481,25 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Sines and then cosines of the first `rows` positions; angles are products of two f32, as the reference's are.
-fn sinusoids(rows: usize, width: usize) -> Vec<f32> {
+/// Zeros that take no memory before something else is written there.
+fn zeros(what: &'static str, length: usize) -> Result<Vec<f32>, LoadError> {
+    bytemuck::allocation::try_zeroed_vec(length).map_err(|()| LoadError::Memory {
+        what,
+        needs: (length as u64).saturating_mul(size_of::<f32>() as u64),
+        available: machine::available_memory(),
+    })
+}
+
+/// Sines and then cosines of the first positions, a row of `width` each; angles are products of two f32, as the
+/// reference's are.
+fn fill_sinusoids(table: &mut [f32], width: usize) {
     let half = width / 2;
     let step = 10_000f64.ln() / (half.max(2) - 1) as f64;
     let frequencies: Vec<f32> = (0..half).map(|i| (-(i as f64) * step).exp() as f32).collect();
-    let mut table = vec![0.0; rows * width];
     for (position, row) in table.chunks_exact_mut(width).enumerate() {
         for (i, frequency) in frequencies.iter().enumerate() {
             let angle = f64::from(position as f32 * frequency);
             (row[i], row[half + i]) = (angle.sin() as f32, angle.cos() as f32);
         }
     }
-    table
 }

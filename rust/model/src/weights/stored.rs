@@ -73,8 +73,12 @@ impl<'a> View<'a> {
         };
         let width = columns.unwrap_or(1);
         let matrix = stored_rows.saturating_mul(width);
-        let mut first = 0;
+        let (mut first, mut joined) = (0, None);
         if let Some(stack) = place.stack {
+            // DBRX has the experts' matrices as one, which lies in the same order.
+            let mut shape = expected.clone();
+            shape[0] = shape[0].saturating_mul(stack.of);
+            joined = Some(shape);
             expected.insert(0, stack.of);
             first = stack.index.saturating_mul(matrix);
         }
@@ -82,7 +86,9 @@ impl<'a> View<'a> {
         let views = place.names.iter().map(|name| {
             let tensor = find(checkpoint, spec, name)?;
             // Norms of each head are stored as [heads, head_dim] or as one row.
-            let same = tensor.shape() == expected || (expected.len() == 1 && tensor.elements() == matrix);
+            let same = tensor.shape() == expected
+                || joined.as_deref() == Some(tensor.shape())
+                || (expected.len() == 1 && tensor.elements() == matrix);
             if !same || !whole {
                 return Err(LoadError::Shape {
                     tensor: tensor.name().to_owned(),

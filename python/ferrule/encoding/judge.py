@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from ferrule.encoding.texts import Text, TextReader
 from ferrule.errors import PromptError, UnsupportedTaskError
 from ferrule.loading.sentence_files import SentenceFiles
 from ferrule.spec import ModelSpec
-from ferrule.texts import Text, TextReader
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """Where the caller gives none."""

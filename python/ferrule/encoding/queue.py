@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from ferrule.encoding.texts import Text
 from ferrule.errors import EngineError
-from ferrule.texts import Text
 
 
 @dataclass(eq=False)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from ferrule.checks import check_whole, shown
+from ferrule.encoding.judge import Judge
+from ferrule.encoding.texts import Text, TextInput, TextOrPair, TextReader
 from ferrule.errors import InvalidParameterError, PromptError, UnsupportedModelError, UnsupportedTaskError
-from ferrule.judge import Judge
 from ferrule.outputs import ClassificationOutput, EmbeddingOutput, RerankOutput
 from ferrule.params import MAX_COUNT
-from ferrule.texts import Text, TextInput, TextOrPair, TextReader
 
 if TYPE_CHECKING:
     import numpy as np

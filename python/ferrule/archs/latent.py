@@ -1,0 +1,60 @@
+"""Decoders with latent attention (MLA): the keys and values of all heads come out of one vector (DeepSeek-V2, 2024)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import LAYER_TYPES, decoder
+from ferrule.archs.mixtures import MIXTURE_MODULES
+from ferrule.archs.rope import read_rope, rope_parameters, yarn_mscale
+from ferrule.spec import Ffn, LatentProjections, ModelSpec, NoScaling, RmsNorm, Rope, YarnScaling
+
+LATENT_EPS = 1e-6
+"""Of the latents' norms; it is not in the file."""
+
+
+def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: bool, **switches: Any) -> ModelSpec:
+    """What families with latent attention have in common; `ffn` and `switches` as `decoder` takes them."""
+    config.require(mlp_bias=False)
+    projections = LatentProjections(
+        query_rank=config.whole_or_none("q_lora_rank"),
+        kv_rank=config.whole("kv_lora_rank", default=512),
+        nope_dim=config.whole("qk_nope_head_dim", default=128),
+        rope_dim=config.whole("qk_rope_head_dim", default=64),
+        value_dim=config.whole("v_head_dim", default=128),
+        norm=RmsNorm(LATENT_EPS),
+        bias=config.flag("attention_bias", default=False),
+    )
+    rope = read_rope(config, projections.rope_dim, LAYER_TYPES[0], interleaved=interleaved)
+    return decoder(
+        config,
+        rope_of=lambda layer_type: rope,
+        projections=projections,
+        output_bias=projections.bias,
+        scale=(projections.nope_dim + projections.rope_dim) ** -0.5 * _sharpening(config, rope),
+        ffn=ffn,
+        **switches,
+        modules={
+            "attention.q_a": "model.layers.{layer}.self_attn.q_a_proj",
+            "attention.q_a_norm": "model.layers.{layer}.self_attn.q_a_layernorm",
+            "attention.q_b": "model.layers.{layer}.self_attn.q_b_proj",
+            "attention.kv_a": "model.layers.{layer}.self_attn.kv_a_proj_with_mqa",
+            "attention.kv_a_norm": "model.layers.{layer}.self_attn.kv_a_layernorm",
+            "attention.kv_b": "model.layers.{layer}.self_attn.kv_b_proj",
+            **MIXTURE_MODULES,
+        },
+    )
+
+
+def _sharpening(config: Config, rope: Rope) -> float:
+    """What a scaled rotation does to the scores beyond `attention_factor`, which is for the rotated elements alone."""
+    parameters = rope_parameters(config, LAYER_TYPES[0])
+    all_dim = parameters.number("mscale_all_dim", default=0.0, low=0.0)
+    if isinstance(rope.scaling, NoScaling) or not all_dim:
+        return 1.0
+    factor = rope.scaling.factor if isinstance(rope.scaling, YarnScaling) else parameters.number("factor")
+    mscale = yarn_mscale(factor, all_dim)
+    if math.isinf(mscale * mscale):
+        raise parameters.error("mscale_all_dim", "small enough for scores to be finite")
+    return mscale * mscale

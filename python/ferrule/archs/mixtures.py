@@ -1,0 +1,67 @@
+"""What mixtures of experts have in common: a mixture from the usual keys, and which of the layers have one."""
+
+from ferrule.archs.config import MAX_LAYERS, Config
+from ferrule.spec import Dense, Experts, Ffn, Router
+
+MIXTURE_MODULES = {
+    "ffn.router.correction_bias": "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+    "ffn.shared.gate": "model.layers.{layer}.mlp.shared_experts.gate_proj",
+    "ffn.shared.up": "model.layers.{layer}.mlp.shared_experts.up_proj",
+    "ffn.shared.down": "model.layers.{layer}.mlp.shared_experts.down_proj",
+}
+"""Where the checkpoints keep what other families' mixtures lack."""
+
+
+def mixture(config: Config, router: Router) -> Experts:
+    """Experts of `moe_intermediate_size`, and for all tokens one network as wide as the shared ones together."""
+    width = config.whole("moe_intermediate_size")
+    return Experts(
+        experts=config.experts("n_routed_experts"),
+        experts_per_token=config.whole("num_experts_per_tok"),
+        expert=Dense(width, config.activation),
+        router=router,
+        shared=Dense(width * config.whole("n_shared_experts"), config.activation),
+    )
+
+
+def corrected_router(config: Config) -> Router:
+    """Sigmoid scores, and groups that are worth their best two with the bias."""
+    return Router(
+        scoring="sigmoid",
+        normalize=config.flag("norm_topk_prob", default=True),
+        scale=config.number("routed_scaling_factor", default=2.5),
+        correction_bias=True,
+        groups=config.whole("n_group", default=8),
+        groups_chosen=config.whole("topk_group", default=4),
+        group_score="top2",
+    )
+
+
+def mixtures_after_dense(config: Config, experts: Experts) -> list[Ffn]:
+    """The network of each layer: dense in the first `first_k_dense_replace`."""
+    config.require(moe_layer_freq=1)
+    dense = min(config.whole("first_k_dense_replace", low=0), config.layers)
+    first = [Dense(config.whole("intermediate_size"), config.activation)] * dense
+    return [*first, *[experts] * (config.layers - dense)]
+
+
+def listed_mixtures(config: Config, experts: Experts) -> list[Ffn]:
+    """The network of each layer, as `mlp_layer_types` says; empty where it is missing."""
+    types = config.texts("mlp_layer_types")
+    if types and (len(types) != config.layers or any(kind not in ("dense", "sparse") for kind in types)):
+        raise config.error("mlp_layer_types", f"a list of {config.layers}, each one dense or sparse")
+    if all(kind == "sparse" for kind in types):
+        return [experts] * len(types)
+    dense = Dense(config.whole("intermediate_size"), config.activation)
+    return [experts if kind == "sparse" else dense for kind in types]
+
+
+def sparse_layers(config: Config, mixture: Experts) -> list[Ffn]:
+    """The network of each layer: `mixture` in every `decoder_sparse_step`-th that `mlp_only_layers` leaves out."""
+    step = config.whole("decoder_sparse_step", default=1)
+    dense_layers = set(config.wholes("mlp_only_layers", low=0, high=MAX_LAYERS))
+    sparse = [(index + 1) % step == 0 and index not in dense_layers for index in range(config.layers)]
+    if all(sparse):
+        return [mixture] * len(sparse)
+    dense = Dense(config.whole("intermediate_size"), config.activation)
+    return [mixture if is_sparse else dense for is_sparse in sparse]
