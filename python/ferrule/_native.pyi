@@ -1,6 +1,8 @@
 """The extension module: the engine in Rust. Speaks token ids and JSON; text lives above, in Python."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 version: str
 """The version of the crates."""
@@ -11,7 +13,7 @@ class Engine:
     def __init__(
         self, spec: str, model_dir: str | None, options: str, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Packs the weights of a checkpoint directory, or random ones where there is none.
+        """Packs the weights of a checkpoint directory or a GGUF file, or random ones where there is none.
 
         `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, threads, max_model_len,
         kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
@@ -92,6 +94,34 @@ class Engine:
 
     def info(self) -> str:
         """What is loaded and how, as JSON."""
+
+class GgufFile:
+    """A model's GGUF file, or all of its parts. Its headers are read and checked when it is opened."""
+
+    def __init__(self, path: str) -> None:
+        """Opens a file; of a model in several (`-00001-of-00003.gguf`), any one, and with it the others beside it.
+
+        Raises ModelFileError.
+        """
+
+    @property
+    def parts(self) -> list[Path]:
+        """The files, in their order."""
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the first file, read anew each time: int, float, bool, str, and lists of one of these.
+
+        Raises ModelFileError where the file has been changed since it was opened.
+        """
+    @property
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The type of each tensor, as ggml names it, and its shape, row-major: the slowest dimension first."""
+
+    def dequantize(self, name: str) -> bytearray:
+        """The numbers of a tensor: float32 of its shape, row-major.
+
+        Raises ModelFileError where there is no such tensor, and of integers and doubles, which are no weights.
+        """
 
 class LoraAdapter:
     """A low-rank adapter of one engine; alive as long as this or a request that has it."""

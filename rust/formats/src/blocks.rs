@@ -17,12 +17,12 @@ macro_rules! layouts {
             }
 
             /// Inputs that a block holds.
-            pub fn inputs(self) -> usize {
+            pub const fn inputs(self) -> usize {
                 match self { $(Self::$variant => $inputs,)* }
             }
 
             /// Bytes of a block.
-            pub fn bytes(self) -> usize {
+            pub const fn bytes(self) -> usize {
                 match self { $(Self::$variant => $bytes,)* }
             }
         }

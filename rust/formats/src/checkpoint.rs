@@ -1,4 +1,4 @@
-//! Every tensor of a Hugging Face directory, memory-mapped.
+//! Every tensor of a Hugging Face directory or a GGUF file, memory-mapped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use memmap2::Mmap;
 
 use crate::dtype::FloatDtype;
 use crate::error::{CheckpointError, Fault};
-use crate::folder::{Folder, open_file};
+use crate::folder::{Folder, map_file, open_file};
+use crate::gguf::{BlockType, GgufFile, TensorType};
 use crate::index::{INDEX_NAME, read_index};
 use crate::nearest::nearest;
 use crate::safetensors::{Entry, read_header};
@@ -18,12 +19,12 @@ const SINGLE_NAME: &str = "model.safetensors";
 /// What PyTorch's pickles are called.
 const PICKLE_EXTENSIONS: [&str; 5] = ["bin", "pt", "pth", "ckpt", "pkl"];
 
-/// The tensors of one model, in one safetensors file or in several with an index.
+/// The tensors of one model: in one safetensors file, in several with an index, or in GGUF.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// Its real path.
     folder: PathBuf,
-    /// What lists the tensors: the one file, or the index.
+    /// What lists the tensors: the one file, the index, or the first part.
     listing: PathBuf,
     shards: Vec<Mmap>,
     tensors: BTreeMap<String, Place>,
@@ -31,20 +32,33 @@ pub struct Checkpoint {
 
 /// Where a tensor lies.
 #[derive(Debug)]
-struct Place {
-    shard: usize,
-    entry: Entry,
+pub(crate) struct Place {
+    pub shard: usize,
+    pub entry: Entry,
+    /// What its bytes mean, where they are blocks.
+    pub blocks: Option<Blocks>,
+}
+
+/// The blocks that a tensor of bytes is made of, and its shape in numbers.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub ty: BlockType,
+    pub shape: Box<[usize]>,
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors`, or else `model.safetensors.index.json` and its shards, in `dir`.
+    /// Opens `model.safetensors`, or else `model.safetensors.index.json` and its shards, in the folder `path`; or the
+    /// GGUF file `path`.
     ///
     /// Reads and checks the headers alone; takes memory for a table of the tensors.
     ///
     /// # Errors
     /// [`CheckpointError`] for whatever is missing, malformed, or outside of the folder.
-    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        let folder = Folder::open(dir)?;
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        if path.is_file() {
+            return GgufFile::open(path).map(GgufFile::into_checkpoint);
+        }
+        let folder = Folder::open(path)?;
         if let Some(single) = Self::open_in(&folder, SINGLE_NAME)? {
             return Ok(single);
         }
@@ -74,7 +88,8 @@ impl Checkpoint {
         let Some(path) = folder.locate(name)? else { return Ok(None) };
         let named = folder.path().join(name);
         let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
-        let tensors = entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry })).collect();
+        let tensors =
+            entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry, blocks: None })).collect();
         Ok(Some(Self { folder: folder.path().to_owned(), listing: named, shards: vec![map], tensors }))
     }
 
@@ -97,13 +112,23 @@ impl Checkpoint {
             let (map, mut entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
             for tensor in tensors {
                 match entries.remove(&tensor) {
-                    Some(entry) => all.insert(tensor, Place { shard, entry }),
+                    Some(entry) => all.insert(tensor, Place { shard, entry, blocks: None }),
                     None => return Err(Fault::ShardLacks { tensor, index: INDEX_NAME.to_owned() }.of(&named)),
                 };
             }
             shards.push(map);
         }
         Ok(Self { folder: folder.path().to_owned(), listing, shards, tensors: all })
+    }
+
+    /// Of tensors that were found elsewhere.
+    pub(crate) fn of_parts(
+        folder: PathBuf,
+        listing: PathBuf,
+        shards: Vec<Mmap>,
+        tensors: BTreeMap<String, Place>,
+    ) -> Self {
+        Self { folder, listing, shards, tensors }
     }
 
     /// Adds the tensors of a folder within this one, under names that begin with its own: `2_Dense/linear.weight`.
@@ -118,14 +143,19 @@ impl Checkpoint {
         let Self { shards, tensors, .. } = Self::open(&path)?;
         let first = self.shards.len();
         self.shards.extend(shards);
-        let renamed = tensors.into_iter().map(|(tensor, Place { shard, entry })| {
-            (format!("{name}/{tensor}"), Place { shard: first + shard, entry })
-        });
+        let renamed = tensors
+            .into_iter()
+            .map(|(tensor, place)| (format!("{name}/{tensor}"), Place { shard: first + place.shard, ..place }));
         self.tensors.extend(renamed);
         Ok(())
     }
 
-    /// What lists the tensors: the one file, or the index.
+    /// The bytes of a file.
+    pub(crate) fn shard(&self, shard: usize) -> &[u8] {
+        &self.shards[shard]
+    }
+
+    /// What lists the tensors: the one file, the index, or the first part.
     pub fn listing(&self) -> &Path {
         &self.listing
     }
@@ -135,37 +165,57 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// The tensor of that name.
+    /// The tensor of that name; of one in blocks their bytes, as U8.
     ///
     /// # Errors
     /// [`Fault::NoTensor`] names it, the file that should list it, and the nearest name there.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, CheckpointError> {
-        let Some((name, Place { shard, entry })) = self.tensors.get_key_value(name) else {
+        self.find(name).map(|(name, place)| self.at(name, place))
+    }
+
+    fn find(&self, name: &str) -> Result<(&str, &Place), CheckpointError> {
+        let Some((name, place)) = self.tensors.get_key_value(name) else {
             let nearest = nearest(name, self.names()).map(str::to_owned);
             return Err(Fault::NoTensor { tensor: name.to_owned(), nearest }.of(&self.listing));
         };
-        Ok(Tensor {
+        Ok((name, place))
+    }
+
+    fn at<'a>(&'a self, name: &'a str, Place { shard, entry, .. }: &'a Place) -> Tensor<'a> {
+        Tensor {
             name,
             dtype: entry.dtype,
             shape: &entry.shape,
             bytes: &self.shards[*shard][entry.bytes.clone()],
             shard: *shard,
             offset: entry.bytes.start,
-        })
+        }
     }
 
-    /// The weights of that name, which must be of F32, F16 or BF16.
+    /// The weights of that name, which must be of F32, F16 or BF16, or in blocks.
     ///
     /// # Errors
     /// As [`tensor`](Self::tensor), and [`Fault::NotFloat`].
     pub fn weight(&self, name: &str) -> Result<WeightTensor<'_>, CheckpointError> {
-        let tensor = self.tensor(name)?;
+        let (name, place) = self.find(name)?;
+        let tensor = self.at(name, place);
+        if let Some(Blocks { ty, shape }) = &place.blocks {
+            return Ok(WeightTensor { name, shape, numbers: Numbers::Blocks(*ty, tensor) });
+        }
         match FloatDtype::of(tensor.dtype) {
             Some(float) => {
                 Ok(WeightTensor { name: tensor.name, shape: tensor.shape, numbers: Numbers::Float(float, tensor) })
             }
             None => Err(Fault::NotFloat { tensor: name.to_owned(), dtype: tensor.dtype }.of(&self.listing)),
         }
+    }
+
+    /// How each tensor is stored, by name: its type, and its shape with the slowest dimension first.
+    pub fn types(&self) -> impl Iterator<Item = (&str, TensorType, &[usize])> {
+        self.tensors.iter().map(|(name, Place { entry, blocks, .. })| match blocks {
+            Some(Blocks { ty, shape }) => (name.as_str(), TensorType::Blocks(*ty), &**shape),
+            None => (name.as_str(), TensorType::Elements(entry.dtype), &*entry.shape),
+        })
     }
 
     /// The names of all tensors, sorted.
@@ -209,13 +259,7 @@ impl Checkpoint {
 fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
     let (mut file, bytes) = open_file(path)?;
     let entries = read_header(&mut file, bytes)?;
-    // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What remains is a
-    // program that truncates the file meanwhile: see the crate's documentation.
-    let map = unsafe { Mmap::map(&file) }?;
-    // The header was checked against `bytes`; a file that has shrunk since then is not what was checked.
-    if (map.len() as u64) < bytes {
-        return Err(Fault::TooShort { bytes: map.len() as u64 });
-    }
+    let map = map_file(&file, bytes)?;
     Ok((map, entries))
 }
 

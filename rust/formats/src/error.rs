@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
+use crate::gguf::GgufFault;
 
 /// A file of a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +103,9 @@ pub enum Fault {
     Hole { tensor: String, begin: u64, end: u64 },
     #[error("has {extra} bytes after the last tensor, which ends at byte {end} of the data")]
     TrailingBytes { extra: u64, end: u64 },
+
+    #[error(transparent)]
+    Gguf(#[from] GgufFault),
 
     // A tensor that a caller asked for.
     #[error("has no tensor {tensor:?}{}", did_you_mean(nearest))]

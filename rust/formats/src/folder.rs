@@ -9,6 +9,8 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use memmap2::Mmap;
+
 use crate::error::{CheckpointError, Fault};
 
 /// A model's folder, by its real path.
@@ -81,6 +83,18 @@ pub(crate) fn open_file(path: &Path) -> Result<(File, u64), Fault> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
     Ok((file, bytes))
+}
+
+/// Maps a file of so many bytes.
+pub(crate) fn map_file(file: &File, bytes: u64) -> Result<Mmap, Fault> {
+    // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What remains is a
+    // program that truncates the file meanwhile: see the crate's documentation.
+    let map = unsafe { Mmap::map(file) }?;
+    // Headers are checked against `bytes`; a file that has shrunk since then is not what was checked.
+    if (map.len() as u64) < bytes {
+        return Err(Fault::TooShort { bytes: map.len() as u64 });
+    }
+    Ok(map)
 }
 
 #[cfg(test)]

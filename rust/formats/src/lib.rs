@@ -12,6 +12,9 @@ mod checkpoint;
 mod dtype;
 mod error;
 mod folder;
+#[cfg(test)]
+mod fuzz;
+pub mod gguf;
 mod index;
 mod nearest;
 mod safetensors;
@@ -22,5 +25,6 @@ pub use blocks::BlockLayout;
 pub use checkpoint::Checkpoint;
 pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
+pub use gguf::GgufFile;
 pub use nearest::nearest;
 pub use tensor::{Tensor, WeightTensor};

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 
@@ -28,6 +27,11 @@ pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
 /// The largest pointer that Git LFS itself takes for one.
 const MAX_LFS_POINTER: u64 = 1024;
 
+/// Whether a whole file is such a pointer.
+pub(crate) fn is_lfs_pointer(file: &[u8]) -> bool {
+    file.len() as u64 <= MAX_LFS_POINTER && file.starts_with(LFS_POINTER)
+}
+
 /// One tensor: its type, and its bytes as a range of the file.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -39,7 +43,7 @@ pub(crate) struct Entry {
 /// Reads the header of `file`, which has `file_bytes` bytes, and checks every claim that it makes against them.
 ///
 /// Takes memory for the header's text and the table, and reads nothing else.
-pub(crate) fn read_header(file: &mut File, file_bytes: u64) -> Result<BTreeMap<String, Entry>, Fault> {
+pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<BTreeMap<String, Entry>, Fault> {
     if file_bytes == 0 {
         return Err(Fault::Empty);
     }
@@ -62,7 +66,7 @@ pub(crate) fn read_header(file: &mut File, file_bytes: u64) -> Result<BTreeMap<S
 }
 
 /// The header's text: the length is believed only after it has been held against the file's.
-fn read_text(file: &mut File, file_bytes: u64) -> Result<Vec<u8>, Fault> {
+fn read_text(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, Fault> {
     let mut start = Vec::new();
     file.by_ref().take(LENGTH_BYTES).read_to_end(&mut start)?;
     if file_bytes <= MAX_LFS_POINTER && LFS_POINTER.starts_with(&start) {

@@ -5,6 +5,7 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::BlockLayout;
 use crate::dtype::{Dtype, FloatDtype};
+use crate::gguf::BlockType;
 
 /// A stored tensor of any type. Row-major, little-endian, at no particular alignment.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +59,8 @@ pub struct WeightTensor<'a> {
 pub(crate) enum Numbers<'a> {
     /// One by one.
     Float(FloatDtype, Tensor<'a>),
+    /// In blocks of a type of ggml, whose bytes the tensor has.
+    Blocks(BlockType, Tensor<'a>),
 }
 
 impl<'a> WeightTensor<'a> {
@@ -80,6 +83,7 @@ impl<'a> WeightTensor<'a> {
     pub fn float_dtype(&self) -> Option<FloatDtype> {
         match self.numbers {
             Numbers::Float(float, _) => Some(float),
+            Numbers::Blocks(..) => None,
         }
     }
 
@@ -87,6 +91,7 @@ impl<'a> WeightTensor<'a> {
     pub fn blocks(&self) -> Option<BlockLayout> {
         match self.numbers {
             Numbers::Float(..) => None,
+            Numbers::Blocks(ty, _) => ty.layout(),
         }
     }
 
@@ -95,27 +100,29 @@ impl<'a> WeightTensor<'a> {
     /// # Panics
     /// If there are none, `first` or `out.len()` is within a block, or the tensor ends before.
     pub fn read_blocks(&self, first: usize, out: &mut [u8]) {
-        match self.numbers {
-            Numbers::Float(..) => {
-                panic!("{} is not stored in blocks (element {first}, {} bytes)", self.name, out.len())
-            }
-        }
+        let Numbers::Blocks(ty, tensor) = self.numbers else {
+            panic!("{} is not stored in blocks (element {first}, {} bytes)", self.name, out.len())
+        };
+        let aligned = first.is_multiple_of(ty.inputs()) && out.len().is_multiple_of(ty.bytes());
+        assert!(aligned, "whole blocks of {} (element {first}, {} bytes)", ty.name(), out.len());
+        out.copy_from_slice(&tensor.bytes[first / ty.inputs() * ty.bytes()..][..out.len()]);
     }
 
     /// The stored tensors that it is read from.
     pub(crate) fn stored(&self) -> impl Iterator<Item = &Tensor<'a>> {
         match &self.numbers {
-            Numbers::Float(_, tensor) => [tensor].into_iter(),
+            Numbers::Float(_, tensor) | Numbers::Blocks(_, tensor) => [tensor].into_iter(),
         }
     }
 
-    /// Widens `out.len()` elements, from element `first` on in row-major order, exactly.
+    /// Reads `out.len()` elements, from element `first` on in row-major order: floats exactly, codes with their scales.
     ///
     /// # Panics
     /// If the tensor has fewer than `first + out.len()` elements, as slicing does.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
         match self.numbers {
             Numbers::Float(float, tensor) => widen(float, tensor.bytes, first, out),
+            Numbers::Blocks(ty, tensor) => ty.dequantize(tensor.bytes, first, out),
         }
     }
 

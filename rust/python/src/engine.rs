@@ -264,7 +264,7 @@ impl Engine {
 }
 
 /// Numbers as bytes.
-fn floats<'py>(py: Python<'py>, numbers: &[f32]) -> PyResult<Bound<'py, PyByteArray>> {
+pub(crate) fn floats<'py>(py: Python<'py>, numbers: &[f32]) -> PyResult<Bound<'py, PyByteArray>> {
     PyByteArray::new_with(py, size_of_val(numbers), |bytes| {
         for (bytes, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
             *bytes = number.to_le_bytes();

@@ -1,6 +1,7 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
 use ferrule_engine::{EncodeError, RequestError};
+use ferrule_formats::CheckpointError;
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
 use pyo3::PyErr;
@@ -21,12 +22,16 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
         LoadError::Spec(error) => spec_error(error),
-        LoadError::Checkpoint(_) => ModelFileError::new_err(message),
+        LoadError::Checkpoint(error) => checkpoint_error(error),
         LoadError::Shape { .. } => ConfigError::new_err(message),
         LoadError::Memory { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
         LoadError::Panicked(_) => EngineError::new_err(message),
     }
+}
+
+pub(crate) fn checkpoint_error(error: &CheckpointError) -> PyErr {
+    ModelFileError::new_err(error.to_string())
 }
 
 pub(crate) fn adapter_error(error: &AdapterError) -> PyErr {

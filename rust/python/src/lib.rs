@@ -5,6 +5,7 @@ mod engine;
 mod errors;
 mod figures;
 mod fork;
+mod gguf;
 mod interrupt;
 mod lora;
 mod options;
@@ -45,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("version", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<ceilings::Ceilings>()?;
     module.add_class::<engine::Engine>()?;
+    module.add_class::<gguf::GgufFile>()?;
     module.add_class::<lora::LoraAdapter>()?;
     module.add_class::<outputs::StepOutput>()?;
     module.add_class::<outputs::TokenLogprobs>()?;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod gguf;
+
 use std::fs;
 use std::path::Path;
 

@@ -1,0 +1,230 @@
+//! The types of tensors: those whose elements stand alone, and those in blocks of codes with their scales.
+//!
+//! A type in blocks is a file here, which turns one block into f32, and a line in the table below. The order of the
+//! floating-point operations is that of the `gguf` package (<https://github.com/ggml-org/llama.cpp/tree/master/gguf-py>),
+//! whose numbers the tests compare bit by bit.
+
+mod bits;
+mod fp4;
+mod grids;
+mod iq1;
+mod iq2;
+mod iq3;
+mod iq4;
+mod k_scales;
+mod q1_0;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+mod ternary;
+
+use std::fmt;
+
+use super::fault::GgufFault;
+use crate::blocks::BlockLayout;
+use crate::dtype::Dtype;
+
+/// The most inputs that a block has.
+const MAX_INPUTS: usize = 256;
+
+/// Declares the types in blocks once: variant, number in the file, name, inputs and bytes of a block, what dequantizes
+/// it, and the layout where kernels can take it as it is.
+macro_rules! block_types {
+    ($($variant:ident = $id:literal, $name:literal, $inputs:literal, $bytes:literal, $dequantize:path
+        $(, $layout:ident)?;)*) => {
+        /// A type of ggml whose rows are made of blocks.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "the names are ggml's")]
+        pub enum BlockType { $($variant,)* }
+
+        impl BlockType {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            fn of_id(id: u32) -> Option<Self> {
+                match id { $($id => Some(Self::$variant),)* _ => None }
+            }
+
+            /// Its number in a file.
+            pub fn id(self) -> u32 {
+                match self { $(Self::$variant => $id,)* }
+            }
+
+            /// Its name in ggml.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Inputs that a block holds.
+            pub fn inputs(self) -> usize {
+                match self { $(Self::$variant => $inputs,)* }
+            }
+
+            /// Bytes of a block.
+            pub fn bytes(self) -> usize {
+                match self { $(Self::$variant => $bytes,)* }
+            }
+
+            /// The layout of its blocks, where kernels can take them as they are.
+            pub fn layout(self) -> Option<BlockLayout> {
+                match self { $($(Self::$variant => Some(BlockLayout::$layout),)?)* _ => None }
+            }
+
+            /// Turns whole blocks into numbers.
+            fn dequantize_blocks(self, blocks: &[u8], out: &mut [f32]) {
+                match self {
+                    $(Self::$variant => {
+                        let (blocks, out) = (blocks.as_chunks::<$bytes>().0, out.as_chunks_mut::<$inputs>().0);
+                        blocks.iter().zip(out).for_each(|(block, out)| $dequantize(block, out));
+                    })*
+                }
+            }
+        }
+
+        $($(
+            const _: () = assert!(
+                BlockLayout::$layout.inputs() == $inputs && BlockLayout::$layout.bytes() == $bytes
+            );
+        )?)*
+        const _: () = assert!($($inputs <= MAX_INPUTS &&)* true);
+    };
+}
+
+block_types! {
+    Q4_0 = 2, "Q4_0", 32, 18, q4_0::dequantize, Q4_0;
+    Q4_1 = 3, "Q4_1", 32, 20, q4_1::dequantize;
+    Q5_0 = 6, "Q5_0", 32, 22, q5_0::dequantize;
+    Q5_1 = 7, "Q5_1", 32, 24, q5_1::dequantize;
+    Q8_0 = 8, "Q8_0", 32, 34, q8_0::dequantize, Q8_0;
+    Q2K = 10, "Q2_K", 256, 84, q2_k::dequantize;
+    Q3K = 11, "Q3_K", 256, 110, q3_k::dequantize;
+    Q4K = 12, "Q4_K", 256, 144, q4_k::dequantize, Q4K;
+    Q5K = 13, "Q5_K", 256, 176, q5_k::dequantize;
+    Q6K = 14, "Q6_K", 256, 210, q6_k::dequantize, Q6K;
+    Iq2Xxs = 16, "IQ2_XXS", 256, 66, iq2::dequantize_xxs;
+    Iq2Xs = 17, "IQ2_XS", 256, 74, iq2::dequantize_xs;
+    Iq3Xxs = 18, "IQ3_XXS", 256, 98, iq3::dequantize_xxs;
+    Iq1S = 19, "IQ1_S", 256, 50, iq1::dequantize_s;
+    Iq4Nl = 20, "IQ4_NL", 32, 18, iq4::dequantize_nl, Iq4Nl;
+    Iq3S = 21, "IQ3_S", 256, 110, iq3::dequantize_s;
+    Iq2S = 22, "IQ2_S", 256, 82, iq2::dequantize_s;
+    Iq4Xs = 23, "IQ4_XS", 256, 136, iq4::dequantize_xs;
+    Iq1M = 29, "IQ1_M", 256, 56, iq1::dequantize_m;
+    Tq1_0 = 34, "TQ1_0", 256, 54, ternary::dequantize_tq1_0;
+    Tq2_0 = 35, "TQ2_0", 256, 66, ternary::dequantize_tq2_0;
+    Mxfp4 = 39, "MXFP4", 32, 17, fp4::dequantize_mxfp4, Mxfp4;
+    Nvfp4 = 40, "NVFP4", 64, 36, fp4::dequantize_nvfp4;
+    Q1_0 = 41, "Q1_0", 128, 18, q1_0::dequantize;
+}
+
+impl BlockType {
+    /// Turns elements of `blocks` into numbers, as many as `out` holds from element `first` on.
+    ///
+    /// # Panics
+    /// If the blocks end before.
+    pub(crate) fn dequantize(self, blocks: &[u8], first: usize, out: &mut [f32]) {
+        let (inputs, bytes) = (self.inputs(), self.bytes());
+        let mut blocks = &blocks[first / inputs * bytes..(first + out.len()).div_ceil(inputs) * bytes];
+        let mut out = out;
+        // A part of a block at either end comes by way of a whole one.
+        let mut skipped = first % inputs;
+        while !out.is_empty() {
+            let whole = out.len() / inputs;
+            if skipped == 0 && whole > 0 {
+                let (now, later) = out.split_at_mut(whole * inputs);
+                self.dequantize_blocks(&blocks[..whole * bytes], now);
+                (out, blocks) = (later, &blocks[whole * bytes..]);
+            } else {
+                let mut block = [0.0; MAX_INPUTS];
+                let block = &mut block[..inputs];
+                self.dequantize_blocks(&blocks[..bytes], block);
+                let count = out.len().min(inputs - skipped);
+                let (now, later) = out.split_at_mut(count);
+                now.copy_from_slice(&block[skipped..skipped + count]);
+                (out, blocks, skipped) = (later, &blocks[bytes..], 0);
+            }
+        }
+    }
+}
+
+/// How a tensor is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorType {
+    /// Its elements one by one.
+    Elements(Dtype),
+    /// In blocks.
+    Blocks(BlockType),
+}
+
+/// The types that ggml has or had and that are not read, and why.
+const REFUSED: [(u32, &str, &str); 10] = [
+    (4, "Q4_2", "ggml removed it in 2023"),
+    (5, "Q4_3", "ggml removed it in 2023"),
+    (9, "Q8_1", "it is for intermediate results"),
+    (15, "Q8_K", "it is for intermediate results"),
+    (31, "Q4_0_4_4", REPACKED),
+    (32, "Q4_0_4_8", REPACKED),
+    (33, "Q4_0_8_8", REPACKED),
+    (36, "IQ4_NL_4_4", REPACKED),
+    (37, "IQ4_NL_4_8", REPACKED),
+    (38, "IQ4_NL_8_8", REPACKED),
+];
+const REPACKED: &str = "ggml removed it; take the file in Q4_0 or IQ4_NL";
+
+impl TensorType {
+    /// The type of that number in the file, for the tensor of that name.
+    pub(crate) fn of_id(id: u32, tensor: &str) -> Result<Self, GgufFault> {
+        let dtype = match id {
+            0 => Dtype::F32,
+            1 => Dtype::F16,
+            24 => Dtype::I8,
+            25 => Dtype::I16,
+            26 => Dtype::I32,
+            27 => Dtype::I64,
+            28 => Dtype::F64,
+            30 => Dtype::Bf16,
+            _ => return Self::in_blocks(id, tensor),
+        };
+        Ok(Self::Elements(dtype))
+    }
+
+    fn in_blocks(id: u32, tensor: &str) -> Result<Self, GgufFault> {
+        let tensor = || tensor.to_owned();
+        if let Some(blocks) = BlockType::of_id(id) {
+            return Ok(Self::Blocks(blocks));
+        }
+        Err(match REFUSED.into_iter().find(|(refused, ..)| *refused == id) {
+            Some((id, name, reason)) => GgufFault::RefusedType { tensor: tensor(), id, name, reason },
+            None => GgufFault::UnknownType { tensor: tensor(), id },
+        })
+    }
+
+    /// Its name in ggml.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Elements(dtype) => dtype.name(),
+            Self::Blocks(blocks) => blocks.name(),
+        }
+    }
+
+    /// Elements and bytes of what cannot be divided.
+    pub(crate) fn block(self) -> (usize, usize) {
+        match self {
+            Self::Elements(dtype) => (1, dtype.bits() as usize / 8),
+            Self::Blocks(blocks) => (blocks.inputs(), blocks.bytes()),
+        }
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

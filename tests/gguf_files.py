@@ -1,0 +1,114 @@
+"""GGUF files for the tests, written byte by byte, so that they can be wrong in any way."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAGIC = b"GGUF"
+
+# The numbers of the types of metadata, and how struct packs them; those of bools, strings and arrays.
+NUMBERS = {
+    "u8": (0, "B"),
+    "i8": (1, "b"),
+    "u16": (2, "H"),
+    "i16": (3, "h"),
+    "u32": (4, "I"),
+    "i32": (5, "i"),
+    "f32": (6, "f"),
+    "u64": (10, "Q"),
+    "i64": (11, "q"),
+    "f64": (12, "d"),
+}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+F32 = 0
+
+
+def string(text: str | bytes) -> bytes:
+    """A length and the text."""
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def number(kind: str, value: float) -> bytes:
+    """A typed number."""
+    tag, letter = NUMBERS[kind]
+    return struct.pack(f"<I{letter}", tag, value)
+
+
+def boolean(value: int) -> bytes:
+    """A typed bool, or a byte in its place."""
+    return struct.pack("<IB", BOOL, value)
+
+
+def text(value: str | bytes) -> bytes:
+    """A typed string."""
+    return struct.pack("<I", STRING) + string(value)
+
+
+def array(tag: int, elements: Sequence[bytes], length: int | None = None) -> bytes:
+    """A typed array of elements that have no type of their own, or of another `length` than it says."""
+    return struct.pack("<IIQ", ARRAY, tag, len(elements) if length is None else length) + b"".join(elements)
+
+
+@dataclass
+class Tensor:
+    """A tensor as the header says it; `data` is what the file has for it."""
+
+    name: str | bytes
+    dimensions: Sequence[int]
+    """The fastest first."""
+    type_id: int = F32
+    data: bytes = b""
+    offset: int | None = None
+    """In the data, or None for the next aligned one."""
+    dimension_count: int | None = None
+    """Or None for as many as there are."""
+
+
+@dataclass
+class File:
+    """A GGUF file to be written."""
+
+    keys: list[tuple[str | bytes, bytes]] = field(default_factory=list)
+    """With the typed values."""
+    tensors: list[Tensor] = field(default_factory=list)
+    magic: bytes = MAGIC
+    version: int = 3
+    tensor_count: int | None = None
+    key_count: int | None = None
+    alignment: int = 32
+    """By which data are laid out; a file whose `general.alignment` is another is broken."""
+
+    def header(self) -> bytes:
+        """Everything before the data, without padding."""
+        tensors = len(self.tensors) if self.tensor_count is None else self.tensor_count
+        keys = len(self.keys) if self.key_count is None else self.key_count
+        out = self.magic + struct.pack("<IQQ", self.version, tensors, keys)
+        out += b"".join(string(key) + value for key, value in self.keys)
+        end = 0
+        for tensor in self.tensors:
+            count = len(tensor.dimensions) if tensor.dimension_count is None else tensor.dimension_count
+            offset = end if tensor.offset is None else tensor.offset
+            out += string(tensor.name) + struct.pack(f"<I{len(tensor.dimensions)}Q", count, *tensor.dimensions)
+            out += struct.pack("<IQ", tensor.type_id, offset)
+            end += len(tensor.data) + -len(tensor.data) % self.alignment
+        return out
+
+    def bytes(self) -> bytes:
+        """The whole file."""
+        out = self.header()
+        for tensor in self.tensors:
+            out += bytes(-len(out) % self.alignment) + tensor.data
+        return out
+
+    def write(self, path: Path) -> Path:
+        """Writes the file."""
+        path.write_bytes(self.bytes())
+        return path
+
+
+def floats(name: str, *values: float) -> Tensor:
+    """A vector of float32."""
+    return Tensor(name, [len(values)], data=struct.pack(f"<{len(values)}f", *values))
