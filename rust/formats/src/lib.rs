@@ -14,6 +14,7 @@ mod error;
 mod folder;
 mod index;
 mod nearest;
+mod quantized;
 mod safetensors;
 mod tensor;
 mod unique;
@@ -23,4 +24,8 @@ pub use checkpoint::Checkpoint;
 pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
 pub use nearest::nearest;
+pub use quantized::{
+    Awq, BitsAndBytes, BitsAndBytesCodes, CompressedBits, CompressedKind, CompressedTensors, CompressedWeights, Fp8,
+    Gptq, GptqBits, Mxfp4, StoredAs,
+};
 pub use tensor::{Tensor, WeightTensor};

@@ -1,10 +1,14 @@
 //! A tensor of a checkpoint: a typed view of mapped bytes.
 
+use std::path::Path;
+
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::BlockLayout;
 use crate::dtype::{Dtype, FloatDtype};
+use crate::error::{CheckpointError, Fault};
+use crate::quantized::Quantized;
 
 /// A stored tensor of any type. Row-major, little-endian, at no particular alignment.
 #[derive(Clone, Copy, Debug)]
@@ -46,47 +50,72 @@ impl<'a> Tensor<'a> {
 }
 
 /// A tensor whose numbers can be read as f32: what a model's weights are taken from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightTensor<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) shape: &'a [usize],
+    pub(crate) name: String,
     pub(crate) numbers: Numbers<'a>,
+    /// What lists the checkpoint's tensors.
+    pub(crate) listing: &'a Path,
 }
 
 /// How the numbers of a weight are stored.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Numbers<'a> {
     /// One by one.
     Float(FloatDtype, Tensor<'a>),
+    /// In fewer bits, in several tensors.
+    Quantized(Quantized<'a>),
 }
 
 impl<'a> WeightTensor<'a> {
-    /// Its name in the checkpoint.
-    pub fn name(&self) -> &'a str {
-        self.name
+    /// Its name in the checkpoint; that of the plain tensor in place of which there are others.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Its dimensions, the slowest first; none for a scalar.
-    pub fn shape(&self) -> &'a [usize] {
-        self.shape
+    pub fn shape(&self) -> &[usize] {
+        match &self.numbers {
+            Numbers::Float(_, tensor) => tensor.shape,
+            Numbers::Quantized(quantized) => &quantized.shape,
+        }
     }
 
     /// The number of its elements.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape().iter().product()
     }
 
     /// The type of its elements, where each is a floating-point number of its own.
     pub fn float_dtype(&self) -> Option<FloatDtype> {
         match self.numbers {
             Numbers::Float(float, _) => Some(float),
+            Numbers::Quantized(_) => None,
+        }
+    }
+
+    /// Whether its outputs come before its inputs even where modules of its kind are stored the other way round: those
+    /// of GPT-2 are, until they are quantized.
+    pub fn is_outputs_first(&self) -> bool {
+        matches!(self.numbers, Numbers::Quantized(_))
+    }
+
+    /// Holds the numbers that turn codes into weights against what they may be; of plain weights any are taken.
+    ///
+    /// # Errors
+    /// [`Fault::PartValue`] for the first that cannot be.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        match &self.numbers {
+            Numbers::Float(..) => Ok(()),
+            Numbers::Quantized(quantized) => quantized.numbers.check().map_err(|fault: Fault| fault.of(self.listing)),
         }
     }
 
     /// The layout of its rows' blocks, where kernels can take them as they are.
     pub fn blocks(&self) -> Option<BlockLayout> {
-        match self.numbers {
+        match &self.numbers {
             Numbers::Float(..) => None,
+            Numbers::Quantized(quantized) => quantized.numbers.blocks(),
         }
     }
 
@@ -95,27 +124,34 @@ impl<'a> WeightTensor<'a> {
     /// # Panics
     /// If there are none, `first` or `out.len()` is within a block, or the tensor ends before.
     pub fn read_blocks(&self, first: usize, out: &mut [u8]) {
-        match self.numbers {
+        match &self.numbers {
             Numbers::Float(..) => {
                 panic!("{} is not stored in blocks (element {first}, {} bytes)", self.name, out.len())
             }
+            Numbers::Quantized(quantized) => quantized.numbers.read_blocks(first, out),
         }
     }
 
     /// The stored tensors that it is read from.
-    pub(crate) fn stored(&self) -> impl Iterator<Item = &Tensor<'a>> {
+    pub(crate) fn stored(&self) -> Vec<Tensor<'_>> {
         match &self.numbers {
-            Numbers::Float(_, tensor) => [tensor].into_iter(),
+            Numbers::Float(_, tensor) => vec![*tensor],
+            Numbers::Quantized(quantized) => quantized.numbers.parts(),
         }
     }
 
-    /// Widens `out.len()` elements, from element `first` on in row-major order, exactly.
+    /// Widens `out.len()` elements, from element `first` on in row-major order, exactly. Of quantized weights neighbouring
+    /// rows together cost less than one by one.
     ///
     /// # Panics
     /// If the tensor has fewer than `first + out.len()` elements, as slicing does.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
-        match self.numbers {
-            Numbers::Float(float, tensor) => widen(float, tensor.bytes, first, out),
+        match &self.numbers {
+            Numbers::Float(float, tensor) => widen(*float, tensor.bytes, first, out),
+            Numbers::Quantized(quantized) => {
+                assert!(out.len() <= self.elements().saturating_sub(first), "elements of {}", self.name);
+                quantized.numbers.read(first, out);
+            }
         }
     }
 

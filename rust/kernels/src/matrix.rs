@@ -13,6 +13,14 @@ use crate::{Exec, PoolError};
 pub trait RowSource: Sync {
     /// Writes row `row`, widened exactly, to `out`.
     fn read_row(&self, row: usize, out: &mut [f32]);
+
+    /// Writes as many rows of `columns` elements as `out` holds, from row `first` on: for sources of which neighbouring
+    /// rows cost less together than one by one.
+    ///
+    /// `out`: `[rows, columns]`
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
+    }
 }
 
 /// Why a matrix was not packed.
@@ -102,9 +110,7 @@ impl PackedMatrix {
             exec.run(panels.len(), |index| {
                 let first = (band.panels.start + index) * LANES;
                 let mut values = vec![0.0; LANES * cols];
-                for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
-                    source.read_row(row, values);
-                }
+                source.read_rows(first, cols, &mut values[..LANES.min(*rows - first) * cols]);
                 let mut panel = panels.take(index);
                 let mut steps = (!steps.is_empty()).then(|| steps.take(index));
                 let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
