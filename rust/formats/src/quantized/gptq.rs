@@ -72,8 +72,9 @@ impl Gptq {
         parts.expect_dtype(&zeros, &[Dtype::I32])?;
         let [stored, outputs] = parts.expect_matrix(&words)?;
         let bits = self.bits.0;
-        let inputs = stored.saturating_mul(32) / bits as usize;
-        if inputs == 0 || outputs == 0 || Streams::words_of(inputs, bits) != stored {
+        let column = stored.saturating_mul(32);
+        let inputs = column / bits as usize;
+        if inputs == 0 || outputs == 0 || !column.is_multiple_of(bits as usize) {
             return Err(shape_fault(&words, format!("[inputs * {bits} / 32, outputs], without a remainder")));
         }
         let size = self.group_size.map_or(inputs, NonZeroUsize::get).min(inputs);

@@ -46,9 +46,9 @@ impl Mxfp4 {
         let (blocks, scales) = (parts.require(name, &blocks)?, parts.require(name, &scales)?);
         parts.expect_dtype(&blocks, &[Dtype::U8])?;
         parts.expect_dtype(&scales, &[Dtype::U8, Dtype::F8E8M0])?;
-        let Some((outer @ [.., count], [16])) =
-            blocks.shape.split_last_chunk::<1>().filter(|(outer, _)| outer.len() > 1)
-        else {
+        let split =
+            blocks.shape.split_last_chunk::<1>().filter(|(outer, _)| outer.len() > 1 && !blocks.bytes.is_empty());
+        let Some((outer @ [.., count], [16])) = split else {
             return Err(shape_fault(&blocks, "[..., outputs, inputs / 32, 16]".to_owned()));
         };
         expect_shape(&scales, &[outer])?;
