@@ -96,8 +96,8 @@ def inspect(
 def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str) -> dict[str, Any]:
     """What a model's small files say of it, and what becomes of its weights.
 
-    `stored_as`: how the files store what is quantized in them, None where weights are plain; `conversion`: what was done
-    to those for `quantization`.
+    `stored_as`: how the files store what is quantized in them, None where weights are plain; `conversion`: what was
+    done to those for `quantization`.
     """
     from ferrule.parsers import reasoning_parser_for, tool_call_parser_for
 
