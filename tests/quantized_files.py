@@ -214,7 +214,7 @@ def int8(*, symmetric: bool = True, whole: bool = False) -> Pack:
         if not symmetric:
             parts[f"{module}.weight_zero_point"] = stored(zeros.astype(np.int8).reshape(shape))
         numbers = codes.astype(np.float32) - zeros.astype(np.float32)[:, None]
-        return parts, scales.astype(np.float32)[:, None] * numbers
+        return parts, np.multiply(scales.astype(np.float32)[:, None], numbers, dtype=np.float32)
 
     return pack
 
@@ -295,4 +295,5 @@ def eight_bits(random: np.random.Generator, module: str, outputs: int, inputs: i
         f"{module}.SCB": stored(scales),
         f"{module}.weight_format": ("U8", (), b"\0"),
     }
-    return parts, codes.astype(np.float32) * (scales * np.float32(1 / np.float32(127)))[:, None]
+    factors = np.multiply(scales, np.float32(1) / np.float32(127), dtype=np.float32)
+    return parts, np.multiply(codes, factors[:, None], dtype=np.float32)

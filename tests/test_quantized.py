@@ -226,9 +226,8 @@ def test_what_was_made_of_it_is_told() -> None:
 
 def test_what_a_request_gets_does_not_depend_on_threads() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    prompt = {"prompt_token_ids": list(range(9, 30))}
     outputs: list[list[int]] = []
     for threads in (1, 2, 3):
         with LLM(GOLDEN / "gptq_8bit_g64", threads=threads) as llm:
-            outputs.append(llm.generate(prompt, greedy)[0].outputs[0].token_ids)
+            outputs.append(llm.generate({"prompt_token_ids": list(range(9, 30))}, greedy)[0].outputs[0].token_ids)
     assert outputs[0] == outputs[1] == outputs[2]

@@ -89,7 +89,7 @@ READ: list[tuple[dict[str, Any], StoredAs, str]] = [
 def test_configurations_are_read(quantization: dict[str, Any], expected: StoredAs, words: str) -> None:
     found = stored_as(quantization)
     assert found == expected
-    assert stored_words(found) == words
+    assert stored_words(expected) == words
 
 
 def test_kinds_of_weights_are_listed_once() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from ferrule.archs.config import Config
 from ferrule.quantized.sizes import bits_among, block, group_size
 from ferrule.spec import CompressedTensors, CompressedWeights
@@ -73,4 +71,4 @@ def _block(config: Config) -> tuple[int, int]:
     found = block(config, "block_structure")
     if found is None:
         raise config.error("block_structure", "a list of two whole numbers, as the strategy is block")
-    return cast("tuple[int, int]", found)
+    return found
