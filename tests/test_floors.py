@@ -32,6 +32,7 @@ FLOORS: list[set[str]] = [
     {"checks", "stop", "detokenizer", "tensors"},
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
+    {"quantized"},
     {"options", "loading", "shapes", "tokenizer"},
     {"fim"},
     {"prompt", "info"},

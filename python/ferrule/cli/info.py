@@ -133,13 +133,16 @@ def _tokenizer(info: Mapping[str, Any]) -> str:
 
 def _files(info: Mapping[str, Any]) -> str:
     count = info["checkpoint_bytes"]
-    return "not here" if count is None else f"{size_text(count)}, {_bits(count, info)} bits a weight"
+    stored = [] if info["stored_as"] is None else [info["stored_as"]]
+    here = "not here" if count is None else f"{size_text(count)}, {_bits(count, info)} bits a weight"
+    return "; ".join([here, *stored])
 
 
 def _weights(info: Mapping[str, Any]) -> str:
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
     each = f"; a token reads {size_text(read)}" if read < count else ""
-    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}"
+    made = "" if info["conversion"] is None else f"; {info['conversion']}"
+    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}{made}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ferrule.archs import model_spec
@@ -11,6 +11,7 @@ from ferrule.archs.config import Config
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule.params import STANDARD, SamplingParams
+from ferrule.quantized import read_stored_as
 from ferrule.spec import ModelSpec
 
 
@@ -41,7 +42,8 @@ def read_model_files(directory: Path) -> ModelFiles:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
-    sentence, spec = read_sentence_files(directory, model_spec(config))
+    spec = replace(model_spec(config), stored_as=read_stored_as(config, directory))
+    sentence, spec = read_sentence_files(directory, spec)
     if "text_config" in config and "eos_token_id" not in config:
         config = config.inner("text_config")
     generation = Config.read_optional(directory / "generation_config.json")

@@ -23,6 +23,14 @@ pub trait RowSource: Sync {
     fn read_stored(&self, row: usize, out: &mut [u8]) {
         panic!("row {row} is no {} bytes of blocks: it is numbers", out.len());
     }
+
+    /// Writes as many rows of `columns` elements as `out` holds, from row `first` on: for sources of which neighbouring
+    /// rows cost less together than one by one.
+    ///
+    /// `out`: `[rows, columns]`
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
+    }
 }
 
 /// Why a matrix was not packed.
@@ -236,9 +244,7 @@ impl Source<'_> {
     /// At most sixteen rows, `[16][cols]`; those that are missing are zero.
     fn numbers(&self, rows: Range<usize>) -> Vec<f32> {
         let mut values = vec![0.0; LANES * self.cols];
-        for (row, values) in rows.zip(values.chunks_exact_mut(self.cols)) {
-            self.source.read_row(row, values);
-        }
+        self.source.read_rows(rows.start, self.cols, &mut values[..LANES.min(rows.len()) * self.cols]);
         values
     }
 

@@ -89,7 +89,10 @@ impl Engine {
         };
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let mut checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+            let open = |directory| {
+                Ok::<_, LoadError>(Checkpoint::open(Path::new(directory))?.stored_as(spec.stored_as.clone()))
+            };
+            let mut checkpoint = model_dir.map(open).transpose()?;
             if let Some(checkpoint) = &mut checkpoint {
                 spec.folders().into_iter().try_for_each(|folder| checkpoint.add_folder(folder))?;
             }

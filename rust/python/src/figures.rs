@@ -7,7 +7,7 @@ use ferrule_formats::Checkpoint;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::machine;
-use ferrule_model::{KvGroup, ModelSpec, Needs, Source, WeightSizes, buffer_bytes};
+use ferrule_model::{KvGroup, LoadError, ModelSpec, Needs, Source, WeightSizes, buffer_bytes};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 
@@ -50,7 +50,9 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let options = Options::from_json(options, &spec)?;
     let isa = errors::chosen_isa()?;
     let measured = py.detach(|| {
-        let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+        let open =
+            |directory| Ok::<_, LoadError>(Checkpoint::open(Path::new(directory))?.stored_as(spec.stored_as.clone()));
+        let checkpoint = model_dir.map(open).transpose()?;
         let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
         let needs = ferrule_model::measure(&spec, source, options.quantization, options.kv_format)?;
         Ok((needs, checkpoint.map(|checkpoint| checkpoint.total_bytes())))

@@ -1,6 +1,6 @@
 //! How a model's weights come out of a checkpoint.
 
-use ferrule_formats::CheckpointError;
+use ferrule_formats::{Checkpoint, CheckpointError};
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
@@ -336,7 +336,7 @@ impl<'a> Loader<'a> {
             return Ok(HeadRows { keys: random("keys", kv_rank), values: random("values", value_dim) });
         };
         let head_dim = nope_dim + value_dim;
-        let views = View::of_role(checkpoint, self.spec, &role, heads * head_dim, Some(kv_rank))?;
+        let views = self.views(checkpoint, &role, heads * head_dim, Some(kv_rank))?;
         let view = match views.as_slice() {
             [view] if view.is_plain() => view,
             _ => return Err(SpecError::not_whole(&role).into()),
@@ -418,11 +418,26 @@ impl<'a> Loader<'a> {
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {
         Ok(match self.source {
             Source::Checkpoint(checkpoint) => {
-                let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
+                let views = self.views(checkpoint, role, rows, columns)?;
                 views.into_iter().map(Stored::View).collect()
             }
             Source::Random => vec![Stored::Random(RandomMatrix::new(role, rows))],
         })
+    }
+
+    /// The tensors of a role, whose numbers are checked too if they are to be read.
+    fn views(
+        &self,
+        checkpoint: &'a Checkpoint,
+        role: &str,
+        rows: usize,
+        columns: Option<usize>,
+    ) -> Result<Vec<View<'a>>, LoadError> {
+        let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
+        if self.reads {
+            views.iter().try_for_each(|view| view.tensor().check())?;
+        }
+        Ok(views)
     }
 
     fn norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {

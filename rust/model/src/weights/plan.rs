@@ -118,6 +118,17 @@ impl RowSource for MatrixPlan<'_> {
             row -= part.rows();
         }
     }
+
+    fn read_rows(&self, mut first: usize, columns: usize, mut out: &mut [f32]) {
+        for part in &self.parts {
+            let count = part.rows().saturating_sub(first).min(out.len() / columns);
+            let (now, rest) = out.split_at_mut(count * columns);
+            if count > 0 {
+                part.read_rows(first, columns, now);
+            }
+            (first, out) = ((first + count).saturating_sub(part.rows()), rest);
+        }
+    }
 }
 
 /// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a
