@@ -164,6 +164,11 @@ impl Checkpoint {
         &self.shards[shard]
     }
 
+    /// Whether weights are stored in fewer bits than floating-point numbers have.
+    pub fn is_quantized(&self) -> bool {
+        self.stored_as.is_some() || self.tensors.values().any(|place| place.blocks.is_some())
+    }
+
     /// What lists the tensors: the one file, the index, or the first part.
     pub fn listing(&self) -> &Path {
         &self.listing

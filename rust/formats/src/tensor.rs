@@ -98,6 +98,11 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
+    /// Whether its numbers are stored in fewer bits than floating-point numbers have.
+    pub fn is_quantized(&self) -> bool {
+        self.float_dtype().is_none()
+    }
+
     /// Whether its outputs come before its inputs even where modules of its kind are stored the other way round: those
     /// of GPT-2 are, until they are quantized.
     pub fn is_outputs_first(&self) -> bool {
@@ -140,6 +145,12 @@ impl<'a> WeightTensor<'a> {
             }
             Numbers::Quantized(quantized) => quantized.numbers.read_blocks(first, out),
         }
+    }
+
+    /// About how many bits a number takes where it is stored.
+    pub fn stored_bits(&self) -> f64 {
+        let bytes: usize = self.stored().iter().map(|tensor| tensor.bytes.len()).sum();
+        bytes as f64 * 8.0 / self.elements().max(1) as f64
     }
 
     /// The stored tensors that it is read from.

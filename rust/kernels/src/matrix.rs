@@ -15,13 +15,13 @@ pub trait RowSource: Sync {
     /// Writes row `row`, widened exactly, to `out`.
     fn read_row(&self, row: usize, out: &mut [f32]);
 
-    /// Writes row `row` to `out` as it is stored, in blocks of the format that it is packed to
-    /// ([`Format::stored_block`]). Asked for by grouped formats alone.
+    /// Writes as many rows of `row_bytes` as `out` holds, from row `first` on, as they are stored: in blocks of the format
+    /// that they are packed to ([`Format::stored_block`]). Asked for by grouped formats alone.
     ///
     /// # Panics
     /// If rows are numbers.
-    fn read_stored(&self, row: usize, out: &mut [u8]) {
-        panic!("row {row} is no {} bytes of blocks: it is numbers", out.len());
+    fn read_stored(&self, first: usize, row_bytes: usize, _out: &mut [u8]) {
+        panic!("row {first} is no {row_bytes} bytes of blocks: it is numbers");
     }
 
     /// Writes as many rows of `columns` elements as `out` holds, from row `first` on: for sources of which neighbouring
@@ -252,9 +252,7 @@ impl Source<'_> {
     fn stored(&self, rows: Range<usize>, block: StoredBlock) -> Vec<u8> {
         let row_bytes = block.row_bytes(self.cols);
         let mut bytes = vec![0; LANES * row_bytes];
-        for (row, bytes) in rows.zip(bytes.chunks_exact_mut(row_bytes)) {
-            self.source.read_stored(row, bytes);
-        }
+        self.source.read_stored(rows.start, row_bytes, &mut bytes[..LANES.min(rows.len()) * row_bytes]);
         bytes
     }
 }

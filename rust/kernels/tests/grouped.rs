@@ -21,8 +21,8 @@ impl<F: Fn(usize, &mut [u8]) + Sync> RowSource for Stored<F> {
         unreachable!("row {row} is blocks");
     }
 
-    fn read_stored(&self, row: usize, out: &mut [u8]) {
-        (self.0)(row, out);
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        (first..).zip(out.chunks_exact_mut(row_bytes)).for_each(|(row, out)| (self.0)(row, out));
     }
 }
 

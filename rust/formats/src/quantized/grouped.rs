@@ -258,12 +258,14 @@ impl Dequantize for Grouped<'_> {
                 let out = &mut out[index * stride..][..bytes];
                 let scale = f16::from_f32(self.scales.at(row + index, group));
                 out[..2].copy_from_slice(&scale.to_le_bytes());
-                out[2..4].copy_from_slice(&self.zeros.at(row + index, group).to_le_bytes());
+                let zero = self.zeros.at(row + index, group).to_le_bytes();
                 if nibbles {
-                    for (i, byte) in out[4..].iter_mut().enumerate() {
+                    out[2] = zero[0];
+                    for (i, byte) in out[3..].iter_mut().enumerate() {
                         *byte = codes[i] | codes[BLOCK / 2 + i] << 4;
                     }
                 } else {
+                    out[2..4].copy_from_slice(&zero);
                     out[4..].copy_from_slice(codes);
                 }
             }

@@ -88,6 +88,12 @@ macro_rules! format_registry {
                 match self { $(Self::$format => $name),* }
             }
 
+            /// The one of that name.
+            #[must_use]
+            pub fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|format| format.name() == name)
+            }
+
             /// Runs `visitor` with this format as a type.
             pub fn visit<V: FormatVisitor>(self, visitor: V) -> V::Output {
                 match self { $(Self::$format => visitor.$kind::<$format>()),* }

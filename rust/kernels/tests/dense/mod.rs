@@ -24,7 +24,13 @@ impl RowSource for Noise<'_> {
         out.copy_from_slice(&noise(out.len(), self.seed(row)));
     }
 
-    fn read_stored(&self, row: usize, out: &mut [u8]) {
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        (first..).zip(out.chunks_exact_mut(row_bytes)).for_each(|(row, out)| self.write_stored(row, out));
+    }
+}
+
+impl Noise<'_> {
+    fn write_stored(&self, row: usize, out: &mut [u8]) {
         let mut rows = self.formats.iter().flat_map(|(format, rows)| std::iter::repeat_n(*format, *rows));
         let format = rows.nth(row).unwrap();
         // Bits of numbers that differ in all of them.

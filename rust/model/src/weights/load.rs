@@ -312,8 +312,8 @@ impl<'a> Loader<'a> {
         let (mut key_up, mut value_up) = (Vec::with_capacity(heads), Vec::with_capacity(heads));
         for head in 0..heads {
             let rows = self.head_rows(at, heads, spec, head)?;
-            key_up.push(packer.pack(MatrixPlan::new(vec![(rows.keys, usual)], nope_dim))?);
-            value_up.push(packer.pack(MatrixPlan::new(vec![(rows.values, self.quantization.values())], kv_rank))?);
+            key_up.push(packer.pack(self.plan(vec![(rows.keys, usual)], nope_dim))?);
+            value_up.push(packer.pack(self.plan(vec![(rows.values, self.quantization.values())], kv_rank))?);
         }
         let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
         let split = HeadSplit { heads, nope_dim, value_dim };
@@ -393,6 +393,15 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// The matrix of parts, each in the format beside it unless it stays as it is stored.
+    fn plan<'s>(&self, parts: Vec<(Stored<'s>, Format)>, columns: usize) -> MatrixPlan<'s> {
+        let with_format = parts.into_iter().map(|(part, usual)| {
+            let format = self.quantization.of(usual, &part, columns);
+            (part, format)
+        });
+        MatrixPlan::new(with_format.collect(), columns)
+    }
+
     /// The matrix of `<at><role>.weight` of all parts, one below the other, and of their biases.
     fn linear<P: Packer>(
         &self,
@@ -412,7 +421,7 @@ impl<'a> Loader<'a> {
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.number(Site { parts, columns, heads: None });
-        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias, site })
+        Ok(Linear { weight: packer.pack(self.plan(stored, columns))?, bias, site })
     }
 
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {

@@ -1,6 +1,6 @@
 //! What a role's weights are read from: a matrix within a checkpoint, or random numbers.
 
-use ferrule_formats::{Checkpoint, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, WeightTensor};
 use ferrule_kernels::RowSource;
 
 use super::load::LoadError;
@@ -53,6 +53,17 @@ impl RowSource for Stored<'_> {
 }
 
 impl Stored<'_> {
+    /// As [`RowSource::read_stored`].
+    ///
+    /// # Panics
+    /// If it is no matrix of blocks.
+    pub fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        match self {
+            Self::View(view) => view.read_stored(first, row_bytes, out),
+            Self::Random(_) => unreachable!("random numbers are no blocks"),
+        }
+    }
+
     pub fn rows(&self) -> usize {
         match self {
             Self::View(view) => view.rows,
@@ -119,6 +130,12 @@ impl<'a> View<'a> {
         fits.then(|| Self { tensor: tensor.clone(), rows, first: 0, part, row_stride: columns, column_stride: 1 })
     }
 
+    /// The layout of the blocks that rows of so many columns consist of, if they do.
+    pub fn blocks(&self, columns: usize) -> Option<BlockLayout> {
+        let whole = |layout: &BlockLayout| self.column_stride == 1 && columns.is_multiple_of(layout.inputs());
+        self.tensor.blocks().filter(whole)
+    }
+
     /// Whether all rows lie at the same distance from their neighbours.
     pub fn is_plain(&self) -> bool {
         self.part.rows == self.rows
@@ -170,6 +187,18 @@ impl<'a> View<'a> {
             return self.tensor.read_f32(self.start(first), out);
         }
         (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
+    }
+
+    /// Rows from `first` on, in blocks: those that lie one after the other in the tensor are read as one.
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        let rows = out.len() / row_bytes;
+        // Rows of blocks fill their stride: blocks lie in rows as they are stored.
+        if rows > 1 && self.start(first + rows - 1) == self.start(first) + (rows - 1) * self.row_stride {
+            return self.tensor.read_blocks(self.start(first), out);
+        }
+        for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+            self.tensor.read_blocks(self.start(row), out);
+        }
     }
 
     fn read_row(&self, row: usize, out: &mut [f32]) {
