@@ -85,8 +85,9 @@ class File:
         """Everything before the data, without padding."""
         tensors = len(self.tensors) if self.tensor_count is None else self.tensor_count
         keys = len(self.keys) if self.key_count is None else self.key_count
-        out = self.magic + struct.pack("<IQQ", self.version, tensors, keys)
-        out += b"".join(string(key) + value for key, value in self.keys)
+        out = bytearray(self.magic + struct.pack("<IQQ", self.version, tensors, keys))
+        for key, value in self.keys:
+            out += string(key) + value
         end = 0
         for tensor in self.tensors:
             count = len(tensor.dimensions) if tensor.dimension_count is None else tensor.dimension_count
@@ -94,14 +95,14 @@ class File:
             out += string(tensor.name) + struct.pack(f"<I{len(tensor.dimensions)}Q", count, *tensor.dimensions)
             out += struct.pack("<IQ", tensor.type_id, offset)
             end += len(tensor.data) + -len(tensor.data) % self.alignment
-        return out
+        return bytes(out)
 
     def bytes(self) -> bytes:
         """The whole file."""
-        out = self.header()
+        out = bytearray(self.header())
         for tensor in self.tensors:
             out += bytes(-len(out) % self.alignment) + tensor.data
-        return out
+        return bytes(out)
 
     def write(self, path: Path) -> Path:
         """Writes the file."""

@@ -54,6 +54,9 @@ def alignment(value: bytes) -> File:
     return keys(("general.alignment", value))
 
 
+MANY = [Tensor(f"{index:0255}", [1, 1, 1, 1], data=bytes(4)) for index in range((1 << 14) - 1)]
+"""As many as are read, with names as long as they may be: what a table of tensors can take at most."""
+
 FAULTS: list[tuple[int, str, bytes | File, list[str]]] = [
     (1, "empty", b"", ["empty", "0 bytes"]),
     (2, "magic", b"GGML" + bytes(60), ['"GGML"', 'not with "GGUF"']),
@@ -88,6 +91,7 @@ FAULTS: list[tuple[int, str, bytes | File, list[str]]] = [
     (15, "overlap", tensors(floats("v", *[0.0] * 9), replace(floats("w", 1.0), offset=32)), ['"w"', '"v"', "36"]),
     (15, "past-the-end", tensors(replace(floats("w", 1.0), offset=1 << 40)), ['"w"', "1099511627776", "has 4 bytes"]),
     (15, "offset-overflow", tensors(replace(floats("w", 1.0), offset=(1 << 64) - 32)), ['"w"', "18446744073709551584"]),
+    (16, "duplicate-among-many", tensors(*MANY, MANY[-1]), ["comes twice"]),
     (16, "duplicate-tensor", tensors(floats("w", 1.0), floats("w", 2.0)), ['"w" comes twice']),
     (17, "truncated-data", MODEL.bytes()[:-1], ['"q"', "takes 36 bytes", "truncated"]),
 ]

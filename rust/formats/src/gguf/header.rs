@@ -20,9 +20,9 @@ use crate::safetensors::is_lfs_pointer;
 /// ggml itself has no room for a tensor's name above 63 bytes, and keys are about as long.
 const MAX_NAME: usize = 255;
 /// Published models have some dozens of keys, and some thousands of tensors, since experts are stacked. With these
-/// limits the tables of a file that is made to be large take about as much as the file.
+/// limits the tables of a file that is made to be large take a few megabytes more than the file.
 const MAX_KEYS: u64 = 1 << 14;
-const MAX_TENSORS: u64 = 1 << 16;
+const MAX_TENSORS: u64 = 1 << 14;
 /// Bytes of a key (name, type, value) and of a tensor (name, dimensions, type, offset) at the least.
 const LEAST_KEY_BYTES: u64 = 8 + 4 + 1;
 const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
