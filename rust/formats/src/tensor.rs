@@ -1,5 +1,6 @@
 //! A tensor of a checkpoint: a typed view of mapped bytes.
 
+use std::ops::Range;
 use std::path::Path;
 
 use half::f16;
@@ -109,14 +110,21 @@ impl<'a> WeightTensor<'a> {
         matches!(self.numbers, Numbers::Quantized(_))
     }
 
-    /// Holds the numbers that turn codes into weights against what they may be; of plain weights any are taken.
+    /// Holds the numbers that turn the codes of these elements into weights, and perhaps those of others, against what
+    /// they may be; of plain weights any are taken.
     ///
     /// # Errors
     /// [`Fault::PartValue`] for the first that cannot be.
-    pub fn check(&self) -> Result<(), CheckpointError> {
+    ///
+    /// # Panics
+    /// If the tensor has fewer elements.
+    pub fn check(&self, elements: Range<usize>) -> Result<(), CheckpointError> {
         match &self.numbers {
             Numbers::Float(..) | Numbers::Blocks(..) => Ok(()),
-            Numbers::Quantized(quantized) => quantized.numbers.check().map_err(|fault: Fault| fault.of(self.listing)),
+            Numbers::Quantized(quantized) => {
+                assert!(elements.end <= self.elements(), "elements of {}", self.name);
+                quantized.numbers.check(elements).map_err(|fault: Fault| fault.of(self.listing))
+            }
         }
     }
 

@@ -25,7 +25,10 @@ fn refused(description: &Value, weight: &str, entries: &[Entry], fragments: &[&s
 fn refused_file(description: &Value, weight: &str, packed: &Packed, fragments: &[&str]) {
     let stored_as: StoredAs = serde_json::from_value(description.clone()).expect("a description");
     let checkpoint = open(&packed.file()).expect("a valid file").stored_as(Some(stored_as));
-    let asked = || -> Result<(), CheckpointError> { checkpoint.weight(weight)?.check() };
+    let asked = || -> Result<(), CheckpointError> {
+        let weight = checkpoint.weight(weight)?;
+        weight.check(0..weight.elements())
+    };
     let message = asked().expect_err("this must be refused").to_string();
     for fragment in ["model.safetensors: "].iter().chain(fragments) {
         assert!(message.contains(fragment), "{fragment:?} is not in {message:?}");
@@ -278,6 +281,19 @@ fn mxfp4() {
     for (name, other, fragments) in faults {
         refused(&description, "e", &with(&entries, name, other), fragments);
     }
+}
+
+#[test]
+fn of_many_experts_those_that_are_read_are_checked() {
+    let stored_as: StoredAs = serde_json::from_value(json!({"method": "mxfp4"})).unwrap();
+    let mut packed = Packed::default();
+    packed.push("e_blocks", "U8", &[2, 4, 1, 16], vec![0; 128]);
+    packed.push("e_scales", "U8", &[2, 4, 1], vec![1, 2, 3, 4, 5, 255, 7, 8]);
+    let checkpoint = open(&packed.file()).unwrap().stored_as(Some(stored_as));
+    let weight = checkpoint.weight("e").unwrap();
+    assert!(weight.check(0..128).is_ok());
+    let message = weight.check(128..256).expect_err("a scale that cannot be").to_string();
+    assert!(message.contains("element 5 of tensor \"e_scales\" is 255"), "{message}");
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! <https://github.com/bitsandbytes-foundation/bitsandbytes/blob/main/bitsandbytes/functional.py>
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -169,7 +170,7 @@ impl BlockScales for AbsMax<'_> {
         }
     }
 
-    fn check(&self) -> Result<(), Fault> {
+    fn check(&self, _: Range<usize>) -> Result<(), Fault> {
         let (Self::Plain(scales) | Self::Nested { scales, .. }) = self;
         let value = |index| FloatDtype::F32.read(scales.bytes, index);
         match (0..scales.elements()).find(|index| !value(*index).is_finite()) {

@@ -1,6 +1,7 @@
 //! Codes of four bits that are looked up in a table, each number times the scale of its block of neighbours.
 
 use std::fmt;
+use std::ops::Range;
 
 use super::Dequantize;
 use crate::error::Fault;
@@ -24,7 +25,8 @@ pub(super) trait BlockScales: Send + Sync {
 
     fn parts(&self) -> Vec<Tensor<'_>>;
 
-    fn check(&self) -> Result<(), Fault>;
+    /// Holds the scales of these blocks, or of more, against what they may be.
+    fn check(&self, blocks: Range<usize>) -> Result<(), Fault>;
 }
 
 impl<S> fmt::Debug for Lookup<'_, S> {
@@ -48,8 +50,8 @@ impl<S: BlockScales> Dequantize for Lookup<'_, S> {
         parts
     }
 
-    fn check(&self) -> Result<(), Fault> {
-        self.scales.check()
+    fn check(&self, elements: Range<usize>) -> Result<(), Fault> {
+        self.scales.check(elements.start / self.block..elements.end.div_ceil(self.block))
     }
 
     fn read(&self, first: usize, mut out: &mut [f32]) {

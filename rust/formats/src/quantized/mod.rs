@@ -19,6 +19,7 @@ mod scaled;
 mod streams;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -69,8 +70,8 @@ pub(crate) trait Dequantize: fmt::Debug + Send + Sync {
     /// The tensors.
     fn parts(&self) -> Vec<Tensor<'_>>;
 
-    /// Holds the numbers in them against what they may be.
-    fn check(&self) -> Result<(), Fault>;
+    /// Holds the numbers behind these elements, or more, against what they may be.
+    fn check(&self, elements: Range<usize>) -> Result<(), Fault>;
 
     /// Writes as many elements as `out` holds, from `first` on.
     fn read(&self, first: usize, out: &mut [f32]);

@@ -3,6 +3,7 @@
 //! Of a tensor `x`: `x_blocks` U8 `[..., outputs, inputs / 32, 16]`, two codes in a byte, the first in the low half, and
 //! `x_scales` U8 `[..., outputs, inputs / 32]`, powers of two.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -70,9 +71,14 @@ impl BlockScales for Exponents<'_> {
         vec![self.0]
     }
 
-    fn check(&self) -> Result<(), Fault> {
-        match self.0.bytes.iter().position(|exponent| *exponent > MAX_SCALE) {
-            Some(index) => Err(value_fault(&self.0, index, self.0.bytes[index], format!("at most {MAX_SCALE}"))),
+    /// Of these blocks alone: those of all experts lie in one tensor, and each is asked for on its own.
+    fn check(&self, blocks: Range<usize>) -> Result<(), Fault> {
+        let first = blocks.start;
+        match self.0.bytes[blocks].iter().position(|exponent| *exponent > MAX_SCALE) {
+            Some(index) => {
+                let index = first + index;
+                Err(value_fault(&self.0, index, self.0.bytes[index], format!("at most {MAX_SCALE}")))
+            }
             None => Ok(()),
         }
     }
@@ -83,8 +89,8 @@ impl Dequantize for Blocks<'_> {
         self.0.parts()
     }
 
-    fn check(&self) -> Result<(), Fault> {
-        self.0.check()
+    fn check(&self, elements: Range<usize>) -> Result<(), Fault> {
+        self.0.check(elements)
     }
 
     fn read(&self, first: usize, out: &mut [f32]) {

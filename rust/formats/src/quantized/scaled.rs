@@ -1,5 +1,7 @@
 //! Numbers of a byte, each times the scale of its tensor, row or block.
 
+use std::ops::Range;
+
 use super::Dequantize;
 use super::grid::Grid;
 use crate::error::Fault;
@@ -25,7 +27,7 @@ impl Dequantize for Scaled<'_> {
         vec![self.codes, self.scales.tensor()]
     }
 
-    fn check(&self) -> Result<(), Fault> {
+    fn check(&self, _: Range<usize>) -> Result<(), Fault> {
         self.scales.check()
     }
 

@@ -444,7 +444,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<View<'a>>, LoadError> {
         let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
         if self.reads {
-            views.iter().try_for_each(|view| view.tensor().check())?;
+            views.iter().try_for_each(View::check)?;
         }
         Ok(views)
     }

@@ -1,6 +1,6 @@
 //! What a role's weights are read from: a matrix within a checkpoint, or random numbers.
 
-use ferrule_formats::{BlockLayout, Checkpoint, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, WeightTensor};
 use ferrule_kernels::RowSource;
 
 use super::load::LoadError;
@@ -169,6 +169,13 @@ impl<'a> View<'a> {
 
     pub fn tensor(&self) -> &WeightTensor<'a> {
         &self.tensor
+    }
+
+    /// Checks the numbers that its elements are made of, where they are made of any.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        // Quantized weights have their outputs first, so that a row's elements are neighbours.
+        let end = if self.tensor.is_outputs_first() { self.start(self.rows - 1) + self.row_stride } else { 0 };
+        self.tensor.check(self.start(0).min(end)..end)
     }
 
     /// The place of a row's first element.
