@@ -114,7 +114,6 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("33 unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
     ("33 not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
     ("33 nothing", {"architectures": None, "model_type": None}, "model_type is missing; it must be a string"),
-    ("33 quantized", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method is 'gptq'"),
     (
         "35 factor 0",
         {"rope_scaling": {"type": "linear", "factor": 0}},

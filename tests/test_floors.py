@@ -32,7 +32,7 @@ FLOORS: list[set[str]] = [
     {"checks", "stop", "detokenizer", "tensors", "picture"},
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
-    {"gguf"},
+    {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},
     {"fim"},
     {"prompt", "info"},

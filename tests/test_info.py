@@ -52,6 +52,22 @@ def test_it_is_what_a_loaded_model_says(case: str, quantization: str) -> None:
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("case", ["gptq_asym_actorder", "fp8_block"])
+def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = GOLDEN.parent / "quantized" / case
+    before = model_info(directory)
+    with LLM(directory) as llm:
+        after = llm.info()
+    common = before.keys() & after.keys()
+    assert {name: before[name] for name in common} == {name: after[name] for name in common}
+    assert common >= {"stored_as", "conversion", "weight_bytes"}
+    assert main(["info", str(directory)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"bits a weight; {before['stored_as']} weights int8: " in text
+    assert "; dequantized, then re-quantized as int8 cache" in text
+
+
+@pytest.mark.native
 @pytest.mark.parametrize("case", ["bert_classifier", "modernbert"])
 def test_encoders_are_read_whole_and_told_too(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     directory = GOLDEN.parent / "encoders" / case

@@ -132,7 +132,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("qwen3_moe", {"num_local_experts": "6"}, "num_local_experts is '6'; it must be a whole number from 1"),
     ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0; it must be a finite number above 0"),
-    ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config.quant_method is 'mxfp4'"),
     ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; it must be \"sigmoid\""),
     ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; it must be \"noaux_tc\""),
     ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2; it must be 1"),

@@ -12,6 +12,7 @@ from typing import Any
 from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, ModelFiles, find_model, has_weights, is_repository, read_model_files
 from ferrule.options import QUANTIZATIONS, EngineOptions, check_load_format
+from ferrule.quantized import conversion_words, stored_words
 from ferrule.spec import Layer, ModelSpec
 from ferrule.tokenizer import Tokenizer
 
@@ -88,15 +89,19 @@ def inspect(
     measured = _Measured(files.spec.to_json(), weights, checked)
     figures = measured.figures()
     return files.spec, {
-        **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at)),
+        **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at), figures["quantization"]),
         "layer_groups": [_group_facts(files.spec, group) for group in layer_groups(files.spec)],
         **figures,
         **_judge(measured, figures),
     }
 
 
-def facts(name: str, files: ModelFiles, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a model's small files say of it."""
+def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str) -> dict[str, Any]:
+    """What a model's small files say of it, and what becomes of its weights.
+
+    `stored_as`: how the files store what is quantized in them, None where weights are plain; `conversion`: what was
+    done to those for `quantization`.
+    """
     from ferrule.parsers import reasoning_parser_for, tool_call_parser_for
 
     spec = files.spec
@@ -115,6 +120,8 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer) -> dict[str, Any]:
         "tool_call_parser": tool_call_parser_for(templates, spec.architecture),
         "reasoning_parser": reasoning_parser_for(templates, spec.architecture),
         "eos_token_ids": list(end_of_sequence(files, tokenizer)),
+        "stored_as": None if spec.stored_as is None else stored_words(spec.stored_as),
+        "conversion": conversion_words(spec.stored_as, quantization),
     }
 
 

@@ -267,7 +267,8 @@ class LoadedModel:
 
     def info(self) -> dict[str, Any]:
         """What is loaded and how: the model's sizes, formats, bytes and limits, and the machine's part in it."""
-        return {**facts(self._name, self._files, self._tokenizer), **self._engine_info}
+        said = facts(self._name, self._files, self._tokenizer, self._engine_info["quantization"])
+        return {**said, **self._engine_info}
 
     def lora_adapters(self) -> list[LoRAAdapter]:
         """The low-rank adapters that requests may ask for, the oldest first."""

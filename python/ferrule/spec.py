@@ -366,6 +366,80 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Gptq:
+    """Whole numbers by group, outputs side by side (Frantar et al. 2022), as AutoGPTQ and GPTQModel save them."""
+
+    bits: int
+    """Of a code: 2, 3, 4 or 8."""
+    group_size: int | None
+    """Inputs that share a scale; None for all of a row."""
+    desc_act: bool = False
+    """Whether the inputs' groups are listed, as they were quantized in another order than they have."""
+    zeros_less_one: bool = True
+    """Whether zero points are stored less 1, as in the format's first version."""
+    method: Literal["gptq"] = "gptq"
+
+
+@dataclass(frozen=True)
+class Awq:
+    """Codes of four bits by group, as AutoAWQ saves them for its GEMM kernels (Lin et al. 2023)."""
+
+    group_size: int | None
+    """Inputs that share a scale; None for all of a row."""
+    method: Literal["awq"] = "awq"
+
+
+@dataclass(frozen=True)
+class CompressedWeights:
+    """A kind of weights of compressed-tensors."""
+
+    kind: Literal["int", "float"]
+    bits: int
+    """Of a code: 2, 4 or 8; of a floating-point one 8."""
+    symmetric: bool = True
+    """Whether the code of the number 0 is in the middle."""
+    group_size: int | None = None
+    """Inputs that share a scale; None where an output's do, or all of a tensor."""
+    block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale."""
+
+
+@dataclass(frozen=True)
+class CompressedTensors:
+    """What LLM Compressor saves; which of its kinds a weight is of its tensors tell."""
+
+    weights: tuple[CompressedWeights, ...]
+    method: Literal["compressed-tensors"] = "compressed-tensors"
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """Floating-point numbers of 8 bits with scales."""
+
+    block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale; None where an output's do, or all of a tensor."""
+    method: Literal["fp8"] = "fp8"
+
+
+@dataclass(frozen=True)
+class BitsAndBytes:
+    """Codes of four bits by table and block, or of eight by output (Dettmers et al. 2022, 2023)."""
+
+    codes: Literal["nf4", "fp4", "int8"]
+    method: Literal["bitsandbytes"] = "bitsandbytes"
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """Floating-point numbers of 4 bits, 32 to a power of two (OCP MX 1.0), as gpt-oss has its experts."""
+
+    method: Literal["mxfp4"] = "mxfp4"
+
+
+StoredAs: TypeAlias = Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes | Mxfp4
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A model, completely."""
 
@@ -390,6 +464,8 @@ class ModelSpec:
     """By role, as `tensors.roles` lists them."""
     prefixes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """A tensor that is not there under its name may have the second of a pair in place of the first before it."""
+    stored_as: StoredAs | None = None
+    """How the checkpoint stores what it has quantized; None where every weight is plain."""
 
     @property
     def generates(self) -> bool:

@@ -227,12 +227,6 @@ def model_spec(config: Config) -> ModelSpec:
 
     Raises ConfigError for a value outside its limits, UnsupportedModelError for what ferrule does not run.
     """
-    if "quantization_config" in config:
-        method = config.inner("quantization_config").values.get("quant_method")
-        raise UnsupportedModelError(
-            f"{config.file}: quantization_config.quant_method is {method!r}; "
-            "checkpoints must be unquantized: f32, f16 or bf16"
-        )
     whole = config
     if "text_config" in whole:
         config = text_half(whole)

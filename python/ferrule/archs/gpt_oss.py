@@ -1,6 +1,6 @@
 """gpt-oss (OpenAI 2025): sinks, windows on every other layer, and a mixture with clamped gates and biases throughout.
 
-Checkpoints in bf16; those in MXFP4 are refused as quantized.
+Checkpoints in bf16, and those whose experts are in MXFP4 under the same names.
 """
 
 from ferrule.archs.config import Config

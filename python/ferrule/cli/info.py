@@ -136,13 +136,15 @@ def _files(info: Mapping[str, Any]) -> str:
     if count is None:
         return "not here"
     types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
-    return f"{size_text(count)}, {_bits(count, info)} bits a weight; tensors: {types}"
+    stored = [] if info["stored_as"] is None else [info["stored_as"]]
+    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits a weight", *stored, f"tensors: {types}"])
 
 
 def _weights(info: Mapping[str, Any]) -> str:
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
     each = f"; a token reads {size_text(read)}" if read < count else ""
-    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}"
+    made = "" if info["conversion"] is None else f"; {info['conversion']}"
+    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}{made}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundErro
 from ferrule.gguf import GgufFile, end_tokens, gguf_pooling, gguf_spec, is_gguf
 from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule.params import STANDARD, SamplingParams
+from ferrule.quantized import read_stored_as
 from ferrule.spec import ModelSpec
 
 GGUF_SAMPLING = {
@@ -58,7 +59,8 @@ def _read_directory(directory: Path) -> ModelFiles:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
-    sentence, spec = read_sentence_files(directory, model_spec(config))
+    spec = replace(model_spec(config), stored_as=read_stored_as(config, directory))
+    sentence, spec = read_sentence_files(directory, spec)
     if "text_config" in config and "eos_token_id" not in config:
         config = config.inner("text_config")
     generation = Config.read_optional(directory / "generation_config.json")

@@ -42,9 +42,9 @@ layouts! {
     Iq4Nl = "iq4_nl", 32, 18;
     /// ggml's `block_mxfp4`: a power of two; 16 bytes of indices to a table.
     Mxfp4 = "mxfp4", 32, 17;
-    /// f16 scale; zero point, u16; 16 bytes of codes, input i in the low half of byte i, input 16 + i in the high half.
+    /// f16 scale; zero point, u8; 16 bytes of codes, input i in the low half of byte i, input 16 + i in the high half.
     /// scale * (code - zero)
-    U4 = "u4", 32, 20;
+    U4 = "u4", 32, 19;
     /// f16 scale; zero point, u16; 32 codes. scale * (code - zero)
     U8 = "u8", 32, 36;
 }

@@ -11,6 +11,7 @@ use crate::folder::{Folder, map_file, open_file};
 use crate::gguf::{BlockType, GgufFile, TensorType};
 use crate::index::{INDEX_NAME, read_index};
 use crate::nearest::nearest;
+use crate::quantized::StoredAs;
 use crate::safetensors::{Entry, read_header};
 use crate::tensor::{Numbers, Tensor, WeightTensor};
 
@@ -28,6 +29,8 @@ pub struct Checkpoint {
     listing: PathBuf,
     shards: Vec<Mmap>,
     tensors: BTreeMap<String, Place>,
+    /// How weights are stored that are not plain.
+    stored_as: Option<StoredAs>,
 }
 
 /// Where a tensor lies.
@@ -90,7 +93,7 @@ impl Checkpoint {
         let (map, entries) = open_shard(&path).map_err(|fault| fault.of(&named))?;
         let tensors =
             entries.into_iter().map(|(name, entry)| (name, Place { shard: 0, entry, blocks: None })).collect();
-        Ok(Some(Self { folder: folder.path().to_owned(), listing: named, shards: vec![map], tensors }))
+        Ok(Some(Self { folder: folder.path().to_owned(), listing: named, shards: vec![map], tensors, stored_as: None }))
     }
 
     fn open_sharded(folder: &Folder, index: &Path) -> Result<Self, CheckpointError> {
@@ -118,7 +121,7 @@ impl Checkpoint {
             }
             shards.push(map);
         }
-        Ok(Self { folder: folder.path().to_owned(), listing, shards, tensors: all })
+        Ok(Self { folder: folder.path().to_owned(), listing, shards, tensors: all, stored_as: None })
     }
 
     /// Of tensors that were found elsewhere.
@@ -128,7 +131,7 @@ impl Checkpoint {
         shards: Vec<Mmap>,
         tensors: BTreeMap<String, Place>,
     ) -> Self {
-        Self { folder, listing, shards, tensors }
+        Self { folder, listing, shards, tensors, stored_as: None }
     }
 
     /// Adds the tensors of a folder within this one, under names that begin with its own: `2_Dense/linear.weight`.
@@ -150,9 +153,20 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// The same files, of which weights are stored in this way where they are not plain.
+    #[must_use]
+    pub fn stored_as(self, stored_as: Option<StoredAs>) -> Self {
+        Self { stored_as, ..self }
+    }
+
     /// The bytes of a file.
     pub(crate) fn shard(&self, shard: usize) -> &[u8] {
         &self.shards[shard]
+    }
+
+    /// Whether weights are stored in fewer bits than floating-point numbers have.
+    pub fn is_quantized(&self) -> bool {
+        self.stored_as.is_some() || self.tensors.values().any(|place| place.blocks.is_some())
     }
 
     /// What lists the tensors: the one file, the index, or the first part.
@@ -160,8 +174,13 @@ impl Checkpoint {
         &self.listing
     }
 
-    /// Whether there is a tensor of that name.
+    /// Whether there are weights of that name, in whatever tensors.
     pub fn has(&self, name: &str) -> bool {
+        self.has_tensor(name) || self.stored_as.as_ref().is_some_and(|stored_as| stored_as.has(self, name))
+    }
+
+    /// Whether there is a tensor of that name.
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
@@ -192,22 +211,30 @@ impl Checkpoint {
         }
     }
 
-    /// The weights of that name, which must be of F32, F16 or BF16, or in blocks.
+    /// The weights of that name: of F32, F16 or BF16, in blocks, or as the checkpoint stores what it has quantized.
     ///
     /// # Errors
-    /// As [`tensor`](Self::tensor), and [`Fault::NotFloat`].
+    /// As [`tensor`](Self::tensor); [`Fault::NotFloat`], and for the tensors of a quantized weight [`Fault::PartMissing`]
+    /// and its neighbours.
     pub fn weight(&self, name: &str) -> Result<WeightTensor<'_>, CheckpointError> {
-        let (name, place) = self.find(name)?;
-        let tensor = self.at(name, place);
-        if let Some(Blocks { ty, shape }) = &place.blocks {
-            return Ok(WeightTensor { name, shape, numbers: Numbers::Blocks(*ty, tensor) });
-        }
-        match FloatDtype::of(tensor.dtype) {
-            Some(float) => {
-                Ok(WeightTensor { name: tensor.name, shape: tensor.shape, numbers: Numbers::Float(float, tensor) })
+        let listing = self.listing.as_path();
+        let quantized = match &self.stored_as {
+            Some(stored_as) => stored_as.weight(self, name).map_err(|fault| fault.of(listing))?,
+            None => None,
+        };
+        let numbers = match quantized {
+            Some(quantized) => Numbers::Quantized(quantized),
+            None => {
+                let (name, place) = self.find(name)?;
+                let tensor = self.at(name, place);
+                let not_float = || Fault::NotFloat { tensor: name.to_owned(), dtype: tensor.dtype }.of(listing);
+                match &place.blocks {
+                    Some(Blocks { ty, shape }) => Numbers::Blocks(*ty, shape, tensor),
+                    None => Numbers::Float(FloatDtype::of(tensor.dtype).ok_or_else(not_float)?, tensor),
+                }
             }
-            None => Err(Fault::NotFloat { tensor: name.to_owned(), dtype: tensor.dtype }.of(&self.listing)),
-        }
+        };
+        Ok(WeightTensor { name: name.to_owned(), numbers, listing })
     }
 
     /// How each tensor is stored, by name: its type, and its shape with the slowest dimension first.
@@ -243,7 +270,7 @@ impl Checkpoint {
     ///
     /// Whole pages inside its tensors only: their neighbours may be in use.
     pub fn release(&self, weight: &WeightTensor<'_>) {
-        weight.stored().for_each(|tensor| self.release_tensor(tensor));
+        weight.stored().iter().for_each(|tensor| self.release_tensor(tensor));
     }
 
     #[cfg(unix)]

@@ -1,5 +1,7 @@
 //! The element types of safetensors files.
 
+use half::{bf16, f16};
+
 /// Declares the types once: variant, name in the file, bits of an element.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal;)*) => {
@@ -105,6 +107,15 @@ impl FloatDtype {
             Dtype::F16 => Some(Self::F16),
             Dtype::Bf16 => Some(Self::Bf16),
             _ => None,
+        }
+    }
+
+    /// Element `index` of little-endian bytes, widened.
+    pub(crate) fn read(self, bytes: &[u8], index: usize) -> f32 {
+        match self {
+            Self::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),
+            Self::F16 => f16::from_le_bytes(bytes.as_chunks().0[index]).to_f32(),
+            Self::Bf16 => bf16::from_le_bytes(bytes.as_chunks().0[index]).to_f32(),
         }
     }
 

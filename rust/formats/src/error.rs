@@ -112,6 +112,20 @@ pub enum Fault {
     NoTensor { tensor: String, nearest: Option<String> },
     #[error("tensor {tensor:?} is stored as {dtype}; weights must be F32, F16 or BF16")]
     NotFloat { tensor: String, dtype: Dtype },
+
+    // The tensors of a quantized weight.
+    #[error("has no tensor {part:?}, without which {weight:?} of {method} cannot be read")]
+    PartMissing { method: &'static str, weight: String, part: String },
+    #[error("tensor {tensor:?} is stored as {dtype}; of {method} it must be {}", either(allowed))]
+    PartDtype { method: &'static str, tensor: String, dtype: Dtype, allowed: Vec<Dtype> },
+    #[error("tensor {tensor:?} has the shape {shape:?}; it must be {expected}")]
+    PartShape { tensor: String, shape: Vec<usize>, expected: String },
+    #[error("element {index} of tensor {tensor:?} is {value}; it must be {limit}")]
+    PartValue { tensor: String, index: usize, value: String, limit: String },
+    #[error("tensor {tensor:?} is stored as {dtype}, and quantization_config describes no weights of that kind")]
+    PartKind { tensor: String, dtype: Dtype },
+    #[error("tensor {tensor:?} holds no quantization state: {error}")]
+    QuantState { tensor: String, error: String },
 }
 
 impl Fault {
@@ -123,6 +137,11 @@ impl Fault {
 
 fn listed(files: &[String]) -> String {
     if files.is_empty() { "none".to_owned() } else { files.join(", ") }
+}
+
+fn either(dtypes: &[Dtype]) -> String {
+    let names: Vec<_> = dtypes.iter().map(|dtype| dtype.name()).collect();
+    names.join(" or ")
 }
 
 fn did_you_mean(nearest: &Option<String>) -> String {

@@ -17,6 +17,7 @@ mod fuzz;
 pub mod gguf;
 mod index;
 mod nearest;
+mod quantized;
 mod safetensors;
 mod tensor;
 mod unique;
@@ -27,4 +28,8 @@ pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
 pub use gguf::GgufFile;
 pub use nearest::nearest;
+pub use quantized::{
+    Awq, BitsAndBytes, BitsAndBytesCodes, CompressedBits, CompressedKind, CompressedTensors, CompressedWeights, Fp8,
+    Gptq, GptqBits, Mxfp4, StoredAs,
+};
 pub use tensor::{Tensor, WeightTensor};

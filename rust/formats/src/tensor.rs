@@ -1,11 +1,16 @@
 //! A tensor of a checkpoint: a typed view of mapped bytes.
 
+use std::ops::Range;
+use std::path::Path;
+
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::BlockLayout;
 use crate::dtype::{Dtype, FloatDtype};
+use crate::error::{CheckpointError, Fault};
 use crate::gguf::BlockType;
+use crate::quantized::Quantized;
 
 /// A stored tensor of any type. Row-major, little-endian, at no particular alignment.
 #[derive(Clone, Copy, Debug)]
@@ -47,51 +52,88 @@ impl<'a> Tensor<'a> {
 }
 
 /// A tensor whose numbers can be read as f32: what a model's weights are taken from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightTensor<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) shape: &'a [usize],
+    pub(crate) name: String,
     pub(crate) numbers: Numbers<'a>,
+    /// What lists the checkpoint's tensors.
+    pub(crate) listing: &'a Path,
 }
 
 /// How the numbers of a weight are stored.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Numbers<'a> {
     /// One by one.
     Float(FloatDtype, Tensor<'a>),
-    /// In blocks of a type of ggml, whose bytes the tensor has.
-    Blocks(BlockType, Tensor<'a>),
+    /// In blocks of a type of ggml, whose bytes the tensor has; this is the shape of their elements.
+    Blocks(BlockType, &'a [usize], Tensor<'a>),
+    /// In fewer bits, in several tensors.
+    Quantized(Quantized<'a>),
 }
 
 impl<'a> WeightTensor<'a> {
-    /// Its name in the checkpoint.
-    pub fn name(&self) -> &'a str {
-        self.name
+    /// Its name in the checkpoint; that of the plain tensor in place of which there are others.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Its dimensions, the slowest first; none for a scalar.
-    pub fn shape(&self) -> &'a [usize] {
-        self.shape
+    pub fn shape(&self) -> &[usize] {
+        match &self.numbers {
+            Numbers::Float(_, tensor) => tensor.shape,
+            Numbers::Blocks(_, shape, _) => shape,
+            Numbers::Quantized(quantized) => &quantized.shape,
+        }
     }
 
     /// The number of its elements.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape().iter().product()
     }
 
     /// The type of its elements, where each is a floating-point number of its own.
     pub fn float_dtype(&self) -> Option<FloatDtype> {
         match self.numbers {
             Numbers::Float(float, _) => Some(float),
-            Numbers::Blocks(..) => None,
+            Numbers::Blocks(..) | Numbers::Quantized(_) => None,
+        }
+    }
+
+    /// Whether its numbers are stored in fewer bits than floating-point numbers have.
+    pub fn is_quantized(&self) -> bool {
+        self.float_dtype().is_none()
+    }
+
+    /// Whether its outputs come before its inputs even where modules of its kind are stored the other way round: those
+    /// of GPT-2 are, until they are quantized.
+    pub fn is_outputs_first(&self) -> bool {
+        matches!(self.numbers, Numbers::Quantized(_))
+    }
+
+    /// Holds the numbers that turn the codes of these elements into weights, and perhaps those of others, against what
+    /// they may be; of plain weights any are taken.
+    ///
+    /// # Errors
+    /// [`Fault::PartValue`] for the first that cannot be.
+    ///
+    /// # Panics
+    /// If the tensor has fewer elements.
+    pub fn check(&self, elements: Range<usize>) -> Result<(), CheckpointError> {
+        match &self.numbers {
+            Numbers::Float(..) | Numbers::Blocks(..) => Ok(()),
+            Numbers::Quantized(quantized) => {
+                assert!(elements.end <= self.elements(), "elements of {}", self.name);
+                quantized.numbers.check(elements).map_err(|fault: Fault| fault.of(self.listing))
+            }
         }
     }
 
     /// The layout of its rows' blocks, where kernels can take them as they are.
     pub fn blocks(&self) -> Option<BlockLayout> {
-        match self.numbers {
+        match &self.numbers {
             Numbers::Float(..) => None,
-            Numbers::Blocks(ty, _) => ty.layout(),
+            Numbers::Blocks(ty, ..) => ty.layout(),
+            Numbers::Quantized(quantized) => quantized.numbers.blocks(),
         }
     }
 
@@ -100,29 +142,46 @@ impl<'a> WeightTensor<'a> {
     /// # Panics
     /// If there are none, `first` or `out.len()` is within a block, or the tensor ends before.
     pub fn read_blocks(&self, first: usize, out: &mut [u8]) {
-        let Numbers::Blocks(ty, tensor) = self.numbers else {
-            panic!("{} is not stored in blocks (element {first}, {} bytes)", self.name, out.len())
-        };
-        let aligned = first.is_multiple_of(ty.inputs()) && out.len().is_multiple_of(ty.bytes());
-        assert!(aligned, "whole blocks of {} (element {first}, {} bytes)", ty.name(), out.len());
-        out.copy_from_slice(&tensor.bytes[first / ty.inputs() * ty.bytes()..][..out.len()]);
-    }
-
-    /// The stored tensors that it is read from.
-    pub(crate) fn stored(&self) -> impl Iterator<Item = &Tensor<'a>> {
         match &self.numbers {
-            Numbers::Float(_, tensor) | Numbers::Blocks(_, tensor) => [tensor].into_iter(),
+            Numbers::Float(..) => {
+                panic!("{} is not stored in blocks (element {first}, {} bytes)", self.name, out.len())
+            }
+            Numbers::Blocks(ty, _, tensor) => {
+                let aligned = first.is_multiple_of(ty.inputs()) && out.len().is_multiple_of(ty.bytes());
+                assert!(aligned, "whole blocks of {} (element {first}, {} bytes)", ty.name(), out.len());
+                out.copy_from_slice(&tensor.bytes[first / ty.inputs() * ty.bytes()..][..out.len()]);
+            }
+            Numbers::Quantized(quantized) => quantized.numbers.read_blocks(first, out),
         }
     }
 
-    /// Reads `out.len()` elements, from element `first` on in row-major order: floats exactly, codes with their scales.
+    /// About how many bits a number takes where it is stored.
+    pub fn stored_bits(&self) -> f64 {
+        let bytes: usize = self.stored().iter().map(|tensor| tensor.bytes.len()).sum();
+        bytes as f64 * 8.0 / self.elements().max(1) as f64
+    }
+
+    /// The stored tensors that it is read from.
+    pub(crate) fn stored(&self) -> Vec<Tensor<'_>> {
+        match &self.numbers {
+            Numbers::Float(_, tensor) | Numbers::Blocks(_, _, tensor) => vec![*tensor],
+            Numbers::Quantized(quantized) => quantized.numbers.parts(),
+        }
+    }
+
+    /// Reads `out.len()` elements, from element `first` on in row-major order: floats exactly, codes with their scales. Of
+    /// quantized weights neighbouring rows together cost less than one by one.
     ///
     /// # Panics
     /// If the tensor has fewer than `first + out.len()` elements, as slicing does.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
-        match self.numbers {
-            Numbers::Float(float, tensor) => widen(float, tensor.bytes, first, out),
-            Numbers::Blocks(ty, tensor) => ty.dequantize(tensor.bytes, first, out),
+        match &self.numbers {
+            Numbers::Float(float, tensor) => widen(*float, tensor.bytes, first, out),
+            Numbers::Blocks(ty, _, tensor) => ty.dequantize(tensor.bytes, first, out),
+            Numbers::Quantized(quantized) => {
+                assert!(out.len() <= self.elements().saturating_sub(first), "elements of {}", self.name);
+                quantized.numbers.read(first, out);
+            }
         }
     }
 

@@ -5,14 +5,32 @@ use std::ops::Range;
 use crate::arch::{ByteLine, Isa, LANES};
 use crate::disjoint::Tiles;
 use crate::memory::{AllocError, PageSlice};
+use crate::quant::grouped;
 use crate::quant::integer::{self, Steps};
-use crate::quant::{self, FloatFormat, Format, FormatVisitor, IntegerFormat, Line};
+use crate::quant::{self, FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat, Line, StoredBlock};
 use crate::{Exec, PoolError};
 
 /// The rows of a stored matrix. A row holds the weights of one output.
 pub trait RowSource: Sync {
     /// Writes row `row`, widened exactly, to `out`.
     fn read_row(&self, row: usize, out: &mut [f32]);
+
+    /// Writes as many rows of `row_bytes` as `out` holds, from row `first` on, as they are stored: in blocks of the format
+    /// that they are packed to ([`Format::stored_block`]). Asked for by grouped formats alone.
+    ///
+    /// # Panics
+    /// If rows are numbers.
+    fn read_stored(&self, first: usize, row_bytes: usize, _out: &mut [u8]) {
+        panic!("row {first} is no {row_bytes} bytes of blocks: it is numbers");
+    }
+
+    /// Writes as many rows of `columns` elements as `out` holds, from row `first` on: for sources of which neighbouring
+    /// rows cost less together than one by one.
+    ///
+    /// `out`: `[rows, columns]`
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
+    }
 }
 
 /// Why a matrix was not packed.
@@ -67,6 +85,11 @@ impl Band {
         bytemuck::cast_slice(&self.data[self.start(panel)..])
     }
 
+    /// Lines of bytes of a panel.
+    pub fn panel_lines(&self) -> usize {
+        self.panel_bytes / size_of::<ByteLine>()
+    }
+
     /// The steps of a panel and of all that follow.
     ///
     /// # Panics
@@ -87,7 +110,8 @@ impl PackedMatrix {
     /// [`PackError`] if there is no memory for it, `exec` was cancelled, or the source panicked.
     ///
     /// # Panics
-    /// If rows of one format end within a panel and others follow, or floating-point formats are not alone.
+    /// If rows of one format end within a panel and others follow, or floating-point formats are not alone; if `cols` is
+    /// no whole number of a format's stored blocks.
     pub fn pack(
         exec: &Exec<'_>,
         formats: &[(Format, usize)],
@@ -101,14 +125,11 @@ impl PackedMatrix {
             let steps = Tiles::of_rows(&mut band.steps, band.panel_steps, 1);
             exec.run(panels.len(), |index| {
                 let first = (band.panels.start + index) * LANES;
-                let mut values = vec![0.0; LANES * cols];
-                for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
-                    source.read_row(row, values);
-                }
+                let (source, rows) = (Source { source, cols }, first..*rows);
                 let mut panel = panels.take(index);
                 let mut steps = (!steps.is_empty()).then(|| steps.take(index));
                 let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
-                band.format.visit(PackPanel { isa: exec.isa, values: &values, steps, panel: panel.contiguous() });
+                band.format.visit(PackPanel { isa: exec.isa, source, rows, steps, panel: panel.contiguous() });
             })?;
         }
         Ok(packed)
@@ -125,12 +146,15 @@ impl PackedMatrix {
     pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
-            let step = band.format.visit(UniformStep { cols });
-            band.steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
             let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
+            let steps = Tiles::of_rows(&mut band.steps, band.panel_steps, 1);
             exec.run(panels.len(), |index| {
-                let seed = seed ^ ((band.panels.start + index) as u64) << 32;
-                fill_randomly(seed, panels.take(index).contiguous());
+                let mut panel = panels.take(index);
+                let panel = panel.contiguous();
+                fill_randomly(seed ^ ((band.panels.start + index) as u64) << 32, panel);
+                let mut steps = (!steps.is_empty()).then(|| steps.take(index));
+                let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
+                band.format.visit(Level { cols, steps, panel });
             })?;
         }
         Ok(packed)
@@ -142,6 +166,8 @@ impl PackedMatrix {
         for &(format, count) in formats {
             assert!(rows % LANES == 0, "rows in another format begin at row {rows}, within a panel");
             assert!(format.is_integer() || formats.len() == 1, "{} is not alone", format.name());
+            let block = format.stored_block().map_or(1, |block| block.inputs);
+            assert!(cols.is_multiple_of(block), "{cols} inputs in blocks of {block}, {}", format.name());
             let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
             let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
             let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
@@ -208,11 +234,35 @@ impl PackedMatrix {
     }
 }
 
+/// Rows of a source, as a format asks for them.
+struct Source<'a> {
+    source: &'a dyn RowSource,
+    cols: usize,
+}
+
+impl Source<'_> {
+    /// At most sixteen rows, `[16][cols]`; those that are missing are zero.
+    fn numbers(&self, rows: Range<usize>) -> Vec<f32> {
+        let mut values = vec![0.0; LANES * self.cols];
+        self.source.read_rows(rows.start, self.cols, &mut values[..LANES.min(rows.len()) * self.cols]);
+        values
+    }
+
+    /// The same as they are stored.
+    fn stored(&self, rows: Range<usize>, block: StoredBlock) -> Vec<u8> {
+        let row_bytes = block.row_bytes(self.cols);
+        let mut bytes = vec![0; LANES * row_bytes];
+        self.source.read_stored(rows.start, row_bytes, &mut bytes[..LANES.min(rows.len()) * row_bytes]);
+        bytes
+    }
+}
+
 /// Stores sixteen rows.
 struct PackPanel<'a> {
     isa: Isa,
-    /// `[16][cols]`
-    values: &'a [f32],
+    source: Source<'a>,
+    /// The rows of the matrix that there are.
+    rows: Range<usize>,
     steps: &'a mut [Steps],
     panel: &'a mut [u8],
 }
@@ -221,29 +271,42 @@ impl FormatVisitor for PackPanel<'_> {
     type Output = ();
 
     fn float<F: FloatFormat>(self) {
-        transpose::<F>(self.values, bytemuck::cast_slice_mut(self.panel));
+        transpose::<F>(&self.source.numbers(self.rows), bytemuck::cast_slice_mut(self.panel));
     }
 
     fn integer<F: IntegerFormat>(self) {
-        quant::pack_panel::<F>(self.isa, self.values, self.steps, bytemuck::cast_slice_mut(self.panel));
+        let values = self.source.numbers(self.rows);
+        quant::pack_panel::<F>(self.isa, &values, self.steps, bytemuck::cast_slice_mut(self.panel));
+    }
+
+    fn grouped<F: GroupedFormat>(self) {
+        grouped::pack_panel::<F>(&self.source.stored(self.rows, F::STORED), bytemuck::cast_slice_mut(self.panel));
     }
 }
 
-/// The step with which random codes over `cols` inputs keep the input's variance.
-struct UniformStep {
+/// Scales random codes over `cols` inputs so that they keep the input's variance.
+struct Level<'a> {
     cols: usize,
+    steps: &'a mut [Steps],
+    panel: &'a mut [u8],
 }
 
-impl FormatVisitor for UniformStep {
-    type Output = f32;
+impl FormatVisitor for Level<'_> {
+    type Output = ();
 
-    fn float<F: FloatFormat>(self) -> f32 {
+    fn float<F: FloatFormat>(self) {
         unreachable!("random bytes are no floating-point weights");
     }
 
-    fn integer<F: IntegerFormat>(self) -> f32 {
+    fn integer<F: IntegerFormat>(self) {
         // Stored weights are rotated, and longer for it.
-        (integer::BLOCK as f32 / self.cols as f32).sqrt() / integer::uniform_deviation::<F>()
+        let step = (integer::BLOCK as f32 / self.cols as f32).sqrt() / integer::uniform_deviation::<F>();
+        self.steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
+    }
+
+    fn grouped<F: GroupedFormat>(self) {
+        let deviation = 1.0 / (self.cols as f32).sqrt();
+        F::level(bytemuck::cast_slice_mut(self.panel), self.cols / grouped::GROUP, deviation);
     }
 }
 
@@ -293,5 +356,9 @@ impl FormatVisitor for ReadRow<'_> {
     fn integer<F: IntegerFormat>(self) {
         let (steps, lines) = (self.band.steps(self.panel), self.band.byte_lines(self.panel));
         integer::read_row::<F>(steps, lines, self.lane, self.out);
+    }
+
+    fn grouped<F: GroupedFormat>(self) {
+        grouped::read_row::<F>(self.band.byte_lines(self.panel), self.lane, self.out);
     }
 }

@@ -6,12 +6,24 @@ mod rotation;
 
 use std::io::Write as _;
 
-use dense::{Dense, noise, packed, pool, with_exec};
+use dense::{Noise, noise, packed, packed_bands, pool, whole, with_exec};
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, matmul};
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, RowSource, matmul};
 use guard::Guarded;
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
+
+/// A dense matrix in f32.
+struct Dense {
+    cols: usize,
+    values: Vec<f32>,
+}
+
+impl RowSource for Dense {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        out.copy_from_slice(&self.values[row * self.cols..][..self.cols]);
+    }
+}
 
 fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<f32> {
     let m = x.len().checked_div(w.cols()).unwrap();
@@ -37,25 +49,32 @@ fn quantized(x: &[f32]) -> Vec<f32> {
     x.chunks(BLOCK).flat_map(block).collect()
 }
 
-/// Checks each output against f64, with the error that a chain of k roundings can have.
+/// Checks each output against f64, with the error that a chain of k roundings can have; of `k` inputs, or what more there
+/// must be for whole blocks.
 fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: usize) {
-    let values = noise(n * k, 1);
-    let w = PackedMatrix::pack(exec, &[(format, n)], k, &Dense { cols: k, values: values.clone() }).unwrap();
+    let k = whole(&[(format, n)], k);
+    let w = packed(exec, format, n, k, 1);
     let x = noise(m * k, 2);
     let out = product(exec, &x, &w);
     // What a short block is filled up with has its part in the rotated one, and does not come back with a row of `w`.
-    let (x, w, cols, scale) = if format.is_integer() {
+    let is_rotated = format.is_integer() && format.stored_block().is_none();
+    let (x, w, cols, scale) = if is_rotated {
         let cols = k.next_multiple_of(BLOCK);
+        let mut values = vec![0.0; n * k];
+        let source = Noise { formats: &[(format, n)], seed: 1, first: 0 };
+        values.chunks_exact_mut(k).enumerate().for_each(|(row, values)| source.read_row(row, values));
         let source = Dense { cols, values: in_blocks(&values, k) };
         let w = PackedMatrix::pack(exec, &[(format, n)], cols, &source).unwrap();
         (quantized(&rotated(&in_blocks(&x, k))), w, cols, 1.0 / BLOCK as f64)
+    } else if format.is_integer() {
+        (x.chunks(k).flat_map(quantized).collect(), w, k, 1.0)
     } else {
         (x, w, k, 1.0)
     };
     let mut row = vec![0.0; cols];
     for column in 0..n {
         w.read_row(column, &mut row);
-        if format.is_integer() {
+        if is_rotated {
             row = rotated(&row);
         }
         for (x, out) in x.chunks(cols).zip(out.chunks(n)) {
@@ -86,7 +105,8 @@ proptest! {
 #[test]
 fn extremes_are_exact() {
     const K: usize = 256;
-    for (isa, format) in Isa::available().into_iter().flat_map(|isa| Format::ALL.iter().map(move |f| (isa, *f))) {
+    let formats = || Format::ALL.iter().copied().filter(|format| format.stored_block().is_none());
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats().map(move |format| (isa, format))) {
         with_exec(isa, 1, |exec| {
             // Rows of one sign, of either; rows whose signs change with each input, and with each two.
             let sign =
@@ -150,25 +170,26 @@ fn every_output_is_one_chain_over_k_whatever_the_rows_and_threads() {
     }
 }
 
-/// The integer formats, together in one matrix and each with rows that end within a panel.
+/// The formats with codes, each alone, and some together in one matrix, with rows that end within a panel.
 fn bands() -> Vec<Vec<(Format, usize)>> {
-    let alone = |format| vec![(format, N)];
-    let all = vec![(Format::Int4, 80), (Format::Int6, 16), (Format::Int8, 35)];
-    vec![alone(Format::Int8), alone(Format::Int6), alone(Format::Int4), all]
+    let with_codes = Format::ALL.iter().filter(|format| format.is_integer());
+    let mut bands: Vec<_> = with_codes.map(|format| vec![(*format, N)]).collect();
+    bands.push(vec![(Format::Int4, 80), (Format::Int6, 16), (Format::Int8, 35)]);
+    bands.push(vec![(Format::Q4K, 80), (Format::Int4, 16), (Format::Q6K, 16), (Format::Q4_0, 20)]);
+    bands
 }
 
 #[test]
 fn rows_are_multiplied_alike_whatever_the_rows_and_threads() {
-    let x = noise(100 * K, 3);
     for isa in Isa::available() {
         for formats in bands() {
-            let n: usize = formats.iter().map(|(_, rows)| rows).sum();
-            let source = Dense { cols: K, values: noise(n * K, 4) };
-            let w = with_exec(isa, 2, |exec| PackedMatrix::pack(exec, &formats, K, &source).unwrap());
-            let alone: Vec<f32> = with_exec(isa, 1, |exec| x.chunks(K).flat_map(|x| product(exec, x, &w)).collect());
+            let k = whole(&formats, K);
+            let x = noise(100 * k, 3);
+            let w = with_exec(isa, 2, |exec| packed_bands(exec, &formats, k, 4));
+            let alone: Vec<f32> = with_exec(isa, 1, |exec| x.chunks(k).flat_map(|x| product(exec, x, &w)).collect());
             for threads in 1..=3 {
                 for m in ROWS {
-                    let out = with_exec(isa, threads, |exec| product(exec, &x[..m * K], &w));
+                    let out = with_exec(isa, threads, |exec| product(exec, &x[..m * k], &w));
                     let same = out.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{m} rows, {threads} threads, {formats:?}, {isa:?}");
                 }
@@ -183,12 +204,11 @@ fn formats_in_one_matrix_are_what_they_are_alone() {
     for isa in Isa::available() {
         with_exec(isa, 2, |exec| {
             let formats = [(Format::Int4, 32), (Format::Int6, 16), (Format::Int8, 9)];
-            let source = Dense { cols: K, values: noise(57 * K, 6) };
-            let together = product(exec, &x, &PackedMatrix::pack(exec, &formats, K, &source).unwrap());
+            let together = product(exec, &x, &packed_bands(exec, &formats, K, 6));
             let mut first = 0;
             for (format, rows) in formats {
-                let part = Dense { cols: K, values: source.values[first * K..][..rows * K].to_vec() };
-                let alone = product(exec, &x, &PackedMatrix::pack(exec, &[(format, rows)], K, &part).unwrap());
+                let part = Noise { formats: &[(format, rows)], seed: 6, first };
+                let alone = product(exec, &x, &PackedMatrix::pack(exec, part.formats, K, &part).unwrap());
                 for (together, alone) in together.chunks(57).zip(alone.chunks(rows)) {
                     assert_eq!(together[first..][..rows], *alone, "{format:?} {isa:?}");
                 }
@@ -201,10 +221,8 @@ fn formats_in_one_matrix_are_what_they_are_alone() {
 /// A NaN or an infinity among the activations, or among the weights, comes out as NaN: never as some number.
 #[test]
 fn what_is_not_finite_does_not_become_a_number() {
-    for (isa, format) in Isa::available()
-        .into_iter()
-        .flat_map(|isa| bands()[..3].iter().map(|b| b[0].0).map(move |f| (isa, f)).collect::<Vec<_>>())
-    {
+    let formats = [Format::Int8, Format::Int6, Format::Int4];
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats.map(move |format| (isa, format))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             with_exec(isa, 1, |exec| {
                 let mut x = noise(2 * K, 7);

@@ -6,9 +6,9 @@ mod guard;
 use std::thread::sleep;
 use std::time::Duration;
 
-use dense::{Dense, noise, packed, pool, with_exec};
+use dense::{noise, packed, packed_bands, pool, whole, with_exec};
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, Product, matmul, matmul_each};
+use ferrule_kernels::{Cancel, Exec, Format, PoolError, Product, matmul, matmul_each};
 use guard::Guarded;
 use proptest::prelude::*;
 
@@ -21,14 +21,12 @@ fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     prop::collection::vec((rows, 1usize..=150, prop_oneof![Just(77), Just(128), 1usize..=300], 0usize..2), 0..7)
 }
 
-/// Formats of matrices with `n` rows: each alone, and where there are enough rows the integer ones together.
+/// Formats of matrices with `n` rows: each alone, and where there are enough rows some of those with codes together.
 fn formats(n: usize) -> Vec<Vec<(Format, usize)>> {
     let mut formats: Vec<_> = Format::ALL.iter().map(|format| vec![(*format, n)]).collect();
-    formats.push(if n > 48 {
-        vec![(Format::Int4, 32), (Format::Int6, 16), (Format::Int8, n - 48)]
-    } else {
-        vec![(Format::Int6, n)]
-    });
+    for [most, some, few] in [[Format::Int4, Format::Int6, Format::Int8], [Format::Q4K, Format::Int4, Format::Q6K]] {
+        formats.push(if n > 48 { vec![(most, 32), (some, 16), (few, n - 48)] } else { vec![(some, n)] });
+    }
     formats
 }
 
@@ -38,15 +36,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Checks that the products in formats number `index` have together the bits that each has alone.
 fn check(isa: Isa, threads: usize, shapes: &[Shape], index: usize) {
-    let packed = |&(_, n, k, _): &Shape| {
-        let source = Dense { cols: k, values: noise(n * k, n as u64) };
-        with_exec(isa, 1, |exec| PackedMatrix::pack(exec, &formats(n)[index], k, &source).unwrap())
-    };
+    let shapes = shapes.iter().map(|&(m, n, k, x)| (m, n, whole(&formats(n)[index], k), x)).collect::<Vec<_>>();
+    let packed = |&(_, n, k, _): &Shape| with_exec(isa, 1, |exec| packed_bands(exec, &formats(n)[index], k, n as u64));
     let weights: Vec<_> = shapes.iter().map(packed).collect();
     // The same numbers lie at the beginning of each slice, so that activations are told apart by their length too.
-    let activations = [noise(40 * 300, 1), noise(40 * 300, 2)].map(|values| Guarded::new(&values));
+    let activations = [noise(60 * 512, 1), noise(60 * 512, 2)].map(|values| Guarded::new(&values));
     let inputs: Vec<&[f32]> = shapes.iter().map(|(m, _, k, x)| &activations[*x][..m * k]).collect();
-    let alone = inputs.iter().zip(&weights).zip(shapes).map(|((x, w), (m, n, ..))| {
+    let alone = inputs.iter().zip(&weights).zip(&shapes).map(|((x, w), (m, n, ..))| {
         let mut out = vec![f32::NAN; m * n];
         with_exec(isa, 1, |exec| matmul(exec, x, w, &mut out)).unwrap();
         out

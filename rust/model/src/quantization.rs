@@ -5,6 +5,8 @@
 
 use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8};
 
+use crate::weights::{Source, Stored};
+
 /// A way to store a model's weights: a row of the table, under the name that users write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
@@ -15,6 +17,8 @@ pub struct Quantization {
     sensitive: Format,
     /// Of all other matrices.
     usual: Format,
+    /// Whether what is stored in fewer bits already stays so.
+    as_stored: bool,
 }
 
 impl Quantization {
@@ -29,10 +33,23 @@ impl Quantization {
     ];
 
     /// What `auto` is for weights that are stored as floating-point numbers.
-    pub const AUTO: &'static str = "int8";
+    const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
+
+    /// What it is for those that are quantized: each matrix as it is stored, where kernels know its blocks, else in the
+    /// next wider format of ours; what is not quantized as if nothing were.
+    const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 
     const fn row(name: &'static str, [ends, sensitive, usual]: [Format; 3]) -> Self {
-        Self { name, ends, sensitive, usual }
+        Self { name, ends, sensitive, usual, as_stored: false }
+    }
+
+    /// The one that is best for weights as they are stored.
+    #[must_use]
+    pub fn auto(source: Source<'_>) -> Self {
+        match source {
+            Source::Checkpoint(checkpoint) if checkpoint.is_quantized() => Self::STORED,
+            _ => Self::PLAIN,
+        }
     }
 
     /// The one that users call `name`.
@@ -70,6 +87,17 @@ impl Quantization {
         if (eighth..layers.saturating_sub(eighth)).contains(&layer) { self.usual } else { self.sensitive }
     }
 
+    /// Of a matrix, or a part of one, with so many columns, of which the table says `usual`.
+    pub(crate) fn of(self, usual: Format, stored: &Stored<'_>, columns: usize) -> Format {
+        let Stored::View(view) = stored else { return usual };
+        if !self.as_stored || !usual.is_integer() || !view.tensor().is_quantized() {
+            return usual;
+        }
+        let bits = view.tensor().stored_bits();
+        let wider = if bits < 4.0 { Int6 } else { Int8 };
+        view.blocks(columns).and_then(|layout| Format::named(layout.name())).unwrap_or(wider)
+    }
+
     /// Of all other matrices.
     pub(crate) fn usual(self) -> Format {
         self.usual
@@ -85,7 +113,7 @@ mod tests {
         for quantization in Quantization::ALL {
             assert_eq!(Quantization::named(quantization.name()), Some(*quantization));
         }
-        assert!(Quantization::named(Quantization::AUTO).is_some());
+        assert_eq!(Quantization::named(Quantization::PLAIN.name()), Some(Quantization::auto(Source::Random)));
         assert_eq!(Quantization::named("int6"), None);
         assert_eq!(Quantization::named("auto"), None);
     }

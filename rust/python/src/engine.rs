@@ -9,7 +9,7 @@ use ferrule_engine::{
 use ferrule_formats::Checkpoint;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Source, Transformer};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Quantization, Source, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
@@ -89,13 +89,17 @@ impl Engine {
         };
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let mut checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+            let open = |directory| {
+                Ok::<_, LoadError>(Checkpoint::open(Path::new(directory))?.stored_as(spec.stored_as.clone()))
+            };
+            let mut checkpoint = model_dir.map(open).transpose()?;
             if let Some(checkpoint) = &mut checkpoint {
                 spec.folders().into_iter().try_for_each(|folder| checkpoint.add_folder(folder))?;
             }
             let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
             let pool = Arc::new(Pool::new(options.threads));
-            let load = LoadOptions { quantization: options.quantization, kv_format: options.kv_format, isa };
+            let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+            let load = LoadOptions { quantization, kv_format: options.kv_format, isa };
             Transformer::load(spec, source, load, pool, &interrupt.cancel, &mut report)
         });
         let mut model = loaded.map_err(|error| match error {
@@ -116,7 +120,7 @@ impl Engine {
             .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
         let groups = model.kv_groups();
-        let mut info = describe(&model.weight_sizes(), groups, &options, isa);
+        let mut info = describe(&model.weight_sizes(), model.quantization(), groups, &options, isa);
         info["kv_cache_bytes"] =
             json!(groups.iter().zip(&pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>());
         info["kv_cache_tokens"] = json!(pages.iter().max().map(|pages| pages * PAGE_TOKENS));

@@ -4,19 +4,28 @@ use std::path::Path;
 
 use ferrule_engine::pages;
 use ferrule_formats::Checkpoint;
+use ferrule_kernels::Format;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::machine;
-use ferrule_model::{KvGroup, ModelSpec, Needs, Source, WeightSizes, buffer_bytes};
+use ferrule_model::{KvGroup, LoadError, ModelSpec, Needs, Quantization, Source, WeightSizes, buffer_bytes};
 use pyo3::prelude::*;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::engine::DEFAULT_KV_SHARE;
 use crate::errors;
 use crate::options::Options;
 
 /// What a model is on this machine and under these options, whether it is loaded or not.
-pub(crate) fn describe(weights: &WeightSizes, groups: &[KvGroup], options: &Options, isa: Isa) -> Value {
+pub(crate) fn describe(
+    weights: &WeightSizes,
+    quantization: Quantization,
+    groups: &[KvGroup],
+    options: &Options,
+    isa: Isa,
+) -> Value {
+    let by_format = Format::ALL.iter().zip(weights.bytes_by_format).filter(|(_, bytes)| *bytes > 0);
+    let by_format: Map<_, _> = by_format.map(|(format, bytes)| (format.name().to_owned(), json!(bytes))).collect();
     let page_bytes: u64 = groups.iter().map(|group| group.page_bytes).sum();
     // What a token looks back upon: in each group no more than its window.
     let windows: Vec<_> = groups
@@ -26,13 +35,14 @@ pub(crate) fn describe(weights: &WeightSizes, groups: &[KvGroup], options: &Opti
     json!({
         "isa": isa.name(),
         "threads": options.threads,
-        "quantization": options.quantization.name(),
+        "quantization": quantization.name(),
         "kv_cache_dtype": options.kv_format.name(),
         "parameters": weights.parameters,
         "parameters_per_token": weights.parameters_per_token,
         "layer_parameters": weights.layer_parameters,
         "layer_parameters_per_token": weights.layer_parameters_per_token,
         "weight_bytes": weights.weight_bytes,
+        "weight_bytes_by_format": by_format,
         "weight_bytes_per_token": weights.weight_bytes_per_token,
         "vector_bytes": weights.vector_bytes,
         "kv_bytes_per_token": page_bytes / PAGE_TOKENS as u64,
@@ -50,12 +60,16 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let options = Options::from_json(options, &spec)?;
     let isa = errors::chosen_isa()?;
     let measured = py.detach(|| {
-        let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
+        let open =
+            |directory| Ok::<_, LoadError>(Checkpoint::open(Path::new(directory))?.stored_as(spec.stored_as.clone()));
+        let checkpoint = model_dir.map(open).transpose()?;
         let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
-        let needs = ferrule_model::measure(&spec, source, options.quantization, options.kv_format)?;
-        Ok((needs, checkpoint.map(|checkpoint| (checkpoint.total_bytes(), checkpoint.stored()))))
+        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+        let needs = ferrule_model::measure(&spec, source, quantization, options.kv_format)?;
+        let stored = checkpoint.map(|checkpoint| (checkpoint.total_bytes(), checkpoint.stored()));
+        Ok((needs, quantization, stored))
     });
-    let (Needs { weights, kv_groups }, stored) = measured.map_err(|error| errors::load_error(&error))?;
+    let (Needs { weights, kv_groups }, quantization, stored) = measured.map_err(|error| errors::load_error(&error))?;
     let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;
 
     // One sequence, however long. Its prompt comes in chunks, unless it is read both ways; one row at a time has logits.
@@ -69,7 +83,7 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let held = pages::divide(&kv_groups, budget, max_model_len, max_num_seqs, chunk)
         .map_or(0, |pages| pages::tokens_of_one(&kv_groups, &pages).min(max_model_len));
 
-    let mut figures = describe(&weights, &kv_groups, &options, isa);
+    let mut figures = describe(&weights, quantization, &kv_groups, &options, isa);
     figures["checkpoint_bytes"] = json!(stored.as_ref().map(|(bytes, _)| bytes));
     figures["stored_types"] = stored.map_or(Value::Null, |(_, types)| {
         let each = |(name, (tensors, bytes))| (name, json!({"tensors": tensors, "bytes": bytes}));

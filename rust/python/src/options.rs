@@ -50,7 +50,8 @@ struct Raw {
 
 /// Checked options.
 pub(crate) struct Options {
-    pub quantization: Quantization,
+    /// None for what suits the weights as they are stored.
+    pub quantization: Option<Quantization>,
     pub kv_format: KvFormat,
     pub threads: NonZeroUsize,
     /// Tokens of a sequence, prompt and output together.
@@ -69,11 +70,11 @@ impl Options {
     pub fn from_json(json: &str, spec: &ModelSpec) -> PyResult<Self> {
         let raw: Raw = serde_json::from_str(json).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         let name = raw.quantization.as_str();
-        let quantization = Quantization::named(if name == "auto" { Quantization::AUTO } else { name })
-            .ok_or_else(|| choice("quantization", name, Quantization::ALL.iter().map(|each| each.name())))?;
+        let unknown = || choice("quantization", name, Quantization::ALL.iter().map(|each| each.name()));
+        let quantization = if name == "auto" { None } else { Some(Quantization::named(name).ok_or_else(unknown)?) };
         let kv_format = match raw.kv_cache_dtype.as_str() {
             // Exact where the weights are asked for exactly; half the bytes, and as much of the speed, elsewhere.
-            "auto" if quantization.is_all(Format::F32) => KvFormat::F32,
+            "auto" if quantization.is_some_and(|each| each.is_all(Format::F32)) => KvFormat::F32,
             "auto" => KvFormat::F16,
             name => KvFormat::named(name)
                 .ok_or_else(|| choice("kv_cache_dtype", name, KvFormat::ALL.iter().map(|format| format.name())))?,

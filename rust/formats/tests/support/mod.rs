@@ -54,3 +54,47 @@ pub fn refused(result: Result<Checkpoint, CheckpointError>, fragments: &[&str]) 
     }
     message
 }
+
+/// A valid file, tensor by tensor.
+#[derive(Default)]
+pub struct Packed {
+    header: serde_json::Map<String, serde_json::Value>,
+    data: Vec<u8>,
+}
+
+impl Packed {
+    /// Appends a tensor.
+    pub fn push(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>) {
+        let begin = self.data.len();
+        self.data.extend(bytes);
+        let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, self.data.len()]});
+        self.header.insert(name.to_owned(), entry);
+    }
+
+    pub fn file(&self) -> Vec<u8> {
+        file(serde_json::Value::from(self.header.clone()).to_string(), &self.data)
+    }
+}
+
+/// Numbers that look random and are always the same (SplitMix64, Steele et al. 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A whole number from 0 to `limit - 1`.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// From -1 to 1.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+}

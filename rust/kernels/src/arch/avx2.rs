@@ -304,6 +304,19 @@ impl<V: Variant> Simd for Ymm<V> {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Int512 {
+        simd!({
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            Int512(_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)))
+        })
+    }
+
+    #[inline(always)]
+    fn lanes(self, bytes: Int512) -> Int512 {
+        bytes
+    }
+
+    #[inline(always)]
     fn store_i32(self, value: Int512, to: &mut [i32; LANES]) {
         let to: *mut __m256i = to.as_mut_ptr().cast();
         simd!({
@@ -401,6 +414,14 @@ impl<V: Variant> Simd for Ymm<V> {
             );
             let high = _mm256_add_epi8(low, _mm256_set1_epi8(8));
             Int512(_mm256_shuffle_epi8(twice, low), _mm256_shuffle_epi8(twice, high))
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; LANES], indices: Int512) -> Int512 {
+        simd!({
+            let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            Int512(_mm256_shuffle_epi8(twice, indices.0), _mm256_shuffle_epi8(twice, indices.1))
         })
     }
 

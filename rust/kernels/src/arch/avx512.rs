@@ -263,6 +263,16 @@ impl<V: Variant> Simd for Zmm<V> {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> __m512i {
+        simd!(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn lanes(self, bytes: __m512i) -> __m512i {
+        bytes
+    }
+
+    #[inline(always)]
     fn store_i32(self, value: __m512i, to: &mut [i32; LANES]) {
         simd!(_mm512_storeu_si512(to.as_mut_ptr().cast(), value));
     }
@@ -341,6 +351,14 @@ impl<V: Variant> Simd for Zmm<V> {
         simd!({
             let quarters = _mm512_broadcast_i32x4(_mm_loadu_si128(from.as_ptr().cast()));
             _mm512_shuffle_epi8(quarters, self.load_bytes(&PLACES))
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; LANES], indices: __m512i) -> __m512i {
+        simd!({
+            let quarters = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(quarters, indices)
         })
     }
 

@@ -194,6 +194,16 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> I32x16 {
+        I32x16(from.map(i32::from))
+    }
+
+    #[inline(always)]
+    fn lanes(self, bytes: U8x64) -> I32x16 {
+        I32x16(std::array::from_fn(|i| i32::from_le_bytes(std::array::from_fn(|byte| bytes.0[4 * i + byte]))))
+    }
+
+    #[inline(always)]
     fn store_i32(self, value: I32x16, to: &mut [i32; LANES]) {
         *to = value.0;
     }
@@ -267,6 +277,11 @@ impl Simd for Scalar {
     #[inline(always)]
     fn spread(self, from: &[u8; LANES]) -> U8x64 {
         U8x64(std::array::from_fn(|i| from[i / 4]))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; LANES], indices: U8x64) -> U8x64 {
+        U8x64(indices.0.map(|index| table[usize::from(index & 0x0f)]))
     }
 
     #[inline(always)]

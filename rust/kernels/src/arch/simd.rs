@@ -133,6 +133,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn splat_i32(self, value: i32) -> Self::I32;
     /// Sixteen i32 from memory.
     fn load_i32(self, from: &[i32; LANES]) -> Self::I32;
+    /// Sixteen i8 from memory, widened.
+    fn load_i8(self, from: &[i8; LANES]) -> Self::I32;
+    /// The four bytes of each lane as one number, the first its lowest.
+    fn lanes(self, bytes: Self::Bytes) -> Self::I32;
     /// Writes sixteen i32.
     fn store_i32(self, value: Self::I32, to: &mut [i32; LANES]);
     /// `a + b`, wrapping.
@@ -173,6 +177,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn splat_quad(self, quad: [i8; 4]) -> Self::Bytes;
     /// Byte i in all four bytes of lane i.
     fn spread(self, from: &[u8; LANES]) -> Self::Bytes;
+    /// For each byte of `indices`, 0..=15, that entry of the table.
+    fn lookup(self, table: &[u8; LANES], indices: Self::Bytes) -> Self::Bytes;
     /// `a & b`
     fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `a | b`

@@ -29,12 +29,19 @@ impl Kernel for Everything<'_> {
             simd.shift_left::<2>(b),
             simd.mul_pairs(a, b),
             simd.spread(sixteen),
+            simd.lookup(sixteen, simd.and(a, simd.splat_byte(0x0f))),
             simd.splat_byte(self.a[7]),
             simd.splat_quad(quad),
         ] {
             let mut line = [0; LINE];
             simd.store_bytes(bytes, &mut line);
             seen.extend(line);
+        }
+
+        for integers in [simd.load_i8(&sixteen.map(|byte| byte as i8)), simd.lanes(a)] {
+            let mut lanes = [0; LANES];
+            simd.store_i32(integers, &mut lanes);
+            seen.extend(lanes.into_iter().flat_map(i32::to_ne_bytes));
         }
 
         let integers = simd.to_i32(simd.load(self.numbers));

@@ -1,6 +1,6 @@
 //! Activations as the integer matmul reads them: bytes, with one scale for each block of inputs.
 //!
-//! A row's block of [`BLOCK`] inputs is rotated, as weights are, and quantized by its largest magnitude, which becomes 127; nothing that other rows
+//! A row's block of [`BLOCK`] inputs is rotated, if the weights are, and quantized by its largest magnitude, which becomes 127; nothing that other rows
 //! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by
 //! quad.
 
@@ -9,7 +9,8 @@ use std::ops::Range;
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
-use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_QUADS, Codes, GROUP, blocks};
+use crate::quant::Format;
+use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, BLOCK_QUADS, Codes, GROUP, PAIR_QUADS, blocks};
 use crate::quant::rotation;
 use crate::{Exec, PoolError};
 
@@ -33,13 +34,38 @@ const START_WORDS: usize = Codes::ALL.len() * BLOCK_GROUPS;
 /// The words of one block of R rows, `[kind][group][row]`.
 pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes::ALL.len()];
 
+/// Words that a row has in a block where groups have factors.
+const SUM_WORDS: usize = 4 * BLOCK_PAIRS;
+
+/// The words of one block of R rows, `[group of 32 inputs][start, starts of both halves, sum][row]`. Starts take the bias
+/// of the weights off the products; the sum is the group's activations', negative, an f32.
+pub(super) type SumsOfRows<const R: usize> = [[[i32; R]; 4]; BLOCK_PAIRS];
+
 /// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
 pub(super) struct Activations<'a> {
     words: &'a mut [i32],
     /// `[tile][block][kind][group][row]`, or nothing if no codes are multiplied.
     starts: &'a mut [i32],
+    /// `[tile][block][group][word][row]`, or nothing if no groups have factors.
+    sums: &'a mut [i32],
     blocks: usize,
     tile_rows: usize,
+}
+
+/// What activations are seen in, as the weights are that they will meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Basis {
+    /// Rotated, for integer formats.
+    Rotated,
+    /// As they are, for grouped formats, whose groups have factors.
+    Plain,
+}
+
+impl Basis {
+    /// That of a format's weights.
+    pub fn of(format: Format) -> Self {
+        if format.stored_block().is_some() { Self::Plain } else { Self::Rotated }
+    }
 }
 
 /// Rows that are to be quantized.
@@ -52,12 +78,14 @@ pub(super) struct Input<'a> {
     pub tile_rows: usize,
     /// Whether codes will be multiplied.
     pub by_codes: bool,
+    /// What they are seen in.
+    pub basis: Basis,
 }
 
 impl Input<'_> {
-    /// Whether both are the same rows, by where they lie.
+    /// Whether both are the same rows, by where they lie, seen alike.
     pub fn is_same(&self, other: &Self) -> bool {
-        std::ptr::eq(self.x, other.x) && self.k == other.k
+        std::ptr::eq(self.x, other.x) && self.k == other.k && self.basis == other.basis
     }
 
     /// Rows are cut into tiles, and tiles into blocks: few rows are enough for all threads.
@@ -65,9 +93,11 @@ impl Input<'_> {
         (self.x.len() / self.k).div_ceil(self.tile_rows) * blocks(self.k)
     }
 
-    /// Words of a piece, and what its partial sums begin with.
-    fn piece_words(&self) -> [usize; 2] {
-        [BLOCK_WORDS * self.tile_rows, if self.by_codes { START_WORDS * self.tile_rows } else { 0 }]
+    /// Words of a piece, of what its partial sums begin with, and of its groups' sums.
+    fn piece_words(&self) -> [usize; 3] {
+        let starts = if self.by_codes { START_WORDS } else { 0 };
+        let sums = if self.basis == Basis::Plain { SUM_WORDS } else { 0 };
+        [BLOCK_WORDS, starts, sums].map(|words| words * self.tile_rows)
     }
 }
 
@@ -85,33 +115,35 @@ impl<'a> Activations<'a> {
         let mut room = buffer.take(inputs.iter().flat_map(sizes).sum());
         let mut split = |words| room.split_off_mut(..words).expect("room for all inputs");
         let quantized = inputs.iter().map(|input| {
-            let [words, starts] = sizes(input).map(&mut split);
-            Self { words, starts, blocks: blocks(input.k), tile_rows: input.tile_rows }
+            let [words, starts, sums] = sizes(input).map(&mut split);
+            Self { words, starts, sums, blocks: blocks(input.k), tile_rows: input.tile_rows }
         });
         let mut quantized: Vec<_> = quantized.collect();
         if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
-            for (&input, Self { words, starts, .. }) in inputs.iter().zip(&mut quantized) {
-                exec.isa.run(QuantizePieces { input, pieces: 0..input.pieces(), words, starts });
+            for (&input, Self { words, starts, sums, .. }) in inputs.iter().zip(&mut quantized) {
+                exec.isa.run(QuantizePieces { input, pieces: 0..input.pieces(), words, starts, sums });
             }
             return Ok(quantized);
         }
         let rows: usize = inputs.iter().map(|input| input.pieces() * input.tile_rows).sum();
         let task_rows = rows.div_ceil(TASKS_A_THREAD * exec.pool.threads());
-        let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, .. })| {
+        let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, sums, .. })| {
             let task_pieces = task_rows.div_ceil(input.tile_rows);
-            let [piece_words, piece_starts] = input.piece_words();
-            (Tiles::of_rows(words, piece_words, task_pieces), Tiles::of_rows(starts, piece_starts, task_pieces))
+            let [words_of, starts_of, sums_of] = input.piece_words();
+            let tiles = |words, of_piece| Tiles::of_rows(words, of_piece, task_pieces);
+            (tiles(words, words_of), tiles(starts, starts_of), tiles(sums, sums_of))
         });
         let tiles: Vec<_> = tiles.collect();
-        exec.run_each(tiles.iter().map(|(words, _)| words.len()), |input, task| {
-            let (words, starts) = &tiles[input];
+        exec.run_each(tiles.iter().map(|(words, ..)| words.len()), |input, task| {
+            let (words, starts, sums) = &tiles[input];
             let mut words = words.take(task);
-            let mut starts = (!starts.is_empty()).then(|| starts.take(task));
+            let [mut starts, mut sums] = [starts, sums].map(|tiles| (!tiles.is_empty()).then(|| tiles.take(task)));
             exec.isa.run(QuantizePieces {
                 input: inputs[input],
                 pieces: words.rows(),
                 words: words.contiguous(),
                 starts: starts.as_mut().map_or(&mut [], |starts| starts.contiguous()),
+                sums: sums.as_mut().map_or(&mut [], |sums| sums.contiguous()),
             });
         })?;
         drop(tiles);
@@ -139,6 +171,17 @@ impl<'a> Activations<'a> {
         let tile_starts = self.blocks * START_WORDS * R;
         self.starts[index * tile_starts..][..tile_starts].as_chunks::<R>().0.as_chunks().0.as_chunks().0
     }
+
+    /// What groups with factors need of the blocks of tile `index`.
+    ///
+    /// # Panics
+    /// If there is no such tile, or no groups with factors were to be met.
+    #[inline(always)]
+    pub fn sums<const R: usize>(&self, index: usize) -> &[SumsOfRows<R>] {
+        debug_assert_eq!(R, self.tile_rows);
+        let tile_sums = self.blocks * SUM_WORDS * R;
+        self.sums[index * tile_sums..][..tile_sums].as_chunks::<R>().0.as_chunks().0.as_chunks().0
+    }
 }
 
 /// Quantizes blocks of tiles, which follow each other tile by tile.
@@ -148,6 +191,8 @@ struct QuantizePieces<'a> {
     words: &'a mut [i32],
     /// What partial sums begin with, if codes will be multiplied.
     starts: &'a mut [i32],
+    /// What groups with factors need, if there will be any.
+    sums: &'a mut [i32],
 }
 
 impl Kernel for QuantizePieces<'_> {
@@ -155,42 +200,55 @@ impl Kernel for QuantizePieces<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { input: Input { x, k, tile_rows, .. }, pieces, words, starts } = self;
+        let Self { input: Input { x, k, tile_rows, basis, .. }, pieces, words, starts, sums } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
+        let mut sums = sums.chunks_exact_mut(SUM_WORDS * tile_rows);
         for (piece, words) in pieces.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
             let (tile, block) = (piece / blocks(k), piece % blocks(k));
-            let starts = starts.next().unwrap_or_default();
+            let (starts, sums) = (starts.next().unwrap_or_default(), sums.next().unwrap_or_default());
             let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
             if rows.len() < tile_rows {
                 words.fill(0);
                 starts.fill(0);
+                sums.fill(0);
             }
             for (row, x) in rows.enumerate() {
                 let x = &x[block * BLOCK..k.min((block + 1) * BLOCK)];
-                match x.as_chunks().0.try_into() {
-                    Ok(whole) => quantize_block(simd, whole, row, tile_rows, words, starts),
+                let codes = match x.as_chunks().0.try_into() {
+                    Ok(whole) => quantize_block(simd, whole, row, tile_rows, basis, words),
                     Err(_) => {
                         let mut padded = [[0.0; LANES]; BLOCK / LANES];
                         padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
-                        quantize_block(simd, &padded, row, tile_rows, words, starts);
+                        quantize_block(simd, &padded, row, tile_rows, basis, words)
                     }
+                };
+                let quads = codes.as_flattened().as_chunks().0;
+                if !starts.is_empty() {
+                    write_starts::<S>(quads, starts[row..].iter_mut().step_by(tile_rows));
+                }
+                if !sums.is_empty() {
+                    write_sums::<S>(quads, sums[row..].iter_mut().step_by(tile_rows));
                 }
             }
         }
     }
 }
 
-/// Quantizes what row `row` of a tile holds in one block, to the tile's words.
+/// Quantizes what row `row` of a tile holds in one block, to the tile's words. Returns the codes.
 #[inline(always)]
 fn quantize_block<S: Simd>(
     simd: S,
     x: &[[f32; LANES]; BLOCK / LANES],
     row: usize,
     tile_rows: usize,
+    basis: Basis,
     words: &mut [i32],
-    starts: &mut [i32],
-) {
-    let x = rotation::rotate(simd, x.map(|x| simd.load(&x)));
+) -> [[i8; LANES]; BLOCK / LANES] {
+    let x = x.map(|x| simd.load(&x));
+    let (x, shrink) = match basis {
+        Basis::Plain => (x, 1.0),
+        Basis::Rotated => (rotation::rotate(simd, x), rotation::SHRINK),
+    };
     let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
     for x in x {
         largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
@@ -209,7 +267,7 @@ fn quantize_block<S: Simd>(
     }
     let mut sums = [0; LANES];
     simd.store_i32(sum, &mut sums);
-    words[row] = (scale * rotation::SHRINK).to_bits().cast_signed();
+    words[row] = (scale * shrink).to_bits().cast_signed();
     // Of what is not finite the codes are anything; the scale is what makes it NaN.
     let sum = sums.into_iter().fold(0i32, i32::wrapping_add);
     words[tile_rows + row] = sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS));
@@ -217,14 +275,32 @@ fn quantize_block<S: Simd>(
     for (quad, word) in quads.iter().zip(words[2 * tile_rows + row..].iter_mut().step_by(tile_rows)) {
         *word = bytemuck::cast(*quad);
     }
-    if starts.is_empty() {
-        return;
-    }
-    let mut starts = starts[row..].iter_mut().step_by(tile_rows);
+    codes
+}
+
+/// What partial sums of codes begin with: `[kind][group]`.
+#[inline(always)]
+fn write_starts<'a, S: Simd>(quads: &[[i8; 4]], mut starts: impl Iterator<Item = &'a mut i32>) {
     for kind in Codes::ALL {
         for (quads, start) in quads.chunks_exact(GROUP / 4).zip(&mut starts) {
             // Of what is not finite the codes are anything, -128 too.
             *start = S::partial(shares(quads).map(|share| share.wrapping_mul(-kind.offset())));
+        }
+    }
+}
+
+/// What groups with factors need, as [`SumsOfRows`] has it.
+#[inline(always)]
+fn write_sums<'a, S: Simd>(quads: &[[i8; 4]], mut words: impl Iterator<Item = &'a mut i32>) {
+    for group in quads.chunks_exact(PAIR_QUADS) {
+        let (first, second) = group.split_at(PAIR_QUADS / 2);
+        let sum = |quads: &[[i8; 4]]| quads.as_flattened().iter().map(|code| i32::from(*code)).sum::<i32>();
+        let (first, second) = (sum(first), sum(second));
+        let start = |sum: i32| sum * -i32::from(S::WEIGHT_BIAS);
+        let negative = (-(first + second)) as f32;
+        let of_group = [start(first + second), start(first), start(second), negative.to_bits().cast_signed()];
+        for (value, word) in of_group.into_iter().zip(&mut words) {
+            *word = value;
         }
     }
 }

@@ -1,17 +1,19 @@
 //! Activations times weights: `out[m, n] = sum over k of x[m, k] * w[n, k]`.
 //!
-//! Two algorithms, for the two kinds of formats: [`float`] and [`integer`]. What they share is the promise: the
+//! Two algorithms: [`float`], and [`integer`] for both kinds of formats with codes. What they share is the promise: the
 //! operations behind an output depend on the format, the instruction set and K alone, for one row and for a thousand.
 
 mod activations;
 mod float;
+mod grouped;
 mod integer;
+mod panels;
 mod tile;
 pub(crate) mod unroll;
 
 use crate::arch::LANES;
 use crate::matrix::PackedMatrix;
-use crate::quant::{FloatFormat, Format, FormatVisitor, IntegerFormat};
+use crate::quant::{FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat};
 use crate::{Exec, PoolError};
 
 /// One of several products that are computed together: `out[m, n] = x[m, k] * w[n, k]`, all dense and row by row; m is
@@ -68,7 +70,7 @@ pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> 
 ///
 /// # Panics
 /// If the activations and outputs of a product have not the same number of whole rows. If the matrices are neither all
-/// in integer formats nor all in the same floating-point format.
+/// in integer and grouped formats nor all in the same floating-point format.
 pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
     let mut of_all = None;
     for product in &mut *products {
@@ -98,6 +100,10 @@ impl FormatVisitor for Multiply<'_, '_> {
     }
 
     fn integer<F: IntegerFormat>(self) -> Self::Output {
+        integer::multiply(self.exec, self.products)
+    }
+
+    fn grouped<F: GroupedFormat>(self) -> Self::Output {
         integer::multiply(self.exec, self.products)
     }
 }

@@ -3,13 +3,14 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::{BlockOfRows, StartsOfRows};
+use super::activations::{BlockOfRows, StartsOfRows, SumsOfRows};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
-use crate::quant::integer::{BLOCK, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
+use crate::quant::grouped::{self, Factors};
+use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
 
 /// How far ahead of its use a line of weights is asked for.
-const PREFETCH_LINES: usize = 32;
+pub(super) const PREFETCH_LINES: usize = 32;
 
 /// Blocks that are unpacked at a time for many rows: of four panels 32 KiB, which most L1 caches hold.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
@@ -75,14 +76,22 @@ impl<const R: usize> Ahead<'_, R> {
     }
 }
 
+/// The activations of a tile in some blocks.
+pub(super) struct TileInput<'a, const R: usize> {
+    pub x: &'a [BlockOfRows<R>],
+    /// What partial sums begin with, where codes are multiplied.
+    pub starts: &'a [StartsOfRows<R>],
+    /// What groups with factors need.
+    pub sums: &'a [SumsOfRows<R>],
+    /// Block 0 begins the chains; later ones go on.
+    pub blocks: Range<usize>,
+    /// Inputs of a row, in all its blocks.
+    pub cols: usize,
+}
+
 /// The register tile: R rows by P panels over some blocks.
 pub(super) struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
-    /// The tile's activations in these blocks.
-    pub x: &'a [BlockOfRows<R>],
-    /// What partial sums begin with in these blocks, where codes are multiplied.
-    pub starts: &'a [StartsOfRows<R>],
-    /// Block 0 begins the chains; later ones go on from `sums`.
-    pub blocks: Range<usize>,
+    pub x: TileInput<'a, R>,
     /// Steps of the panels, from super-block 0 on.
     pub steps: [&'a [Steps]; P],
     /// Lines of the panels.
@@ -99,7 +108,8 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, starts: group_starts, blocks, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let Self { x, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let TileInput { x, starts: group_starts, sums: group_sums, blocks, cols } = x;
         let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
@@ -107,20 +117,33 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
             unroll!(r in 0..R { load_row(simd, &paused[r], &mut sums[r]) });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
+            let mut at = [U::block(lines[0], block - first_block); P];
+            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
+            if let Some(factors) = U::FACTORS {
+                let mut of_block = [[simd.splat(0.0); P]; R];
+                let quads = quads.as_chunks::<PAIR_QUADS>().0;
+                for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
+                    let starts = codes.map(|codes| &group_starts[block - first][codes as usize]);
+                    let x = Group { quads: &quads[index], words: &group_sums[block - first][index], starts, index };
+                    add_group::<S, U, R, P>(simd, &mut of_block, &at, factors, x);
+                    ahead.prefetch::<S, U>(simd, block, index, 0, lines[0]);
+                }
+                unroll!(r in 0..R { add_product(simd, &mut sums[r], &of_block[r], scales[r]) });
+                continue;
+            }
             let mut integers = [[simd.splat_i32(0); P]; R];
             if codes.is_none() {
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
-            let mut at = [U::block(lines[0], block - first_block); P];
-            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
                 let quads = if R >= READ_ROWS { in_own_register(quads) } else { quads };
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
                 if let Some(codes) = codes {
-                    let starts = &group_starts[block - first][codes as usize].as_chunks().0[index];
+                    let starts = &group_starts[block - first][codes as usize].as_chunks::<2>().0[index];
                     unroll!(p in 0..P {
-                        add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads, starts);
+                        add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
+                        add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
                         ahead.prefetch::<S, U>(simd, block, index, p, lines[p]);
                     });
                 } else {
@@ -188,28 +211,102 @@ fn add_products<S: Simd, const P: usize>(simd: S, integers: &mut [S::I32; P], we
     unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
 }
 
-/// Adds the products of two groups of inputs with panel `p`, by their codes.
+/// Adds the products of group `group` of the pair with panel `p`, by their codes.
 #[inline(always)]
 fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
     simd: S,
     integers: &mut [[S::I32; P]; R],
     pair: U::Pair<'_, S>,
     p: usize,
+    group: usize,
     quads: &[[i32; R]; PAIR_QUADS],
-    starts: &[[i32; R]; 2],
+    starts: &[i32; R],
 ) {
-    for (group, starts) in starts.iter().enumerate() {
-        let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
-        let mut codes = [simd.splat_byte(0); GROUP / 4];
-        unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
-        unroll!(r in 0..R {
-            let mut partial = simd.splat_i32(starts[r]);
-            unroll!(q in [0 1 2 3] {
-                partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
-            });
-            integers[r][p] = simd.add_scaled(integers[r][p], partial, scale);
+    let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
+    let mut codes = [simd.splat_byte(0); GROUP / 4];
+    unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
+    unroll!(r in 0..R {
+        let mut partial = simd.splat_i32(starts[r]);
+        unroll!(q in [0 1 2 3] {
+            partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
         });
+        integers[r][p] = simd.add_scaled(integers[r][p], partial, scale);
+    });
+}
+
+/// Activations of a group with factors.
+#[derive(Clone, Copy)]
+struct Group<'a, const R: usize> {
+    quads: &'a [[i32; R]; PAIR_QUADS],
+    words: &'a [[i32; R]; 4],
+    /// What partial sums of the block's halves of groups begin with, where codes are multiplied.
+    starts: Option<&'a [[i32; R]; BLOCK_GROUPS]>,
+    /// The group's number in its block.
+    index: usize,
+}
+
+/// Adds the products of one group with factors: `sums += factor * integers`, of both halves where each has its own,
+/// and then what the offset makes of the activations' sum.
+#[inline(always)]
+fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    sums: &mut [[S::F32; P]; R],
+    at: &[U::Block<'_>; P],
+    factors: Factors,
+    x: Group<'_, R>,
+) {
+    let quads = if R >= READ_ROWS { in_own_register(x.quads) } else { x.quads };
+    let mut pairs = [U::pair(simd, at[0], x.index); P];
+    unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], x.index) });
+    unroll!(half in [0 1] {
+        if half == 0 || factors.halves {
+            let mut integers = [[simd.splat_i32(0); P]; R];
+            if let Some(starts) = x.starts {
+                unroll!(of_pair in [0 1] {
+                    if of_pair == half || !factors.halves {
+                        let starts = &starts[2 * x.index + of_pair];
+                        unroll!(p in 0..P {
+                            add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, of_pair, quads, starts);
+                        });
+                    }
+                });
+            } else {
+                let starts = &x.words[if factors.halves { 1 + half } else { 0 }];
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
+                unroll!(q in [0 1 2 3 4 5 6 7] {
+                    if q / (GROUP / 4) == half || !factors.halves {
+                        add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
+                    }
+                });
+            }
+            let mut factor = [simd.splat(0.0); P];
+            unroll!(p in 0..P { factor[p] = U::factor(simd, pairs[p], half) });
+            unroll!(r in 0..R { add_factored(simd, &mut sums[r], &integers[r], &factor) });
+        }
+    });
+    if factors.offsets {
+        let mut offset = [simd.splat(0.0); P];
+        unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], 1) });
+        unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, x.words[3][r]) });
     }
+}
+
+/// `sums += integers * factor`
+#[inline(always)]
+fn add_factored<S: Simd, const P: usize>(
+    simd: S,
+    sums: &mut [S::F32; P],
+    integers: &[S::I32; P],
+    factor: &[S::F32; P],
+) {
+    unroll!(p in 0..P { sums[p] = simd.mul_add(simd.to_f32(integers[p]), factor[p], sums[p]) });
+}
+
+/// `sums += values * scale`, of the bits of an f32.
+#[inline(always)]
+fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [S::F32; P], values: &[S::F32; P], scale: i32) {
+    let scale = simd.splat(f32::from_bits(scale.cast_unsigned()));
+    unroll!(p in 0..P { sums[p] = simd.mul_add(values[p], scale, sums[p]) });
 }
 
 /// `sums += integers * (step * scale)`

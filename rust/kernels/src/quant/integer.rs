@@ -9,6 +9,7 @@
 //! row of weights is filled up with zeros to whole blocks. A *quad* is four consecutive inputs; unpacked, a line holds
 //! one quad of each row (N16K4).
 
+use super::grouped::Factors;
 use super::rotation;
 use crate::arch::{ByteLine, LANES, Simd};
 
@@ -38,6 +39,9 @@ pub trait Unpack: Send + Sync + 'static {
     /// The codes that are multiplied where [`Simd::BY_CODES`] says so; `None` if they are the weights.
     const BY_CODES: Option<Codes>;
 
+    /// What sums of groups are multiplied with where those are not integers; `None` if the steps are all there is.
+    const FACTORS: Option<Factors> = None;
+
     /// The lines of one block.
     type Block<'a>: Copy;
     /// What the quads of two groups are unpacked from.
@@ -63,6 +67,11 @@ pub trait Unpack: Send + Sync + 'static {
     /// The sub-scales of group `index` of the pair, as [`Simd::add_scaled`] takes them.
     fn scale<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
         unreachable!("there are no sub-scales")
+    }
+
+    /// Factor `index` of the pair: of its first half or of all, of its second half or of the activations' sum.
+    fn factor<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::F32 {
+        unreachable!("there are no factors")
     }
 }
 

@@ -242,14 +242,15 @@ impl Reading<'_> {
     fn a(&self, module: &Module, columns: usize) -> Result<View<'_>, AdapterError> {
         let tensor = self.tensor(module, Half::A)?;
         let expected = [module.rank, columns];
-        View::of_rows(tensor, module.rank, None, columns)
+        View::of_rows(&tensor, module.rank, None, columns)
             .ok_or_else(|| self.misshapen(&tensor, expected, "rank, inputs"))
     }
 
     fn b(&self, module: &Module, rows: usize, part: Option<PartSpec>) -> Result<View<'_>, AdapterError> {
         let tensor = self.tensor(module, Half::B)?;
         let expected = [part.map_or(rows, |part| part.stored_rows(rows)), module.rank];
-        View::of_rows(tensor, rows, part, module.rank).ok_or_else(|| self.misshapen(&tensor, expected, "outputs, rank"))
+        View::of_rows(&tensor, rows, part, module.rank)
+            .ok_or_else(|| self.misshapen(&tensor, expected, "outputs, rank"))
     }
 
     fn tensor(&self, module: &Module, half: Half) -> Result<WeightTensor<'_>, AdapterError> {

@@ -11,6 +11,7 @@ mod tensors;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ferrule_formats::StoredAs;
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionSpec, HeadProjections, LatentProjections, ProjectionsSpec};
@@ -54,6 +55,8 @@ pub struct ModelSpec {
     pub tensors: BTreeMap<String, TensorSpec>,
     /// A tensor that is not there under its name may have the second of a pair in place of the first before it.
     pub prefixes: Vec<(String, String)>,
+    /// How the checkpoint stores what it has quantized; none where every weight is plain.
+    pub stored_as: Option<StoredAs>,
 }
 
 /// One transformer layer: x = sum_norm(x + post_norm(attention(norm(x)))), then the same with the feed-forward network.

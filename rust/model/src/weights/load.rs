@@ -1,6 +1,6 @@
 //! How a model's weights come out of a checkpoint.
 
-use ferrule_formats::CheckpointError;
+use ferrule_formats::{Checkpoint, CheckpointError};
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
@@ -312,8 +312,8 @@ impl<'a> Loader<'a> {
         let (mut key_up, mut value_up) = (Vec::with_capacity(heads), Vec::with_capacity(heads));
         for head in 0..heads {
             let rows = self.head_rows(at, heads, spec, head)?;
-            key_up.push(packer.pack(MatrixPlan::new(vec![(rows.keys, usual)], nope_dim))?);
-            value_up.push(packer.pack(MatrixPlan::new(vec![(rows.values, self.quantization.values())], kv_rank))?);
+            key_up.push(packer.pack(self.plan(vec![(rows.keys, usual)], nope_dim))?);
+            value_up.push(packer.pack(self.plan(vec![(rows.values, self.quantization.values())], kv_rank))?);
         }
         let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
         let split = HeadSplit { heads, nope_dim, value_dim };
@@ -335,8 +335,8 @@ impl<'a> Loader<'a> {
         let Source::Checkpoint(checkpoint) = self.source else {
             return Ok(HeadRows { keys: random("keys", kv_rank), values: random("values", value_dim) });
         };
-        let plain = |role: &str, rows, columns| -> Result<View<'_>, LoadError> {
-            let mut views = View::of_role(checkpoint, self.spec, role, rows, Some(columns))?;
+        let plain = |role: &str, rows, columns| -> Result<View<'a>, LoadError> {
+            let mut views = self.views(checkpoint, role, rows, Some(columns))?;
             match (views.pop(), views.is_empty()) {
                 (Some(view), true) if view.is_plain() => Ok(view),
                 _ => Err(SpecError::not_whole(role).into()),
@@ -404,6 +404,15 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// The matrix of parts, each in the format beside it unless it stays as it is stored.
+    fn plan<'s>(&self, parts: Vec<(Stored<'s>, Format)>, columns: usize) -> MatrixPlan<'s> {
+        let with_format = parts.into_iter().map(|(part, usual)| {
+            let format = self.quantization.of(usual, &part, columns);
+            (part, format)
+        });
+        MatrixPlan::new(with_format.collect(), columns)
+    }
+
     /// The matrix of `<at><role>.weight` of all parts, one below the other, and of their biases.
     fn linear<P: Packer>(
         &self,
@@ -423,17 +432,32 @@ impl<'a> Loader<'a> {
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.number(Site { parts, columns, heads: None });
-        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias, site })
+        Ok(Linear { weight: packer.pack(self.plan(stored, columns))?, bias, site })
     }
 
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {
         Ok(match self.source {
             Source::Checkpoint(checkpoint) => {
-                let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
+                let views = self.views(checkpoint, role, rows, columns)?;
                 views.into_iter().map(Stored::View).collect()
             }
             Source::Random => vec![Stored::Random(RandomMatrix::new(role, rows))],
         })
+    }
+
+    /// The tensors of a role, whose numbers are checked too if they are to be read.
+    fn views(
+        &self,
+        checkpoint: &'a Checkpoint,
+        role: &str,
+        rows: usize,
+        columns: Option<usize>,
+    ) -> Result<Vec<View<'a>>, LoadError> {
+        let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
+        if self.reads {
+            views.iter().try_for_each(View::check)?;
+        }
+        Ok(views)
     }
 
     fn norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {

@@ -47,10 +47,7 @@ impl Packer for Measure {
     type Matrix = MatrixSize;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
-        let size = |&(format, rows): &_| MatrixSize {
-            numbers: rows as u64 * plan.columns as u64,
-            bytes: PackedMatrix::bytes_for(format, rows, plan.columns).unwrap_or(u64::MAX),
-        };
+        let size = |&(format, rows): &_| MatrixSize::of(format, rows, plan.columns);
         let size: MatrixSize = plan.bands.iter().map(size).sum();
         self.bytes = self.bytes.saturating_add(size.bytes);
         Ok(size)
@@ -98,6 +95,24 @@ impl<'a> MatrixPlan<'a> {
         Self { parts: parts.into_iter().map(|(part, _)| part).collect(), bands: bands(&formats), columns }
     }
 
+    /// Gives each part that has some of the rows from `first` on its share of `out`, whose rows are `width` long.
+    fn by_parts<T>(
+        &self,
+        mut first: usize,
+        width: usize,
+        mut out: &mut [T],
+        read: impl Fn(&Stored<'a>, usize, &mut [T]),
+    ) {
+        for part in &self.parts {
+            let count = part.rows().saturating_sub(first).min(out.len() / width);
+            let (now, rest) = out.split_at_mut(count * width);
+            if count > 0 {
+                read(part, first, now);
+            }
+            (first, out) = ((first + count).saturating_sub(part.rows()), rest);
+        }
+    }
+
     fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, PackError> {
         match self.parts[0] {
             // Random bytes are as good as random numbers, and there is nothing to search for.
@@ -118,18 +133,29 @@ impl RowSource for MatrixPlan<'_> {
             row -= part.rows();
         }
     }
+
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        self.by_parts(first, columns, out, |part, first, out| part.read_rows(first, columns, out));
+    }
+
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        self.by_parts(first, row_bytes, out, |part, first, out| part.read_stored(first, row_bytes, out));
+    }
 }
 
 /// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a
-/// format would end within a panel, all rows get the widest.
+/// format would end within a panel, all rows get the widest; int8 if there are blocks among them, which only rows that
+/// are stored so can be packed from.
 fn bands(parts: &[(Format, usize)]) -> Vec<(Format, usize)> {
     let mut bands: Vec<(Format, usize)> = Vec::with_capacity(parts.len());
     for &(format, rows) in parts {
         match bands.last_mut() {
             Some((last, count)) if *last == format => *count += rows,
             Some((_, count)) if !count.is_multiple_of(LANES) => {
-                let widest = Format::ALL.iter().find(|each| parts.iter().any(|(format, _)| format == *each));
-                return vec![(*widest.unwrap_or(&format), parts.iter().map(|(_, rows)| rows).sum())];
+                let has = |each: &&Format| parts.iter().any(|(format, _)| format == *each);
+                let has_blocks = parts.iter().any(|(format, _)| format.stored_block().is_some());
+                let widest = if has_blocks { None } else { Format::ALL.iter().find(has) };
+                return vec![(*widest.unwrap_or(&Format::Int8), parts.iter().map(|(_, rows)| rows).sum())];
             }
             _ => bands.push((format, rows)),
         }
@@ -139,7 +165,7 @@ fn bands(parts: &[(Format, usize)]) -> Vec<(Format, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use ferrule_kernels::Format::{Int4, Int6};
+    use ferrule_kernels::Format::{Int4, Int6, Int8, Q4K, Q6K};
 
     use super::*;
 
@@ -151,5 +177,8 @@ mod tests {
         assert_eq!(bands(&[(Int4, 40), (Int4, 7), (Int6, 5)]), [(Int6, 52)]);
         assert_eq!(bands(&[(Int6, 5), (Int4, 32), (Int6, 16)]), [(Int6, 53)]);
         assert_eq!(bands(&[(Int6, 16), (Int4, 5), (Int6, 16)]), [(Int6, 37)]);
+        assert_eq!(bands(&[(Q4K, 16), (Q4K, 5)]), [(Q4K, 21)]);
+        assert_eq!(bands(&[(Q4K, 16), (Q6K, 5)]), [(Q4K, 16), (Q6K, 5)]);
+        assert_eq!(bands(&[(Q4K, 5), (Q6K, 16)]), [(Int8, 21)]);
     }
 }

@@ -3,7 +3,8 @@
 use std::iter::Sum;
 use std::ops::{Add, Sub};
 
-use ferrule_kernels::PackedMatrix;
+use ferrule_kernels::arch::LANES;
+use ferrule_kernels::{Format, PackedMatrix};
 
 use super::{Ffn, Layer, Tensors, Weights};
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec};
@@ -15,6 +16,26 @@ pub(crate) struct MatrixSize {
     pub numbers: u64,
     /// How many bytes they take, packed.
     pub bytes: u64,
+    /// How many of these in each of [`Format::ALL`].
+    pub by_format: [u64; Format::ALL.len()],
+}
+
+impl MatrixSize {
+    /// Of so many rows of `columns` numbers in one format.
+    pub fn of(format: Format, rows: usize, columns: usize) -> Self {
+        let bytes = PackedMatrix::bytes_for(format, rows, columns).unwrap_or(u64::MAX);
+        let by_format = std::array::from_fn(|index| if Format::ALL[index] == format { bytes } else { 0 });
+        Self { numbers: rows as u64 * columns as u64, bytes, by_format }
+    }
+
+    /// Both, number by number.
+    fn with(self, other: Self, operation: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            numbers: operation(self.numbers, other.numbers),
+            bytes: operation(self.bytes, other.bytes),
+            by_format: std::array::from_fn(|index| operation(self.by_format[index], other.by_format[index])),
+        }
+    }
 }
 
 /// What a model's weights come to.
@@ -30,6 +51,8 @@ pub struct WeightSizes {
     pub layer_parameters_per_token: u64,
     /// Bytes of the packed matrices.
     pub weight_bytes: u64,
+    /// Of those, how many in each of [`Format::ALL`].
+    pub bytes_by_format: [u64; Format::ALL.len()],
     /// Bytes of the matrices that each decode step of one sequence reads: all but an embedding that is not the head too,
     /// and the experts that do not run.
     pub weight_bytes_per_token: u64,
@@ -39,7 +62,9 @@ pub struct WeightSizes {
 
 impl From<&PackedMatrix> for MatrixSize {
     fn from(matrix: &PackedMatrix) -> Self {
-        Self { numbers: matrix.rows() as u64 * matrix.cols() as u64, bytes: matrix.bytes() as u64 }
+        let by_format = matrix.formats().map(|(format, panels)| Self::of(format, panels * LANES, matrix.cols()));
+        // A last panel may have fewer rows than there is room for.
+        Self { numbers: matrix.rows() as u64 * matrix.cols() as u64, ..by_format.sum() }
     }
 }
 
@@ -53,7 +78,7 @@ impl Add for MatrixSize {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { numbers: self.numbers.saturating_add(other.numbers), bytes: self.bytes.saturating_add(other.bytes) }
+        self.with(other, u64::saturating_add)
     }
 }
 
@@ -61,7 +86,7 @@ impl Sub for MatrixSize {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
-        Self { numbers: self.numbers.saturating_sub(other.numbers), bytes: self.bytes.saturating_sub(other.bytes) }
+        self.with(other, u64::saturating_sub)
     }
 }
 
@@ -90,6 +115,7 @@ where
             layer_parameters: layers.numbers,
             layer_parameters_per_token: (layers - idle).numbers,
             weight_bytes: all.bytes,
+            bytes_by_format: all.by_format,
             weight_bytes_per_token: (all - idle).bytes.saturating_sub(unread),
             vector_bytes: vectors.into_iter().map(|vector| size_of_val(vector.as_slice()) as u64).sum(),
         }

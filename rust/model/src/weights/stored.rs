@@ -1,6 +1,6 @@
 //! What a role's weights are read from: a matrix within a checkpoint, or random numbers.
 
-use ferrule_formats::{Checkpoint, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, WeightTensor};
 use ferrule_kernels::RowSource;
 
 use super::load::LoadError;
@@ -41,9 +41,29 @@ impl RowSource for Stored<'_> {
             Self::Random(matrix) => matrix.read_row(row, out),
         }
     }
+
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        match self {
+            Self::View(view) => view.read_rows(first, columns, out),
+            Self::Random(matrix) => {
+                (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| matrix.read_row(row, out));
+            }
+        }
+    }
 }
 
 impl Stored<'_> {
+    /// As [`RowSource::read_stored`].
+    ///
+    /// # Panics
+    /// If it is no matrix of blocks.
+    pub fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        match self {
+            Self::View(view) => view.read_stored(first, row_bytes, out),
+            Self::Random(_) => unreachable!("random numbers are no blocks"),
+        }
+    }
+
     pub fn rows(&self) -> usize {
         match self {
             Self::View(view) => view.rows,
@@ -66,25 +86,26 @@ impl<'a> View<'a> {
         let part = place.part.unwrap_or_else(|| PartSpec::whole(rows));
         let whole = rows * place.names.len() == all_rows && rows.is_multiple_of(part.rows);
         let stored_rows = part.stored_rows(rows);
-        let mut expected = match columns {
-            None => vec![stored_rows],
-            Some(columns) if place.transposed => vec![columns, stored_rows],
-            Some(columns) => vec![stored_rows, columns],
-        };
         let width = columns.unwrap_or(1);
         let matrix = stored_rows.saturating_mul(width);
-        let (mut first, mut joined) = (0, None);
-        if let Some(stack) = place.stack {
-            // DBRX has the experts' matrices as one, which lies in the same order.
-            let mut shape = expected.clone();
-            shape[0] = shape[0].saturating_mul(stack.of);
-            joined = Some(shape);
-            expected.insert(0, stack.of);
-            first = stack.index.saturating_mul(matrix);
-        }
-        let (row_stride, column_stride) = if place.transposed { (1, stored_rows) } else { (width, 1) };
+        let first = place.stack.map_or(0, |stack| stack.index.saturating_mul(matrix));
         let views = place.names.iter().map(|name| {
             let tensor = find(checkpoint, spec, name)?;
+            let transposed = place.transposed && !tensor.is_outputs_first();
+            let mut expected = match columns {
+                None => vec![stored_rows],
+                Some(columns) if transposed => vec![columns, stored_rows],
+                Some(columns) => vec![stored_rows, columns],
+            };
+            let mut joined = None;
+            if let Some(stack) = place.stack {
+                // DBRX has the experts' matrices as one, which lies in the same order.
+                let mut shape = expected.clone();
+                shape[0] = shape[0].saturating_mul(stack.of);
+                joined = Some(shape);
+                expected.insert(0, stack.of);
+            }
+            let (row_stride, column_stride) = if transposed { (1, stored_rows) } else { (width, 1) };
             // Norms of each head are stored as [heads, head_dim] or as one row; a matrix of one row as a vector, and one
             // of several heads as [heads, rows, columns].
             let like = expected.len() == 1 || (place.stack.is_none() && tensor.shape().last() == expected.last());
@@ -95,7 +116,7 @@ impl<'a> View<'a> {
                 return Err(LoadError::Shape {
                     tensor: tensor.name().to_owned(),
                     found: tensor.shape().to_vec(),
-                    expected: expected.clone(),
+                    expected,
                     role: role.to_owned(),
                 });
             }
@@ -105,10 +126,16 @@ impl<'a> View<'a> {
     }
 
     /// So many rows of a tensor `[stored rows, columns]`: all of them, or a part; none if that is not its shape.
-    pub fn of_rows(tensor: WeightTensor<'a>, rows: usize, part: Option<PartSpec>, columns: usize) -> Option<Self> {
+    pub fn of_rows(tensor: &WeightTensor<'a>, rows: usize, part: Option<PartSpec>, columns: usize) -> Option<Self> {
         let part = part.unwrap_or_else(|| PartSpec::whole(rows));
         let fits = rows.is_multiple_of(part.rows) && tensor.shape() == [part.stored_rows(rows), columns];
-        fits.then_some(Self { tensor, rows, first: 0, part, row_stride: columns, column_stride: 1 })
+        fits.then(|| Self { tensor: tensor.clone(), rows, first: 0, part, row_stride: columns, column_stride: 1 })
+    }
+
+    /// The layout of the blocks that rows of so many columns consist of, if they do.
+    pub fn blocks(&self, columns: usize) -> Option<BlockLayout> {
+        let whole = |layout: &BlockLayout| self.column_stride == 1 && columns.is_multiple_of(layout.inputs());
+        self.tensor.blocks().filter(whole)
     }
 
     /// Whether all rows lie at the same distance from their neighbours.
@@ -146,9 +173,45 @@ impl<'a> View<'a> {
         &self.tensor
     }
 
-    fn read_row(&self, row: usize, out: &mut [f32]) {
+    /// Checks the numbers that its elements are made of, where they are made of any.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        // Quantized weights have their outputs first, so that a row's elements are neighbours.
+        let end = if self.tensor.is_outputs_first() { self.start(self.rows - 1) + self.row_stride } else { 0 };
+        self.tensor.check(self.start(0).min(end)..end)
+    }
+
+    /// The place of a row's first element.
+    fn start(&self, row: usize) -> usize {
         let PartSpec { first, rows, stride } = self.part;
-        let start = self.first + (first + row / rows * stride + row % rows) * self.row_stride;
+        self.first + (first + row / rows * stride + row % rows) * self.row_stride
+    }
+
+    /// Rows from `first` on, of so many columns: those that lie one after the other in the tensor are read as one.
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        let rows = out.len() / columns;
+        if rows > 1
+            && self.column_stride == 1
+            && self.start(first + rows - 1) == self.start(first) + (rows - 1) * columns
+        {
+            return self.tensor.read_f32(self.start(first), out);
+        }
+        (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
+    }
+
+    /// Rows from `first` on, in blocks: those that lie one after the other in the tensor are read as one.
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        let rows = out.len() / row_bytes;
+        // Rows of blocks fill their stride: blocks lie in rows as they are stored.
+        if rows > 1 && self.start(first + rows - 1) == self.start(first) + (rows - 1) * self.row_stride {
+            return self.tensor.read_blocks(self.start(first), out);
+        }
+        for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+            self.tensor.read_blocks(self.start(row), out);
+        }
+    }
+
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        let start = self.start(row);
         if self.column_stride == 1 {
             self.tensor.read_f32(start, out);
         } else {

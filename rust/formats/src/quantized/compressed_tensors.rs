@@ -1,0 +1,204 @@
+//! compressed-tensors, as LLM Compressor saves it, without the quantization of activations.
+//!
+//! Of a module, packed: `weight_packed` I32 `[outputs, inputs * bits / 32]`, each row a stream of codes to which half
+//! their range was added; `weight_shape`, outputs and inputs; `weight_scale`; `weight_zero_point` I32
+//! `[outputs * bits / 32, groups]`, each column a stream; `weight_g_idx` I32 `[inputs]`. Not packed: `weight` I8 or F8
+//! `[outputs, inputs]` with `weight_scale` and `weight_zero_point` I8. There is a scale for a tensor, an output, a
+//! group of an output's inputs, or a block.
+//!
+//! <https://github.com/vllm-project/compressed-tensors/tree/main/src/compressed_tensors/compressors>
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Quantized;
+use super::float8::FLOATS;
+use super::fp8::scaled;
+use super::grid::Grid;
+use super::grouped::{Codes, Grouped, Groups, Zeros};
+use super::parts::{Parts, expect_shape, shape_fault, value_fault};
+use super::streams::Streams;
+use crate::dtype::Dtype;
+use crate::error::Fault;
+use crate::tensor::Tensor;
+
+/// What a packed module's tensors are called.
+pub(super) const PARTS: &[&str] = &["weight_packed"];
+
+/// How a checkpoint of compressed-tensors stores its weights.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompressedTensors {
+    /// The kinds of weights that there are. Which of them a weight is its tensors tell.
+    pub weights: Vec<CompressedWeights>,
+}
+
+/// A kind of weights.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompressedWeights {
+    /// What the codes are.
+    pub kind: CompressedKind,
+    /// Of a code.
+    pub bits: CompressedBits,
+    /// Whether the code of the number 0 is in the middle.
+    pub symmetric: bool,
+    /// Inputs that share a scale; without it an output's do, or all of a tensor.
+    pub group_size: Option<NonZeroUsize>,
+    /// Outputs and inputs that share a scale.
+    pub block: Option<[NonZeroUsize; 2]>,
+}
+
+/// What codes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CompressedKind {
+    /// Whole numbers.
+    Int,
+    /// Floating-point numbers.
+    Float,
+}
+
+/// Bits of a code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct CompressedBits(u32);
+
+impl TryFrom<u32> for CompressedBits {
+    type Error = String;
+
+    fn try_from(bits: u32) -> Result<Self, String> {
+        if matches!(bits, 2 | 4 | 8) { Ok(Self(bits)) } else { Err(format!("bits is {bits}; it must be 2, 4 or 8")) }
+    }
+}
+
+impl From<CompressedBits> for u32 {
+    fn from(bits: CompressedBits) -> Self {
+        bits.0
+    }
+}
+
+impl CompressedTensors {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+        let of_kind = |kind| self.weights.iter().filter(move |weights| weights.kind == kind);
+        let packed = name.strip_suffix(".weight").and_then(|module| parts.find(&format!("{module}.weight_packed")));
+        let plain = parts.find(name);
+        let (tensor, kind) = match (packed, plain) {
+            (_, Some(codes)) if codes.dtype == Dtype::I8 => (codes, CompressedKind::Int),
+            (_, Some(codes)) if FLOATS.contains(&codes.dtype) => (codes, CompressedKind::Float),
+            (Some(words), None) => (words, CompressedKind::Int),
+            _ => return Ok(None),
+        };
+        // A weight is of the first kind that its tensors fit; if of none, the first says why not.
+        let mut found = of_kind(kind).map(|weights| match (plain, kind) {
+            (None, _) => weights.packed(parts, name, tensor),
+            (Some(_), CompressedKind::Int) => weights.bytes(parts, name, tensor),
+            (Some(_), CompressedKind::Float) => {
+                scaled(parts, tensor, parts.require(name, &format!("{name}_scale"))?, weights.float_block())
+            }
+        });
+        let Some(first) = found.next() else {
+            return Err(Fault::PartKind { tensor: tensor.name.to_owned(), dtype: tensor.dtype });
+        };
+        if first.is_ok() { first.map(Some) } else { found.find(Result::is_ok).unwrap_or(first).map(Some) }
+    }
+}
+
+impl CompressedWeights {
+    /// The block of scaled floating-point numbers.
+    fn float_block(&self) -> Option<[NonZeroUsize; 2]> {
+        self.block.or_else(|| Some([NonZeroUsize::MIN, self.group_size?]))
+    }
+
+    fn packed<'a>(&self, parts: &Parts<'a>, name: &str, words: Tensor<'a>) -> Result<Quantized<'a>, Fault> {
+        parts.expect_dtype(&words, &[Dtype::I32])?;
+        let [outputs, width] = parts.expect_matrix(&words)?;
+        let shape = parts.require(name, &format!("{name}_shape"))?;
+        let inputs = inputs_of(parts, &shape, outputs)?;
+        let bits = self.bits.0;
+        if inputs == 0 || outputs == 0 || inputs.checked_mul(8).is_none() || Streams::words_of(inputs, bits) != width {
+            let expected = format!("[{outputs}, {inputs} * {bits} / 32], as {} says", shape.name);
+            return Err(shape_fault(&words, expected));
+        }
+        let codes = Codes::Streams(Streams { words, strides: [width, 1], length: width, bits });
+        self.grouped(parts, name, codes, [outputs, inputs])
+    }
+
+    fn bytes<'a>(&self, parts: &Parts<'a>, name: &str, codes: Tensor<'a>) -> Result<Quantized<'a>, Fault> {
+        let [outputs, inputs] = parts.expect_matrix(&codes)?;
+        if outputs == 0 || inputs == 0 {
+            return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));
+        }
+        self.grouped(parts, name, Codes::Bytes(codes), [outputs, inputs])
+    }
+
+    fn grouped<'a>(
+        &self,
+        parts: &Parts<'a>,
+        name: &str,
+        codes: Codes<'a>,
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<Quantized<'a>, Fault> {
+        let scales = parts.require(name, &format!("{name}_scale"))?;
+        let size = self.group_size.map_or(inputs, NonZeroUsize::get).min(inputs);
+        let count = inputs.div_ceil(size);
+        let strides = if self.group_size.is_some() {
+            expect_shape(&scales, &[&[outputs, count]])?;
+            [count, 1]
+        } else {
+            expect_shape(&scales, &[&[outputs, 1], &[outputs], &[1], &[1, 1], &[]])?;
+            [usize::from(scales.elements() == outputs), 0]
+        };
+        // What the codes were raised by, so that none is negative.
+        let (bits, middle) = match codes {
+            Codes::Bytes(_) => (None, 128),
+            _ => (Some(self.bits.0), 1u8 << (self.bits.0 - 1)),
+        };
+        let zero_point = format!("{name}_zero_point");
+        let zeros = match (parts.find(&zero_point), bits) {
+            (None, _) if self.symmetric => Zeros::Constant(middle),
+            (None, _) => return parts.require(name, &zero_point).map(|_| unreachable!("it is not there")),
+            (Some(words), Some(bits)) if words.dtype == Dtype::I32 => {
+                let length = Streams::words_of(outputs, bits);
+                expect_shape(&words, &[&[length, count]])?;
+                Zeros::Streams(Streams { words, strides: [1, count], length, bits })
+            }
+            (Some(tensor), _) => {
+                parts.expect_dtype(&tensor, &[Dtype::I8])?;
+                expect_shape(&tensor, &[scales.shape])?;
+                Zeros::Bytes { tensor, strides, plus: i16::from(middle) }
+            }
+        };
+        let groups = match parts.find(&format!("{name}_g_idx")) {
+            Some(groups) if !is_unset(&groups) => {
+                parts.expect_dtype(&groups, &[Dtype::I32])?;
+                expect_shape(&groups, &[&[inputs]])?;
+                Groups::listed(groups, count, size)?
+            }
+            _ => Groups::Even(size),
+        };
+        let grouped = Grouped { inputs, codes, scales: Grid::new(parts, scales, strides)?, zeros, groups };
+        Ok(Quantized { shape: vec![outputs, inputs], numbers: Arc::new(grouped) })
+    }
+}
+
+/// Whether a list of groups holds -1 throughout, as one does that was never made.
+fn is_unset(groups: &Tensor<'_>) -> bool {
+    groups.bytes.iter().all(|byte| *byte == u8::MAX)
+}
+
+/// The second of the numbers in `weight_shape`, the first of which must be `outputs`.
+fn inputs_of<'a>(parts: &Parts<'a>, shape: &Tensor<'a>, outputs: usize) -> Result<usize, Fault> {
+    parts.expect_dtype(shape, &[Dtype::I64, Dtype::I32])?;
+    expect_shape(shape, &[&[2]])?;
+    let number = |index: usize| match shape.dtype {
+        Dtype::I64 => i64::from_le_bytes(shape.bytes.as_chunks().0[index]),
+        _ => i64::from(i32::from_le_bytes(shape.bytes.as_chunks().0[index])),
+    };
+    if number(0) != outputs as i64 {
+        return Err(value_fault(shape, 0, number(0), outputs));
+    }
+    usize::try_from(number(1)).map_err(|_| value_fault(shape, 1, number(1), "the number of inputs"))
+}

@@ -1,0 +1,82 @@
+//! Numbers of a byte: what each of the 256 stands for.
+
+use crate::dtype::Dtype;
+
+/// The types of a byte whose numbers are known.
+pub(super) const FLOATS: &[Dtype] = &[Dtype::F8E4M3, Dtype::F8E5M2];
+
+/// The numbers of a type of a byte; none for other types.
+pub(super) fn numbers(dtype: Dtype) -> Option<&'static [f32; 256]> {
+    match dtype {
+        Dtype::F8E4M3 => Some(&E4M3),
+        Dtype::F8E5M2 => Some(&E5M2),
+        Dtype::I8 => Some(&SIGNED),
+        _ => None,
+    }
+}
+
+/// Without infinities: only the code of all ones is no number (<https://arxiv.org/abs/2209.05433>).
+static E4M3: [f32; 256] = numbers_of(4, 3);
+/// The upper byte of an f16.
+static E5M2: [f32; 256] = numbers_of(5, 2);
+static SIGNED: [f32; 256] = {
+    let mut numbers = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        numbers[code] = (code as u8).cast_signed() as f32;
+        code += 1;
+    }
+    numbers
+};
+
+/// Sign, exponent and mantissa of so many bits.
+const fn numbers_of(exponent_bits: u32, mantissa_bits: u32) -> [f32; 256] {
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let mut numbers = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let mantissa = code as u32 & ((1 << mantissa_bits) - 1);
+        let exponent = code as u32 >> mantissa_bits & ((1 << exponent_bits) - 1);
+        let magnitude = if exponent == 0 {
+            // mantissa * 2^(1 - bias - mantissa_bits), of which f32 has every one as a normal number.
+            mantissa as f32 * f32::from_bits((127 + 1 - bias - mantissa_bits) << 23)
+        } else {
+            f32::from_bits((127 + exponent - bias) << 23 | mantissa << (23 - mantissa_bits))
+        };
+        let last = exponent == (1 << exponent_bits) - 1;
+        let magnitude = match (exponent_bits, last, mantissa) {
+            (4, true, 7) => f32::NAN,
+            (5, true, 0) => f32::INFINITY,
+            (5, true, _) => f32::NAN,
+            _ => magnitude,
+        };
+        numbers[code] = if code < 128 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    #[test]
+    fn e5m2_is_the_upper_byte_of_f16() {
+        for code in 0..=255u8 {
+            let (found, expected) = (E5M2[usize::from(code)], f16::from_bits(u16::from(code) << 8).to_f32());
+            assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()), "{code}");
+        }
+    }
+
+    #[test]
+    fn e4m3_is_what_the_paper_lists() {
+        let all = [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 * 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0)];
+        for (code, number) in all.into_iter().chain([(0x3c, 1.5), (0x7e, 448.0), (0x78, 256.0)]) {
+            assert_eq!((E4M3[code], E4M3[code | 0x80]), (number, -number), "{code:#x}");
+        }
+        assert!(E4M3[0x7f].is_nan() && E4M3[0xff].is_nan());
+        assert_eq!(E4M3.iter().filter(|number| !number.is_finite()).count(), 2);
+    }
+}

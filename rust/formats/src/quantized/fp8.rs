@@ -1,0 +1,65 @@
+//! Numbers of 8 bits with scales, as DeepSeek, Qwen, AutoFP8 and fbgemm save them.
+//!
+//! Of a module: `weight` F8_E4M3 or F8_E5M2 `[outputs, inputs]`, and `weight_scale_inv` (which is multiplied with,
+//! whatever its name says) or `weight_scale`: one number, one for each output, or one for each block.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Quantized;
+use super::float8::{FLOATS, numbers};
+use super::grid::Grid;
+use super::parts::{Parts, expect_shape, shape_fault};
+use super::scaled::Scaled;
+use crate::error::Fault;
+use crate::tensor::Tensor;
+
+/// How an FP8 checkpoint stores its weights.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fp8 {
+    /// Outputs and inputs that share a scale; without it a whole tensor or a row does.
+    pub block: Option<[NonZeroUsize; 2]>,
+}
+
+impl Fp8 {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+        let Some(codes) = parts.find(name).filter(|tensor| FLOATS.contains(&tensor.dtype)) else { return Ok(None) };
+        let inverse = format!("{name}_scale_inv");
+        let scales = match parts.find(&format!("{name}_scale")) {
+            Some(scales) if parts.find(&inverse).is_none() => scales,
+            _ => parts.require(name, &inverse)?,
+        };
+        scaled(parts, codes, scales, self.block).map(Some)
+    }
+}
+
+/// A matrix of bytes with scales whose shape says for how much each is.
+pub(super) fn scaled<'a>(
+    parts: &Parts<'a>,
+    codes: Tensor<'a>,
+    scales: Tensor<'a>,
+    block: Option<[NonZeroUsize; 2]>,
+) -> Result<Quantized<'a>, Fault> {
+    let [outputs, inputs] = parts.expect_matrix(&codes)?;
+    let Some(numbers) = numbers(codes.dtype).filter(|_| outputs > 0 && inputs > 0) else {
+        return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));
+    };
+    let (block, strides) = match block {
+        Some(block) => {
+            let block = block.map(NonZeroUsize::get);
+            let grid = [outputs.div_ceil(block[0]), inputs.div_ceil(block[1])];
+            expect_shape(&scales, &[&grid])?;
+            (block, [grid[1], 1])
+        }
+        None => {
+            expect_shape(&scales, &[&[outputs, 1], &[outputs], &[1], &[1, 1], &[]])?;
+            ([1, inputs], [usize::from(scales.elements() == outputs), 0])
+        }
+    };
+    let scales = Grid::new(parts, scales, strides)?;
+    let scaled = Scaled { codes, inputs, numbers, scales, block, factor: 1.0 };
+    Ok(Quantized { shape: vec![outputs, inputs], numbers: Arc::new(scaled) })
+}

@@ -1,0 +1,61 @@
+//! iq4_nl of ggml: sixteen uneven values, an f16 factor for each 32 inputs. 4.5 bits a weight.
+//!
+//! Lies as [`q4_0`](super::q4_0) does.
+
+use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, StoredBlock, Whole};
+use crate::arch::{ByteLine, LANES, Simd};
+
+/// What the codes stand for: ggml's `kvalues_iq4nl`.
+const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+const LAYOUT: Layout = Layout { block_groups: 4, factors: 2, codes: 4 };
+
+/// A stored block: the factor, f16, and the codes of its first and its last sixteen inputs, low and high in each byte.
+#[repr(C, packed)]
+struct Stored(u16, [u8; GROUP / 2]);
+
+/// Sixteen rows of four blocks are as many lines as a block has bytes.
+const _: () = assert!(size_of::<Stored>() == Iq4Nl::STORED.bytes && LAYOUT.lines(4) == Iq4Nl::STORED.bytes);
+
+/// ggml's `block_iq4_nl`.
+pub struct Iq4Nl;
+
+impl GroupedFormat for Iq4Nl {
+    const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 18 };
+
+    type Unpacked = Whole<false>;
+    type ByCodes = Whole<false>;
+
+    #[inline(always)]
+    fn lines(groups: usize) -> usize {
+        LAYOUT.lines(groups)
+    }
+
+    fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]) {
+        let (line, of_block) = LAYOUT.factors_of(index);
+        for (row, block) in blocks.iter().enumerate() {
+            grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
+            grouped::store_nibbles(&mut lines[LAYOUT.codes_of(index)..], row, &grouped::stored_nibbles(&block[2..]));
+        }
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+        let (line, of_block) = LAYOUT.factors_of(index);
+        simd.store(simd.load_f16(grouped::halves(lines, line, of_block)), &mut to.factors[0]);
+        let table = const { &grouped::raised::<S, Self>(&VALUES) };
+        grouped::unpack_nibbles(simd, &lines[LAYOUT.codes_of(index)..], to, |codes| simd.lookup(table, codes));
+    }
+
+    fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
+        let group = input / GROUP;
+        let (line, of_block) = LAYOUT.factors_of(group);
+        let code = grouped::nibble(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
+        grouped::half_of(grouped::halves(lines, line, of_block), row) * f32::from(VALUES[usize::from(code)])
+    }
+
+    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // The root mean square of the values.
+        grouped::level_halves(lines, &LAYOUT, groups, deviation / 69.22);
+    }
+}

@@ -1,0 +1,80 @@
+//! u8, what GPTQ and compressed-tensors make of eight bits: codes of 0..=255 of which a zero point is subtracted, an f16
+//! factor and a zero point for each 32 inputs. Coarser groups repeat theirs. 9 bits a weight.
+//!
+//! Of each 128 inputs the factors are two lines, `[group][row]`, the zero points two more, as f16; then eight lines a
+//! group hold codes.
+
+use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, Offset, StoredBlock};
+use crate::arch::{ByteLine, LANES, Simd};
+
+/// The highest zero point: one above the codes, as GPTQ has it. All are f16 without rounding.
+const HIGHEST_ZERO: u16 = 256;
+
+/// What is subtracted of codes and of zero points before they are multiplied.
+const MIDDLE: f32 = 128.0;
+
+const LAYOUT: Layout = Layout { block_groups: 4, factors: 4, codes: 8 };
+
+/// The first line of the zero points, from the block's first on.
+const ZEROS: usize = 2;
+
+/// A stored block: the factor, f16, the zero point, and the codes.
+#[repr(C, packed)]
+struct Stored(u16, u16, [u8; GROUP]);
+
+/// Sixteen rows of four blocks are as many lines as a block has bytes.
+const _: () = assert!(size_of::<Stored>() == U8::STORED.bytes && LAYOUT.lines(4) == U8::STORED.bytes);
+
+/// Eight bits a code, with zero points.
+pub struct U8;
+
+impl GroupedFormat for U8 {
+    const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 36 };
+
+    type Unpacked = Offset<false>;
+    type ByCodes = Offset<false>;
+
+    #[inline(always)]
+    fn lines(groups: usize) -> usize {
+        LAYOUT.lines(groups)
+    }
+
+    fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]) {
+        let (line, of_block) = LAYOUT.factors_of(index);
+        for (row, block) in blocks.iter().enumerate() {
+            let zero = u16::from_le_bytes([block[2], block[3]]);
+            assert!(zero <= HIGHEST_ZERO, "a zero point of {zero}; the highest is {HIGHEST_ZERO}");
+            grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
+            grouped::halves_mut(lines, line + ZEROS, of_block)[row] = half::f16::from_f32(f32::from(zero)).to_bits();
+            grouped::store_bytes(&mut lines[LAYOUT.codes_of(index)..], row, block[4..].iter().copied());
+        }
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+        let (line, of_block) = LAYOUT.factors_of(index);
+        let factors = simd.load_f16(grouped::halves(lines, line, of_block));
+        let zeros = simd.load_f16(grouped::halves(lines, line + ZEROS, of_block));
+        simd.store(factors, &mut to.factors[0]);
+        // Exact: eleven bits times eight.
+        simd.store(simd.mul(factors, simd.sub(zeros, simd.splat(MIDDLE))), &mut to.factors[1]);
+        grouped::unpack_bytes(simd, &lines[LAYOUT.codes_of(index)..], to);
+    }
+
+    fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
+        let group = input / GROUP;
+        let (line, of_block) = LAYOUT.factors_of(group);
+        let code = grouped::byte(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
+        let zero = grouped::half_of(grouped::halves(lines, line + ZEROS, of_block), row);
+        grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - zero)
+    }
+
+    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // The root mean square of -128..=127.
+        grouped::level_halves(lines, &LAYOUT, groups, deviation / 73.9);
+        for group in 0..groups {
+            let (line, of_block) = LAYOUT.factors_of(group);
+            grouped::halves_mut(lines, line + ZEROS, of_block).fill(half::f16::from_f32(MIDDLE).to_bits());
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Formats of other programs: every weight is what it is there, bit for bit, and multiplied as such.
+
+mod dense;
+mod guard;
+
+use dense::{Noise, noise, packed, packed_bands, whole, with_exec};
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, PoolError, Product, RowSource, matmul, matmul_each};
+use guard::Guarded;
+use proptest::prelude::*;
+
+fn grouped() -> impl Iterator<Item = Format> {
+    Format::ALL.iter().copied().filter(|format| format.stored_block().is_some())
+}
+
+/// Rows of bytes.
+struct Stored<F>(F);
+
+impl<F: Fn(usize, &mut [u8]) + Sync> RowSource for Stored<F> {
+    fn read_row(&self, row: usize, _: &mut [f32]) {
+        unreachable!("row {row} is blocks");
+    }
+
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        (first..).zip(out.chunks_exact_mut(row_bytes)).for_each(|(row, out)| (self.0)(row, out));
+    }
+}
+
+/// Packs rows that `write` writes, and gives them back as numbers.
+fn read_back(format: Format, rows: usize, cols: usize, write: impl Fn(usize, &mut [u8]) + Sync) -> Vec<Vec<f32>> {
+    let pack = |exec: &Exec<'_>| PackedMatrix::pack(exec, &[(format, rows)], cols, &Stored(write)).unwrap();
+    let matrix = with_exec(Isa::best(), 2, pack);
+    let read = |row| {
+        let mut out = vec![f32::NAN; cols];
+        matrix.read_row(row, &mut out);
+        out
+    };
+    (0..rows).map(read).collect()
+}
+
+/// Three rows of 256 inputs, and their weights by the `gguf` package: see `grouped/make.py`.
+macro_rules! golden {
+    ($($format:ident $name:literal),* $(,)?) => {
+        [$((Format::$format, &include_bytes!(concat!("grouped/", $name, ".bin"))[..])),*]
+    };
+}
+
+#[test]
+fn weights_are_what_ggml_reads() {
+    for (format, golden) in golden! {
+        Q4_0 "q4_0", Q8_0 "q8_0", Q4K "q4_k", Q6K "q6_k", Iq4Nl "iq4_nl", Mxfp4 "mxfp4",
+    } {
+        let (stored, weights) = golden.split_at(3 * format.stored_block().unwrap().row_bytes(256));
+        let weights: Vec<f32> = weights.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert_eq!(weights.len(), 3 * 256);
+        let stored: Vec<_> = stored.chunks(stored.len() / 3).collect();
+        // Each at every place of a panel, and in an order of its own.
+        let order = |row: usize| (0..3).map(move |part| (row + part) % 3);
+        let rows = read_back(format, 37, 3 * 256, |row, out: &mut [u8]| {
+            out.chunks_mut(stored[0].len()).zip(order(row)).for_each(|(out, part)| out.copy_from_slice(stored[part]));
+        });
+        for (row, read) in rows.iter().enumerate() {
+            let expected = order(row).flat_map(|part| &weights[part * 256..][..256]);
+            for (input, (read, expected)) in read.iter().zip(expected).enumerate() {
+                assert_eq!(read.to_bits(), expected.to_bits(), "{format:?} {row} {input}: {read} {expected}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Codes less a zero point, by the definition.
+    #[test]
+    fn zero_points_are_taken_off(
+        blocks in prop::collection::vec((-6e4f32..6e4, 0u16..=256, prop::array::uniform32(any::<u8>())), 1..50),
+        rows in 1usize..40,
+        groups in 1usize..12,
+    ) {
+        let block = |row: usize, group: usize| &blocks[(row * 7 + group) % blocks.len()];
+        let scale = |scale: f32| half::f16::from_f32(scale);
+        let eight = read_back(Format::U8, rows, 32 * groups, |row, out: &mut [u8]| {
+            for (group, out) in out.chunks_mut(36).enumerate() {
+                let (factor, zero, codes) = block(row, group);
+                out[..2].copy_from_slice(&scale(*factor).to_le_bytes());
+                out[2..4].copy_from_slice(&zero.to_le_bytes());
+                out[4..].copy_from_slice(codes);
+            }
+        });
+        let four = read_back(Format::U4, rows, 32 * groups, |row, out: &mut [u8]| {
+            for (group, out) in out.chunks_mut(19).enumerate() {
+                let (factor, zero, codes) = block(row, group);
+                out[..2].copy_from_slice(&scale(*factor).to_le_bytes());
+                out[2] = (zero / 16) as u8;
+                let (first, second) = codes.split_at(16);
+                for ((out, first), second) in out[3..].iter_mut().zip(first).zip(second) {
+                    *out = first & 15 | second << 4;
+                }
+            }
+        });
+        for row in 0..rows {
+            for input in 0..32 * groups {
+                let (factor, zero, codes) = block(row, input / 32);
+                let (factor, code) = (scale(*factor).to_f32(), f32::from(codes[input % 32]));
+                prop_assert_eq!(eight[row][input], factor * (code - f32::from(*zero)));
+                prop_assert_eq!(four[row][input], factor * (code % 16.0 - f32::from(zero / 16)));
+            }
+        }
+    }
+}
+
+/// Not a bit is added: where a row is whole blocks of every kind, it takes what it took before.
+#[test]
+fn packed_rows_are_as_large_as_stored_ones() {
+    for format in grouped() {
+        let stored = format.stored_block().unwrap().row_bytes(1024) as u64;
+        assert_eq!(PackedMatrix::bytes_for(format, 48, 1024), Some(48 * stored), "{format:?}");
+        assert_eq!(PackedMatrix::bytes_for(format, usize::MAX, usize::MAX), None);
+        with_exec(Isa::best(), 1, |exec| {
+            let cols = whole(&[(format, 20)], 900);
+            let matrix = packed(exec, format, 20, cols, 1);
+            assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(format, 20, cols));
+        });
+    }
+}
+
+/// The largest products there are, of either sign, must not meet the end of 16 bits anywhere.
+#[test]
+fn extremes_are_exact() {
+    const K: usize = 512;
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| grouped().map(move |format| (isa, format))) {
+        with_exec(isa, 1, |exec| {
+            // Codes and sub-scales of all bits, of none, of the highest alone and of the others, and in turns.
+            let patterns = [[0xff, 0xff], [0, 0], [0x80, 0x80], [0x7f, 0x7f], [0xff, 0], [0x0f, 0xf0], [0x80, 0x7f]];
+            let block = format.stored_block().unwrap();
+            let source = Stored(|row: usize, out: &mut [u8]| {
+                out.iter_mut().enumerate().for_each(|(i, out)| *out = patterns[row % 7][i % 2]);
+                for block in out.chunks_mut(block.bytes) {
+                    let one = half::f16::ONE.to_le_bytes();
+                    match format {
+                        Format::Mxfp4 => block[0] = 128,
+                        Format::Q6K => block[208..].copy_from_slice(&one),
+                        _ => block[..2].copy_from_slice(&one),
+                    }
+                    match format {
+                        Format::Q4K => block[2..4].copy_from_slice(&one),
+                        Format::U4 => block[2] = [0, 16][row / 7 % 2],
+                        Format::U8 => block[2..4].copy_from_slice(&[[0, 0], [0, 1]][row / 7 % 2]),
+                        _ => {}
+                    }
+                }
+            });
+            let w = PackedMatrix::pack(exec, &[(format, 30)], K, &source).unwrap();
+            let sign = |row: usize, i: usize| [1.0, -1.0, [1.0, -1.0][i % 2], [1.0, -1.0][i / 2 % 2]][row % 4];
+            let mut row = vec![0.0; K];
+            for m in [1, 4, 32] {
+                let x: Vec<f32> = (0..m * K).map(|i| 127.0 * sign(i / K, i % K)).collect();
+                let mut out = vec![f32::NAN; m * 30];
+                matmul(exec, &x, &w, &mut out).unwrap();
+                for column in 0..30 {
+                    w.read_row(column, &mut row);
+                    for (x, out) in x.chunks(K).zip(out.chunks(30)) {
+                        let terms = || x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                        let (exact, all) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                        let error = (f64::from(out[column]) - exact).abs();
+                        assert!(error <= 1e-6 * all + 1.0, "{format:?} {isa:?} {column}: {} {exact}", out[column]);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// A row of each grouped format's panel in one matrix, with ours between them: what each is alone.
+#[test]
+fn bands_are_what_they_are_alone() {
+    const K: usize = 1280;
+    let mut formats: Vec<_> = grouped().map(|format| (format, 16)).collect();
+    formats.insert(3, (Format::Int4, 32));
+    formats.push((Format::Int8, 16));
+    formats.push((Format::Q4_0, 9));
+    let rows: usize = formats.iter().map(|(_, rows)| rows).sum();
+    for (isa, m) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3), (isa, 40)]) {
+        let x = noise(m * K, 5);
+        with_exec(isa, 2, |exec| {
+            let mut together = Guarded::new(&vec![f32::NAN; m * rows]);
+            matmul(exec, &x, &packed_bands(exec, &formats, K, 6), &mut together).unwrap();
+            let mut first = 0;
+            for part in formats.chunks(1) {
+                let n = part[0].1;
+                let w = PackedMatrix::pack(exec, part, K, &Noise { formats: part, seed: 6, first }).unwrap();
+                let mut alone = vec![f32::NAN; m * n];
+                matmul(exec, &x, &w, &mut alone).unwrap();
+                for (together, alone) in together.chunks(rows).zip(alone.chunks(n)) {
+                    assert_eq!(together[first..][..n], *alone, "{part:?} {isa:?}");
+                }
+                first += n;
+            }
+        });
+    }
+}
+
+/// Activations that an integer format asked for first have what grouped ones need of them.
+#[test]
+fn formats_share_activations() {
+    let x = noise(2 * 256, 1);
+    for isa in Isa::available() {
+        with_exec(isa, 1, |exec| {
+            let weights = [Format::Int4, Format::Q4K].map(|format| packed(exec, format, 20, 256, 2));
+            let mut out = [[f32::NAN; 40]; 2];
+            let mut products: Vec<_> = weights.iter().zip(&mut out).map(|(w, out)| Product { x: &x, w, out }).collect();
+            matmul_each(exec, &mut products).unwrap();
+            for (w, out) in weights.iter().zip(out) {
+                let mut alone = [f32::NAN; 40];
+                matmul(exec, &x, w, &mut alone).unwrap();
+                assert_eq!(out, alone);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_not_finite_does_not_become_a_number() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| grouped().map(move |format| (isa, format))) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            with_exec(isa, 1, |exec| {
+                let mut x = noise(2 * 512, 7);
+                x[512 + 300] = bad;
+                let mut out = [0.0; 40];
+                matmul(exec, &x, &packed(exec, format, 20, 512, 8), &mut out).unwrap();
+                assert!(out[..20].iter().all(|y| y.is_finite()) && out[20..].iter().all(|y| y.is_nan()));
+            });
+        }
+    }
+}
+
+#[test]
+fn numbers_are_no_blocks() {
+    struct Numbers;
+
+    impl RowSource for Numbers {
+        fn read_row(&self, _: usize, out: &mut [f32]) {
+            out.fill(0.0);
+        }
+    }
+
+    with_exec(Isa::best(), 1, |exec| {
+        let error = PackedMatrix::pack(exec, &[(Format::Q4_0, 16)], 64, &Numbers).unwrap_err();
+        let PackError::Pool(PoolError::Panicked(message)) = error else { panic!("{error}") };
+        assert!(message.contains("numbers"), "{message}");
+    });
+}
+
+#[test]
+fn zero_points_past_the_highest_are_refused() {
+    for (format, at, zero) in [(Format::U4, 2, 17), (Format::U8, 3, 2)] {
+        let source = Stored(|_, out: &mut [u8]| out[at] = zero);
+        with_exec(Isa::best(), 1, |exec| {
+            let error = PackedMatrix::pack(exec, &[(format, 16)], 32, &source).unwrap_err();
+            let PackError::Pool(PoolError::Panicked(message)) = error else { panic!("{error}") };
+            assert!(message.contains("zero point"), "{message}");
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "300 inputs in blocks of 256")]
+fn rows_of_broken_blocks_are_refused() {
+    with_exec(Isa::best(), 1, |exec| packed(exec, Format::Q4K, 16, 300, 1));
+}

@@ -1,0 +1,37 @@
+"""Writes what grouped formats are held against: blocks of random bits, and what the `gguf` package makes of them.
+
+    pip install gguf
+    python rust/kernels/tests/grouped/make.py
+
+A file holds three rows of 256 inputs as they are stored, and then their weights as f32, both row by row.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+
+ROWS, COLS = 3, 256
+
+# Bytes of a block, its inputs, and where its factors, f16, stand.
+FORMATS = {
+    "q4_0": (18, 32, [0]),
+    "q8_0": (34, 32, [0]),
+    "q4_k": (144, 256, [0, 2]),
+    "q6_k": (210, 256, [208]),
+    "iq4_nl": (18, 32, [0]),
+    "mxfp4": (17, 32, []),
+}
+
+random = np.random.default_rng(6)
+for name, (size, inputs, factors) in FORMATS.items():
+    blocks = random.integers(0, 256, (ROWS * COLS // inputs, size), dtype=np.uint8)
+    for at in factors:
+        # Any number, but neither infinite nor none.
+        exponents = random.integers(0, 31, len(blocks), dtype=np.uint8)
+        blocks[:, at + 1] = (blocks[:, at + 1] & 0x83) | (exponents << 2)
+    if name == "mxfp4":
+        blocks[:8, 0] = [0, 1, 2, 3, 127, 128, 254, 255]
+    with np.errstate(over="ignore"):
+        weights = quants.dequantize(blocks, GGMLQuantizationType[name.upper()])
+    Path(__file__).with_name(f"{name}.bin").write_bytes(blocks.tobytes() + weights.astype("<f4").tobytes())

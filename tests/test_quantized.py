@@ -1,0 +1,233 @@
+"""Checkpoints that are quantized already, against golden logits, and against the numbers that NumPy packed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import quantized_files as files
+from conftest import PARITY
+from ferrule import LLM, SamplingParams
+from ferrule.quantized import METHODS
+from quantized_files import Pack
+from test_parity import TOLERANCE, check_parity
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parent / "golden" / "quantized"
+CASES = sorted(path.name for path in GOLDEN.iterdir())
+REQUANTIZED_TOLERANCE = 0.07
+"""Of the largest logit, where at most 0.059 was measured: these models are random and narrow, so errors do not even
+out. Weights in f32 beside activations in int8, in blocks of 128, would be 0.025 to 0.034 away."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dequantized_as_the_reference(case: str, request: pytest.FixtureRequest) -> None:
+    check_parity(GOLDEN / case, "f32", request)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_requantized_near_the_reference(case: str, request: pytest.FixtureRequest) -> None:
+    with np.load(GOLDEN / case / "golden.npz") as golden:
+        ids: list[int] = golden["input_ids"].tolist()
+        expected = golden["logits"]
+    with LLM(GOLDEN / case, kv_cache_dtype="f32") as llm:
+        logits = llm.logits(ids)
+    distance = float(np.abs(logits.astype(np.float64) - expected).max() / np.abs(expected).max())
+    rows = request.config.stash.setdefault(PARITY, [])
+    rows.append((case, "auto", distance, bool((logits.argmax(-1) == expected.argmax(-1)).all())))
+    assert TOLERANCE < distance <= REQUANTIZED_TOLERANCE
+
+
+def test_every_case_is_here() -> None:
+    assert len(CASES) == 9
+
+
+def gptq(bits: int, group_size: int, **other: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": False, **other}
+
+
+def compressed(stored: str, **weights: Any) -> dict[str, Any]:
+    """With activations that are quantized as they come, as those of W8A8 are."""
+    activations = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+    group = {"targets": ["Linear"], "weights": {"type": "int", **weights}, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "format": stored, "config_groups": {"group_0": group}}
+
+
+FP8 = {"num_bits": 8, "type": "float"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
+    "gptq 2 bits": ("llama", gptq(2, 32), files.gptq(2, 32)),
+    "gptq 3 bits": ("llama", gptq(3, 64), files.gptq(3, 64)),
+    "gptq 4 bits, by row": ("qwen3", gptq(4, -1, sym=True), files.gptq(4, -1)),
+    "gptq 8 bits, order": ("llama", gptq(8, 32, desc_act=True), files.gptq(8, 32, order=True)),
+    "gptq 4 bits, second version": (
+        "llama",
+        gptq(4, 128, checkpoint_format="gptq_v2"),
+        files.gptq(4, 128, version=2),
+    ),
+    # Its modules are stored the other way round until they are quantized, and one of them is square.
+    "gptq of gpt2": ("gpt2", gptq(4, 32, desc_act=True), files.gptq(4, 32, order=True)),
+    # All three projections in one matrix, and a mixture whose experts are matrices of their own.
+    "gptq of phi3": ("phi3", gptq(4, 32), files.gptq(4, 32)),
+    "awq by row": ("llama", {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM"}, files.awq(-1)),
+    "awq of phi3": ("phi3", {"quant_method": "awq", "bits": 4, "group_size": 32}, files.awq(32)),
+    "int4 by row": (
+        "llama",
+        compressed("pack-quantized", num_bits=4, strategy="channel"),
+        files.compressed_words(4, None),
+    ),
+    "int4 with zero points, in order of activations": (
+        "llama",
+        compressed("pack-quantized", num_bits=4, group_size=32, symmetric=False, actorder="group"),
+        files.compressed_words(4, 32, symmetric=False, order=True),
+    ),
+    "int8 in words": (
+        "llama",
+        compressed("pack-quantized", num_bits=8, strategy="group", group_size=32),
+        files.compressed_words(8, 32),
+    ),
+    "int8 with zero points": (
+        "llama",
+        compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
+        files.int8(symmetric=False),
+    ),
+    "int8 by tensor": ("llama", compressed("naive-quantized", num_bits=8, strategy="tensor"), files.int8(whole=True)),
+    "float-quantized": (
+        "llama",
+        compressed("float-quantized", strategy="channel", **FP8),
+        files.fp8(None, name="weight_scale"),
+    ),
+    "float-quantized in blocks": (
+        "llama",
+        compressed("float-quantized", strategy="block", block_structure=[16, 32], **FP8),
+        files.fp8((16, 32), name="weight_scale"),
+    ),
+    # Latents, whose keys are read by column, and a mixture.
+    "fp8 of deepseek": (
+        "deepseek_v3",
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 48]},
+        files.fp8((32, 48)),
+    ),
+    "fp8 by tensor": (
+        "llama",
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        files.fp8(None, whole=True, name="weight_scale"),
+    ),
+    "fp8 by row": ("llama", {"quant_method": "fbgemm_fp8"}, files.fp8(None, name="weight_scale")),
+    "fp8 of five bits of exponent": ("llama", {"quant_method": "fp8", "fmt": "e5m2"}, files.fp8(None, mantissa=2)),
+    "nf4 whose scales are quantized": (
+        "deepseek_v3",
+        {**NF4, "bnb_4bit_use_double_quant": True},
+        files.four_bits("nf4", nested=True),
+    ),
+    "fp4": ("llama", {**NF4, "bnb_4bit_quant_type": "fp4"}, files.four_bits("fp4", nested=False)),
+    "nf4 of gpt2": ("gpt2", NF4, files.four_bits("nf4", nested=False)),
+    "llm.int8": ("llama", {"load_in_8bit": True, "llm_int8_threshold": 6.0}, files.eight_bits),
+}
+
+
+def check_same(packed: Path, plain: Path, quantization: str) -> None:
+    """Both give the same logits to the last bit, and they are numbers."""
+    ids = list(range(7, 47))
+    with LLM(packed, quantization=quantization) as llm, LLM(plain, quantization=quantization) as other:
+        logits = llm.logits(ids)
+        assert np.isfinite(logits).all()
+        assert logits.std() > 0
+        assert (logits == other.logits(ids)).all()
+
+
+@pytest.mark.parametrize("quantization", ["f32", "int8"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_numbers_are_those_that_numpy_packed(variant: str, quantization: str, tmp_path: Path) -> None:
+    check_same(*files.make(tmp_path, *VARIANTS[variant]), quantization)
+
+
+@pytest.mark.parametrize("quantization", ["f32", "int8"])
+def test_experts_in_mxfp4_are_those_that_numpy_packed(quantization: str, tmp_path: Path) -> None:
+    check_same(*files.make_mxfp4(tmp_path), quantization)
+
+
+def test_every_method_has_a_variant() -> None:
+    found = {config.get("quant_method", "bitsandbytes") for _, config, _ in VARIANTS.values()}
+    assert found | {"mxfp4"} == set(METHODS)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([2, 3, 4, 8]),
+    st.sampled_from([-1, 16, 24, 32, 64, 1000]),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.integers(0, 1 << 32),
+)
+def test_any_gptq(bits: int, group_size: int, order: bool, version: int, seed: int) -> None:
+    stored_as = gptq(bits, group_size, desc_act=order, checkpoint_format="gptq" if version == 1 else "gptq_v2")
+    pack = files.gptq(bits, group_size, order=order, version=version)
+    with tempfile.TemporaryDirectory() as folder:
+        check_same(*files.make(Path(folder), "llama", stored_as, pack, seed), "f32")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([4, 8]),
+    st.sampled_from([None, 16, 20, 32, 1000]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1 << 32),
+)
+def test_any_packed(bits: int, group_size: int | None, symmetric: bool, order: bool, seed: int) -> None:
+    strategy = {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
+    stored_as = compressed("pack-quantized", num_bits=bits, symmetric=symmetric, **strategy)
+    pack = files.compressed_words(bits, group_size, symmetric=symmetric, order=order)
+    with tempfile.TemporaryDirectory() as folder:
+        check_same(*files.make(Path(folder), "llama", stored_as, pack, seed), "f32")
+
+
+def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
+    """Before config.json said it, AutoGPTQ and AutoAWQ wrote files of their own."""
+    for case, name in (("gptq_sym_g32", "quantize_config.json"), ("awq_g32", "quant_config.json")):
+        folder = tmp_path / case
+        shutil.copytree(GOLDEN / case, folder)
+        config = json.loads((folder / "config.json").read_text())
+        stored_as = config.pop("quantization_config")
+        del stored_as["quant_method"]
+        if name == "quant_config.json":
+            old = {"w_bit": stored_as["bits"], "q_group_size": stored_as["group_size"], "version": "GEMM"}
+            stored_as = {"zero_point": True, **old}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / name).write_text(json.dumps(stored_as))
+        with LLM(folder, quantization="f32") as llm, LLM(GOLDEN / case, quantization="f32") as other:
+            assert (llm.logits([5, 6, 7]) == other.logits([5, 6, 7])).all()
+
+
+def test_what_was_made_of_it_is_told() -> None:
+    for quantization, words in (
+        ("auto", "dequantized, then re-quantized as int8"),
+        ("bf16", "dequantized, then rounded to bf16"),
+        ("f32", "dequantized"),
+    ):
+        with LLM(GOLDEN / "gptq_asym_actorder", quantization=quantization) as llm:
+            info = llm.info()
+            assert info["stored_as"] == "GPTQ, 4 bits in groups of 32, in order of activations"
+            assert info["conversion"] == words
+    with LLM() as llm:
+        assert (llm.info()["stored_as"], llm.info()["conversion"]) == (None, None)
+
+
+def test_what_a_request_gets_does_not_depend_on_threads() -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    outputs: list[list[int]] = []
+    for threads in (1, 2, 3):
+        with LLM(GOLDEN / "gptq_8bit_g64", threads=threads) as llm:
+            outputs.append(llm.generate({"prompt_token_ids": list(range(9, 30))}, greedy)[0].outputs[0].token_ids)
+    assert outputs[0] == outputs[1] == outputs[2]
