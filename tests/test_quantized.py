@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import quantized_files as files
 from conftest import PARITY
-from ferrule import LLM, SamplingParams
+from ferrule import LLM, SamplingParams, model_info
 from ferrule.quantized import METHODS
 from quantized_files import Pack
 from test_parity import TOLERANCE, check_parity
@@ -212,7 +212,8 @@ def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
 
 def test_what_was_made_of_it_is_told() -> None:
     for quantization, words in (
-        ("auto", "dequantized, then re-quantized as int8"),
+        ("auto", "kept as stored where kernels know it, else dequantized and re-quantized"),
+        ("int8", "dequantized, then re-quantized as int8"),
         ("bf16", "dequantized, then rounded to bf16"),
         ("f32", "dequantized"),
     ):
@@ -222,6 +223,15 @@ def test_what_was_made_of_it_is_told() -> None:
             assert info["conversion"] == words
     with LLM() as llm:
         assert (llm.info()["stored_as"], llm.info()["conversion"]) == (None, None)
+
+
+def test_what_kernels_know_runs_as_it_is_stored() -> None:
+    for case, kept in (("gptq_sym_g32", "u4"), ("awq_g32", "u4"), ("gptq_8bit_g64", "u8"), ("fp8_block", None)):
+        info = model_info(GOLDEN / case)
+        with LLM(GOLDEN / case) as llm:
+            assert info["weight_bytes_by_format"] == llm.info()["weight_bytes_by_format"]
+        assert info["quantization"] == "stored"
+        assert set(info["weight_bytes_by_format"]) == {"int8", kept} - {None}
 
 
 def test_what_a_request_gets_does_not_depend_on_threads() -> None:

@@ -192,7 +192,9 @@ def _least(memory: dict[str, Any]) -> int:
 
 def _narrower(measured: _Measured, quantization: str) -> str:
     """The widest format of those that would fit."""
-    for other in QUANTIZATIONS[QUANTIZATIONS.index(quantization) + 1 :]:
+    # What is kept as stored may be wider than any.
+    wider = QUANTIZATIONS.index(quantization) if quantization in QUANTIZATIONS else QUANTIZATIONS.index("int8") - 1
+    for other in QUANTIZATIONS[wider + 1 :]:
         memory = measured.figures(other)["memory"]
         if _has_room(memory):
             return f"As {other} they take {size_text(_least(memory))}, and fit."

@@ -12,7 +12,8 @@ from ferrule.errors import InvalidParameterError
 from ferrule.params import MAX_COUNT
 
 QUANTIZATIONS = ("auto", "f32", "bf16", "f16", "int8", "int4")
-"""Formats of the weights; auto is int8. int4 keeps the embedding, the head and a few sensitive matrices in six bits."""
+"""Formats of the weights; auto is int8, or as stored where weights are quantized already. int4 keeps the embedding, the
+head and a few sensitive matrices in six bits."""
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 """Formats of the key-value cache; auto is f32 beside f32 weights, else f16."""
 LOAD_FORMATS = ("auto", "dummy")

@@ -144,7 +144,10 @@ def _weights(info: Mapping[str, Any]) -> str:
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
     each = f"; a token reads {size_text(read)}" if read < count else ""
     made = "" if info["conversion"] is None else f"; {info['conversion']}"
-    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}{made}"
+    by_format = info["weight_bytes_by_format"]
+    formats = ", ".join(f"{size_text(of_format)} as {name}" for name, of_format in by_format.items())
+    formats = f" ({formats})" if list(by_format) != [info["quantization"]] else ""
+    return f"{info['quantization']}: {size_text(count)}{formats}, {_bits(count, info)} bits a weight{each}{made}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:

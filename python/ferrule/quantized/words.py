@@ -28,6 +28,8 @@ def conversion_words(stored_as: StoredAs | None, quantization: str) -> str | Non
     """What becomes of weights that are quantized already; None where there are none."""
     if stored_as is None:
         return None
+    if quantization == "stored":
+        return "kept as stored where kernels know it, else dequantized and re-quantized"
     if quantization == "f32":
         return "dequantized"
     return f"dequantized, then {'rounded to' if quantization in ('bf16', 'f16') else 're-quantized as'} {quantization}"
