@@ -319,6 +319,7 @@ class Engine:
                 "quantization": "int8" if self.options["quantization"] == "auto" else self.options["quantization"],
                 "kv_cache_dtype": self.options["kv_cache_dtype"],
                 "weight_bytes": 20_000_000,
+                "weight_bytes_by_format": {"int8": 20_000_000},
                 "weight_bytes_per_token": 20_000_000,
                 "layer_parameters": 4_000_000,
                 "layer_parameters_per_token": 4_000_000,

@@ -63,8 +63,9 @@ def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytes
     assert common >= {"stored_as", "conversion", "weight_bytes"}
     assert main(["info", str(directory)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"bits a weight; {before['stored_as']} weights int8: " in text
-    assert "; dequantized, then re-quantized as int8 cache" in text
+    assert f"bits a weight; {before['stored_as']}; tensors: " in text
+    assert " weights stored: " in text
+    assert "; kept as stored where kernels know it, else dequantized and re-quantized cache" in text
 
 
 @pytest.mark.native
