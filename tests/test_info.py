@@ -69,7 +69,7 @@ def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytes
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("case", ["bert_classifier", "modernbert"])
+@pytest.mark.parametrize("case", ["bert_classifier", "modernbert", "gemma3"])
 def test_encoders_are_read_whole_and_told_too(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     directory = GOLDEN.parent / "encoders" / case
     before, in_pieces = model_info(directory), model_info(directory, max_num_batched_tokens=1)

@@ -1,12 +1,10 @@
 //! The engine as Python sees it.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
     self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, Text, pages,
 };
-use ferrule_formats::Checkpoint;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
 use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Quantization, Source, Transformer};
@@ -14,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
 
+use crate::checkpoint;
 use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
 use crate::figures::describe;
 use crate::fork;
@@ -89,13 +88,7 @@ impl Engine {
         };
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let open = |directory| {
-                Ok::<_, LoadError>(Checkpoint::open(Path::new(directory))?.stored_as(spec.stored_as.clone()))
-            };
-            let mut checkpoint = model_dir.map(open).transpose()?;
-            if let Some(checkpoint) = &mut checkpoint {
-                spec.folders().into_iter().try_for_each(|folder| checkpoint.add_folder(folder))?;
-            }
+            let checkpoint = model_dir.map(|path| checkpoint::open(path, &spec)).transpose()?;
             let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
             let pool = Arc::new(Pool::new(options.threads));
             let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));

@@ -1,9 +1,6 @@
 //! The figures of a model as JSON: of one that is loaded, and of one that might be.
 
-use std::path::Path;
-
 use ferrule_engine::pages;
-use ferrule_formats::Checkpoint;
 use ferrule_kernels::Format;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::PAGE_TOKENS;
@@ -12,6 +9,7 @@ use ferrule_model::{KvGroup, LoadError, ModelSpec, Needs, Quantization, Source, 
 use pyo3::prelude::*;
 use serde_json::{Map, Value, json};
 
+use crate::checkpoint;
 use crate::engine::DEFAULT_KV_SHARE;
 use crate::errors;
 use crate::options::Options;
@@ -60,14 +58,12 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let options = Options::from_json(options, &spec)?;
     let isa = errors::chosen_isa()?;
     let measured = py.detach(|| {
-        let open =
-            |directory| Ok::<_, LoadError>(Checkpoint::open(Path::new(directory))?.stored_as(spec.stored_as.clone()));
-        let checkpoint = model_dir.map(open).transpose()?;
+        let checkpoint = model_dir.map(|path| checkpoint::open(path, &spec)).transpose()?;
         let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
         let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
         let needs = ferrule_model::measure(&spec, source, quantization, options.kv_format)?;
         let stored = checkpoint.map(|checkpoint| (checkpoint.total_bytes(), checkpoint.stored()));
-        Ok((needs, quantization, stored))
+        Ok::<_, LoadError>((needs, quantization, stored))
     });
     let (Needs { weights, kv_groups }, quantization, stored) = measured.map_err(|error| errors::load_error(&error))?;
     let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;

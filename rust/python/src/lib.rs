@@ -1,6 +1,7 @@
 //! The extension module `ferrule._native`: convert, detach, call, map the error; nothing else.
 
 mod ceilings;
+mod checkpoint;
 mod engine;
 mod errors;
 mod figures;
