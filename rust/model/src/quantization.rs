@@ -106,6 +106,8 @@ impl Quantization {
 
 #[cfg(test)]
 mod tests {
+    use ferrule_formats::BlockLayout;
+
     use super::*;
 
     #[test]
@@ -128,6 +130,14 @@ mod tests {
             assert_eq!(found, sensitive, "of {layers}");
         }
         assert_eq!(Quantization::named("int8").unwrap().down(0, 16), Int8);
+    }
+
+    #[test]
+    fn blocks_are_what_kernels_take_them_for() {
+        for layout in BlockLayout::ALL {
+            let block = Format::named(layout.name()).and_then(Format::stored_block).unwrap();
+            assert_eq!((block.inputs, block.bytes), (layout.inputs(), layout.bytes()), "{}", layout.name());
+        }
     }
 
     #[test]

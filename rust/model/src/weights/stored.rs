@@ -50,20 +50,16 @@ impl RowSource for Stored<'_> {
             }
         }
     }
-}
 
-impl Stored<'_> {
-    /// As [`RowSource::read_stored`].
-    ///
-    /// # Panics
-    /// If it is no matrix of blocks.
-    pub fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
         match self {
             Self::View(view) => view.read_stored(first, row_bytes, out),
             Self::Random(_) => unreachable!("random numbers are no blocks"),
         }
     }
+}
 
+impl Stored<'_> {
     pub fn rows(&self) -> usize {
         match self {
             Self::View(view) => view.rows,
