@@ -62,6 +62,9 @@ pub(super) enum Basis {
 }
 
 impl Basis {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Rotated, Self::Plain];
+
     /// That of a format's weights.
     pub fn of(format: Format) -> Self {
         if format.stored_block().is_some() { Self::Plain } else { Self::Rotated }

@@ -56,32 +56,33 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
     let plan = to_multiply(products).map(|product| {
         let (m, n) = (product.m(), product.w.rows());
         let (rows, by_codes) = exec.isa.run(TileRows { m });
-        let by_band = product.w.bands().iter().map(|band| {
+        let mut by_basis = [None; Basis::ALL.len()];
+        for band in product.w.bands() {
             let basis = Basis::of(band.format);
             let input = Input { x: product.x, k: product.w.cols(), tile_rows: rows.of_tile(), by_codes, basis };
             let known = inputs.iter().position(|other| other.is_same(&input));
-            known.unwrap_or_else(|| {
+            by_basis[basis as usize] = Some(known.unwrap_or_else(|| {
                 inputs.push(input);
                 inputs.len() - 1
-            })
-        });
-        let by_band = by_band.collect();
+            }));
+        }
         let task_rows = m.min(MAX_TASK_ROWS / rows.of_tile() * rows.of_tile());
         let task_panels = shares.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
         let tiles = Tiles::new(product.out, n, 0..n, task_rows, task_panels * LANES);
-        Plan { w: product.w, inputs: by_band, rows, tiles }
+        Plan { w: product.w, inputs: by_basis, rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
     let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
     exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
-        let Plan { w, inputs: by_band, rows, tiles } = &plans[product];
+        let Plan { w, inputs: by_basis, rows, tiles } = &plans[product];
         // Tasks that follow each other share their weights.
         let mut out = tiles.take_down(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
-        for (band, input) in w.bands().iter().zip(by_band) {
+        for band in w.bands() {
             let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);
             if !panels.is_empty() {
-                let (x, k, rows, out) = (&inputs[*input], w.cols(), *rows, &mut out);
+                let input = by_basis[Basis::of(band.format) as usize].expect("there are activations for each band");
+                let (x, k, rows, out) = (&inputs[input], w.cols(), *rows, &mut out);
                 band.format.visit(Visit { exec, x, k, band, panels, rows, out });
             }
         }
@@ -91,8 +92,8 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
 /// How a product is cut into tasks.
 struct Plan<'a> {
     w: &'a PackedMatrix,
-    /// For each band the number of its activations, which other bands and products may share.
-    inputs: Vec<usize>,
+    /// The numbers of its activations, as seen in each basis, which other products may share.
+    inputs: [Option<usize>; Basis::ALL.len()],
     rows: Rows,
     tiles: Tiles<'a, f32>,
 }
