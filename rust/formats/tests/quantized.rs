@@ -62,10 +62,9 @@ fn blocks_as_floats(weight: &WeightTensor<'_>, layout: BlockLayout, first: usize
     let blocks = bytes.chunks_exact(layout.bytes());
     let one = |block: &[u8], i: usize| {
         let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
-        let zero = f32::from(u16::from_le_bytes([block[2], block[3]]));
         match layout {
-            BlockLayout::U4 => scale * (f32::from(half(&block[4..], i)) - zero),
-            BlockLayout::U8 => scale * (f32::from(block[4 + i]) - zero),
+            BlockLayout::U4 => scale * (f32::from(half(&block[3..], i)) - f32::from(block[2])),
+            BlockLayout::U8 => scale * (f32::from(block[4 + i]) - f32::from(u16::from_le_bytes([block[2], block[3]]))),
             BlockLayout::Mxfp4 => MXFP4[usize::from(half(&block[1..], i))] * (f32::from(block[0]) - 127.0).exp2(),
             other => panic!("{} is none of theirs", other.name()),
         }
