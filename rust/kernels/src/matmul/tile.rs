@@ -10,7 +10,7 @@ use crate::quant::grouped::{self, Factors};
 use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
 
 /// How far ahead of its use a line of weights is asked for.
-pub(super) const PREFETCH_LINES: usize = 32;
+const PREFETCH_LINES: usize = 32;
 
 /// Blocks that are unpacked at a time for many rows: of four panels 32 KiB, which most L1 caches hold.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
@@ -30,6 +30,8 @@ pub(super) enum Ahead<'a, const R: usize> {
         /// Lines from there to the panel that comes next in its stream.
         skip: usize,
     },
+    /// Some lines for each panel, so many for each part of a block.
+    Lines { lines: [*const ByteLine; MAX_TILE_PANELS], each: usize },
     /// The next tile multiplies the same weights with other activations, and has other sums.
     Tile {
         blocks: &'a [BlockOfRows<R>],
@@ -53,6 +55,11 @@ impl<const R: usize> Ahead<'_, R> {
                     let line = first + index * each + line + PREFETCH_LINES;
                     let line = if line < *end { line } else { line + skip };
                     simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+                }
+            }
+            Self::Lines { lines, each } => {
+                for line in 0..*each {
+                    simd.prefetch(lines[p].wrapping_add(index * each + line).cast());
                 }
             }
             Self::Tile { .. } if p > 0 => {}
@@ -126,7 +133,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
                     let starts = codes.map(|codes| &group_starts[block - first][codes as usize]);
                     let x = Group { quads: &quads[index], words: &group_sums[block - first][index], starts, index };
                     add_group::<S, U, R, P>(simd, &mut of_block, &at, factors, x);
-                    ahead.prefetch::<S, U>(simd, block, index, 0, lines[0]);
+                    unroll!(p in 0..P { ahead.prefetch::<S, U>(simd, block, index, p, lines[p]) });
                 }
                 unroll!(r in 0..R { add_product(simd, &mut sums[r], &of_block[r], scales[r]) });
                 continue;
