@@ -136,7 +136,7 @@ impl PackedMatrix {
     }
 
     /// Random codes and steps, as quick to make as memory is to write: for measuring. The weights are as large as those
-    /// of a matrix that keeps its input's variance. Integer formats only.
+    /// of a matrix that keeps its input's variance. Formats with codes only.
     ///
     /// # Errors
     /// [`PackError`] if there is no memory for it or `exec` was cancelled.

@@ -18,11 +18,11 @@ use std::ops::Range;
 
 use super::activations::{Activations, Basis, Input};
 use super::grouped::Grouped;
-use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, TileRows, Weights, streams, write};
-use super::tile::{Ahead, Micro, TileInput, UNPACKED_BLOCKS};
+use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, Streams, TileRows, Weights};
+use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
 use super::{Product, Shares, to_multiply};
-use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
+use crate::arch::{ByteLine, Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
 use crate::memory::Scratch;
@@ -162,15 +162,8 @@ impl<F: IntegerFormat> Weights for Integer<F> {
     /// With weights as they come from memory.
     #[inline(always)]
     fn few<S: Simd, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
-        let side_by_side = streams::<S>(R);
-        let groups = (panels.end - panels.column) / (side_by_side * LANES);
-        match const { streams::<S>(R) } {
-            4 => simd.vectorize(Streams::<_, R, 4> { of: panels, first: 0, groups }),
-            2 => simd.vectorize(Streams::<_, R, 2> { of: panels, first: 0, groups }),
-            _ => simd.vectorize(Streams::<_, R, 1> { of: panels, first: 0, groups }),
-        }
-        let rest = (panels.end - panels.column).div_ceil(LANES);
-        simd.vectorize(Streams::<_, R, 1> { of: panels, first: groups * side_by_side, groups: rest });
+        let [first, groups] = panels.streams::<S, F, R>(simd);
+        simd.vectorize(Streams::<_, F, R, 1> { of: panels, first, groups, format: PhantomData });
     }
 
     #[inline(always)]
@@ -193,40 +186,6 @@ impl<F: IntegerFormat> Weights for Integer<F> {
             *unpacked = room;
         }
         simd.vectorize(RowTiles { pass, lines: unpacked, first_block, format: PhantomData::<Unpacked> });
-    }
-}
-
-/// One tile of R rows, times groups of P panels that are read side by side.
-struct Streams<'s, 'a, 'o, F, const R: usize, const P: usize> {
-    of: &'s mut Panels<'a, 'o, Integer<F>>,
-    /// The first panel.
-    first: usize,
-    groups: usize,
-}
-
-impl<F: IntegerFormat, const R: usize, const P: usize> Kernel for Streams<'_, '_, '_, F, R, P> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { of, first, groups } = self;
-        let x = of.x.tile::<R>(0);
-        let starts = if S::BY_CODES { of.x.starts(0) } else { &[] };
-        let mut sums = [[[0.0; LANES]; P]; R];
-        for group in 0..groups {
-            let (steps, lines) = of.panels::<P>(first + group * P);
-            // The steps of the panels that come next: too few for the processor to see a stream in them.
-            let bytes = P * size_of_val(steps[0]);
-            for byte in (bytes..2 * bytes).step_by(LINE) {
-                simd.prefetch(steps[0].as_ptr().cast::<u8>().wrapping_add(byte));
-            }
-            let ahead = Ahead::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
-            let x = TileInput { x, starts, sums: &[], blocks: 0..of.blocks, cols: of.cols };
-            Micro { x, steps, lines, first_block: 0, ahead, sums: &mut sums, format: PhantomData::<F> }.run(simd);
-            let columns = of.column..of.end.min(of.column + P * LANES);
-            write(&sums, of.out, 0, &columns);
-            of.column = columns.end;
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::tile::{Ahead, MAX_TILE_PANELS, Micro, TileInput, UNPACKED_BLOCKS};
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::disjoint::Tile;
 use crate::quant::grouped::UNPACKED_BLOCK_LINES;
-use crate::quant::integer::{Steps, Unpack};
+use crate::quant::integer::{BLOCK_PAIRS, Steps, Unpack};
 
 /// The most panels that are worked on side by side. Reading four streams at once is much faster than one.
 pub(super) const MAX_STREAMS: usize = 4;
@@ -156,26 +156,40 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
         (steps, lines)
     }
 
+    /// One tile of R rows, with weights as they come from memory: as many panels as there are side by side. Returns the
+    /// number of the first that is left, and how many are.
+    #[inline(always)]
+    pub fn streams<S: Simd, U: Unpack, const R: usize>(&mut self, simd: S) -> [usize; 2] {
+        let (side_by_side, format) = (streams::<S>(R), PhantomData::<U>);
+        let groups = (self.end - self.column) / (side_by_side * LANES);
+        match const { streams::<S>(R) } {
+            4 => simd.vectorize(Streams::<_, _, R, 4> { of: self, first: 0, groups, format }),
+            2 => simd.vectorize(Streams::<_, _, R, 2> { of: self, first: 0, groups, format }),
+            _ => simd.vectorize(Streams::<_, _, R, 1> { of: self, first: 0, groups, format }),
+        }
+        [groups * side_by_side, (self.end - self.column).div_ceil(LANES)]
+    }
+
     /// Any number of tiles of rows, with weights that are unpacked once for all of them.
     #[inline(always)]
     fn many<S: Simd, const R: usize, const P: usize>(&mut self, simd: S) {
         let mut sums = [[0.0; LANES]; MAX_TASK_ROWS * MAX_TILE_PANELS];
         let mut room = [ByteLine([0; LINE]); MAX_TILE_PANELS * MAX_ROOM_LINES];
         const { assert!(W::BLOCKS * W::BLOCK_LINES <= MAX_ROOM_LINES) }
-        self.row_tiles::<S, R, P>(simd, W::BLOCKS, &mut room, &mut sums);
+        self.row_tiles::<S, R, P>(simd, 0, W::BLOCKS, &mut room, &mut sums);
     }
 
-    /// All panels, P at a time as far as there are that many, times all rows of the task; `blocks` blocks of each at a
-    /// time.
+    /// All panels from number `panel` on, P at a time as far as there are that many, times all rows of the task; `blocks`
+    /// blocks of each at a time.
     #[inline(always)]
     pub fn row_tiles<S: Simd, const R: usize, const P: usize>(
         &mut self,
         simd: S,
+        mut panel: usize,
         blocks: usize,
         room: &mut [ByteLine],
         sums: &mut [[f32; LANES]],
     ) {
-        let mut panel = 0;
         while self.column + P * LANES <= self.end {
             self.row_tiles_of::<S, R, P>(simd, panel, blocks, room, sums);
             panel += P;
@@ -201,18 +215,58 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
         let tiles = self.out.rows().len().div_ceil(R);
         let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..tiles];
         let columns = self.column..self.end.min(self.column + P * LANES);
-        let (x, cols, panel_lines, first_tile) = (self.x, self.cols, self.panel_lines, self.out.rows().start / R);
+        let (x, cols, first_tile) = (self.x, self.cols, self.out.rows().start / R);
         for first in (0..self.blocks).step_by(blocks_at_once) {
             let blocks = first..self.blocks.min(first + blocks_at_once);
             let last = blocks.end == self.blocks;
-            let next_line = if last { P * panel_lines } else { W::first_line(blocks.end) };
+            // One tile waits for weights as soon as it is done: what it asks for comes after those that come next.
+            let next = if tiles == 1 { blocks.end + blocks_at_once } else { blocks.end };
+            let past = next.saturating_sub(self.blocks);
+            let next_line =
+                if next < self.blocks { W::first_line(next) } else { P * self.panel_lines + W::first_line(past) };
             let next_weights = lines.map(|lines| lines.as_ptr().wrapping_add(next_line));
             let next_lines = W::first_line(blocks_at_once).div_ceil(tiles);
             let out = last.then_some((&mut *self.out, columns.clone()));
-            let pass = Pass { x, cols, first_tile, blocks, steps, panel_lines, next_weights, next_lines, sums, out };
+            let pass = Pass { x, cols, first_tile, blocks, steps, next_weights, next_lines, sums, out };
             W::multiply(simd, pass, lines, room);
         }
         self.column = columns.end;
+    }
+}
+
+/// One tile of R rows, times groups of P panels that are read side by side.
+pub(super) struct Streams<'s, 'a, 'o, W, U, const R: usize, const P: usize> {
+    pub of: &'s mut Panels<'a, 'o, W>,
+    /// The first panel.
+    pub first: usize,
+    pub groups: usize,
+    pub format: PhantomData<U>,
+}
+
+impl<W: Weights, U: Unpack, const R: usize, const P: usize> Kernel for Streams<'_, '_, '_, W, U, R, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { of, first, groups, .. } = self;
+        let x = of.x.tile::<R>(0);
+        let starts = if S::BY_CODES { of.x.starts(0) } else { &[] };
+        let sums_of_x = if U::FACTORS.is_some() { of.x.sums(0) } else { &[] };
+        let mut sums = [[[0.0; LANES]; P]; R];
+        for group in 0..groups {
+            let (steps, lines) = of.panels::<P>(first + group * P);
+            // The steps of the panels that come next: too few for the processor to see a stream in them.
+            let bytes = P * size_of_val(steps[0]);
+            for byte in (bytes..2 * bytes).step_by(LINE) {
+                simd.prefetch(steps[0].as_ptr().cast::<u8>().wrapping_add(byte));
+            }
+            let ahead = Ahead::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
+            let x = TileInput { x, starts, sums: sums_of_x, blocks: 0..of.blocks, cols: of.cols };
+            Micro { x, steps, lines, first_block: 0, ahead, sums: &mut sums, format: PhantomData::<U> }.run(simd);
+            let columns = of.column..of.end.min(of.column + P * LANES);
+            write(&sums, of.out, 0, &columns);
+            of.column = columns.end;
+        }
     }
 }
 
@@ -233,7 +287,6 @@ pub(super) struct Pass<'a, 'o, const R: usize, const P: usize> {
     pub first_tile: usize,
     pub blocks: Range<usize>,
     pub steps: [&'a [Steps]; P],
-    pub panel_lines: usize,
     /// The weights that come next, and how many lines of each panel a tile asks for.
     pub next_weights: [*const ByteLine; P],
     pub next_lines: usize,
@@ -251,12 +304,18 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R
         let Pass { x, cols, first_tile, blocks, steps, next_weights, next_lines, sums, mut out, .. } = pass;
         let tile_of = |tile: usize| &x.tile::<R>(first_tile + tile)[blocks.clone()];
         for tile in 0..sums.len() {
-            for line in tile * next_lines..(tile + 1) * next_lines {
-                for weights in next_weights {
-                    simd.prefetch(weights.wrapping_add(line).cast());
+            let mut ahead = Ahead::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
+            if sums.len() == 1 {
+                let mut lines = [next_weights[0]; MAX_TILE_PANELS];
+                lines[..P].copy_from_slice(&next_weights);
+                ahead = Ahead::Lines { lines, each: next_lines.div_ceil(blocks.len() * BLOCK_PAIRS) };
+            } else {
+                for line in tile * next_lines..(tile + 1) * next_lines {
+                    for weights in next_weights {
+                        simd.prefetch(weights.wrapping_add(line).cast());
+                    }
                 }
             }
-            let mut ahead = Ahead::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
             if tile + 1 < sums.len() {
                 let next_sums = sums[tile + 1].each_ref().map(|row| row.as_flattened().as_ptr());
                 let outputs = out.as_mut().map(|(out, columns)| {

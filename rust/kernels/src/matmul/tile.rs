@@ -10,13 +10,16 @@ use crate::quant::grouped::{self, Factors};
 use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
 
 /// How far ahead of its use a line of weights is asked for.
-pub(super) const PREFETCH_LINES: usize = 32;
+const PREFETCH_LINES: usize = 32;
 
 /// Blocks that are unpacked at a time for many rows: of four panels 32 KiB, which most L1 caches hold.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
 
 /// The most panels of a register tile of any instruction set.
 pub(super) const MAX_TILE_PANELS: usize = 4;
+
+/// The most sums of a tile that may stay in registers beside as many integers.
+const SUMS_IN_REGISTERS: usize = 8;
 
 /// Rows from which on activations do not stay in registers, but are read as part of the multiply-adds.
 const READ_ROWS: usize = 12;
@@ -30,6 +33,8 @@ pub(super) enum Ahead<'a, const R: usize> {
         /// Lines from there to the panel that comes next in its stream.
         skip: usize,
     },
+    /// Some lines for each panel, so many for each part of a block.
+    Lines { lines: [*const ByteLine; MAX_TILE_PANELS], each: usize },
     /// The next tile multiplies the same weights with other activations, and has other sums.
     Tile {
         blocks: &'a [BlockOfRows<R>],
@@ -53,6 +58,11 @@ impl<const R: usize> Ahead<'_, R> {
                     let line = first + index * each + line + PREFETCH_LINES;
                     let line = if line < *end { line } else { line + skip };
                     simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+                }
+            }
+            Self::Lines { lines, each } => {
+                for line in 0..*each {
+                    simd.prefetch(lines[p].wrapping_add(index * each + line).cast());
                 }
             }
             Self::Tile { .. } if p > 0 => {}
@@ -108,8 +118,11 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        if let Some(factors) = U::FACTORS {
+            return self.add_factored_blocks(simd, factors);
+        }
         let Self { x, steps, lines, first_block, ahead, sums: paused, .. } = self;
-        let TileInput { x, starts: group_starts, sums: group_sums, blocks, cols } = x;
+        let TileInput { x, starts: group_starts, blocks, .. } = x;
         let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
@@ -117,24 +130,12 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
             unroll!(r in 0..R { load_row(simd, &paused[r], &mut sums[r]) });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
-            let mut at = [U::block(lines[0], block - first_block); P];
-            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
-            if let Some(factors) = U::FACTORS {
-                let mut of_block = [[simd.splat(0.0); P]; R];
-                let quads = quads.as_chunks::<PAIR_QUADS>().0;
-                for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
-                    let starts = codes.map(|codes| &group_starts[block - first][codes as usize]);
-                    let x = Group { quads: &quads[index], words: &group_sums[block - first][index], starts, index };
-                    add_group::<S, U, R, P>(simd, &mut of_block, &at, factors, x);
-                    ahead.prefetch::<S, U>(simd, block, index, 0, lines[0]);
-                }
-                unroll!(r in 0..R { add_product(simd, &mut sums[r], &of_block[r], scales[r]) });
-                continue;
-            }
             let mut integers = [[simd.splat_i32(0); P]; R];
             if codes.is_none() {
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
+            let mut at = [U::block(lines[0], block - first_block); P];
+            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
                 let quads = if R >= READ_ROWS { in_own_register(quads) } else { quads };
                 let mut pairs = [U::pair(simd, at[0], index); P];
@@ -162,6 +163,47 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
             });
         }
         unroll!(r in 0..R { store_row(simd, &sums[r], &mut paused[r]) });
+    }
+}
+
+impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
+    /// The blocks of weights whose groups have factors. Sums are in memory, as is what a block adds to them, and registers
+    /// are left to the integers; where few are enough for all, the compiler finds that out.
+    #[inline(always)]
+    fn add_factored_blocks<S: Simd>(self, simd: S, factors: Factors) {
+        let Self { x, lines, first_block, ahead, sums, .. } = self;
+        let TileInput { x, starts: group_starts, sums: group_sums, blocks, cols } = x;
+        let codes = if S::BY_CODES { U::BY_CODES } else { None };
+        let first = blocks.start;
+        if blocks.start == 0 {
+            *sums = [[[0.0; LANES]; P]; R];
+        }
+        for (block, [scales, _, quads @ ..]) in blocks.zip(x) {
+            let mut at = [U::block(lines[0], block - first_block); P];
+            unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
+            let mut of_block = [[[0.0; LANES]; P]; R];
+            let quads = quads.as_chunks::<PAIR_QUADS>().0;
+            for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
+                let starts = codes.map(|codes| &group_starts[block - first][codes as usize]);
+                let x = Group { quads: &quads[index], words: &group_sums[block - first][index], starts, index };
+                let of_block = if R * P > SUMS_IN_REGISTERS { in_memory(&mut of_block) } else { &mut of_block };
+                add_group::<S, U, R, P>(simd, of_block, &at, factors, x);
+                unroll!(p in 0..P { ahead.prefetch::<S, U>(simd, block, index, p, lines[p]) });
+            }
+            unroll!(r in 0..R { add_row(simd, &mut sums[r], &of_block[r], scales[r]) });
+        }
+    }
+}
+
+/// The same, of which the compiler does not know who else may see it, so that it stays where it is. Else it would keep the
+/// sums of large tiles in registers that there are not, and move them from place to place: half of the time was that.
+#[inline(always)]
+fn in_memory<T>(sums: &mut T) -> &mut T {
+    let mut address: *mut T = sums;
+    // SAFETY: there is no instruction in it, so that the address is what it was.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) address, options(nostack, preserves_flags));
+        &mut *address
     }
 }
 
@@ -250,7 +292,7 @@ struct Group<'a, const R: usize> {
 #[inline(always)]
 fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
     simd: S,
-    sums: &mut [[S::F32; P]; R],
+    sums: &mut [[[f32; LANES]; P]; R],
     at: &[U::Block<'_>; P],
     factors: Factors,
     x: Group<'_, R>,
@@ -295,18 +337,28 @@ fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
 #[inline(always)]
 fn add_factored<S: Simd, const P: usize>(
     simd: S,
-    sums: &mut [S::F32; P],
+    sums: &mut [[f32; LANES]; P],
     integers: &[S::I32; P],
     factor: &[S::F32; P],
 ) {
-    unroll!(p in 0..P { sums[p] = simd.mul_add(simd.to_f32(integers[p]), factor[p], sums[p]) });
+    unroll!(p in 0..P {
+        simd.store(simd.mul_add(simd.to_f32(integers[p]), factor[p], simd.load(&sums[p])), &mut sums[p]);
+    });
 }
 
 /// `sums += values * scale`, of the bits of an f32.
 #[inline(always)]
-fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [S::F32; P], values: &[S::F32; P], scale: i32) {
+fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[S::F32; P], scale: i32) {
     let scale = simd.splat(f32::from_bits(scale.cast_unsigned()));
-    unroll!(p in 0..P { sums[p] = simd.mul_add(values[p], scale, sums[p]) });
+    unroll!(p in 0..P { simd.store(simd.mul_add(values[p], scale, simd.load(&sums[p])), &mut sums[p]) });
+}
+
+/// The same of a row of values in memory.
+#[inline(always)]
+fn add_row<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[[f32; LANES]; P], scale: i32) {
+    let mut row = [simd.splat(0.0); P];
+    load_row(simd, values, &mut row);
+    add_product(simd, sums, &row, scale);
 }
 
 /// `sums += integers * (step * scale)`

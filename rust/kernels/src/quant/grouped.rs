@@ -10,6 +10,8 @@
 //! of some groups stand before the codes of all of them ([`Layout`]). Codes lie as in [`integer`](super::integer): four
 //! inputs of each row in a line, or eight where two codes share a byte.
 
+use std::marker::PhantomData;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::integer::{BLOCK_PAIRS, Codes, PAIR_QUADS, Unpack};
@@ -41,6 +43,9 @@ pub trait GroupedFormat: Send + Sync + 'static {
     /// What rows are stored in.
     const STORED: StoredBlock;
 
+    /// What a group is unpacked from.
+    type Group<'a, S: Simd>: Copy;
+
     /// What groups are unpacked to.
     type Unpacked: Unpack;
     /// The same where codes are multiplied, if they are small enough for it.
@@ -52,8 +57,14 @@ pub trait GroupedFormat: Send + Sync + 'static {
     /// Stores block `index` of sixteen rows in lines that are zero.
     fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]);
 
-    /// Unpacks group `index`.
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group);
+    /// Group `index` of a panel.
+    fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Self::Group<'a, S>;
+
+    /// Four inputs of a group; bytes lie [`raise`] above their values.
+    fn quad<S: Simd>(simd: S, group: Self::Group<'_, S>, index: usize) -> S::Bytes;
+
+    /// Factor `index` of a group, of which there are as many as `Unpacked` has.
+    fn factor<S: Simd>(simd: S, group: Self::Group<'_, S>, index: usize) -> S::F32;
 
     /// One weight: of row `row` and input `input`.
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32;
@@ -145,6 +156,65 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool> Unpack for Unpa
     }
 }
 
+/// Groups of a format as they come from memory.
+pub struct Packed<F>(PhantomData<F>);
+
+impl<F: GroupedFormat> Unpack for Packed<F> {
+    const BY_CODES: Option<Codes> = F::ByCodes::BY_CODES;
+    const FACTORS: Option<Factors> = F::Unpacked::FACTORS;
+
+    /// The panel's lines, and the number of the block's first group.
+    type Block<'a> = (&'a [ByteLine], usize);
+    type Pair<'a, S: Simd> = F::Group<'a, S>;
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        F::lines(index * BLOCK_PAIRS)
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        (lines, index * BLOCK_PAIRS)
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Simd>(simd: S, (lines, first): Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        F::group(simd, lines, first + index)
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        F::quad(simd, pair, index)
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        F::quad(simd, pair, index)
+    }
+
+    /// One: what sub-scales there are is part of the factors.
+    #[inline(always)]
+    fn scale<S: Simd>(simd: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
+        simd.splat_quad([1, 0, 1, 0])
+    }
+
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::F32 {
+        F::factor(simd, pair, index)
+    }
+}
+
+/// Unpacks group `index` of a panel.
+#[inline(always)]
+pub fn unpack<S: Simd, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    let group = F::group(simd, lines, index);
+    unroll!(quad in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, group, quad), &mut to.quads[quad].0) });
+    simd.store(F::factor(simd, group, 0), &mut to.factors[0]);
+    if const { !matches!(F::Unpacked::FACTORS, Some(Factors { halves: false, offsets: false })) } {
+        simd.store(F::factor(simd, group, 1), &mut to.factors[1]);
+    }
+}
+
 /// What unpacked bytes are above their values.
 pub const fn raise<S: Simd, F: GroupedFormat>() -> u8 {
     match F::ByCodes::BY_CODES {
@@ -193,6 +263,12 @@ impl Layout {
     pub const fn codes_of(&self, index: usize) -> usize {
         (index / self.block_groups + 1) * self.factors + index * self.codes
     }
+}
+
+/// N lines from `line` on.
+#[inline(always)]
+pub fn lines_at<const N: usize>(lines: &[ByteLine], line: usize) -> &[ByteLine; N] {
+    lines[line..].first_chunk().expect("a whole group")
 }
 
 /// Number `index` of the f16 of sixteen rows that begin with line `line`.
@@ -246,15 +322,12 @@ pub fn nibble(lines: &[ByteLine], input: usize, row: usize) -> u8 {
     lines[quad / 2].0[row * 4 + input % 4] >> (4 * (quad % 2)) & 0x0f
 }
 
-/// Unpacks the codes of four bits of a group; `value` makes bytes to multiply of them.
+/// The codes of four bits of one quad of a group.
 #[inline(always)]
-pub fn unpack_nibbles<S: Simd>(simd: S, lines: &[ByteLine], to: &mut Group, value: impl Fn(S::Bytes) -> S::Bytes) {
-    let (lines, low): (&[ByteLine; PAIR_QUADS / 2], _) = (lines.first_chunk().expect("a group"), simd.splat_byte(0x0f));
-    unroll!(i in [0 1 2 3] {
-        let line = simd.load_bytes(&lines[i].0);
-        simd.store_bytes(value(simd.and(line, low)), &mut to.quads[2 * i].0);
-        simd.store_bytes(value(simd.and(simd.shift_right::<4>(line), low)), &mut to.quads[2 * i + 1].0);
-    });
+pub fn nibbles<S: Simd>(simd: S, lines: &[ByteLine; PAIR_QUADS / 2], index: usize) -> S::Bytes {
+    let line = simd.load_bytes(&lines[index / 2].0);
+    let line = if index.is_multiple_of(2) { line } else { simd.shift_right::<4>(line) };
+    simd.and(line, simd.splat_byte(0x0f))
 }
 
 /// Stores codes of eight bits of row `row` in the eight lines of a group.
@@ -269,14 +342,11 @@ pub fn byte(lines: &[ByteLine], input: usize, row: usize) -> u8 {
     lines[input / 4].0[row * 4 + input % 4]
 }
 
-/// Unpacks the codes of eight bits of a group, which are kept 128 above their values.
+/// The bytes of one quad of a group, of codes that are kept 128 above their values and never multiplied as codes.
 #[inline(always)]
-pub fn unpack_bytes<S: Simd>(simd: S, lines: &[ByteLine], to: &mut Group) {
-    let lines: &[ByteLine; PAIR_QUADS] = lines.first_chunk().expect("a group");
-    let bias = simd.splat_byte(128 ^ S::WEIGHT_BIAS);
-    unroll!(i in [0 1 2 3 4 5 6 7] {
-        simd.store_bytes(simd.xor(simd.load_bytes(&lines[i].0), bias), &mut to.quads[i].0);
-    });
+pub fn quad_of_bytes<S: Simd>(simd: S, lines: &[ByteLine; PAIR_QUADS], index: usize) -> S::Bytes {
+    let bytes = simd.load_bytes(&lines[index].0);
+    if const { S::WEIGHT_BIAS == 128 } { bytes } else { simd.xor(bytes, simd.splat_byte(128 ^ S::WEIGHT_BIAS)) }
 }
 
 /// Writes `factor` for all rows of the groups whose f16 factors are numbers `0..` of the lines of each block.

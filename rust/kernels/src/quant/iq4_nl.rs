@@ -2,7 +2,7 @@
 //!
 //! Lies as [`q4_0`](super::q4_0) does.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, StoredBlock, Whole};
+use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What the codes stand for: ggml's `kvalues_iq4nl`.
@@ -20,9 +20,17 @@ const _: () = assert!(size_of::<Stored>() == Iq4Nl::STORED.bytes && LAYOUT.lines
 /// ggml's `block_iq4_nl`.
 pub struct Iq4Nl;
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    codes: &'a [ByteLine; 4],
+    factors: &'a [u16; LANES],
+}
+
 impl GroupedFormat for Iq4Nl {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 18 };
 
+    type Group<'a, S: Simd> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
@@ -40,11 +48,21 @@ impl GroupedFormat for Iq4Nl {
     }
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
-        simd.store(simd.load_f16(grouped::halves(lines, line, of_block)), &mut to.factors[0]);
+        let factors = grouped::halves(lines, line, of_block);
+        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         let table = const { &grouped::raised::<S, Self>(&VALUES) };
-        grouped::unpack_nibbles(simd, &lines[LAYOUT.codes_of(index)..], to, |codes| simd.lookup(table, codes));
+        simd.lookup(table, grouped::nibbles(simd, group.codes, index))
+    }
+
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+        simd.load_f16(group.factors)
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

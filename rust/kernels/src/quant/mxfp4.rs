@@ -3,7 +3,7 @@
 //!
 //! Of each 128 inputs the factors are one line, `[group][row]`, of exponents, then four lines a group hold codes.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, StoredBlock, Whole};
+use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What the codes stand for, doubled, so that all are integers.
@@ -24,9 +24,17 @@ const _: () = assert!(size_of::<Stored>() == Mxfp4::STORED.bytes && LAYOUT.lines
 /// ggml's `block_mxfp4`.
 pub struct Mxfp4;
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    codes: &'a [ByteLine; 4],
+    exponents: &'a [i8; LANES],
+}
+
 impl GroupedFormat for Mxfp4 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 17 };
 
+    type Group<'a, S: Simd> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 
@@ -45,16 +53,24 @@ impl GroupedFormat for Mxfp4 {
     }
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let exponents = bytemuck::cast_ref(grouped::bytes(lines, line, of_block));
-        let exponents = simd.to_f32(simd.load_i8(exponents));
-        // The two lowest are those of subnormal numbers, which are products of two powers.
-        let normal = simd.max(exponents, simd.splat(-126.0));
-        let factors = simd.mul(simd.exp2_integer(normal), simd.exp2_integer(simd.sub(exponents, normal)));
-        simd.store(factors, &mut to.factors[0]);
+        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), exponents }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         let table = const { &grouped::raised::<S, Self>(&VALUES) };
-        grouped::unpack_nibbles(simd, &lines[LAYOUT.codes_of(index)..], to, |codes| simd.lookup(table, codes));
+        simd.lookup(table, grouped::nibbles(simd, group.codes, index))
+    }
+
+    /// The two lowest exponents are those of subnormal numbers, which are products of two powers.
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+        let exponents = simd.to_f32(simd.load_i8(group.exponents));
+        let normal = simd.max(exponents, simd.splat(-126.0));
+        simd.mul(simd.exp2_integer(normal), simd.exp2_integer(simd.sub(exponents, normal)))
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

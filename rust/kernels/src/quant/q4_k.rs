@@ -6,7 +6,7 @@
 //! low four bits of the sub-scale and, above them, of the minimum. Byte 16 j + r of the third has what is above these:
 //! of group 2j the minimum's in bits 0 and 1 and the sub-scale's in 4 and 5, of group 2j + 1 in 2 and 3, and 6 and 7.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, Offset, StoredBlock};
+use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// Inputs of a block.
@@ -47,9 +47,20 @@ fn stored_scales(bytes: &[u8], group: usize) -> [u8; 2] {
     }
 }
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a, S: Simd> {
+    codes: &'a [ByteLine; 4],
+    /// The factor of sub-scales, and that of minima.
+    factors: [&'a [u16; LANES]; 2],
+    /// The group's sub-scales and minima.
+    numbers: [S::I32; 2],
+}
+
 impl GroupedFormat for Q4K {
     const STORED: StoredBlock = StoredBlock { inputs: INPUTS, bytes: 144 };
 
+    type Group<'a, S: Simd> = Packed<'a, S>;
     type Unpacked = Offset<false>;
     type ByCodes = Offset<true>;
 
@@ -81,25 +92,33 @@ impl GroupedFormat for Q4K {
     }
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let low = simd.spread(grouped::bytes(lines, line + LOW, of_block));
         let high = simd.spread(grouped::bytes(lines, line + HIGH, of_block / 2));
         let high = if of_block.is_multiple_of(2) { high } else { simd.shift_right::<2>(high) };
         // Of each lane one byte stays: a number of six bits.
         let six_bits = |low, high| {
-            let (low, high) =
-                (simd.and(low, simd.splat_quad([0x0f, 0, 0, 0])), simd.and(high, simd.splat_quad([0x30, 0, 0, 0])));
-            simd.to_f32(simd.lanes(simd.or(low, high)))
+            let (low_bits, high_bits) = (simd.splat_quad([0x0f, 0, 0, 0]), simd.splat_quad([0x30, 0, 0, 0]));
+            simd.lanes(simd.or(simd.and(low, low_bits), simd.and(high, high_bits)))
         };
-        let numbers = [six_bits(low, high), six_bits(simd.shift_right::<4>(low), simd.shift_left::<4>(high))];
-        for (which, number) in numbers.into_iter().enumerate() {
-            // Exact: eleven bits times six.
-            let factor = simd.mul(simd.load_f16(grouped::halves(lines, line, which)), number);
-            simd.store(factor, &mut to.factors[which]);
+        Packed {
+            codes: grouped::lines_at(lines, LAYOUT.codes_of(index)),
+            factors: [grouped::halves(lines, line, 0), grouped::halves(lines, line, 1)],
+            numbers: [six_bits(low, high), six_bits(simd.shift_right::<4>(low), simd.shift_left::<4>(high))],
         }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
         let raise = simd.splat_byte(const { grouped::raise::<S, Self>() });
-        grouped::unpack_nibbles(simd, &lines[LAYOUT.codes_of(index)..], to, |codes| simd.xor(codes, raise));
+        simd.xor(grouped::nibbles(simd, group.codes, index), raise)
+    }
+
+    /// Exact: eleven bits times six.
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::F32 {
+        simd.mul(simd.load_f16(group.factors[index]), simd.to_f32(group.numbers[index]))
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

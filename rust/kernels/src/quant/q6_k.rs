@@ -6,10 +6,9 @@
 //! three as int6 keeps them, the low four bits of its four quads in two and the upper two of quad q in bits 2q and
 //! 2q + 1 of the third.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Halves, StoredBlock};
+use super::grouped::{self, GROUP, GroupedFormat, Halves, StoredBlock};
 use super::integer::Codes;
 use crate::arch::{ByteLine, LANES, Simd};
-use crate::matmul::unroll::unroll;
 
 /// What a stored code is above its value.
 const OFFSET: u8 = Codes::SixBits.offset() as u8;
@@ -65,9 +64,19 @@ fn stored_code(block: &[u8], input: usize) -> u8 {
     low | high << 4
 }
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    codes: &'a [ByteLine; 2 * HALF_LINES],
+    factors: &'a [u16; LANES],
+    /// The sub-scales of both halves.
+    scales: [&'a [i8; LANES]; 2],
+}
+
 impl GroupedFormat for Q6K {
     const STORED: StoredBlock = StoredBlock { inputs: INPUTS, bytes: 210 };
 
+    type Group<'a, S: Simd> = Packed<'a>;
     type Unpacked = Halves<false>;
     type ByCodes = Halves<true>;
 
@@ -98,25 +107,38 @@ impl GroupedFormat for Q6K {
     }
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (factors, which, scales) = first_lines(index / GROUPS);
-        let factor = simd.load_f16(grouped::halves(lines, factors, which));
-        let above = simd.splat_byte(const { OFFSET.wrapping_sub(grouped::raise::<S, Self>()) });
-        let codes: &[ByteLine; 2 * HALF_LINES] = lines[codes_of(index, 0)..].first_chunk().expect("a group");
-        for (half, codes) in codes.as_chunks::<HALF_LINES>().0.iter().enumerate() {
-            let scales = bytemuck::cast_ref(grouped::bytes(lines, scales, index % GROUPS * 2 + half));
-            // Exact: eleven bits times eight.
-            let factor = simd.mul(factor, simd.to_f32(simd.load_i8(scales)));
-            simd.store(factor, &mut to.factors[half]);
-            let [low_quads, high_quads, high] = codes.each_ref().map(|line| simd.load_bytes(&line.0));
-            let (low_mask, high_mask) = (simd.splat_byte(0x0f), simd.splat_byte(0x30));
-            let low = [low_quads, simd.shift_right::<4>(low_quads), high_quads, simd.shift_right::<4>(high_quads)];
-            let high = [simd.shift_left::<4>(high), simd.shift_left::<2>(high), high, simd.shift_right::<2>(high)];
-            unroll!(quad in [0 1 2 3] {
-                let code = simd.or(simd.and(low[quad], low_mask), simd.and(high[quad], high_mask));
-                simd.store_bytes(simd.sub_bytes(code, above), &mut to.quads[half * (HALF / 4) + quad].0);
-            });
+        let of_half = |half| bytemuck::cast_ref(grouped::bytes(lines, scales, index % GROUPS * 2 + half));
+        Packed {
+            codes: grouped::lines_at(lines, codes_of(index, 0)),
+            factors: grouped::halves(lines, factors, which),
+            scales: [of_half(0), of_half(1)],
         }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+        let (half, quad) = (index / (HALF / 4), index % (HALF / 4));
+        let lines = &group.codes.as_chunks::<HALF_LINES>().0[half];
+        let low = simd.load_bytes(&lines[quad / 2].0);
+        let low = if quad.is_multiple_of(2) { low } else { simd.shift_right::<4>(low) };
+        let high = simd.load_bytes(&lines[2].0);
+        let high = match quad {
+            0 => simd.shift_left::<4>(high),
+            1 => simd.shift_left::<2>(high),
+            2 => high,
+            _ => simd.shift_right::<2>(high),
+        };
+        let code = simd.or(simd.and(low, simd.splat_byte(0x0f)), simd.and(high, simd.splat_byte(0x30)));
+        let above = const { OFFSET.wrapping_sub(grouped::raise::<S, Self>()) };
+        if above == 0 { code } else { simd.sub_bytes(code, simd.splat_byte(above)) }
+    }
+
+    /// Exact: eleven bits times eight.
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
+        simd.mul(simd.load_f16(group.factors), simd.to_f32(simd.load_i8(group.scales[index])))
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

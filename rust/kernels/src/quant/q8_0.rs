@@ -2,7 +2,7 @@
 //!
 //! Of each 128 inputs the factors are two lines, `[group][row]`, then eight lines a group hold codes as code + 128.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, StoredBlock, Whole};
+use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// What a code is above its value.
@@ -20,9 +20,17 @@ const _: () = assert!(size_of::<Stored>() == Q8_0::STORED.bytes && LAYOUT.lines(
 /// ggml's `block_q8_0`.
 pub struct Q8_0;
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    codes: &'a [ByteLine; 8],
+    factors: &'a [u16; LANES],
+}
+
 impl GroupedFormat for Q8_0 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 34 };
 
+    type Group<'a, S: Simd> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
@@ -41,10 +49,20 @@ impl GroupedFormat for Q8_0 {
     }
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
-        simd.store(simd.load_f16(grouped::halves(lines, line, of_block)), &mut to.factors[0]);
-        grouped::unpack_bytes(simd, &lines[LAYOUT.codes_of(index)..], to);
+        let factors = grouped::halves(lines, line, of_block);
+        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+        grouped::quad_of_bytes(simd, group.codes, index)
+    }
+
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+        simd.load_f16(group.factors)
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

@@ -4,7 +4,7 @@
 //! Of each 128 inputs the factors are two lines, `[group][row]`, the zero points a third; then four lines a group hold
 //! codes.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, StoredBlock, Whole};
+use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// The highest zero point: one above the codes, as GPTQ has it.
@@ -26,9 +26,20 @@ const _: () = assert!(size_of::<Stored>() == U4::STORED.bytes && LAYOUT.lines(4)
 /// Four bits a code, with zero points.
 pub struct U4;
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a, S: Simd> {
+    codes: &'a [ByteLine; 4],
+    factors: &'a [u16; LANES],
+    /// What codes are above the bytes to multiply: a code less its zero point still is a small number, and there is no need
+    /// of offsets.
+    above: S::Bytes,
+}
+
 impl GroupedFormat for U4 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 19 };
 
+    type Group<'a, S: Simd> = Packed<'a, S>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 
@@ -48,14 +59,23 @@ impl GroupedFormat for U4 {
         }
     }
 
-    /// A code less its zero point still is a small number: there is no need of offsets.
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
         let (line, of_block) = LAYOUT.factors_of(index);
-        simd.store(simd.load_f16(grouped::halves(lines, line, of_block)), &mut to.factors[0]);
         let zeros = simd.spread(grouped::bytes(lines, line + ZEROS, of_block));
         let above = simd.sub_bytes(zeros, simd.splat_byte(const { grouped::raise::<S, Self>() }));
-        grouped::unpack_nibbles(simd, &lines[LAYOUT.codes_of(index)..], to, |codes| simd.sub_bytes(codes, above));
+        let factors = grouped::halves(lines, line, of_block);
+        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors, above }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
+        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), group.above)
+    }
+
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_, S>, _: usize) -> S::F32 {
+        simd.load_f16(group.factors)
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

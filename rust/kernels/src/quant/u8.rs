@@ -4,7 +4,7 @@
 //! Of each 128 inputs the factors are two lines, `[group][row]`, the zero points two more, as f16; then eight lines a
 //! group hold codes.
 
-use super::grouped::{self, GROUP, Group, GroupedFormat, Layout, Offset, StoredBlock};
+use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
 use crate::arch::{ByteLine, LANES, Simd};
 
 /// The highest zero point: one above the codes, as GPTQ has it. All are f16 without rounding.
@@ -28,9 +28,18 @@ const _: () = assert!(size_of::<Stored>() == U8::STORED.bytes && LAYOUT.lines(4)
 /// Eight bits a code, with zero points.
 pub struct U8;
 
+/// A group to unpack.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    codes: &'a [ByteLine; 8],
+    factors: &'a [u16; LANES],
+    zeros: &'a [u16; LANES],
+}
+
 impl GroupedFormat for U8 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 36 };
 
+    type Group<'a, S: Simd> = Packed<'a>;
     type Unpacked = Offset<false>;
     type ByCodes = Offset<false>;
 
@@ -51,14 +60,26 @@ impl GroupedFormat for U8 {
     }
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
-        let factors = simd.load_f16(grouped::halves(lines, line, of_block));
-        let zeros = simd.load_f16(grouped::halves(lines, line + ZEROS, of_block));
-        simd.store(factors, &mut to.factors[0]);
+        let factors = grouped::halves(lines, line, of_block);
+        let zeros = grouped::halves(lines, line + ZEROS, of_block);
+        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors, zeros }
+    }
+
+    #[inline(always)]
+    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+        grouped::quad_of_bytes(simd, group.codes, index)
+    }
+
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
+        let factors = simd.load_f16(group.factors);
+        if index == 0 {
+            return factors;
+        }
         // Exact: eleven bits times eight.
-        simd.store(simd.mul(factors, simd.sub(zeros, simd.splat(MIDDLE))), &mut to.factors[1]);
-        grouped::unpack_bytes(simd, &lines[LAYOUT.codes_of(index)..], to);
+        simd.mul(factors, simd.sub(simd.load_f16(group.zeros), simd.splat(MIDDLE)))
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
