@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
+from ferrule.logits_processors import LogitsProcessors
 
 MAX_MODEL_LEN = 2048
 PAGE = 16
@@ -40,11 +41,13 @@ class Candidate:
     probability: float
     final_probability: float
     dropped_by: str | None
+    stage_probabilities: list[float] = field(default_factory=list[float])
 
 
 @dataclass(frozen=True)
 class SampleTrace:
     candidates: list[Candidate]
+    stages: list[tuple[str, int, float]]
     draw: float | None
     chosen: int
 
@@ -57,6 +60,7 @@ class StepOutput:
     stop_token: int | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    entropies: list[float] = field(default_factory=list[float])
     trace: list[SampleTrace] = field(default_factory=list[SampleTrace])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     queued_seconds: float | None = None
@@ -176,6 +180,7 @@ class Engine:
         params: str,
         fork_of: int | None = None,
         lora: LoraAdapter | None = None,
+        logits_processors: LogitsProcessors | None = None,
     ) -> int:
         self._alone()
         self._alive()
@@ -481,11 +486,14 @@ class Engine:
             logprobs = [self._logprobs(scores, token, params["logprobs"])]
         if params["trace"] is not None:
             trace = [self._trace(scores, token, params)]
+        entropies = [math.log(len(scores))] if params["entropy"] else []
         sequence.output.append(token)
         if token in params["stop_token_ids"] and said + 1 > params["min_tokens"]:
-            return StepOutput(request_id, [token], "stop", token, logprobs=logprobs, trace=trace)
+            return StepOutput(
+                request_id, [token], "stop", token, logprobs=logprobs, entropies=entropies, trace=trace
+            )
         finish = "length" if said + 1 >= params["max_tokens"] else None
-        return StepOutput(request_id, [token], finish, logprobs=logprobs, trace=trace)
+        return StepOutput(request_id, [token], finish, logprobs=logprobs, entropies=entropies, trace=trace)
 
     @staticmethod
     def _pick(scores: dict[int, float], temperature: float, draw: float | None) -> int:
@@ -510,10 +518,12 @@ class Engine:
     def _trace(self, scores: dict[int, float], token: int, params: dict[str, Any]) -> SampleTrace:
         ranked = self._logprobs(scores, token, params["trace"]).top
         candidates = [
-            Candidate(t, scores[t], math.exp(p), math.exp(p) if rank <= 3 else 0.0, None if rank <= 3 else "top_k")
+            Candidate(t, scores[t], math.exp(p), left, None if rank <= 3 else "top_k", [left])
             for t, p, rank in ranked
+            for left in [math.exp(p) if rank <= 3 else 0.0]
         ]
-        return SampleTrace(candidates, 0.5 if params["temperature"] else None, token)
+        stages = [("top_k", 3, 0.5)]
+        return SampleTrace(candidates, stages, 0.5 if params["temperature"] else None, token)
 
 
 def measure(spec: str, model_dir: str | None, options: str) -> str:

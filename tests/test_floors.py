@@ -29,12 +29,12 @@ SAFE_CRATES = ("model", "engine")
 # The parts of python/ferrule, the lowest floor first. A part imports from lower floors, or from itself.
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
-    {"checks", "stop", "detokenizer", "tensors", "picture"},
+    {"checks", "stop", "detokenizer", "tensors", "picture", "logits_processors"},
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},
-    {"fim"},
+    {"fim", "restrictions"},
     {"prompt", "info"},
     {"encoding"},
     {"driver"},

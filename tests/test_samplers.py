@@ -23,8 +23,12 @@ FILTERS = {
     "min_p_0.1": {"min_p": 0.1},
     "temperature_0.3": {"temperature": 0.3},
     "temperature_2": {"temperature": 2.0},
+    "typical_0.5": {"typical_p": 0.5},
+    "typical_0.95": {"typical_p": 0.95},
+    "epsilon_0.01": {"epsilon_cutoff": 0.01},
+    "top_h_0.4": {"top_h": 0.4},
 }
-"""Those of warpers.json that this sampler has."""
+"""Those of warpers.json."""
 NEAR = 1e-6
 """Distance from a threshold within which rounding may decide."""
 
@@ -118,6 +122,7 @@ def test_as_the_plain_sampler(request: tuple[npt.NDArray[np.float32], dict[str, 
 @pytest.mark.parametrize("row", range(len(WARPERS)))
 @pytest.mark.parametrize("name", FILTERS)
 def test_as_transformers(name: str, row: int) -> None:
+    assert FILTERS.keys() == WARPERS[row]["filters"].keys()
     golden = WARPERS[row]["filters"][name]
     logits = np.array(WARPERS[row]["logits"], dtype=np.float32)
     ids, probabilities, _ = sample(logits, FILTERS[name], [], [])

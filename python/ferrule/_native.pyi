@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ferrule.logits_processors import LogitsProcessors
+
 version: str
 """The version of the crates."""
 
@@ -33,12 +35,18 @@ class Engine:
         """
 
     def add_request(
-        self, prompt_token_ids: list[int], params: str, fork_of: int | None = None, lora: LoraAdapter | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: str,
+        fork_of: int | None = None,
+        lora: LoraAdapter | None = None,
+        logits_processors: LogitsProcessors | None = None,
     ) -> int:
         """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
 
         `fork_of` names an earlier request with the same prompt and adapter: the new one waits until that is computed
         and shares its pages. `lora` is one of this engine's adapters, which the request keeps to its end.
+        `logits_processors` is called, within `step`, before each token is sampled.
 
         Raises PromptError, InvalidParameterError, QueueFullError, EngineError.
         """
@@ -157,6 +165,9 @@ class StepOutput:
     def logprobs(self) -> list[TokenLogprobs]:
         """One for each token, where they were asked for."""
     @property
+    def entropies(self) -> list[float]:
+        """Of the raw logits, in nats, one for each token, where they were asked for."""
+    @property
     def trace(self) -> list[SampleTrace]:
         """One for each token, where they were asked for."""
     @property
@@ -192,6 +203,9 @@ class SampleTrace:
     @property
     def candidates(self) -> list[Candidate]: ...
     @property
+    def stages(self) -> list[tuple[str, int, float]]:
+        """The active sampler stages in their order: name, tokens left, the entropy of these in nats."""
+    @property
     def draw(self) -> float | None:
         """The uniform random number, or None where the choice was greedy."""
     @property
@@ -207,6 +221,9 @@ class Candidate:
     @property
     def probability(self) -> float:
         """Of the raw logits."""
+    @property
+    def stage_probabilities(self) -> list[float]:
+        """After each stage of the trace."""
     @property
     def final_probability(self) -> float:
         """After all sampler stages."""

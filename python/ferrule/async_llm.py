@@ -390,4 +390,7 @@ def _size(prompt: object, params: SamplingParams) -> int:
         parts = cast("Mapping[object, object]", prompt)
         contents = [parts.get("prompt", parts.get("prompt_token_ids")), parts.get("suffix") or ""]
     length = sum(len(content) if isinstance(content, Sized) else LONG + 1 for content in contents)
-    return length + params.n * (sum(map(len, params.stop)) + len(params.logit_bias))
+    allowed = len(params.allowed_token_ids or ())
+    # Breakers of repeats are looked for in the whole vocabulary.
+    words = LONG + 1 if params.dry_multiplier else sum(map(len, (*params.bad_words, *params.bad_words_ids)))
+    return length + params.n * (sum(map(len, params.stop)) + len(params.logit_bias) + allowed + words)

@@ -23,6 +23,7 @@ from ferrule.errors import EngineError
 if TYPE_CHECKING:
     from ferrule._native import Engine, LoraAdapter, StepOutput
     from ferrule.encoding.texts import Text
+    from ferrule.logits_processors import LogitsProcessors
 
 
 class Work(NamedTuple):
@@ -36,6 +37,8 @@ class Work(NamedTuple):
     just before."""
     lora: LoraAdapter | None = None
     """What is added to the model for it."""
+    logits_processors: LogitsProcessors | None = None
+    """What changes its logits before a token is sampled."""
 
 
 class Inbox:
@@ -67,6 +70,9 @@ class Driver:
         self._engine: Engine | None = engine
         self._gone = "the engine is closed"
         self._closing = False
+        self._stepping: int | None = None
+        """The thread that steps. A logits processor runs on it, and would wait for itself."""
+        self._late_aborts: list[int] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._undelivered: deque[tuple[int, Sequence[StepOutput]]] = deque()
@@ -78,6 +84,7 @@ class Driver:
 
         Raises what Engine.add_request does; `release` the inbox in any case.
         """
+        self._check_outside()
         with self._lock:
             arguments = _arguments(work, inbox.request_ids)
             inbox.request_ids.extend(itertools.starmap(self._alive().add_request, arguments))
@@ -101,6 +108,7 @@ class Driver:
 
         Raises EngineError, KeyboardInterrupt.
         """
+        self._check_outside()
         try:
             with self._lock:
                 self._deliver()
@@ -115,12 +123,12 @@ class Driver:
 
     def abort(self, request_id: int) -> None:
         """Ends a request; nothing more arrives for it."""
+        if self._is_stepping():
+            # A generator that nobody reads any more was collected while a logits processor ran.
+            self._late_aborts.append(request_id)
+            return
         with self._lock:
-            inbox = self._inboxes.pop(request_id, None)
-            if self._engine is not None:
-                self._engine.abort(request_id)
-            if inbox is not None:
-                inbox.finished.add(request_id)
+            self._abort(request_id)
 
     def release(self, inbox: Inbox) -> None:
         """Ends what is left of an inbox's requests."""
@@ -130,6 +138,7 @@ class Driver:
 
     def check_idle(self) -> None:
         """Raises EngineError where the engine is dead; only for an engine that has nothing to do."""
+        self._check_outside()
         with self._lock:
             # A step says so, and without requests it does nothing else.
             if not self._alive().has_unfinished_requests():
@@ -137,15 +146,18 @@ class Driver:
 
     def load_lora(self, directory: str, config: str) -> LoraAdapter:
         """Loads an adapter. The engine steps meanwhile, but for a moment at the beginning."""
+        self._check_outside()
         return self._alive().load_lora(directory, config)
 
     def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None) -> bytes:
         """The keys and values of a prompt, as bytes."""
+        self._check_outside()
         with self._lock:
             return self._alive().save_state(token_ids, cache_salt, lora)
 
     def restore_state(self, state: bytes) -> tuple[list[int], int]:
         """The tokens of a state, and how many of them are in the prefix cache now."""
+        self._check_outside()
         with self._lock:
             return self._alive().restore_state(state)
 
@@ -155,11 +167,13 @@ class Driver:
 
     def logits(self, token_ids: list[int], lora: LoraAdapter | None, first: int = 0) -> bytearray:
         """The logits after each token from the one at `first` on, float32 `[len(token_ids) - first, vocab_size]`."""
+        self._check_outside()
         with self._lock:
             return self._alive().logits(token_ids, lora, first)
 
     def encode(self, texts: Sequence[Text], task: str) -> bytearray:
         """What a task makes of texts, float32."""
+        self._check_outside()
         given = [(text.token_ids, text.token_type_ids, text.cache_salt) for text in texts]
         with self._lock:
             return self._alive().encode(given, task)
@@ -175,11 +189,13 @@ class Driver:
 
     def info(self) -> str:
         """What is loaded, as JSON."""
+        self._check_outside()
         with self._lock:
             return self._alive().info()
 
     def close(self) -> None:
         """Frees the engine once a running step is over; whoever still waits gets an EngineError."""
+        self._check_outside()
         # Who steps and gets tokens takes the lock again at once; this ends that, whoever is quicker.
         self._closing = True
         with self._lock:
@@ -187,6 +203,20 @@ class Driver:
             if self._engine is not None:
                 self._engine.close()
             self._engine = None
+
+    def _abort(self, request_id: int) -> None:
+        inbox = self._inboxes.pop(request_id, None)
+        if self._engine is not None:
+            self._engine.abort(request_id)
+        if inbox is not None:
+            inbox.finished.add(request_id)
+
+    def _is_stepping(self) -> bool:
+        return self._stepping == threading.get_ident()
+
+    def _check_outside(self) -> None:
+        if self._is_stepping():
+            raise EngineError("a logits processor cannot use the engine that waits for it")
 
     def _alive(self) -> Engine:
         engine = self._engine
@@ -198,7 +228,13 @@ class Driver:
         engine = self._alive()
         if not engine.has_unfinished_requests():
             raise EngineError("the engine has lost a request")
-        self._undelivered.extend(zip(self._numbers, map(_STEP, (engine,)), strict=False))
+        self._stepping = threading.get_ident()
+        try:
+            self._undelivered.extend(zip(self._numbers, map(_STEP, (engine,)), strict=False))
+        finally:
+            self._stepping = None
+        while self._late_aborts:
+            self._abort(self._late_aborts.pop())
         self._deliver()
 
     def _deliver(self) -> None:
@@ -226,7 +262,8 @@ class Driver:
 def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Those of Engine.add_request. A fork's origin has its id by the time that the fork's turn comes."""
     for each in work:
-        yield each.token_ids, each.params, None if each.fork_of is None else added[-each.fork_of], each.lora
+        origin = None if each.fork_of is None else added[-each.fork_of]
+        yield each.token_ids, each.params, origin, each.lora, each.logits_processors
 
 
 def _close_all() -> None:

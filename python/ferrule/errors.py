@@ -53,5 +53,9 @@ class EngineError(FerruleError, RuntimeError):
     """The engine failed, or is closed."""
 
 
+class LogitsProcessorError(FerruleError, RuntimeError):
+    """A logits processor of a request raised something, its cause; neighbours of the request go on."""
+
+
 class QueueFullError(FerruleError, RuntimeError):
     """As many requests wait as may: try again later, or elsewhere."""

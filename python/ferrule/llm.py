@@ -23,6 +23,7 @@ from ferrule.outputs import (
     RequestOutput,
     RerankOutput,
     Score,
+    StageEffect,
     StreamDelta,
     TopLogprobs,
 )
@@ -551,9 +552,18 @@ class LLM(LoadedModel):
             text=text(trace.chosen),
             draw=trace.draw,
             candidates=[
-                Candidate(c.id, text(c.id), c.logit, c.probability, c.final_probability, c.dropped_by)
+                Candidate(
+                    token_id=c.id,
+                    text=text(c.id),
+                    logit=c.logit,
+                    probability=c.probability,
+                    final_probability=c.final_probability,
+                    dropped_by=c.dropped_by,
+                    stage_probabilities=c.stage_probabilities,
+                )
                 for c in trace.candidates
             ],
+            stages=[StageEffect(*stage) for stage in trace.stages],
         )
 
 

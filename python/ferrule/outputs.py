@@ -49,6 +49,9 @@ class CompletionOutput:
     """Of its random numbers: the same seed gives the same tokens."""
     message: ParsedMessage | None = None
     """The text, told apart, where a message format was chosen; the text itself has the format's markers then."""
+    entropies: list[float] | None = None
+    """How undecided the model was before each token, where it was asked for: the entropy of its probabilities, before
+    any sampler stage, in nats."""
 
 
 @dataclass
@@ -148,6 +151,18 @@ class Candidate:
     """After all sampler stages; 0 if dropped."""
     dropped_by: str | None
     """The sampler stage that dropped it."""
+    stage_probabilities: list[float] = field(default_factory=list[float])
+    """After each active stage; 0 from the one on that dropped it."""
+
+
+@dataclass(frozen=True)
+class StageEffect:
+    """What an active sampler stage left."""
+
+    name: str
+    tokens_left: int
+    entropy: float
+    """Of the probabilities of these, in nats."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +177,8 @@ class Explanation:
     """The uniform random number; None where the likeliest was taken."""
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     """Likeliest first."""
+    stages: list[StageEffect] = field(default_factory=list[StageEffect])
+    """The sampler's active stages, in their order."""
 
 
 @dataclass(frozen=True)

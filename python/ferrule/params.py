@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
+from ferrule.logits_processors import LogitsProcessor
 
 MAX_COUNT = 2**31 - 1
 """Limit of counts of tokens: no context is longer."""
@@ -18,10 +19,48 @@ MAX_LOGPROBS = 20
 MAX_STOP = 256
 """Stop strings of a request."""
 MAX_STOP_LENGTH = 4096
-"""Characters of a stop string."""
+"""Characters of a stop string, and of other strings."""
 MAX_STOP_TOKEN_IDS = 1024
 """Stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
+MAX_BAD_WORDS = 512
+"""Forbidden words of a request, and forbidden sequences of tokens; a word is one or two of the engine's 1,024 sequences."""
+MAX_BAD_WORD_TOKENS = 256
+"""Tokens of a forbidden sequence."""
+MAX_ALLOWED_TOKEN_IDS = 1 << 20
+"""Tokens that a request may be limited to."""
+MAX_NGRAM = 1024
+"""Tokens of an n-gram that must not come twice."""
+MAX_BREAKERS = 64
+"""Strings across which DRY finds no repeats."""
+MAX_PROCESSORS = 32
+"""Logits processors of a request."""
+
+NUMBERS: dict[str, tuple[float, float, bool]] = {
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "dynatemp_range": (0, 100, False),
+    "dynatemp_exponent": (0, 100, False),
+    "top_n_sigma": (0, 100, False),
+    "typical_p": (0, 1, True),
+    "epsilon_cutoff": (0, 1, False),
+    "eta_cutoff": (0, 1, False),
+    "top_h": (0, 1, False),
+    "xtc_probability": (0, 1, False),
+    "xtc_threshold": (0, 1, False),
+    "dry_multiplier": (0, 100, False),
+    "dry_base": (1, 100, False),
+    "mirostat_tau": (0, 100, True),
+    "mirostat_eta": (0, 1, True),
+}
+"""Fields that are real numbers: the smallest value, the largest, and whether the smallest itself is outside."""
+WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
+    "dry_allowed_length": (1, MAX_COUNT),
+    "dry_penalty_last_n": (-1, MAX_COUNT),
+    "mirostat": (0, 2),
+    "no_repeat_ngram_size": (0, MAX_NGRAM),
+}
+"""Fields that are whole numbers: the smallest value and the largest."""
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 
@@ -62,6 +101,50 @@ class SamplingParams:
     """Subtracted from the logits of tokens that the output has."""
     frequency_penalty: float = 0.0
     """Subtracted from the logit of a token once for each time that the output has it."""
+    dynatemp_range: float = 0.0
+    """Lets the temperature follow the entropy, from so much below `temperature` to so much above it; 0 does not."""
+    dynatemp_exponent: float = 1.0
+    """The power of the entropy, as a share of its most, by which it does."""
+    top_n_sigma: float = 0.0
+    """Keeps logits within this many standard deviations of the highest; 0 keeps all."""
+    typical_p: float = 1.0
+    """Keeps the tokens of this probability together whose surprise is nearest to the entropy; 1 keeps all."""
+    epsilon_cutoff: float = 0.0
+    """Drops tokens less likely than this; 0 keeps all."""
+    eta_cutoff: float = 0.0
+    """Drops tokens less likely than this, or than a bound that falls with the entropy; 0 keeps all."""
+    top_h: float = 0.0
+    """Keeps the likeliest tokens up to this share of the entropy; 0 keeps all."""
+    xtc_probability: float = 0.0
+    """How often the likeliest tokens are dropped, but for the least likely of them."""
+    xtc_threshold: float = 0.1
+    """The probability that makes a token one of them."""
+    dry_multiplier: float = 0.0
+    """Subtracted from the logit of a token that goes on with a repeat of `dry_allowed_length` tokens; 0 is off."""
+    dry_base: float = 1.75
+    """Multiplies that for each token that the repeat is longer."""
+    dry_allowed_length: int = 2
+    """Tokens of a repeat from which on it costs something."""
+    dry_penalty_last_n: int = -1
+    """Tokens at the end of the text in which repeats are looked for; -1 means all, 0 none."""
+    dry_sequence_breakers: str | Sequence[str] = ("\n", ":", '"', "*")
+    """Strings across which repeats do not reach: tokens that contain one of them."""
+    mirostat: int = 0
+    """Version 1 or 2 of mirostat; 0 is off."""
+    mirostat_tau: float = 5.0
+    """The surprise that mirostat holds, in bits."""
+    mirostat_eta: float = 0.1
+    """How fast it does."""
+    no_repeat_ngram_size: int = 0
+    """No sequence of so many tokens comes twice in prompt and output; 0 allows all."""
+    bad_words: str | Sequence[str] = ()
+    """Words that must not come, at the beginning of a text or after a space (vLLM's reading)."""
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    """Sequences of tokens that must not come (Hugging Face's)."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that may come."""
+    logits_processors: Sequence[LogitsProcessor] = ()
+    """Functions that change logits: see ferrule.logits_processors."""
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
     """Added to the logits of these tokens."""
     seed: int | None = None
@@ -80,6 +163,8 @@ class SamplingParams:
     """Likeliest alternatives to report for each token, 0 for the chosen one alone; None for no report."""
     prompt_logprobs: int | None = None
     """Likewise for each token of the prompt but the first."""
+    entropy: bool = False
+    """Whether to report the entropy of the model's probabilities before each token."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""
     include_stop_str_in_output: bool = False
@@ -88,13 +173,24 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
             "n": check_whole("n", self.n, 1, MAX_N),
-            "presence_penalty": check_number("presence_penalty", self.presence_penalty, -2, 2),
-            "frequency_penalty": check_number("frequency_penalty", self.frequency_penalty, -2, 2),
+            "dry_sequence_breakers": _checked_strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS),
+            "bad_words": _checked_strings("bad_words", self.bad_words, MAX_BAD_WORDS),
+            "bad_words_ids": _checked_bad_words_ids(self.bad_words_ids),
+            "logits_processors": _checked_processors(self.logits_processors),
             "logit_bias": _checked_bias(self.logit_bias),
-            "stop": _checked_stop(self.stop),
-            "stop_token_ids": _checked_stop_token_ids(self.stop_token_ids),
+            "stop": _checked_strings("stop", self.stop, MAX_STOP),
+            "stop_token_ids": _checked_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
             "min_tokens": check_whole("min_tokens", self.min_tokens, 0, MAX_COUNT),
         }
+        for name, (low, high, above_low) in NUMBERS.items():
+            checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)
+        for name, (least, most) in WHOLE_NUMBERS.items():
+            checked[name] = check_whole(name, getattr(self, name), least, most)
+        if self.allowed_token_ids is not None:
+            allowed = _checked_token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+            checked["allowed_token_ids"] = allowed
+            if not allowed:
+                raise InvalidParameterError("allowed_token_ids is empty; it must have at least one token id")
         if self.temperature is not None:
             checked["temperature"] = check_number("temperature", self.temperature, 0, 100)
         if self.top_p is not None:
@@ -115,7 +211,7 @@ class SamplingParams:
                 raise InvalidParameterError(
                     f"min_tokens is {self.min_tokens}; the limit is max_tokens, {self.max_tokens}"
                 )
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "entropy", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
         for name, value in checked.items():
@@ -142,28 +238,57 @@ def _checked_bias(bias: object) -> dict[int, float]:
     return checked
 
 
-def _checked_stop(stop: object) -> tuple[str, ...]:
-    if isinstance(stop, str):
-        stop = (stop,)
-    if not isinstance(stop, Sequence):
-        raise InvalidParameterError(f"stop is {shown(stop)}; it must be a string or a list of strings")
-    strings = cast("Sequence[object]", stop)
-    if len(strings) > MAX_STOP:
-        raise InvalidParameterError(f"stop has {len(strings)} strings; the limit is {MAX_STOP}")
+def _checked_strings(name: str, given: object, limit: int) -> tuple[str, ...]:
+    if isinstance(given, str):
+        given = (given,)
+    if not isinstance(given, Sequence):
+        raise InvalidParameterError(f"{name} is {shown(given)}; it must be a string or a list of strings")
+    strings = cast("Sequence[object]", given)
+    if len(strings) > limit:
+        raise InvalidParameterError(f"{name} has {len(strings)} strings; the limit is {limit}")
     checked: list[str] = []
     for index, string in enumerate(strings):
         if not isinstance(string, str) or not string:
-            raise InvalidParameterError(f"stop[{index}] is {shown(string)}; it must be a string that is not empty")
+            raise InvalidParameterError(f"{name}[{index}] is {shown(string)}; it must be a string that is not empty")
         if len(string) > MAX_STOP_LENGTH:
-            raise InvalidParameterError(f"stop[{index}] has {len(string)} characters; the limit is {MAX_STOP_LENGTH}")
+            raise InvalidParameterError(f"{name}[{index}] has {len(string)} characters; the limit is {MAX_STOP_LENGTH}")
         checked.append(string)
     return tuple(checked)
 
 
-def _checked_stop_token_ids(ids: object) -> tuple[int, ...]:
+def _checked_token_ids(name: str, ids: object, limit: int) -> tuple[int, ...]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
-        raise InvalidParameterError(f"stop_token_ids is {shown(ids)}; it must be a list of token ids")
+        raise InvalidParameterError(f"{name} is {shown(ids)}; it must be a list of token ids")
     tokens = cast("Sequence[object]", ids)
-    if len(tokens) > MAX_STOP_TOKEN_IDS:
-        raise InvalidParameterError(f"stop_token_ids has {len(tokens)} ids; the limit is {MAX_STOP_TOKEN_IDS}")
-    return tuple(check_whole(f"stop_token_ids[{i}]", token, 0, MAX_TOKEN_ID) for i, token in enumerate(tokens))
+    if len(tokens) > limit:
+        raise InvalidParameterError(f"{name} has {len(tokens)} ids; the limit is {limit}")
+    return tuple(check_whole(f"{name}[{i}]", token, 0, MAX_TOKEN_ID) for i, token in enumerate(tokens))
+
+
+def _checked_bad_words_ids(given: object) -> tuple[tuple[int, ...], ...]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise InvalidParameterError(f"bad_words_ids is {shown(given)}; it must be a list of lists of token ids")
+    words = cast("Sequence[object]", given)
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidParameterError(f"bad_words_ids has {len(words)} lists; the limit is {MAX_BAD_WORDS}")
+    checked = tuple(
+        _checked_token_ids(f"bad_words_ids[{index}]", word, MAX_BAD_WORD_TOKENS) for index, word in enumerate(words)
+    )
+    if () in checked:
+        where = f"bad_words_ids[{checked.index(())}]"
+        raise InvalidParameterError(f"{where} is empty; it must have at least one token id")
+    return checked
+
+
+def _checked_processors(given: object) -> tuple[LogitsProcessor, ...]:
+    if not isinstance(given, Sequence):
+        raise InvalidParameterError(f"logits_processors is {shown(given)}; it must be a list of functions")
+    processors = cast("Sequence[object]", given)
+    if len(processors) > MAX_PROCESSORS:
+        raise InvalidParameterError(
+            f"logits_processors has {len(processors)} functions; the limit is {MAX_PROCESSORS}"
+        )
+    for index, processor in enumerate(processors):
+        if not callable(processor):
+            raise InvalidParameterError(f"logits_processors[{index}] is {shown(processor)}; it must be a function")
+    return tuple(cast("Sequence[LogitsProcessor]", processors))

@@ -6,16 +6,19 @@ import hashlib
 import json
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.logits_processors import Logits, LogitsProcessors
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
-from ferrule.params import SamplingParams
+from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
 from ferrule.parsers import MessageDelta, MessageFormat
 from ferrule.prompt import ReadPrompt
+from ferrule.restrictions import bad_words_ids, breaker_ids
 from ferrule.stop import StopStrings
 from ferrule.tokenizer import Tokenizer
 
@@ -29,7 +32,13 @@ PROMPT_END = 32
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidParameterError where a token id of the parameters is outside the vocabulary."""
-    for field, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+    fields: list[tuple[str, Iterable[int]]] = [
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        *((f"bad_words_ids[{index}]", ids) for index, ids in enumerate(params.bad_words_ids)),
+    ]
+    for field, ids in fields:
         for token in ids:
             if token >= vocab_size:
                 limit = f"the vocabulary has ids from 0 to {vocab_size - 1}"
@@ -47,6 +56,13 @@ class Model:
     limited_by: str
     """What they are limited by, for messages."""
     eos_token_ids: tuple[int, ...]
+
+    @cached_property
+    def logits(self) -> Logits:
+        """Where logits processors find the logits, of whichever request has its turn: float32 `[vocab]`."""
+        import numpy as np
+
+        return np.empty(self.vocab_size, dtype=np.float32)
 
 
 class Completion:
@@ -72,6 +88,10 @@ class Completion:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob = None if params.logprobs is None else 0.0
+        self.entropies: list[float] | None = [] if params.entropy else None
+        self.processors: LogitsProcessors | None = None
+        if params.logits_processors:
+            self.processors = LogitsProcessors(params.logits_processors, prompt.token_ids, model.logits)
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.first_token_time: float | None = None
@@ -87,6 +107,8 @@ class Completion:
         self._cache_salt = prompt.cache_salt
         self._params = params
         self._tokenizer = model.tokenizer
+        self._bad_words = bad_words_ids(params, model.tokenizer)
+        self._breakers = breaker_ids(params, model.tokenizer)
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
         self._own_stop_ids = set(params.stop_token_ids)
@@ -119,14 +141,17 @@ class Completion:
                 "top_p": params.top_p,
                 "min_p": params.min_p,
                 "repetition_penalty": params.repetition_penalty,
-                "presence_penalty": params.presence_penalty,
-                "frequency_penalty": params.frequency_penalty,
+                **{name: getattr(params, name) for name in (*NUMBERS, *WHOLE_NUMBERS)},
+                "dry_sequence_breaker_ids": self._breakers,
+                "bad_words": self._bad_words,
+                "allowed_token_ids": params.allowed_token_ids,
                 "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
                 "seed": self.seed,
                 "max_tokens": self._max_tokens,
                 "min_tokens": min(params.min_tokens, self._max_tokens),
                 "stop_token_ids": sorted(self._all_stop_ids),
                 "logprobs": params.logprobs,
+                "entropy": params.entropy,
                 "prompt_logprobs": self._prompt_logprobs,
                 "prompt_logprobs_from": self._prompt_logprobs_from,
                 "priority": self._priority,
@@ -147,14 +172,18 @@ class Completion:
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
 
-        Raises EngineError where the engine failed on this request.
+        Raises EngineError where the engine failed on this request, LogitsProcessorError where a processor of it did.
         """
         self.step = step
+        if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
+            raise self.processors.error
         if step.finish_reason == "error":
             raise EngineError(step.error or "the engine failed on this request")
         start, text = len(self.token_ids), ""
         for position, token in enumerate(step.token_ids):
             self._count(token, step.logprobs[position] if self.logprobs is not None else None)
+            if self.entropies is not None:
+                self.entropies.append(step.entropies[position])
             last = position == len(step.token_ids) - 1
             if not (last and step.stop_token is not None and not self._params.include_stop_str_in_output):
                 text += self._read(token)
@@ -189,6 +218,7 @@ class Completion:
             stop_reason=self.stop_reason,
             seed=self.seed,
             message=None if self.message is None else self.message.message(),
+            entropies=None if self.entropies is None else list(self.entropies),
         )
 
     def _told_apart(self, text: str) -> MessageDelta | None:
@@ -273,7 +303,13 @@ class Request:
         `trace` asks it for so many candidates of each choice; `streams` says whether someone waits for each token.
         """
         return [
-            Work(self.prompt.token_ids, completion.engine_params(trace, streams), completion.index or None, self._lora)
+            Work(
+                self.prompt.token_ids,
+                completion.engine_params(trace, streams),
+                completion.index or None,
+                self._lora,
+                completion.processors,
+            )
             for completion in self.completions
         ]
 

@@ -61,6 +61,7 @@ class Tokenizer:
         self._special_ids: frozenset[int] = frozenset()
         self._pieces = None
         self._bytes: dict[int, bytes] = {}
+        self._containing: dict[str, tuple[int, ...]] = {}
         if self._backend is not None:
             added = self._backend.get_added_tokens_decoder()
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -138,6 +139,13 @@ class Tokenizer:
         if self._pieces is not None:
             return self._token_bytes(token_id).decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def ids_containing(self, text: str) -> tuple[int, ...]:
+        """The tokens whose text contains this one, ids ascending. Looks at all of them, once for each text."""
+        if text not in self._containing:
+            ids = sorted(self.vocabulary().values())
+            self._containing[text] = tuple(each for each in ids if text in self.token_text(each))
+        return self._containing[text]
 
     def vocabulary(self) -> dict[str, int]:
         """The id of every token, as it is written in the vocabulary; empty without a tokenizer."""

@@ -63,6 +63,8 @@ def _show_prompt(console: Console, prompt: str, tokens: Iterable[tuple[int, str]
 def _show_step(console: Console, number: int, step: Explanation) -> None:
     console.print(f"\n[bold]Token {number}[/bold]")
     console.print(_candidates(step))
+    if step.stages:
+        console.print(_stages(step))
     console.print(_escaped(reason(step)))
 
 
@@ -85,6 +87,21 @@ def _candidates(step: Explanation) -> Table:
             "<- chosen" if chosen else "" if candidate.dropped_by is None else f"dropped by {candidate.dropped_by}",
             style="bold green" if chosen else "dim" if candidate.dropped_by is not None else None,
         )
+    return table
+
+
+def _stages(step: Explanation) -> Table:
+    """What each stage left, and what it made of the token that was chosen."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim")
+    table.add_column("stage")
+    for name in ("tokens left", "entropy", f"probability of {_shown(step.text)}"):
+        table.add_column(name, justify="right")
+    chosen = next((c for c in step.candidates if c.token_id == step.token_id), None)
+    for place, stage in enumerate(step.stages):
+        probability = "" if chosen is None else f"{chosen.stage_probabilities[place]:.2%}"
+        table.add_row(stage.name, f"{stage.tokens_left:,}", f"{stage.entropy:.3f} nats", probability)
     return table
 
 

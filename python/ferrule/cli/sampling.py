@@ -10,10 +10,35 @@ import click
 
 from ferrule.llm import LLM
 from ferrule.outputs import RequestOutput
-from ferrule.params import SamplingParams
+from ferrule.params import WHOLE_NUMBERS, SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-NAMES = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos")
+FURTHER = {
+    "presence_penalty": "Subtracted from the logits of tokens that were written.",
+    "frequency_penalty": "Subtracted once for each time.",
+    "dynatemp_range": "Lets the temperature follow the entropy, by so much up and down.",
+    "dynatemp_exponent": "How it does.",
+    "top_n_sigma": "Keep logits within so many standard deviations of the highest.",
+    "typical_p": "Keep the tokens of this probability whose surprise is nearest to the entropy.",
+    "epsilon_cutoff": "Drop tokens less likely than this.",
+    "eta_cutoff": "Drop tokens less likely than a bound that falls with the entropy.",
+    "top_h": "Keep the likeliest tokens up to this share of the entropy.",
+    "xtc_probability": "How often the likeliest tokens are dropped, but for the last of them.",
+    "xtc_threshold": "The probability that makes a token one of them.",
+    "dry_multiplier": "What a token costs that goes on with a repeat.",
+    "dry_base": "How much more, for each token that the repeat is longer.",
+    "dry_allowed_length": "Tokens of a repeat that begins to cost something.",
+    "dry_penalty_last_n": "Tokens in which repeats are looked for; -1 means all.",
+    "mirostat": "1 or 2: hold the surprise of what is drawn.",
+    "mirostat_tau": "That surprise, in bits.",
+    "mirostat_eta": "How fast.",
+    "no_repeat_ngram_size": "No sequence of so many tokens comes twice.",
+}
+"""Stages that few ask for: numbers of SamplingParams, with what their options say of them."""
+NAMES = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
+    *("bad_words", *FURTHER),
+)
 
 
 def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
@@ -28,6 +53,13 @@ def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
         click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
         click.option("--min-p", type=float, help="Drop tokens less likely than this fraction of the likeliest."),
         click.option("--repetition-penalty", type=float, help="Above 1, repeats become less likely."),
+        *(
+            click.option(f"--{name.replace('_', '-')}", type=int if name in WHOLE_NUMBERS else float, help=text)
+            for name, text in FURTHER.items()
+        ),
+        click.option(
+            "--bad-word", "bad_words", multiple=True, metavar="TEXT", help="Never write this. May be repeated."
+        ),
         click.option("--seed", type=int, help="The same seed gives the same tokens."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End where this text appears. May be repeated."),
         click.option("--ignore-eos", is_flag=True, help="Go on where the model would end."),
@@ -52,7 +84,7 @@ def params(options: dict[str, Any]) -> SamplingParams:
 
     Raises InvalidParameterError.
     """
-    return SamplingParams(**options)
+    return SamplingParams(**{name: value for name, value in options.items() if value is not None})
 
 
 def greedy_by_default(params: SamplingParams, llm: LLM) -> SamplingParams:

@@ -76,14 +76,14 @@ fn main() {
     for case in cases().iter().filter(|case| names.is_empty() || names.iter().any(|name| case.name.contains(name))) {
         let rows: Vec<f32> = (0..(ROWS * VOCAB) as u64).map(case.logits).collect();
         let prompt: Vec<u32> = (0..case.history as u32).map(|place| place * 97 % VOCAB as u32).collect();
-        let history = History::new(&case.params, &prompt, &[]);
+        let mut history = History::new(&case.params, &prompt, &[]);
         let (mut floor, mut sampled) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
             floor.push(time(&rows, |row| {
                 black_box(row.iter().fold(0, |bits, logit| bits ^ logit.to_bits()));
             }));
             sampled.push(time(&rows, |row| {
-                black_box(sampler.sample(row, &case.params, &history, prompt.len() + round).expect("a token"));
+                black_box(sampler.sample(row, &case.params, &mut history, prompt.len() + round).expect("a token"));
             }));
         }
         floor.sort_by(f64::total_cmp);

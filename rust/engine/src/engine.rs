@@ -425,15 +425,16 @@ fn advance(
     let mut output = StepOutput::empty(sequence);
     let sampled = tell_prompt(sequence, rows.clone(), sampler, &mut output.prompt_logprobs).and_then(|()| {
         let last = rows.last().filter(|_| sequence.pending() == 0);
-        last.map(|row| sampler.sample(row, &sequence.params, &sequence.history, sequence.tokens.len())).transpose()
+        last.map(|row| sampler.sample(row, &sequence.params, &mut sequence.history, sequence.tokens.len())).transpose()
     });
     match sampled {
         Err(error) => output.finish = Some(FinishReason::Sampling(error)),
         Ok(None) => {}
-        Ok(Some(Sample { token, logprobs, trace })) => {
+        Ok(Some(Sample { token, logprobs, entropy, trace })) => {
             let since_last = sequence.push(token);
             output.token_ids.push(token);
             output.logprobs.extend(logprobs);
+            output.entropies.extend(entropy);
             output.trace.extend(trace);
             output.timing = sequence.timing;
             if sequence.params.is_stop(token) {

@@ -32,4 +32,7 @@ pub use output::{FinishReason, RequestTiming, StepOutput};
 pub use pages::{DiskCacheError, DiskStatistics, PAGE_NONE, PageStatistics, StateError};
 pub use params::{ParamError, SamplingParams, limits};
 pub use request::{Request, RequestError, RequestId};
-pub use sampling::{Distribution, SampleError, SampleTrace, TokenLogprob, TokenLogprobs, TraceCandidate};
+pub use sampling::{
+    Distribution, LogitsProcessor, SampleError, SampleTrace, SharedProcessor, StageEffect, TokenLogprob, TokenLogprobs,
+    TraceCandidate,
+};

@@ -78,6 +78,7 @@ impl StepOutput {
             token_ids: Vec::new(),
             finish: None,
             logprobs: Vec::new(),
+            entropies: Vec::new(),
             trace: Vec::new(),
             prompt_logprobs: Vec::new(),
             timing: sequence.timing,
@@ -96,6 +97,8 @@ pub struct StepOutput {
     pub finish: Option<FinishReason>,
     /// Parallel to `token_ids` where log-probabilities were asked for, else empty.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Parallel to `token_ids` where entropies of the raw logits were asked for, else empty. In nats.
+    pub entropies: Vec<f64>,
     /// Parallel to `token_ids` where a trace was asked for, else empty.
     pub trace: Vec<SampleTrace>,
     /// Where they were asked for, those of the tokens of the prompt that follow the ones told before.

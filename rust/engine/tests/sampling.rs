@@ -1,6 +1,6 @@
 //! The sampler against a plain one, against what transformers computed, and against the law of large numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ferrule_engine::sampling::{distribution, rng};
 use ferrule_engine::{Distribution, SampleError, SamplingParams};
@@ -25,16 +25,48 @@ mod oracle {
         left.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     }
 
-    /// Ids kept and their probabilities, ids ascending.
-    pub fn distribution(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<(u32, f64)> {
-        let mut left: Left = logits.iter().enumerate().map(|(id, &logit)| (id as u32, f64::from(logit))).collect();
-        for (id, logit) in &mut left {
+    /// The probability of each, its surprise, and what is to be expected of that.
+    fn surprises(left: &Left) -> (Vec<f64>, Vec<f64>, f64) {
+        let probabilities = softmax(left);
+        let surprises: Vec<f64> = probabilities.iter().map(|probability| -probability.ln()).collect();
+        let parts = probabilities.iter().zip(&surprises).filter(|(probability, _)| **probability > 0.0);
+        let entropy = parts.map(|(probability, surprise)| probability * surprise).sum();
+        (probabilities, surprises, entropy)
+    }
+
+    /// What the token at the end of each earlier repeat of the end of the text would go on repeating.
+    fn repeats(text: &[u32], params: &SamplingParams) -> BTreeMap<u32, usize> {
+        let begin = text.len() - params.dry_penalty_last_n.unwrap_or(usize::MAX).min(text.len());
+        let text = &text[begin..];
+        let is_breaker = |token: &u32| params.dry_sequence_breaker_ids.contains(token);
+        let mut repeats = BTreeMap::new();
+        for (place, &token) in text.iter().enumerate() {
+            let backwards = text[..place].iter().rev().zip(text.iter().rev());
+            let len = backwards.take_while(|(a, b)| a == b && !is_breaker(a)).take(50).count();
+            if len >= params.dry_allowed_length && !is_breaker(&token) {
+                let longest = repeats.entry(token).or_default();
+                *longest = len.max(*longest);
+            }
+        }
+        repeats
+    }
+
+    /// The stages before the temperature; what is dropped is negative infinity.
+    fn change_logits(left: &mut Left, params: &SamplingParams, prompt: &[u32], output: &[u32]) {
+        let text: Vec<u32> = prompt.iter().chain(output).copied().collect();
+        let ngram = params.no_repeat_ngram_size;
+        let repeats = repeats(&text, params);
+        for (id, logit) in &mut *left {
+            let next: Vec<u32> = text.iter().copied().chain([*id]).collect();
+            let allowed = params.allowed_token_ids.as_ref().is_none_or(|allowed| allowed.contains(id));
+            let bad = params.bad_words.iter().any(|word| next.ends_with(word));
+            let last = &next[next.len() - ngram.min(next.len())..];
+            let again = ngram > 0 && next.len() >= ngram && text.windows(ngram).any(|other| other == last);
             *logit += params.logit_bias.iter().filter(|(other, _)| other == id).map(|(_, bias)| bias).sum::<f64>();
-        }
-        if output.len() < params.min_tokens {
-            left.retain(|(id, _)| !params.stop_token_ids.contains(id));
-        }
-        for (id, logit) in &mut left {
+            let stops = output.len() < params.min_tokens && params.stop_token_ids.contains(id);
+            if !allowed || bad || again || stops {
+                *logit = f64::NEG_INFINITY;
+            }
             let times = output.iter().filter(|token| *token == id).count() as f64;
             if times > 0.0 || prompt.contains(id) {
                 *logit =
@@ -44,13 +76,50 @@ mod oracle {
             if times > 0.0 {
                 *logit -= params.presence_penalty;
             }
+            if let Some(len) = repeats.get(id).filter(|_| params.dry_multiplier > 0.0) {
+                *logit -= params.dry_multiplier * params.dry_base.powi((len - params.dry_allowed_length) as i32);
+            }
         }
-        sort(&mut left);
-        if params.temperature == 0.0 {
-            return vec![(left[0].0, 1.0)];
+        left.retain(|(_, logit)| *logit > f64::NEG_INFINITY);
+    }
+
+    fn temperature(left: &Left, params: &SamplingParams) -> f64 {
+        let SamplingParams { temperature, dynatemp_range, dynatemp_exponent, .. } = *params;
+        if dynatemp_range == 0.0 {
+            return temperature;
         }
-        left.iter_mut().for_each(|(_, logit)| *logit /= params.temperature);
-        let probabilities = softmax(&left);
+        if left.len() == 1 {
+            return 1.0;
+        }
+        let share = surprises(left).2 / (left.len() as f64).ln();
+        let low = (temperature - dynatemp_range).max(0.0);
+        low + (temperature + dynatemp_range - low) * share.powf(dynatemp_exponent)
+    }
+
+    /// Version 1's number of tokens, by the formulas of the paper.
+    fn zipf(left: &Left, mu: f64, vocab: usize) -> f64 {
+        let probabilities = softmax(left);
+        let pairs: Vec<(f64, f64)> = probabilities[..probabilities.len().min(100)]
+            .windows(2)
+            .enumerate()
+            .map(|(i, pair)| (((i + 2) as f64 / (i + 1) as f64).ln(), (pair[0] / pair[1]).ln()))
+            .collect();
+        let exponent: f64 = pairs.iter().map(|(t, b)| t * b).sum::<f64>() / pairs.iter().map(|(t, _)| t * t).sum::<f64>();
+        let excess = exponent - 1.0;
+        ((excess * mu.exp2()) / (1.0 - (vocab as f64).powf(-excess))).powf(1.0 / exponent)
+    }
+
+    /// The stages from the temperature on, most likely first.
+    fn keep(left: &mut Left, params: &SamplingParams, position: usize, vocab: usize) {
+        let logits: Vec<f64> = left.iter().map(|(_, logit)| *logit).collect();
+        if params.top_n_sigma > 0.0 {
+            let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+            let variance = logits.iter().map(|logit| (logit - mean).powi(2)).sum::<f64>() / logits.len() as f64;
+            left.retain(|(_, logit)| logits[0] - logit <= params.top_n_sigma * variance.sqrt());
+        }
+        let temperature = temperature(left, params);
+        left.iter_mut().for_each(|(_, logit)| *logit /= temperature);
+        let probabilities = softmax(left);
         let kept = probabilities.iter().filter(|&probability| *probability >= params.min_p * probabilities[0]).count();
         left.truncate(kept);
         if params.top_k > 0 && params.top_k < left.len() {
@@ -59,13 +128,76 @@ mod oracle {
         }
         if params.top_p < 1.0 {
             let mut sum = 0.0;
-            let before = softmax(&left).into_iter().map(|probability| {
+            let before = softmax(left).into_iter().map(|probability| {
                 sum += probability;
                 sum - probability
             });
             let kept = before.filter(|before| *before < params.top_p).count();
             left.truncate(kept);
         }
+        if params.typical_p < 1.0 {
+            let (probabilities, surprises, entropy) = surprises(left);
+            let mut order: Vec<(f64, f64)> =
+                surprises.iter().map(|surprise| (surprise - entropy).abs()).zip(probabilities).collect();
+            let far = order.clone();
+            order.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let mut sum = 0.0;
+            let reached = order.iter().position(|(_, probability)| {
+                sum += probability;
+                sum >= params.typical_p
+            });
+            let farthest = order[reached.unwrap_or(order.len() - 1)].0;
+            let mut places = 0..;
+            // Equal logits are equally far; in this arithmetic they may be so but for rounding.
+            left.retain(|_| far[places.next().unwrap()].0 <= farthest + 1e-12);
+        }
+        let eta = |entropy: f64| params.eta_cutoff.min(params.eta_cutoff.sqrt() * (-entropy).exp());
+        for cutoff in [&|_| params.epsilon_cutoff, &eta as &dyn Fn(f64) -> f64] {
+            let (probabilities, _, entropy) = surprises(left);
+            let kept = probabilities.iter().filter(|probability| **probability >= cutoff(entropy)).count();
+            let best = left.iter().filter(|(_, logit)| *logit == left[0].1).count();
+            left.truncate(kept.max(best));
+        }
+        if params.top_h > 0.0 {
+            left.truncate(100);
+            let (probabilities, surprises, entropy) = surprises(left);
+            let mut sum = 0.0;
+            let parts = probabilities.iter().zip(&surprises).map(|(probability, surprise)| probability * surprise);
+            let kept = parts.take_while(|part| {
+                sum += if part.is_nan() { 0.0 } else { *part };
+                sum <= params.top_h * entropy
+            });
+            let kept = kept.count().max(1);
+            left.truncate(kept);
+        }
+        let acts = rng::uniform_for(rng::Purpose::Xtc, params.seed, position as u64) < params.xtc_probability;
+        if acts && params.xtc_threshold <= 0.5 {
+            let likely = softmax(left).into_iter().filter(|probability| *probability >= params.xtc_threshold).count();
+            left.drain(..likely.saturating_sub(1));
+        }
+        let mu = 2.0 * params.mirostat_tau;
+        if params.mirostat == 2 {
+            let kept = surprises(left).1.iter().filter(|surprise| *surprise / 2.0_f64.ln() <= mu).count();
+            let best = left.iter().filter(|(_, logit)| *logit == left[0].1).count();
+            left.truncate(kept.max(best));
+        } else if params.mirostat == 1 {
+            let count = zipf(left, mu, vocab);
+            if count < left.len() as f64 {
+                let last = left[(count as usize).max(1) - 1].1;
+                left.retain(|(_, logit)| *logit >= last);
+            }
+        }
+    }
+
+    /// Ids kept and their probabilities, ids ascending; none if nothing is left.
+    pub fn distribution(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<(u32, f64)> {
+        let mut left: Left = logits.iter().enumerate().map(|(id, &logit)| (id as u32, f64::from(logit))).collect();
+        change_logits(&mut left, params, prompt, output);
+        sort(&mut left);
+        if params.temperature == 0.0 || left.is_empty() {
+            return left.first().map(|&(id, _)| (id, 1.0)).into_iter().collect();
+        }
+        keep(&mut left, params, prompt.len() + output.len(), logits.len());
         let mut kept: Vec<(u32, f64)> = left.iter().map(|(id, _)| *id).zip(softmax(&left)).collect();
         kept.sort_by_key(|(id, _)| *id);
         kept
@@ -128,6 +260,102 @@ fn coarse_params(vocab: u32) -> impl Strategy<Value = SamplingParams> {
     )
 }
 
+/// Off as often as on.
+fn or<T: Clone + std::fmt::Debug + 'static>(off: T, on: impl Strategy<Value = T> + 'static) -> impl Strategy<Value = T> {
+    prop_oneof![2 => Just(off), 1 => on]
+}
+
+/// The stages of [`coarse_params`] and all others.
+fn all_params(vocab: u32) -> impl Strategy<Value = SamplingParams> {
+    let filters = (
+        or(1.0, 0.01..0.999),
+        or(0.0, 0.0..0.2),
+        or(0.0, 0.0..0.5),
+        or(0.0, 0.01..1.0),
+        or(0.0, 0.3..4.0),
+        (or(0.0, 0.1..1.0), 0.01..0.6),
+        (or(0.0, 0.1..3.0), prop_oneof![Just(1.0), 0.5..3.0]),
+        (or(0, 1..3_usize), 0.2..3.0),
+    );
+    let dry = (
+        or(0.0, power_of_two()),
+        prop_oneof![Just(1.0), Just(2.0)],
+        1..4_usize,
+        prop_oneof![3 => Just(None), 1 => (0..20_usize).prop_map(Some)],
+        vec(0..vocab, 0..2),
+    );
+    let words = (or(0, 1..5_usize), vec(vec(0..vocab, 1..4), 0..4), or(None, vec(0..vocab, 6..15).prop_map(Some)));
+    (coarse_params(vocab), filters, dry, words).prop_map(
+        |(params, (typical, epsilon, eta, top_h, sigma, xtc, dynatemp, mirostat), dry, (ngram, bad_words, allowed))| {
+            SamplingParams {
+                typical_p: typical,
+                epsilon_cutoff: epsilon,
+                eta_cutoff: eta,
+                top_h,
+                top_n_sigma: sigma,
+                xtc_probability: xtc.0,
+                xtc_threshold: xtc.1,
+                dynatemp_range: dynatemp.0,
+                dynatemp_exponent: dynatemp.1,
+                mirostat: mirostat.0,
+                mirostat_tau: mirostat.1,
+                dry_multiplier: dry.0,
+                dry_base: dry.1,
+                dry_allowed_length: dry.2,
+                dry_penalty_last_n: dry.3,
+                dry_sequence_breaker_ids: dry.4,
+                no_repeat_ngram_size: ngram,
+                bad_words,
+                allowed_token_ids: allowed.map(|ids: Vec<u32>| BTreeSet::from_iter(ids).into_iter().collect()),
+                ..params
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Every stage that there is, alone or with others, after a text that repeats itself.
+    #[test]
+    fn all_stages_agree_with_the_oracle(
+        logits in vec(coarse(64, 8.0), 20),
+        params in all_params(20),
+        prompt in prop_oneof![vec(0..3_u32, 1..30), vec(0..20_u32, 1..30)],
+        output in prop_oneof![vec(0..3_u32, 0..12), vec(0..20_u32, 0..12)],
+    ) {
+        let expected = oracle::distribution(&logits, &params, &prompt, &output);
+        match distribution(&logits, &params, &prompt, &output) {
+            Ok(got) => assert_same(&got, &expected)?,
+            Err(error) => prop_assert!(expected.is_empty(), "{error}"),
+        }
+    }
+
+    /// Each filter alone: where many are on, few are left for the last ones.
+    #[test]
+    fn each_filter_alone_agrees_with_the_oracle(
+        logits in prop_oneof![vec(coarse(64, 8.0), 1..200), vec(-8.0_f32..8.0, 1..3000)],
+        which in 0..9,
+        strength in 0.001..1.0,
+        seed: u64,
+    ) {
+        let plain = SamplingParams { seed, ..SamplingParams::default() };
+        let params = match which {
+            0 => SamplingParams { typical_p: strength, ..plain },
+            1 => SamplingParams { epsilon_cutoff: strength / 4.0, ..plain },
+            2 => SamplingParams { eta_cutoff: strength, ..plain },
+            3 => SamplingParams { top_h: strength, ..plain },
+            4 => SamplingParams { top_n_sigma: 4.0 * strength, ..plain },
+            5 => SamplingParams { xtc_probability: 1.0, xtc_threshold: strength / 2.0, ..plain },
+            6 => SamplingParams { mirostat: 2, mirostat_tau: 6.0 * strength, ..plain },
+            7 => SamplingParams { mirostat: 1, mirostat_tau: 4.0 * strength, ..plain },
+            _ => SamplingParams { dynatemp_range: strength, dynatemp_exponent: 3.0 * strength, ..plain },
+        };
+        let expected = oracle::distribution(&logits, &params, &[1], &[]);
+        assert_same(&distribution(&logits, &params, &[1], &[]).unwrap(), &expected)?;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -173,17 +401,19 @@ struct Kept {
     probabilities: Vec<f64>,
 }
 
-/// What a filter's name in the golden file means; none for those that are not sampler stages yet.
-fn golden_params(filter: &str) -> Option<SamplingParams> {
+/// What a filter's name in the golden file means.
+fn golden_params(filter: &str) -> SamplingParams {
     let (name, value) = filter.rsplit_once('_').unwrap();
     let number: f64 = value.parse().unwrap();
     let default = SamplingParams::default();
     match name {
-        "top_k" => Some(SamplingParams { top_k: number as usize, ..default }),
-        "top_p" => Some(SamplingParams { top_p: number, ..default }),
-        "min_p" => Some(SamplingParams { min_p: number, ..default }),
-        "temperature" => Some(SamplingParams { temperature: number, ..default }),
-        "typical" | "epsilon" | "top_h" => None,
+        "top_k" => SamplingParams { top_k: number as usize, ..default },
+        "top_p" => SamplingParams { top_p: number, ..default },
+        "min_p" => SamplingParams { min_p: number, ..default },
+        "temperature" => SamplingParams { temperature: number, ..default },
+        "typical" => SamplingParams { typical_p: number, ..default },
+        "epsilon" => SamplingParams { epsilon_cutoff: number, ..default },
+        "top_h" => SamplingParams { top_h: number, ..default },
         other => panic!("{other} is not known here"),
     }
 }
@@ -196,7 +426,7 @@ fn filters_agree_with_transformers() {
     let mut compared = 0;
     for row in &rows {
         for (name, expected) in &row.filters {
-            let Some(params) = golden_params(name) else { continue };
+            let params = golden_params(name);
             let got = distribution(&row.logits, &params, &[0], &[]).unwrap();
             let logits_of = |ids: &[u32]| {
                 let mut logits: Vec<f32> = ids.iter().map(|&id| row.logits[id as usize]).collect();
@@ -223,7 +453,7 @@ fn filters_agree_with_transformers() {
             compared += 1;
         }
     }
-    assert_eq!((rows.len(), compared), (4, 4 * 7));
+    assert_eq!((rows.len(), compared), (4, 4 * 11));
 }
 
 #[test]

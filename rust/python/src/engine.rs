@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, Text, pages,
+    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, SharedProcessor, Text,
+    pages,
 };
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
@@ -20,6 +21,7 @@ use crate::interrupt::Interrupt;
 use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
+use crate::processor::PythonProcessor;
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
@@ -149,7 +151,7 @@ impl Engine {
     }
 
     /// Queues a request and returns its id.
-    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None))]
+    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None, logits_processors=None))]
     fn add_request(
         &self,
         py: Python<'_>,
@@ -157,12 +159,18 @@ impl Engine {
         params: &str,
         fork_of: Option<u64>,
         lora: Option<&LoraAdapter>,
+        logits_processors: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let mut request = SamplingParams::from_json(params, self.vocab_size)
             .map_err(RequestError::from)
             .and_then(|params| Request::from_ids(&prompt_token_ids, self.vocab_size, params))
             .map_err(|error| errors::request_error(&error))?;
         request.adapter = lora.map(|lora| Arc::clone(&lora.0));
+        if let Some(processors) = logits_processors {
+            let caught = Arc::clone(&self.interrupt.caught);
+            let processor = PythonProcessor::new(processors, self.vocab_size, caught)?;
+            request.params.logits_processor = Some(SharedProcessor(Arc::new(processor)));
+        }
         let added = self.with(py, |engine| match fork_of {
             Some(other) => engine.fork_request(request, engine::RequestId(other)),
             None => engine.add_request(request),

@@ -1,5 +1,6 @@
 //! Ctrl-C while Rust computes: a cancel flag that asks Python for pending signals.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ferrule_kernels::Cancel;
@@ -9,6 +10,8 @@ use pyo3::prelude::*;
 /// A cancel flag whose hook runs Python's signal handlers, and what they raised.
 pub(crate) struct Interrupt {
     pub cancel: Cancel,
+    /// Set where an interrupt was caught inside of a step that goes on.
+    pub caught: Arc<AtomicBool>,
     raised: Arc<Mutex<Option<PyErr>>>,
 }
 
@@ -26,13 +29,14 @@ impl Interrupt {
             Some(Ok(())) => false,
             None => true,
         };
-        Self { cancel: Cancel::with_poll(hook), raised }
+        Self { cancel: Cancel::with_poll(hook), caught: Arc::default(), raised }
     }
 
-    /// For work that came to its end although the flag went up at the last moment: its result counts, and the interrupt
-    /// is given back to Python, which raises it on the main thread.
+    /// For work that came to its end although the flag went up at the last moment, or an interrupt was caught on the
+    /// way: its result counts, and the interrupt is given back to Python, which raises it on the main thread.
     pub fn settle(&self, _py: Python<'_>) {
-        if self.cancel.is_cancelled() {
+        let caught = self.caught.swap(false, Ordering::Relaxed);
+        if self.cancel.is_cancelled() || caught {
             drop(self.take());
             // SAFETY: may be called at any time while the interpreter runs; the token says that it does.
             unsafe { pyo3::ffi::PyErr_SetInterrupt() }

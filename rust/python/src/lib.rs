@@ -11,6 +11,7 @@ mod interrupt;
 mod lora;
 mod options;
 mod outputs;
+mod processor;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::machine;

@@ -14,6 +14,7 @@ pub(crate) struct StepOutput {
     stop_token: Option<u32>,
     error: Option<String>,
     logprobs: Vec<Py<TokenLogprobs>>,
+    entropies: Vec<f64>,
     trace: Vec<Py<SampleTrace>>,
     prompt_logprobs: Vec<Py<TokenLogprobs>>,
     queued_seconds: Option<f64>,
@@ -34,6 +35,7 @@ pub(crate) struct TokenLogprobs {
 #[pyclass(frozen, get_all, module = "ferrule._native")]
 pub(crate) struct SampleTrace {
     candidates: Vec<Py<Candidate>>,
+    stages: Vec<(&'static str, usize, f64)>,
     draw: Option<f64>,
     chosen: u32,
 }
@@ -44,6 +46,7 @@ pub(crate) struct Candidate {
     id: u32,
     logit: f32,
     probability: f64,
+    stage_probabilities: Vec<f64>,
     final_probability: f64,
     dropped_by: Option<&'static str>,
 }
@@ -62,6 +65,7 @@ impl StepOutput {
             error: finish.and_then(engine::FinishReason::error),
             token_ids: output.token_ids,
             logprobs: told(output.logprobs)?,
+            entropies: output.entropies,
             prompt_logprobs: told(output.prompt_logprobs)?,
             queued_seconds: timing.first_scheduled.as_ref().map(Duration::as_secs_f64),
             first_token_seconds: timing.first_token.as_ref().map(Duration::as_secs_f64),
@@ -80,9 +84,10 @@ fn token_logprobs(py: Python<'_>, logprobs: &engine::TokenLogprobs) -> PyResult<
 
 fn sample_trace(py: Python<'_>, trace: engine::SampleTrace) -> PyResult<Py<SampleTrace>> {
     let candidate = |candidate: TraceCandidate| {
-        let TraceCandidate { id, logit, probability, final_probability, dropped_by } = candidate;
-        Py::new(py, Candidate { id, logit, probability, final_probability, dropped_by })
+        let TraceCandidate { id, logit, probability, stage_probabilities, final_probability, dropped_by } = candidate;
+        Py::new(py, Candidate { id, logit, probability, stage_probabilities, final_probability, dropped_by })
     };
     let candidates = trace.candidates.into_iter().map(candidate).collect::<PyResult<_>>()?;
-    Py::new(py, SampleTrace { candidates, draw: trace.draw, chosen: trace.chosen })
+    let stages = trace.stages.iter().map(|stage| (stage.name, stage.left, stage.entropy)).collect();
+    Py::new(py, SampleTrace { candidates, stages, draw: trace.draw, chosen: trace.chosen })
 }

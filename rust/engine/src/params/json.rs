@@ -23,12 +23,33 @@ struct Fields {
     repetition_penalty: Value,
     presence_penalty: Value,
     frequency_penalty: Value,
+    dynatemp_range: Value,
+    dynatemp_exponent: Value,
+    top_n_sigma: Value,
+    typical_p: Value,
+    epsilon_cutoff: Value,
+    eta_cutoff: Value,
+    top_h: Value,
+    xtc_probability: Value,
+    xtc_threshold: Value,
+    dry_multiplier: Value,
+    dry_base: Value,
+    dry_allowed_length: Value,
+    dry_penalty_last_n: Value,
+    dry_sequence_breaker_ids: Value,
+    mirostat: Value,
+    mirostat_tau: Value,
+    mirostat_eta: Value,
+    no_repeat_ngram_size: Value,
+    bad_words: Value,
+    allowed_token_ids: Value,
     logit_bias: Value,
     seed: Value,
     max_tokens: Value,
     min_tokens: Value,
     stop_token_ids: Value,
     logprobs: Value,
+    entropy: Value,
     trace: Value,
     prompt_logprobs: Value,
     prompt_logprobs_from: Value,
@@ -55,6 +76,37 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
             .unwrap_or(default.repetition_penalty),
         presence_penalty: real("presence_penalty", &fields.presence_penalty)?.unwrap_or(default.presence_penalty),
         frequency_penalty: real("frequency_penalty", &fields.frequency_penalty)?.unwrap_or(default.frequency_penalty),
+        dynatemp_range: real("dynatemp_range", &fields.dynatemp_range)?.unwrap_or(default.dynatemp_range),
+        dynatemp_exponent: real("dynatemp_exponent", &fields.dynatemp_exponent)?.unwrap_or(default.dynatemp_exponent),
+        top_n_sigma: real("top_n_sigma", &fields.top_n_sigma)?.unwrap_or(default.top_n_sigma),
+        typical_p: real("typical_p", &fields.typical_p)?.unwrap_or(default.typical_p),
+        epsilon_cutoff: real("epsilon_cutoff", &fields.epsilon_cutoff)?.unwrap_or(default.epsilon_cutoff),
+        eta_cutoff: real("eta_cutoff", &fields.eta_cutoff)?.unwrap_or(default.eta_cutoff),
+        top_h: real("top_h", &fields.top_h)?.unwrap_or(default.top_h),
+        xtc_probability: real("xtc_probability", &fields.xtc_probability)?.unwrap_or(default.xtc_probability),
+        xtc_threshold: real("xtc_threshold", &fields.xtc_threshold)?.unwrap_or(default.xtc_threshold),
+        dry_multiplier: real("dry_multiplier", &fields.dry_multiplier)?.unwrap_or(default.dry_multiplier),
+        dry_base: real("dry_base", &fields.dry_base)?.unwrap_or(default.dry_base),
+        dry_allowed_length: integer(&limits::DRY_ALLOWED_LENGTH, &fields.dry_allowed_length)?
+            .unwrap_or(default.dry_allowed_length),
+        dry_penalty_last_n: last_n(&fields.dry_penalty_last_n)?,
+        dry_sequence_breaker_ids: tokens(
+            "dry_sequence_breaker_ids",
+            &fields.dry_sequence_breaker_ids,
+            vocab_size,
+            limits::MAX_TOKEN_IDS,
+        )?,
+        mirostat: integer(&limits::MIROSTAT, &fields.mirostat)?.unwrap_or(default.mirostat),
+        mirostat_tau: real("mirostat_tau", &fields.mirostat_tau)?.unwrap_or(default.mirostat_tau),
+        mirostat_eta: real("mirostat_eta", &fields.mirostat_eta)?.unwrap_or(default.mirostat_eta),
+        no_repeat_ngram_size: integer(&limits::NO_REPEAT_NGRAM_SIZE, &fields.no_repeat_ngram_size)?
+            .unwrap_or(default.no_repeat_ngram_size),
+        bad_words: words(&fields.bad_words, vocab_size)?,
+        allowed_token_ids: match &fields.allowed_token_ids {
+            Value::Null => None,
+            ids => Some(tokens("allowed_token_ids", ids, vocab_size, limits::MAX_TOKEN_IDS)?),
+        },
+        logits_processor: None,
         logit_bias: bias(&fields.logit_bias, vocab_size)?,
         seed: seed(&fields.seed)?,
         max_tokens: integer(&limits::MAX_TOKENS, &fields.max_tokens)?
@@ -62,6 +114,7 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
         min_tokens: integer(&limits::MIN_TOKENS, &fields.min_tokens)?.unwrap_or(default.min_tokens),
         stop_token_ids: tokens("stop_token_ids", &fields.stop_token_ids, vocab_size, limits::MAX_STOP_TOKEN_IDS)?,
         logprobs: integer(&limits::LOGPROBS, &fields.logprobs)?,
+        entropy: flag("entropy", &fields.entropy)?.unwrap_or(default.entropy),
         trace: integer(&limits::TRACE, &fields.trace)?,
         prompt_logprobs: integer(&limits::PROMPT_LOGPROBS, &fields.prompt_logprobs)?,
         prompt_logprobs_from: integer(&limits::PROMPT_LOGPROBS_FROM, &fields.prompt_logprobs_from)?
@@ -118,6 +171,28 @@ fn integer(range: &IntegerRange, value: &Value) -> Result<Option<usize>, ParamEr
         Err(false) => {
             Err(ParamError::WrongType { field: range.field, value: shown(value), expected: "a whole number" })
         }
+    }
+}
+
+/// A number of tokens; none for -1, which stands for all.
+fn last_n(value: &Value) -> Result<Option<usize>, ParamError> {
+    if value.as_i64() == Some(-1) { Ok(None) } else { integer(&limits::DRY_PENALTY_LAST_N, value) }
+}
+
+fn words(value: &Value, vocab: usize) -> Result<Vec<Vec<u32>>, ParamError> {
+    const FIELD: &str = "bad_words";
+    let wrong = |value: &Value| ParamError::WrongType { field: FIELD, value: shown(value), expected: "lists of token ids" };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(items) => {
+            check_count(FIELD, items.len(), limits::MAX_BAD_WORDS)?;
+            let word = |item: &Value| match item {
+                Value::Array(_) => tokens(FIELD, item, vocab, limits::MAX_BAD_WORD_TOKENS),
+                _ => Err(wrong(item)),
+            };
+            items.iter().map(word).collect()
+        }
+        _ => Err(wrong(value)),
     }
 }
 
@@ -255,6 +330,25 @@ mod tests {
             ("trace", "1001", "0 to 1000"),
             ("prompt_logprobs", "21", "0 to 20"),
             ("prompt_logprobs_from", "0", "1 to"),
+            ("dynatemp_range", "-0.1", "at least 0"),
+            ("dynatemp_exponent", "\"nan\"", "at most 100"),
+            ("top_n_sigma", "-1", "at least 0"),
+            ("typical_p", "0", "above 0"),
+            ("typical_p", "1.1", "at most 1"),
+            ("epsilon_cutoff", "-0.1", "at least 0"),
+            ("eta_cutoff", "2", "at most 1"),
+            ("top_h", "1.5", "at most 1"),
+            ("xtc_probability", "1.5", "at most 1"),
+            ("xtc_threshold", "\"inf\"", "at most 1"),
+            ("dry_multiplier", "-1", "at least 0"),
+            ("dry_base", "0.5", "at least 1"),
+            ("dry_base", "1e308", "at most 100"),
+            ("dry_allowed_length", "0", "1 to 2147483647"),
+            ("dry_penalty_last_n", "-2", "0 to 2147483647"),
+            ("mirostat", "3", "0 to 2"),
+            ("mirostat_tau", "0", "above 0"),
+            ("mirostat_eta", "1.5", "at most 1"),
+            ("no_repeat_ngram_size", "1025", "0 to 1024"),
             ("priority", "2147483648", "2147483647"),
             ("priority", "-1e30", "-2147483648"),
             ("cache_salt", "\"\"", "1 to 1024"),
@@ -287,6 +381,9 @@ mod tests {
             (r#""logit_bias": {"-1": 1}"#, "logit_bias", "\"-1\""),
             (r#""stop_token_ids": [5, 100]"#, "stop_token_ids", "100"),
             (r#""stop_token_ids": [-1]"#, "stop_token_ids", "-1"),
+            (r#""bad_words": [[1, 100]]"#, "bad_words", "100"),
+            (r#""allowed_token_ids": [0, 100]"#, "allowed_token_ids", "100"),
+            (r#""dry_sequence_breaker_ids": [-1]"#, "dry_sequence_breaker_ids", "-1"),
             (r#""stop_token_ids": [99999999999999999999999]"#, "stop_token_ids", "1e+23"),
         ] {
             assert_eq!(refused(text), ParamError::TokenId { field, id: id.into(), vocab_size: VOCAB });
@@ -305,6 +402,13 @@ mod tests {
             (r#""streams": 1"#, "streams"),
             (r#""stop_token_ids": "stop""#, "stop_token_ids"),
             (r#""stop_token_ids": [1.5]"#, "stop_token_ids"),
+            (r#""bad_words": [1]"#, "bad_words"),
+            (r#""bad_words": {}"#, "bad_words"),
+            (r#""bad_words": [["one"]]"#, "bad_words"),
+            (r#""allowed_token_ids": 3"#, "allowed_token_ids"),
+            (r#""dry_penalty_last_n": 0.5"#, "dry_penalty_last_n"),
+            (r#""mirostat": true"#, "mirostat"),
+            (r#""entropy": 1"#, "entropy"),
             (r#""logit_bias": [1]"#, "logit_bias"),
             (r#""logit_bias": {"one": 1}"#, "logit_bias"),
             (r#""logit_bias": {"1": null}"#, "logit_bias"),
@@ -314,6 +418,19 @@ mod tests {
         }
         assert!(matches!(refused(r#""logit_bias": {"1": "inf"}"#), ParamError::OutOfRange { field: "logit_bias", .. }));
         assert!(matches!(refused(r#""logit_bias": {"1": 101}"#), ParamError::OutOfRange { field: "logit_bias", .. }));
+        assert_eq!(refused(r#""allowed_token_ids": []"#), ParamError::Empty { field: "allowed_token_ids" });
+        assert_eq!(refused(r#""bad_words": [[1], []]"#), ParamError::Empty { field: "an item of bad_words" });
+        for (field, list, count, limit) in [
+            ("bad_words", vec![vec![1]; 1025], 1025, limits::MAX_BAD_WORDS),
+            ("bad_words", vec![vec![1; 257]], 257, limits::MAX_BAD_WORD_TOKENS),
+        ] {
+            assert_eq!(refused(&format!("\"{field}\": {list:?}")), ParamError::TooMany { field, count, limit });
+        }
+        for field in ["allowed_token_ids", "dry_sequence_breaker_ids"] {
+            let (limit, count) = (limits::MAX_TOKEN_IDS, limits::MAX_TOKEN_IDS + 1);
+            let many = format!("\"{field}\": {:?}", vec![1; count]);
+            assert_eq!(refused(&many), ParamError::TooMany { field, count, limit });
+        }
         let many = format!("\"stop_token_ids\": {:?}", vec![1; 100_000]);
         assert_eq!(refused(&many), ParamError::TooMany { field: "stop_token_ids", count: 100_000, limit: 1024 });
         assert!(refused(r#""best_of": 2"#).to_string().contains("best_of"));
@@ -327,7 +444,12 @@ mod tests {
     #[test]
     fn everything_is_read() {
         let text = r#"{"temperature": 0.5, "top_k": -1, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
-            "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5},
+            "presence_penalty": -1, "frequency_penalty": 2, "dynatemp_range": 0.3, "dynatemp_exponent": 2,
+            "top_n_sigma": 1.5, "typical_p": 0.8, "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "top_h": 0.4,
+            "xtc_probability": 0.5, "xtc_threshold": 0.2, "dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3,
+            "dry_penalty_last_n": 64, "dry_sequence_breaker_ids": [8, 1, 8], "mirostat": 2, "mirostat_tau": 4,
+            "mirostat_eta": 0.2, "no_repeat_ngram_size": 3, "bad_words": [[4, 2], [3]], "allowed_token_ids": [7, 0, 7],
+            "entropy": true, "logit_bias": {"7": -100, "3": 1.5},
             "seed": 18446744073709551615, "max_tokens": 7, "min_tokens": 7, "stop_token_ids": [9, 2, 9],
             "logprobs": 20, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5, "streams": false, "priority": -2,
             "cache_salt": "a"}"#;
@@ -339,12 +461,34 @@ mod tests {
             repetition_penalty: 1.1,
             presence_penalty: -1.0,
             frequency_penalty: 2.0,
+            dynatemp_range: 0.3,
+            dynatemp_exponent: 2.0,
+            top_n_sigma: 1.5,
+            typical_p: 0.8,
+            epsilon_cutoff: 0.01,
+            eta_cutoff: 0.02,
+            top_h: 0.4,
+            xtc_probability: 0.5,
+            xtc_threshold: 0.2,
+            dry_multiplier: 0.8,
+            dry_base: 2.0,
+            dry_allowed_length: 3,
+            dry_penalty_last_n: Some(64),
+            dry_sequence_breaker_ids: vec![1, 8],
+            mirostat: 2,
+            mirostat_tau: 4.0,
+            mirostat_eta: 0.2,
+            no_repeat_ngram_size: 3,
+            bad_words: vec![vec![4, 2], vec![3]],
+            allowed_token_ids: Some(vec![0, 7]),
+            logits_processor: None,
             logit_bias: vec![(3, 1.5), (7, -100.0)],
             seed: u64::MAX,
             max_tokens: 7,
             min_tokens: 7,
             stop_token_ids: vec![2, 9],
             logprobs: Some(20),
+            entropy: true,
             trace: Some(3),
             prompt_logprobs: Some(0),
             prompt_logprobs_from: 5,
@@ -354,7 +498,8 @@ mod tests {
         };
         assert_eq!(SamplingParams::from_json(text, VOCAB), Ok(expected));
         let nulls = r#"{"seed": 0, "max_tokens": 16, "temperature": null, "top_k": null, "logprobs": null,
-            "stop_token_ids": null, "logit_bias": null}"#;
+            "stop_token_ids": null, "logit_bias": null, "dry_penalty_last_n": -1, "allowed_token_ids": null,
+            "bad_words": null, "entropy": null}"#;
         assert_eq!(SamplingParams::from_json(nulls, VOCAB), Ok(SamplingParams::default()));
     }
 }

@@ -99,3 +99,43 @@ pub const CACHE_SALT: IntegerRange = IntegerRange::new("cache_salt", 1, 1024);
 pub const TRACE: IntegerRange = IntegerRange::new("trace", 0, 1000);
 /// Items of `stop_token_ids`: each is looked for after every token.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
+/// `dynatemp_range`.
+pub const DYNATEMP_RANGE: RealRange = RealRange::closed("dynatemp_range", 0.0, 100.0);
+/// `dynatemp_exponent`.
+pub const DYNATEMP_EXPONENT: RealRange = RealRange::closed("dynatemp_exponent", 0.0, 100.0);
+/// `top_n_sigma`. 0 is off.
+pub const TOP_N_SIGMA: RealRange = RealRange::closed("top_n_sigma", 0.0, 100.0);
+/// `typical_p`.
+pub const TYPICAL_P: RealRange = RealRange::open_below("typical_p", 0.0, 1.0);
+/// `epsilon_cutoff`.
+pub const EPSILON_CUTOFF: RealRange = RealRange::closed("epsilon_cutoff", 0.0, 1.0);
+/// `eta_cutoff`.
+pub const ETA_CUTOFF: RealRange = RealRange::closed("eta_cutoff", 0.0, 1.0);
+/// `top_h`. 0 is off; at 1 the hundred most likely are kept.
+pub const TOP_H: RealRange = RealRange::closed("top_h", 0.0, 1.0);
+/// `xtc_probability`.
+pub const XTC_PROBABILITY: RealRange = RealRange::closed("xtc_probability", 0.0, 1.0);
+/// `xtc_threshold`. Above 0.5 it never acts.
+pub const XTC_THRESHOLD: RealRange = RealRange::closed("xtc_threshold", 0.0, 1.0);
+/// `dry_multiplier`.
+pub const DRY_MULTIPLIER: RealRange = RealRange::closed("dry_multiplier", 0.0, 100.0);
+/// `dry_base`.
+pub const DRY_BASE: RealRange = RealRange::closed("dry_base", 1.0, 100.0);
+/// `dry_allowed_length`.
+pub const DRY_ALLOWED_LENGTH: IntegerRange = IntegerRange::new("dry_allowed_length", 1, MANY);
+/// `dry_penalty_last_n`, where it is not -1, the whole text.
+pub const DRY_PENALTY_LAST_N: IntegerRange = IntegerRange::new("dry_penalty_last_n", 0, MANY);
+/// `mirostat`.
+pub const MIROSTAT: IntegerRange = IntegerRange::new("mirostat", 0, 2);
+/// `mirostat_tau`, in bits.
+pub const MIROSTAT_TAU: RealRange = RealRange::open_below("mirostat_tau", 0.0, 100.0);
+/// `mirostat_eta`.
+pub const MIROSTAT_ETA: RealRange = RealRange::open_below("mirostat_eta", 0.0, 1.0);
+/// `no_repeat_ngram_size`: an index is walked through by as many steps.
+pub const NO_REPEAT_NGRAM_SIZE: IntegerRange = IntegerRange::new("no_repeat_ngram_size", 0, 1024);
+/// Items of `bad_words`: each is compared with the text before every token.
+pub const MAX_BAD_WORDS: usize = 1024;
+/// Tokens of an item of `bad_words`.
+pub const MAX_BAD_WORD_TOKENS: usize = 256;
+/// Items of lists that may name much of a vocabulary: `allowed_token_ids`, `dry_sequence_breaker_ids`.
+pub const MAX_TOKEN_IDS: usize = 1 << 20;

@@ -8,6 +8,8 @@ pub mod limits;
 
 use std::sync::Arc;
 
+use crate::sampling::SharedProcessor;
+
 use limits::{IntegerRange, RealRange};
 
 /// Why sampling parameters were refused.
@@ -49,6 +51,12 @@ pub enum ParamError {
         /// Token ids of the model: those below this number.
         vocab_size: usize,
     },
+    /// A list with nothing in it.
+    #[error("{field} is empty: it must have at least one token id")]
+    Empty {
+        /// The parameter's name.
+        field: &'static str,
+    },
     /// A list that is too long.
     #[error("{field} has {count} items, but at most {limit} are allowed")]
     TooMany {
@@ -84,6 +92,48 @@ pub struct SamplingParams {
     pub presence_penalty: f64,
     /// Taken off the logits of tokens in the continuation, once for each time.
     pub frequency_penalty: f64,
+    /// Half the width of the range in which the temperature follows the entropy; 0 keeps it constant.
+    pub dynatemp_range: f64,
+    /// The power of the entropy's share by which it does.
+    pub dynatemp_exponent: f64,
+    /// Keeps logits within so many standard deviations of the highest; 0 keeps all.
+    pub top_n_sigma: f64,
+    /// Keeps the set of this probability whose surprise is nearest to the entropy; 1 keeps all.
+    pub typical_p: f64,
+    /// Drops tokens less likely than this; 0 keeps all.
+    pub epsilon_cutoff: f64,
+    /// Drops tokens less likely than this, and than its root times the exponential of minus the entropy; 0 keeps all.
+    pub eta_cutoff: f64,
+    /// Keeps the most likely tokens up to this share of the entropy; 0 keeps all.
+    pub top_h: f64,
+    /// How often the most likely tokens are dropped.
+    pub xtc_probability: f64,
+    /// How likely a token is that counts as one of them; the least likely of them is kept.
+    pub xtc_threshold: f64,
+    /// What going on with a repeat of the allowed length costs; 0 is off.
+    pub dry_multiplier: f64,
+    /// By how much more, for each token that the repeat is longer.
+    pub dry_base: f64,
+    /// Tokens of a repeat that begins to cost something.
+    pub dry_allowed_length: usize,
+    /// Tokens at the end of the text in which repeats are looked for; none: the whole text.
+    pub dry_penalty_last_n: Option<usize>,
+    /// Tokens across which repeats do not reach; ascending, each once.
+    pub dry_sequence_breaker_ids: Vec<u32>,
+    /// The version of mirostat; 0 is off.
+    pub mirostat: usize,
+    /// The surprise, in bits, that mirostat holds.
+    pub mirostat_tau: f64,
+    /// How fast it does.
+    pub mirostat_eta: f64,
+    /// No n-gram of this many tokens comes twice; 0 allows all.
+    pub no_repeat_ngram_size: usize,
+    /// Sequences that must not come, each of one token or more.
+    pub bad_words: Vec<Vec<u32>>,
+    /// The only tokens that may be sampled; ascending, each once.
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// What the caller does to logits itself. JSON has no word for it.
+    pub logits_processor: Option<SharedProcessor>,
     /// Added to the logits of these tokens; ascending ids, each once.
     pub logit_bias: Vec<(u32, f64)>,
     /// Makes the random numbers: the draw for a position depends on this and on the position alone.
@@ -96,6 +146,8 @@ pub struct SamplingParams {
     pub stop_token_ids: Vec<u32>,
     /// Report the log-probability of each sampled token and of this many most likely ones.
     pub logprobs: Option<usize>,
+    /// Report the entropy of the raw logits before each sampled token.
+    pub entropy: bool,
     /// Report how each token was picked, with this many most likely candidates.
     pub trace: Option<usize>,
     /// Report the log-probability of each token of the prompt and of this many most likely ones in its place.
@@ -121,12 +173,34 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_n_sigma: 0.0,
+            typical_p: 1.0,
+            epsilon_cutoff: 0.0,
+            eta_cutoff: 0.0,
+            top_h: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: None,
+            dry_sequence_breaker_ids: Vec::new(),
+            mirostat: 0,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            no_repeat_ngram_size: 0,
+            bad_words: Vec::new(),
+            allowed_token_ids: None,
+            logits_processor: None,
             logit_bias: Vec::new(),
             seed: 0,
             max_tokens: 16,
             min_tokens: 0,
             stop_token_ids: Vec::new(),
             logprobs: None,
+            entropy: false,
             trace: None,
             prompt_logprobs: None,
             prompt_logprobs_from: 1,
@@ -148,8 +222,11 @@ impl SamplingParams {
     pub fn from_json(text: &str, vocab_size: usize) -> Result<Self, ParamError> {
         let mut params = json::read(text, vocab_size)?;
         params.logit_bias.sort_by_key(|&(id, _)| id);
-        params.stop_token_ids.sort_unstable();
-        params.stop_token_ids.dedup();
+        let SamplingParams { stop_token_ids, dry_sequence_breaker_ids, allowed_token_ids, .. } = &mut params;
+        for ids in [stop_token_ids, dry_sequence_breaker_ids].into_iter().chain(allowed_token_ids) {
+            ids.sort_unstable();
+            ids.dedup();
+        }
         params.validate(vocab_size)?;
         Ok(params)
     }
@@ -166,6 +243,25 @@ impl SamplingParams {
         limits::REPETITION_PENALTY.check(self.repetition_penalty)?;
         limits::PRESENCE_PENALTY.check(self.presence_penalty)?;
         limits::FREQUENCY_PENALTY.check(self.frequency_penalty)?;
+        limits::DYNATEMP_RANGE.check(self.dynatemp_range)?;
+        limits::DYNATEMP_EXPONENT.check(self.dynatemp_exponent)?;
+        limits::TOP_N_SIGMA.check(self.top_n_sigma)?;
+        limits::TYPICAL_P.check(self.typical_p)?;
+        limits::EPSILON_CUTOFF.check(self.epsilon_cutoff)?;
+        limits::ETA_CUTOFF.check(self.eta_cutoff)?;
+        limits::TOP_H.check(self.top_h)?;
+        limits::XTC_PROBABILITY.check(self.xtc_probability)?;
+        limits::XTC_THRESHOLD.check(self.xtc_threshold)?;
+        limits::DRY_MULTIPLIER.check(self.dry_multiplier)?;
+        limits::DRY_BASE.check(self.dry_base)?;
+        limits::DRY_ALLOWED_LENGTH.check(self.dry_allowed_length)?;
+        limits::MIROSTAT.check(self.mirostat)?;
+        limits::MIROSTAT_TAU.check(self.mirostat_tau)?;
+        limits::MIROSTAT_ETA.check(self.mirostat_eta)?;
+        limits::NO_REPEAT_NGRAM_SIZE.check(self.no_repeat_ngram_size)?;
+        if let Some(count) = self.dry_penalty_last_n {
+            limits::DRY_PENALTY_LAST_N.check(count)?;
+        }
         limits::MAX_TOKENS.check(self.max_tokens)?;
         if self.min_tokens > self.max_tokens {
             return Err(ParamError::OutOfRange {
@@ -188,8 +284,22 @@ impl SamplingParams {
             check_token("logit_bias", id, vocab_size)?;
             limits::LOGIT_BIAS.check(bias)?;
         }
-        check_count("stop_token_ids", self.stop_token_ids.len(), limits::MAX_STOP_TOKEN_IDS)?;
-        self.stop_token_ids.iter().try_for_each(|&id| check_token("stop_token_ids", id, vocab_size))
+        check_count("bad_words", self.bad_words.len(), limits::MAX_BAD_WORDS)?;
+        for word in &self.bad_words {
+            if word.is_empty() {
+                return Err(ParamError::Empty { field: "an item of bad_words" });
+            }
+            check_tokens("bad_words", word, limits::MAX_BAD_WORD_TOKENS, vocab_size)?;
+        }
+        if let Some(allowed) = &self.allowed_token_ids {
+            if allowed.is_empty() {
+                return Err(ParamError::Empty { field: "allowed_token_ids" });
+            }
+            check_tokens("allowed_token_ids", allowed, limits::MAX_TOKEN_IDS, vocab_size)?;
+        }
+        let breakers = &self.dry_sequence_breaker_ids;
+        check_tokens("dry_sequence_breaker_ids", breakers, limits::MAX_TOKEN_IDS, vocab_size)?;
+        check_tokens("stop_token_ids", &self.stop_token_ids, limits::MAX_STOP_TOKEN_IDS, vocab_size)
     }
 
     /// Whether the most likely token is taken every time.
@@ -207,6 +317,11 @@ impl SamplingParams {
 
 fn check_token(field: &'static str, id: u32, vocab_size: usize) -> Result<(), ParamError> {
     if (id as usize) < vocab_size { Ok(()) } else { Err(ParamError::TokenId { field, id: id.to_string(), vocab_size }) }
+}
+
+fn check_tokens(field: &'static str, ids: &[u32], limit: usize, vocab_size: usize) -> Result<(), ParamError> {
+    check_count(field, ids.len(), limit)?;
+    ids.iter().try_for_each(|&id| check_token(field, id, vocab_size))
 }
 
 fn check_count(field: &'static str, count: usize, limit: usize) -> Result<(), ParamError> {

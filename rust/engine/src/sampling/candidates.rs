@@ -66,6 +66,8 @@ pub(super) struct Candidates<'a> {
     last: Candidate,
     /// Whether the room's weights are those of the row, and their sums those of what is left.
     weighed: bool,
+    /// What all that was left weighed when a stage asked to remember it.
+    remembered_total: Option<f64>,
 }
 
 /// The logits at all places, with room to write elsewhere.
@@ -77,7 +79,16 @@ impl<'a> Candidates<'a> {
     /// Every token of a row. None if one of its logits is NaN or positive infinity.
     pub fn new(isa: Isa, models: &'a [f32], room: &'a mut Room) -> Option<Self> {
         let is_sound = logits::block_maxima(isa, models, &mut room.maxima);
-        is_sound.then_some(Self { isa, models, room, row: Row::Models, temperature: None, last: ANY, weighed: false })
+        is_sound.then_some(Self {
+            isa,
+            models,
+            room,
+            row: Row::Models,
+            temperature: None,
+            last: ANY,
+            weighed: false,
+            remembered_total: None,
+        })
     }
 
     fn logits(&self) -> &[f32] {
@@ -231,7 +242,8 @@ impl<'a> Candidates<'a> {
         let ids = (self.row == Row::Listed).then_some(&self.room.ids[..]);
         let logits = logits_of(self.row, self.models, &self.room.logits);
         let (weights, sums) = (&self.room.weights[..], &self.room.sums[..]);
-        Weighed { isa: self.isa, ids, logits, highest, weights, sums, last: self.last }
+        let remembered_total = self.remembered_total;
+        Weighed { isa: self.isa, ids, logits, highest, weights, sums, last: self.last, remembered_total }
     }
 
     /// Adds up each block's weights of what has not been dropped.
@@ -314,6 +326,8 @@ pub(super) struct Weighed<'a> {
     pub sums: &'a [f64],
     /// The least likely that is left, or the place in the order where it would be.
     pub last: Candidate,
+    /// The sum of what was left when a stage asked to remember it.
+    pub remembered_total: Option<f64>,
 }
 
 impl<'a> Weighed<'a> {
@@ -339,9 +353,7 @@ impl<'a> Weighed<'a> {
 
     /// Ids, ascending, and weights of what is left.
     pub fn left(self) -> impl Iterator<Item = (u32, f64)> + use<'a> {
-        let all = (0..self.logits.len()).map(move |place| (self.candidate(place), self.weights[place]));
-        all.filter(move |(candidate, _)| by_likelihood(candidate, &self.last).is_le())
-            .map(|(candidate, weight)| (candidate.id, weight))
+        self.left_at().map(|(id, _, weight)| (id, weight))
     }
 }
 
@@ -391,5 +403,6 @@ pub(super) fn most_likely(isa: Isa, logits: &[f32], count: usize) -> Vec<u32> {
     top.iter().map(|candidate| candidate.id).chain(forbidden).take(count).collect()
 }
 
+mod sets;
 #[cfg(test)]
 mod tests;

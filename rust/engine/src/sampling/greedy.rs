@@ -1,6 +1,6 @@
 //! Temperature 0: the most likely token, the lowest id among equals. The filters after it have nothing left to do.
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct Greedy;
 
@@ -13,7 +13,8 @@ impl Stage for Greedy {
         context.params.is_greedy()
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, _context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, _context: Context<'_>) -> Result<(), SampleError> {
         candidates.keep_best();
+        Ok(())
     }
 }

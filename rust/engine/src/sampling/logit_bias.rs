@@ -1,6 +1,6 @@
 //! What the caller adds to the logits of tokens it names (OpenAI's `logit_bias`).
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct LogitBias;
 
@@ -13,9 +13,10 @@ impl Stage for LogitBias {
         !context.params.logit_bias.is_empty()
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         for &(id, bias) in &context.params.logit_bias {
             candidates.change(id, |logit| logit + bias as f32);
         }
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use ferrule_kernels::logits::weight;
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct MinP;
 
@@ -15,8 +15,9 @@ impl Stage for MinP {
         context.params.min_p > 0.0
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         let highest = candidates.highest_logit();
         candidates.keep_down_to(|logit| weight(logit, highest) >= context.params.min_p);
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! No stop id before the continuation has its minimum length.
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct MinTokens;
 
@@ -13,9 +13,10 @@ impl Stage for MinTokens {
         context.history.output_len() < context.params.min_tokens && !context.params.stop_token_ids.is_empty()
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         for &id in &context.params.stop_token_ids {
             candidates.change(id, |_| f32::NEG_INFINITY);
         }
+        Ok(())
     }
 }

@@ -5,18 +5,33 @@
 //!
 //! | stage | what it does |
 //! |---|---|
+//! | `allowed_token_ids` | drops all but named tokens |
+//! | `bad_words` | drops tokens that complete a forbidden sequence |
+//! | `no_repeat_ngram_size` | drops tokens that complete an n-gram for the second time |
 //! | `logit_bias` | adds to the logits of named tokens |
 //! | `min_tokens` | drops stop ids while the continuation is too short |
+//! | `logits_processors` | does what the caller's own functions do |
 //! | `penalties` | repetition, then frequency, then presence |
+//! | `dry` | takes off, the more the longer a repeat the token would go on |
 //! | `greedy` | at temperature 0 drops all but the most likely token |
+//! | `top_n_sigma` | keeps what lies within so many standard deviations of the highest logit |
 //! | `temperature` | divides |
+//! | `dynatemp` | divides by a temperature that follows the entropy, in the place of the one before |
 //! | `min_p` | drops what is unlikely beside the most likely token |
 //! | `top_k` | keeps so many of the most likely |
 //! | `top_p` | keeps the smallest most likely set of that mass |
+//! | `typical_p` | keeps the set of that mass whose surprise is nearest to the entropy |
+//! | `epsilon_cutoff` | drops what is less likely than that |
+//! | `eta_cutoff` | drops what is less likely than a bound that falls with the entropy |
+//! | `top_h` | keeps the most likely that have that share of the entropy |
+//! | `xtc` | by chance drops all likely tokens but the least likely of them |
+//! | `mirostat` | drops what is more surprising than a bound that holds the surprise near a target |
 //!
 //! and one of what is left is drawn. (Hugging Face's order is the same but for min-p, which it applies after top-p. The
 //! two differ only where both are on: min-p compares with the most likely token, which top-k and top-p never drop, but
-//! what it drops makes top-p's mass smaller.) Each filter sees probabilities over what the stages before it kept.
+//! what it drops makes top-p's mass smaller.) What vLLM has not stands where Hugging Face has it, and what neither has
+//! where its authors or llama.cpp advise it beside a temperature that comes first. Each filter sees probabilities over
+//! what the stages before it kept. docs/sampling.md has the formulas and where they are from.
 //!
 //! # Ties and exactness
 //! Among equal logits the lower id is the more likely one, everywhere; only top-k keeps all that equal the last one
@@ -29,32 +44,53 @@
 //! `candidates`). Few are listed, many are weighed in passes over the row, and a whole row is never sorted.
 //!
 //! # Random numbers
-//! The uniform number behind a token depends on the request's seed and the token's position alone (see [`rng`]). That
-//! is what makes a seeded request the same alone, in a batch, after preemption, and under speculation.
+//! A uniform number depends on the request's seed, the token's position and the purpose alone (see [`rng`]). That is
+//! what makes a seeded request the same alone, in a batch, after preemption, and under speculation.
+//!
+//! # What stages remember
+//! Counts, indexes of repeats and mirostat's bound are in the [`History`], which a sequence carries along: successive
+//! positions are sampled and pushed one after another.
 //!
 //! # A new stage
-//! One file with a `Stage`, one line in `STAGES` and in the table above, its parameters in `SamplingParams`.
+//! One file with a `Stage`, one line in `STAGES` and in the table above, its parameters in `SamplingParams`, and a line
+//! in docs/sampling.md.
 
+mod allowed_token_ids;
+mod bad_words;
 mod candidates;
 mod draw;
+mod dry;
+mod dynamic_temperature;
+mod epsilon_cutoff;
+mod eta_cutoff;
 mod greedy;
 mod history;
 mod logit_bias;
+mod logits_processors;
 mod logprobs;
 mod min_p;
 mod min_tokens;
+mod mirostat;
+mod no_repeat_ngram;
+mod nucleus;
 mod penalties;
+mod repeats;
 pub mod rng;
 mod temperature;
 #[cfg(test)]
 mod tests;
+mod top_h;
 mod top_k;
+mod top_n_sigma;
 mod top_p;
 mod trace;
+mod typical_p;
+mod xtc;
 
 pub use history::History;
+pub use logits_processors::{LogitsProcessor, SharedProcessor};
 pub use logprobs::{TokenLogprob, TokenLogprobs};
-pub use trace::{SampleTrace, TraceCandidate};
+pub use trace::{SampleTrace, StageEffect, TraceCandidate};
 
 use ferrule_kernels::arch::Isa;
 
@@ -63,14 +99,27 @@ use candidates::{Candidates, Room};
 
 /// Every stage, in the order in which they act.
 const STAGES: &[&dyn Stage] = &[
+    &allowed_token_ids::AllowedTokenIds,
+    &bad_words::BadWords,
+    &no_repeat_ngram::NoRepeatNgram,
     &logit_bias::LogitBias,
     &min_tokens::MinTokens,
+    &logits_processors::LogitsProcessors,
     &penalties::Penalties,
+    &dry::Dry,
     &greedy::Greedy,
+    &top_n_sigma::TopNSigma,
     &temperature::Temperature,
+    &dynamic_temperature::DynamicTemperature,
     &min_p::MinP,
     &top_k::TopK,
     &top_p::TopP,
+    &typical_p::TypicalP,
+    &epsilon_cutoff::EpsilonCutoff,
+    &eta_cutoff::EtaCutoff,
+    &top_h::TopH,
+    &xtc::Xtc,
+    &mirostat::Mirostat,
 ];
 
 /// What is named where a logit is negative infinity before any stage.
@@ -81,6 +130,8 @@ const MODEL: &str = "model";
 struct Context<'a> {
     params: &'a SamplingParams,
     history: &'a History,
+    /// Of the token that is to be sampled.
+    position: usize,
 }
 
 /// One step on the way from logits to a choice.
@@ -93,7 +144,10 @@ trait Stage: Sync {
 
     /// Changes logits, or drops candidates; a logit of negative infinity is dropped. There is always one left before; a
     /// filter leaves one.
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>);
+    ///
+    /// # Errors
+    /// What ends the request.
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError>;
 }
 
 /// Why a row of logits gives no token. Only the request it belongs to is concerned.
@@ -121,6 +175,14 @@ pub enum SampleError {
         /// The stage after which nothing was left.
         stage: &'static str,
     },
+    /// The caller's own function failed.
+    #[error("at position {position}: {message}")]
+    Processor {
+        /// Position of the token that was to be sampled.
+        position: usize,
+        /// What went wrong.
+        message: String,
+    },
 }
 
 /// A sampled token, and what was asked to be told about it.
@@ -130,6 +192,8 @@ pub struct Sample {
     pub token: u32,
     /// Its log-probability and those of the most likely ones, if asked for.
     pub logprobs: Option<TokenLogprobs>,
+    /// The entropy of the raw logits in nats, if asked for.
+    pub entropy: Option<f64>,
     /// How it was picked, if asked for.
     pub trace: Option<SampleTrace>,
 }
@@ -162,7 +226,8 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// Samples the token at `position` from `logits [vocab]`.
+    /// Samples the token at `position` from `logits [vocab]`. The history moves on when the token is pushed to it; what
+    /// it knows of logits, it learns here.
     ///
     /// # Errors
     /// [`SampleError`] if the row gives no token.
@@ -170,21 +235,21 @@ impl Sampler {
         &mut self,
         logits: &[f32],
         params: &SamplingParams,
-        history: &History,
+        history: &mut History,
         position: usize,
     ) -> Result<Sample, SampleError> {
         let isa = self.isa;
         let mut candidates = self.candidates(logits, position)?;
         let mut trace = params.trace.map(|count| trace::Recorder::new(isa, logits, count));
-        filter(&mut candidates, Context { params, history }, position, trace.as_mut())?;
+        filter(&mut candidates, Context { params, history, position }, trace.as_mut())?;
         let uniform = uniform(params, position);
         let weighed = candidates.weigh();
         let token = draw::draw(weighed, uniform.unwrap_or(0.0));
-        Ok(Sample {
-            token,
-            logprobs: params.logprobs.map(|count| logprobs::logprobs(isa, logits, token, count)),
-            trace: trace.map(|recorder| recorder.finish(logits, weighed, token, uniform)),
-        })
+        mirostat::observe(history, params, weighed, token);
+        let trace = trace.map(|recorder| recorder.finish(logits, weighed, token, uniform));
+        let logprobs = params.logprobs.map(|count| logprobs::logprobs(isa, logits, token, count));
+        let entropy = params.entropy.then(|| self.room.entropy(isa, logits));
+        Ok(Sample { token, logprobs, entropy, trace })
     }
 
     /// The log-probability of a token of the prompt, and those of the `count` most likely ones in its place, from the
@@ -233,14 +298,14 @@ impl Sampler {
 fn filter(
     candidates: &mut Candidates<'_>,
     context: Context<'_>,
-    position: usize,
     mut trace: Option<&mut trace::Recorder>,
 ) -> Result<(), SampleError> {
+    let position = context.position;
     if candidates.highest_logit() == f32::NEG_INFINITY {
         return Err(SampleError::NothingLeft { position, stage: MODEL });
     }
     for stage in STAGES.iter().filter(|stage| stage.is_active(context)) {
-        stage.apply(candidates, context);
+        stage.apply(candidates, context)?;
         if let Some(trace) = trace.as_deref_mut() {
             trace.note(stage.name(), candidates);
         }
@@ -267,7 +332,7 @@ pub fn distribution(
     let history = History::new(params, prompt, output);
     let mut sampler = Sampler::default();
     let mut candidates = sampler.candidates(logits, position)?;
-    filter(&mut candidates, Context { params, history: &history }, position, None)?;
+    filter(&mut candidates, Context { params, history: &history, position }, None)?;
     let draw = uniform(params, position);
     let weighed = candidates.weigh();
     let total = weighed.total();

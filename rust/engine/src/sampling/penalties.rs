@@ -6,7 +6,7 @@
 
 use crate::SamplingParams;
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct Penalties;
 
@@ -24,7 +24,7 @@ impl Stage for Penalties {
         are_on(context.params)
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *context.params;
         for (id, times) in context.history.tokens() {
             candidates.change(id, |logit| {
@@ -37,5 +37,6 @@ impl Stage for Penalties {
                 penalized.min(f64::from(f32::MAX)) as f32
             });
         }
+        Ok(())
     }
 }

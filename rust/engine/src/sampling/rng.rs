@@ -24,14 +24,30 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
+/// What a number is drawn for: each purpose has numbers of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Purpose {
+    /// Which token is picked.
+    Token = 0,
+    /// Whether `xtc` drops the most likely tokens.
+    Xtc = 1,
+}
+
 /// The uniform number in [0, 1) with which a request of this seed draws the token at `position`.
-///
-/// The counter is the position, low half first, then two zeros (kept for what else may need numbers of its own); the
-/// key is the seed, low half first. The number is the top 53 of the first 64 bits.
 #[must_use]
 pub fn uniform(seed: u64, position: u64) -> f64 {
-    let [low, high, ..] =
-        philox4x32([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    uniform_for(Purpose::Token, seed, position)
+}
+
+/// The uniform number in [0, 1) that a request of this seed has for a purpose at `position`.
+///
+/// The counter is the position, low half first, then the purpose and a zero; the key is the seed, low half first. The
+/// number is the top 53 of the first 64 bits.
+#[must_use]
+pub fn uniform_for(purpose: Purpose, seed: u64, position: u64) -> f64 {
+    let counter = [position as u32, (position >> 32) as u32, purpose as u32, 0];
+    let [low, high, ..] = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
     let bits = u64::from(high) << 32 | u64::from(low);
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
@@ -71,5 +87,6 @@ mod tests {
         assert!(chi_squared < 50.0, "{chi_squared}");
         assert_ne!(uniform(1, 0), uniform(1 << 32, 0));
         assert_ne!(uniform(0, 1), uniform(0, 1 << 32));
+        assert_ne!(uniform(0, 1), uniform_for(Purpose::Xtc, 0, 1));
     }
 }

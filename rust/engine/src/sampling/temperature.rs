@@ -1,6 +1,6 @@
 //! Divides the logits: below 1 the likely become likelier, above 1 the unlikely do.
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage, dynamic_temperature};
 
 pub(super) struct Temperature;
 
@@ -10,10 +10,12 @@ impl Stage for Temperature {
     }
 
     fn is_active(&self, context: Context<'_>) -> bool {
-        !context.params.is_greedy() && context.params.temperature != 1.0
+        let params = context.params;
+        !params.is_greedy() && !dynamic_temperature::is_on(params) && params.temperature != 1.0
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         candidates.divide(context.params.temperature);
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Keeps the `top_k` most likely tokens, and all that are as likely as the last of them: so do Hugging Face and vLLM.
 
-use super::{Candidates, Context, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct TopK;
 
@@ -13,7 +13,8 @@ impl Stage for TopK {
         context.params.top_k > 0
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         candidates.keep_most_likely(context.params.top_k);
+        Ok(())
     }
 }

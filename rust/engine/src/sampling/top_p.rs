@@ -8,7 +8,8 @@
 use ferrule_kernels::logits;
 
 use super::candidates::{Candidate, Weighed, by_likelihood};
-use super::{Candidates, Context, Stage};
+use super::nucleus::last_to_reach;
+use super::{Candidates, Context, SampleError, Stage};
 
 /// Logits of a large row that are looked at first.
 const SAMPLE: usize = 1024;
@@ -34,9 +35,10 @@ impl Stage for TopP {
         context.params.top_p < 1.0
     }
 
-    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) {
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         let last = last_of_nucleus(candidates.weigh(), context.params.top_p);
         candidates.keep_through(last);
+        Ok(())
     }
 }
 
@@ -51,20 +53,7 @@ fn last_of_nucleus(row: Weighed<'_>, share: f64) -> Candidate {
     logits::places_between(row.isa, row.logits, lowest, highest, &mut places);
     let weighed = places.into_iter().map(|place| (row.candidate(place as usize), row.weight(place as usize)));
     let mut weighed: Vec<(Candidate, f64)> = weighed.filter(|(_, weight)| *weight > 0.0).collect();
-    // Halves what is left until one is; the last of all if rounding leaves the sum of all below the mass of almost all.
-    let (mut rest, mut sum) = (&mut weighed[..], above);
-    while rest.len() > 1 {
-        let middle = rest.len() / 2;
-        rest.select_nth_unstable_by(middle, |(a, _), (b, _)| by_likelihood(a, b));
-        let (likelier, others) = rest.split_at_mut(middle);
-        let down_to_middle = sum + likelier.iter().map(|(_, weight)| weight).sum::<f64>();
-        if down_to_middle >= mass {
-            rest = likelier;
-        } else {
-            (rest, sum) = (others, down_to_middle);
-        }
-    }
-    rest.first().map_or(row.last, |(candidate, _)| *candidate)
+    last_to_reach(&mut weighed, above, mass, by_likelihood).unwrap_or(row.last)
 }
 
 /// Between which logits the last of the nucleus lies, both included.

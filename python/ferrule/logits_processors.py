@@ -1,0 +1,79 @@
+"""A caller's own functions between the model and the sampler: `SamplingParams(logits_processors=[...])`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ferrule.errors import LogitsProcessorError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Tokens: TypeAlias = npt.NDArray[np.int32]
+    Logits: TypeAlias = npt.NDArray[np.float32]
+
+LogitsProcessor: TypeAlias = "Callable[[Tokens, Logits], Logits | None] | Callable[[Tokens, Tokens, Logits], Logits | None]"
+"""Called before each token with the tokens of the output so far, int32 `[tokens]`, and the logits, float32 `[vocab]`;
+with the prompt's tokens before these where it has three parameters. (vLLM's signatures.)
+
+It changes the logits in place, or returns others of the same shape. Minus infinity forbids a token. The array of
+logits belongs to the engine and is used again for the next token and for other requests: whoever wants to keep it makes
+a copy. Arrays of tokens cannot be written.
+"""
+
+
+class LogitsProcessors:
+    """Those of one completion, as the engine calls them: with Python's lock, on the thread that steps."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], prompt_token_ids: Sequence[int], logits: Logits) -> None:
+        import numpy as np
+
+        self.logits = logits
+        """Where the engine puts the logits, and from where it takes them."""
+        self.error: LogitsProcessorError | None = None
+        """Why the request ended, if a processor failed."""
+        self._processors: list[tuple[Callable[..., Any], bool]] = [(each, _wants_prompt(each)) for each in processors]
+        self._prompt = np.array(prompt_token_ids, dtype=np.int32)
+        self._prompt.flags.writeable = False
+
+    def __call__(self, output: bytes) -> None:
+        """Changes the logits of the token after `output`, int32 ids.
+
+        Raises LogitsProcessorError, which ends the request; what else is no Exception passes.
+        """
+        import numpy as np
+
+        tokens = np.frombuffer(output, dtype=np.int32)
+        for index, (processor, wants_prompt) in enumerate(self._processors):
+            try:
+                given = (self._prompt, tokens) if wants_prompt else (tokens,)
+                self._take(processor(*given, self.logits))
+                highest = self.logits.max()
+                if not highest < np.inf:
+                    raise ValueError(f"the highest logit is {highest}; logits must be finite, or minus infinity")
+            except Exception as error:
+                message = f"logits_processors[{index}] raised {type(error).__name__}: {error}"
+                self.error = LogitsProcessorError(message)
+                raise self.error from error
+
+    def _take(self, returned: object) -> None:
+        if returned is None or returned is self.logits:
+            return
+        import numpy as np
+
+        if not isinstance(returned, np.ndarray) or returned.shape != self.logits.shape:
+            what = f"an array of shape {returned.shape}" if isinstance(returned, np.ndarray) else repr(type(returned))
+            raise TypeError(f"it returned {what}; it must return None, or an array of shape {self.logits.shape}")
+        np.copyto(self.logits, returned, casting="same_kind")
+
+
+def _wants_prompt(processor: Callable[..., Any]) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(processor).parameters.values()
+    except (TypeError, ValueError):  # a function of C says nothing of its parameters
+        return False
+    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) == 3

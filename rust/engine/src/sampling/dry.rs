@@ -1,0 +1,85 @@
+//! Makes tokens less likely that would go on repeating what was said before ("Don't Repeat Yourself", by p-e-w,
+//! <https://github.com/oobabooga/text-generation-webui/pull/5677>; parameters are llama.cpp's).
+//!
+//! Where the text ends as it did at an earlier place, by n tokens, the token that followed there loses
+//! `dry_multiplier * dry_base ^ (n - dry_allowed_length)`. Repeats do not reach across a sequence breaker, and a breaker
+//! itself loses nothing. As with p-e-w a repeat counts for [`LONGEST`] tokens at the most: with that and an index of
+//! all repeats, a token takes a time that does not grow with the text.
+
+use crate::SamplingParams;
+
+use super::repeats::Repeats;
+use super::{Candidates, Context, SampleError, Stage};
+
+/// Tokens of a repeat that count.
+const LONGEST: usize = 50;
+
+pub(super) struct Dry;
+
+/// The repeats of a text, and how far it is from the latest breaker.
+#[derive(Debug, Clone)]
+pub(super) struct DryIndex {
+    repeats: Repeats,
+    /// Token ids, ascending.
+    breakers: Vec<u32>,
+    /// Tokens since the latest of them.
+    unbroken: usize,
+}
+
+impl DryIndex {
+    /// The index of no text yet; none where the stage is off.
+    pub fn new(params: &SamplingParams) -> Option<Self> {
+        let breakers = || params.dry_sequence_breaker_ids.clone();
+        is_on(params).then(|| Self { repeats: Repeats::new(LONGEST), breakers: breakers(), unbroken: 0 })
+    }
+
+    /// Appends a token to the text.
+    pub fn push(&mut self, token: u32) {
+        self.unbroken = if self.is_breaker(token) { 0 } else { self.unbroken + 1 };
+        self.repeats.push(token);
+    }
+
+    fn is_breaker(&self, token: u32) -> bool {
+        self.breakers.binary_search(&token).is_ok()
+    }
+
+    /// The tokens that would go on repeating, ascending, and of how many tokens; `shortest` at the least, of which the
+    /// last `window` of the text are looked at.
+    fn repeated(&self, shortest: usize, window: usize) -> Vec<(u32, usize)> {
+        let begin = self.repeats.len().saturating_sub(window);
+        // A repeat overlaps its earlier place, so that both begin in the window if the earlier one does.
+        let repeats = self.repeats.followers(shortest, self.unbroken).filter_map(|follower| {
+            let len = follower.len.min(follower.latest.saturating_sub(begin));
+            (len >= shortest && !self.is_breaker(follower.token)).then_some((follower.token, len))
+        });
+        let mut repeats: Vec<(u32, usize)> = repeats.collect();
+        repeats.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        repeats.dedup_by_key(|repeat| repeat.0);
+        repeats
+    }
+}
+
+fn is_on(params: &SamplingParams) -> bool {
+    params.dry_multiplier > 0.0 && params.dry_penalty_last_n != Some(0)
+}
+
+impl Stage for Dry {
+    fn name(&self) -> &'static str {
+        "dry"
+    }
+
+    fn is_active(&self, context: Context<'_>) -> bool {
+        is_on(context.params)
+    }
+
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
+        let SamplingParams { dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, .. } = *context.params;
+        let Some(index) = &context.history.dry else { return Ok(()) };
+        for (token, len) in index.repeated(dry_allowed_length, dry_penalty_last_n.unwrap_or(usize::MAX)) {
+            let penalty = dry_multiplier * dry_base.powi((len - dry_allowed_length) as i32);
+            // No logit is infinite: two that would be are equal.
+            candidates.change(token, |logit| (f64::from(logit) - penalty).max(f64::from(-f32::MAX)) as f32);
+        }
+        Ok(())
+    }
+}

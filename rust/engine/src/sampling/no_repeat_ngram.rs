@@ -1,0 +1,31 @@
+//! Drops tokens that would complete an n-gram for the second time in prompt and continuation (Hugging Face's
+//! `no_repeat_ngram_size`, <https://arxiv.org/abs/1705.04304>).
+
+use crate::SamplingParams;
+
+use super::repeats::Repeats;
+use super::{Candidates, Context, SampleError, Stage};
+
+pub(super) struct NoRepeatNgram;
+
+/// The index that tells which tokens would.
+pub(super) fn index(params: &SamplingParams) -> Option<Repeats> {
+    params.no_repeat_ngram_size.checked_sub(1).map(Repeats::new)
+}
+
+impl Stage for NoRepeatNgram {
+    fn name(&self) -> &'static str {
+        "no_repeat_ngram_size"
+    }
+
+    fn is_active(&self, context: Context<'_>) -> bool {
+        context.params.no_repeat_ngram_size > 0
+    }
+
+    fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
+        for token in context.history.ngrams.iter().flat_map(Repeats::followers_of_longest) {
+            candidates.change(token, |_| f32::NEG_INFINITY);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,259 @@
+//! What has followed the end of a text before: an index of all repeats in it.
+//!
+//! A suffix automaton (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985). A state stands
+//! for all those parts of the text that end at the same places; its link leads to the longest shorter part that ends at
+//! more of them. So the links from the end of the text go through all of its suffixes, and the edges of a state are the
+//! tokens that have followed those parts: without comparing tokens, however often a text repeats itself. It grows by
+//! one token in constant time on average, to less than two states and three edges a token.
+
+use std::collections::HashMap;
+
+/// No state, or no edge.
+const NONE: u32 = u32::MAX;
+/// The empty text.
+const ROOT: u32 = 0;
+
+/// Parts of the text that end at the same places.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    /// Tokens of the longest of them.
+    len: u32,
+    /// The state of the longest part that ends at these places and at others.
+    link: u32,
+    /// The first of its edges.
+    edge: u32,
+}
+
+/// A token that has followed the parts of a state.
+#[derive(Debug, Clone, Copy)]
+struct Edge {
+    token: u32,
+    /// The state of the parts with the token at their end.
+    target: u32,
+    /// Where the token last did so, of states whose shortest part is not longer than a suffix that is asked for.
+    latest: u32,
+    /// The next edge of the same state.
+    next: u32,
+}
+
+/// The index of a text that grows at its end.
+#[derive(Debug, Clone)]
+pub(super) struct Repeats {
+    states: Vec<State>,
+    edges: Vec<Edge>,
+    /// The edge of a state and a token.
+    index: HashMap<(u32, u32), u32>,
+    /// The state of the whole text.
+    whole: u32,
+    /// Tokens of the longest suffix that is asked for.
+    longest: u32,
+    /// The state of the suffix of so many tokens, or of the whole text if that is shorter.
+    suffix: u32,
+}
+
+/// A token that has followed a suffix of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Follower {
+    /// The token.
+    pub token: u32,
+    /// Tokens of the longest suffix that it followed; never more than are asked for.
+    pub len: usize,
+    /// Where it last did so, its own place in the text.
+    pub latest: usize,
+}
+
+impl Repeats {
+    /// The index of no text yet, where nothing is asked about suffixes of more than `longest` tokens.
+    pub fn new(longest: usize) -> Self {
+        Self {
+            states: vec![State { len: 0, link: NONE, edge: NONE }],
+            edges: Vec::new(),
+            index: HashMap::new(),
+            whole: ROOT,
+            longest: u32::try_from(longest).unwrap_or(u32::MAX),
+            suffix: ROOT,
+        }
+    }
+
+    /// Tokens of the text.
+    pub fn len(&self) -> usize {
+        self.states[self.whole as usize].len as usize
+    }
+
+    /// Appends a token to the text.
+    pub fn push(&mut self, token: u32) {
+        let position = self.states[self.whole as usize].len;
+        let mut state = self.suffix;
+        while state != NONE {
+            if let Some(&edge) = self.index.get(&(state, token)) {
+                self.edges[edge as usize].latest = position;
+            }
+            state = self.states[state as usize].link;
+        }
+        self.extend(token, position);
+        // What was split off the suffix's state is its link now.
+        self.shorten(position.min(self.longest));
+        self.suffix = self.index.get(&(self.suffix, token)).map_or(ROOT, |&edge| self.edges[edge as usize].target);
+        self.shorten((position + 1).min(self.longest));
+    }
+
+    /// The tokens that have followed the suffix of exactly `longest` tokens; none if the text is shorter.
+    pub fn followers_of_longest(&self) -> impl Iterator<Item = u32> {
+        let is_there = self.len() >= self.longest as usize;
+        self.edges_of(if is_there { self.suffix } else { NONE }).map(|edge| edge.token)
+    }
+
+    /// The tokens that have followed suffixes of `shortest` to `longest` tokens, longest suffixes first; a token comes
+    /// once for each set of suffixes that it followed at the same places.
+    pub fn followers(&self, shortest: usize, longest: usize) -> impl Iterator<Item = Follower> {
+        let link = |state: &u32| Some(self.states[*state as usize].link).filter(|link| *link != NONE);
+        let shortest_of = move |state: u32| link(&state).map_or(0, |link| self.states[link as usize].len as usize + 1);
+        let longest = longest.min(self.longest as usize);
+        std::iter::successors(Some(self.suffix), link)
+            .map(move |state| (state, longest.min(self.states[state as usize].len as usize)))
+            // What followed a longer suffix has followed the shorter ones too.
+            .skip_while(move |&(state, _)| shortest_of(state) > longest)
+            .take_while(move |&(_, len)| len >= shortest)
+            .flat_map(move |(state, len)| {
+                self.edges_of(state).map(move |edge| Follower { token: edge.token, len, latest: edge.latest as usize })
+            })
+    }
+
+    fn edges_of(&self, state: u32) -> impl Iterator<Item = Edge> {
+        let edge = |index: u32| self.edges.get(index as usize).copied();
+        let first = self.states.get(state as usize).and_then(|state| edge(state.edge));
+        std::iter::successors(first, move |previous| edge(previous.next))
+    }
+
+    /// Makes the suffix's state that of its last `len` tokens.
+    fn shorten(&mut self, len: u32) {
+        loop {
+            let link = self.states[self.suffix as usize].link;
+            if link == NONE || self.states[link as usize].len < len {
+                return;
+            }
+            self.suffix = link;
+        }
+    }
+
+    fn extend(&mut self, token: u32, position: u32) {
+        let new = self.add_state(position + 1);
+        let mut state = self.whole;
+        self.whole = new;
+        let known = loop {
+            if state == NONE {
+                self.states[new as usize].link = ROOT;
+                return;
+            }
+            if let Some(&edge) = self.index.get(&(state, token)) {
+                break self.edges[edge as usize].target;
+            }
+            self.add_edge(state, Edge { token, target: new, latest: position, next: NONE });
+            state = self.states[state as usize].link;
+        };
+        let len = self.states[state as usize].len + 1;
+        if self.states[known as usize].len == len {
+            self.states[new as usize].link = known;
+            return;
+        }
+        // The shorter parts of the known state end here too, the longer ones do not.
+        let shorter = self.add_state(len);
+        for edge in self.edges_of(known).collect::<Vec<_>>() {
+            self.add_edge(shorter, edge);
+        }
+        self.states[shorter as usize].link = self.states[known as usize].link;
+        self.states[known as usize].link = shorter;
+        self.states[new as usize].link = shorter;
+        while state != NONE {
+            let Some(&edge) = self.index.get(&(state, token)) else { break };
+            let edge = &mut self.edges[edge as usize];
+            if edge.target != known {
+                break;
+            }
+            edge.target = shorter;
+            state = self.states[state as usize].link;
+        }
+    }
+
+    fn add_state(&mut self, len: u32) -> u32 {
+        self.states.push(State { len, link: NONE, edge: NONE });
+        self.states.len() as u32 - 1
+    }
+
+    fn add_edge(&mut self, state: u32, edge: Edge) {
+        let place = self.edges.len() as u32;
+        let first = std::mem::replace(&mut self.states[state as usize].edge, place);
+        self.edges.push(Edge { next: first, ..edge });
+        self.index.insert((state, edge.token), place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// For each token the longest suffix, of `shortest` to `longest` tokens, that it has followed, and where it last
+    /// followed each suffix of that length: every place is looked at.
+    fn plain(text: &[u32], shortest: usize, longest: usize) -> BTreeMap<(u32, usize), usize> {
+        let mut found = BTreeMap::new();
+        for place in 0..text.len() {
+            for len in shortest..=longest.min(place) {
+                if text[place - len..place] == text[text.len() - len..] {
+                    found.insert((text[place], len), place);
+                }
+            }
+        }
+        found
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn every_repeat_is_found_where_it_last_was(
+            text in prop_oneof![prop::collection::vec(0..3_u32, 0..60), prop::collection::vec(0..12_u32, 0..120)],
+            shortest in 0..4_usize,
+            asked in 0..9_usize,
+            longest in 0..9_usize,
+        ) {
+            let mut repeats = Repeats::new(longest);
+            for (done, &token) in text.iter().enumerate() {
+                prop_assert_eq!(repeats.len(), done);
+                repeats.push(token);
+                let text = &text[..=done];
+                let asked = asked.min(longest);
+                let wanted = plain(text, shortest, asked);
+                let mut found: BTreeMap<(u32, usize), usize> = BTreeMap::new();
+                for follower in repeats.followers(shortest, asked) {
+                    // What followed suffixes of this length, it did after shorter ones, at the same place or later.
+                    for len in shortest..=follower.len {
+                        let latest = found.entry((follower.token, len)).or_default();
+                        *latest = follower.latest.max(*latest);
+                    }
+                }
+                prop_assert_eq!(found, wanted);
+                let mut after_longest: Vec<u32> = repeats.followers_of_longest().collect();
+                after_longest.sort_unstable();
+                let wanted = plain(text, longest, longest);
+                let wanted: Vec<u32> =
+                    wanted.keys().map(|(token, _)| *token).filter(|_| text.len() >= longest).collect();
+                prop_assert_eq!(after_longest, wanted);
+            }
+        }
+    }
+
+    /// The text that has the most repeats takes no more states and edges than any other.
+    #[test]
+    fn a_text_of_one_token_is_small() {
+        let mut repeats = Repeats::new(50);
+        (0..10_000).for_each(|_| repeats.push(7));
+        assert_eq!((repeats.states.len(), repeats.edges.len()), (10_001, 10_000));
+        let longest = repeats.followers(2, 50).next();
+        assert_eq!(longest, Some(Follower { token: 7, len: 50, latest: 9_999 }));
+        assert_eq!(repeats.followers(2, 50).count(), 49);
+    }
+}

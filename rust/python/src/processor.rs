@@ -1,0 +1,64 @@
+//! A request's own logits processors: Python that runs in the middle of a step, which has let Python's lock go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferrule_engine::LogitsProcessor;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::InvalidParameterError;
+
+/// `ferrule.logits_processors.LogitsProcessors`, with the array that it works on.
+#[derive(Debug)]
+pub(crate) struct PythonProcessor {
+    /// Called with the ids of the continuation, four bytes each.
+    processors: Py<PyAny>,
+    /// Its array, float32 `[vocab]`: written before the call, read after it.
+    logits: PyBuffer<f32>,
+    /// Where a Ctrl-C is noted that was raised in there.
+    interrupted: Arc<AtomicBool>,
+}
+
+impl PythonProcessor {
+    pub fn new(processors: &Bound<'_, PyAny>, vocab_size: usize, interrupted: Arc<AtomicBool>) -> PyResult<Self> {
+        let logits = PyBuffer::get(&processors.getattr("logits")?)?;
+        if logits.item_count() != vocab_size || logits.readonly() || !logits.is_c_contiguous() {
+            let limit = format!("must be a contiguous array of {vocab_size} float32 that can be written");
+            return Err(InvalidParameterError::new_err(format!("logits_processors.logits {limit}")));
+        }
+        Ok(Self { processors: processors.clone().unbind(), logits, interrupted })
+    }
+
+    fn call(&self, py: Python<'_>, output: &Bound<'_, PyBytes>, logits: &mut [f32]) -> PyResult<()> {
+        self.logits.copy_from_slice(py, logits)?;
+        self.processors.call1(py, (output,))?;
+        self.logits.copy_to_slice(py, logits)
+    }
+}
+
+impl LogitsProcessor for PythonProcessor {
+    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), String> {
+        let called = Python::try_attach(|py| {
+            let bytes: Vec<u8> = output.iter().flat_map(|id| id.to_le_bytes()).collect();
+            let output = PyBytes::new(py, &bytes);
+            let first = self.call(py, &output, logits);
+            // Ctrl-C is meant for whoever steps, not for this request: once more, and whoever steps hears of it after.
+            // Twice is meant for what does not end.
+            let called = match first {
+                Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
+                    self.interrupted.store(true, Ordering::Relaxed);
+                    self.call(py, &output, logits)
+                }
+                other => other,
+            };
+            called.map_err(|error| {
+                let interrupted = error.is_instance_of::<PyKeyboardInterrupt>(py);
+                if interrupted { "interrupted in a logits processor".to_owned() } else { error.value(py).to_string() }
+            })
+        });
+        called.unwrap_or_else(|| Err("the interpreter shuts down".to_owned()))
+    }
+}

@@ -1,0 +1,207 @@
+"""Functions of the caller's own between the model and the sampler, on the engine itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrule import LLM, AsyncLLM, EngineError, LogitsProcessorError, RequestOutput, SamplingParams
+
+pytestmark = pytest.mark.native
+
+PROMPT = "Once upon a time,"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[LLM]:
+    with LLM(threads=2) as llm:
+        yield llm
+
+
+def greedy(*processors: Any, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logits_processors=processors, **more)
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_it_sees_the_tokens_so_far_and_the_logits(tiny: LLM) -> None:
+    calls: list[tuple[list[int], list[int], Any]] = []
+
+    def watch(prompt: Any, output: Any, logits: Any) -> None:
+        assert (prompt.dtype, output.dtype, logits.dtype) == (np.int32, np.int32, np.float32)
+        assert not prompt.flags.writeable and not output.flags.writeable
+        calls.append((prompt.tolist(), output.tolist(), logits.copy()))
+
+    written = tiny.generate(PROMPT, greedy(watch))[0]
+    assert tokens([written]) == tokens(tiny.generate(PROMPT, greedy()))
+    ids = written.outputs[0].token_ids
+    assert [call[:2] for call in calls] == [(written.prompt_token_ids, ids[:count]) for count in range(8)]
+    rows = tiny.logits([*written.prompt_token_ids, *ids])[len(written.prompt_token_ids) - 1 : -1]
+    np.testing.assert_array_equal([call[2] for call in calls], rows)
+
+
+def test_the_array_is_used_again(tiny: LLM) -> None:
+    seen: set[int] = set()
+
+    def watch(_: Any, logits: Any) -> None:
+        seen.add(logits.ctypes.data)
+
+    tiny.generate([PROMPT, "The capital"], greedy(watch))
+    tiny.generate(PROMPT, greedy(watch))
+    assert len(seen) == 1
+
+
+def test_what_it_changes_or_returns_is_what_is_sampled_from(tiny: LLM) -> None:
+    def in_place(output: Any, logits: Any) -> None:
+        logits[:] = -np.inf
+        logits[100 + len(output)] = 0
+
+    def returned(output: Any, logits: Any) -> Any:
+        return np.where(np.arange(len(logits)) == 100 + len(output), 1.0, -np.inf).astype(np.float32)
+
+    for processor in (in_place, returned):
+        assert tokens(tiny.generate(PROMPT, greedy(processor))) == [list(range(100, 108))]
+
+
+def test_those_of_a_list_follow_one_another_and_stages_before_and_after(tiny: LLM) -> None:
+    orders: list[str] = []
+
+    def first(_: Any, logits: Any) -> None:
+        orders.append("first")
+        assert np.isneginf(np.delete(logits, [100, 101, 102])).all()
+        logits[100] = 50
+
+    def second(_: Any, logits: Any) -> None:
+        orders.append("second")
+        assert logits[100] == 50
+        logits[101] = 40
+
+    # Allowed tokens come before, penalties after: 100 has lost its lead of 10 once it was taken five times.
+    params = greedy(first, second, allowed_token_ids=[100, 101, 102], frequency_penalty=2.0, presence_penalty=0.5)
+    assert tokens(tiny.generate(PROMPT, params)) == [[100, 100, 100, 100, 100, 101, 100, 101]]
+    assert orders == ["first", "second"] * 8
+
+
+def test_an_error_ends_its_own_request_alone(tiny: LLM) -> None:
+    def fails_at_three(output: Any, _: Any) -> None:
+        if len(output) == 3:
+            raise KeyError("three")
+
+    alone = tokens(tiny.generate(PROMPT, greedy()))[0]
+    found: list[Any] = []
+
+    def beside() -> None:
+        found.extend(tokens(tiny.generate([PROMPT] * 4, greedy())))
+
+    neighbour = threading.Thread(target=beside)
+    neighbour.start()
+    with pytest.raises(LogitsProcessorError, match=r"logits_processors\[1\] raised KeyError: 'three'") as caught:
+        tiny.generate(PROMPT, greedy(lambda _, logits: None, fails_at_three))
+    neighbour.join()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert found == [alone] * 4
+    assert tokens(tiny.generate(PROMPT, greedy())) == [alone]
+    metrics = tiny.metrics()
+    assert metrics.pages_free == metrics.pages_total
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (lambda _, logits: logits.fill(np.nan), "ValueError: the highest logit is nan"),
+        (lambda _, logits: logits.__setitem__(3, np.inf), "ValueError: the highest logit is inf"),
+        (lambda _, logits: logits[:-1], r"TypeError: it returned an array of shape \(\d+,\)"),
+        (lambda _, logits: [1.0], "TypeError: it returned <class 'list'>"),
+        (lambda _, logits: logits.astype(complex), "TypeError: Cannot cast"),
+        (lambda: None, "TypeError: .* takes 0 positional arguments"),
+    ],
+)
+def test_what_it_leaves_must_be_logits(processor: Any, message: str, tiny: LLM) -> None:
+    with pytest.raises(LogitsProcessorError, match=rf"logits_processors\[0\] raised {message}"):
+        tiny.generate(PROMPT, greedy(processor))
+
+
+def test_forbidding_everything_names_the_stage(tiny: LLM) -> None:
+    with pytest.raises(EngineError, match="every one is forbidden .last by logits_processors"):
+        tiny.generate(PROMPT, greedy(lambda _, logits: logits.fill(-np.inf)))
+
+
+def test_it_cannot_use_the_engine_that_waits_for_it(tiny: LLM) -> None:
+    for call in (
+        lambda: tiny.generate("x"),
+        lambda: tiny.logits([5]),
+        lambda: tiny.save_state("x"),
+        tiny.close,
+    ):
+        with pytest.raises(LogitsProcessorError, match="EngineError: a logits processor cannot use the engine"):
+            tiny.generate(PROMPT, greedy(lambda _, logits, call=call: call() and None))
+    with LLM(threads=1) as other:
+        expected = tokens(tiny.generate("x", greedy()))
+
+        def ask(_: Any, logits: Any) -> None:
+            assert tokens(other.generate("x", greedy())) == expected
+
+        tiny.generate(PROMPT, greedy(ask, min_tokens=2))
+
+
+def test_a_stream_that_is_collected_meanwhile_ends(tiny: LLM) -> None:
+    streams: list[Any] = [tiny.stream(PROMPT, SamplingParams(max_tokens=500, ignore_eos=True))]
+    next(streams[0])
+
+    def forget(_: Any, logits: Any) -> None:
+        streams.clear()
+        gc.collect()
+
+    tiny.generate(PROMPT, greedy(forget))
+    metrics = tiny.metrics()
+    assert (metrics.running, metrics.pages_free) == (0, metrics.pages_total)
+
+
+def test_an_interrupt_reaches_the_program_and_no_request_but_the_callers(tiny: LLM) -> None:
+    def interrupt(output: Any, _: Any) -> None:
+        if len(output) == 2 and not interrupted:
+            interrupted.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+            # The handler runs in here.
+            for _ in range(1000):
+                pass
+
+    interrupted: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        tiny.generate(PROMPT, greedy(interrupt))
+    assert interrupted
+    metrics = tiny.metrics()
+    assert (metrics.running, metrics.pages_free) == (0, metrics.pages_total)
+    assert len(tokens(tiny.generate(PROMPT, greedy()))[0]) == 8
+
+
+def test_completions_and_speculative_neighbours_have_their_own(tiny: LLM) -> None:
+    def favour(output: Any, logits: Any) -> None:
+        logits[200 + len(output)] += 100
+
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True, logits_processors=[favour])
+    assert [output.token_ids for output in tiny.generate(PROMPT, params)[0].outputs] == [[200, 201, 202, 203]] * 3
+
+
+def test_async() -> None:
+    async def ask() -> list[int]:
+        async with AsyncLLM(threads=1) as engine:
+            last: Any = None
+            async for output in engine.generate(PROMPT, greedy(lambda output, x: x.__setitem__(len(output) + 50, 99))):
+                last = output
+            with pytest.raises(LogitsProcessorError):
+                async for _ in engine.generate(PROMPT, greedy(lambda _, logits: 1 / 0)):
+                    pass
+            return last.outputs[0].token_ids
+
+    assert asyncio.run(ask()) == list(range(50, 58))
