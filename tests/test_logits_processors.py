@@ -84,7 +84,7 @@ def test_those_of_a_list_follow_one_another_and_stages_before_and_after(tiny: LL
     def second(_: Any, logits: Any) -> None:
         orders.append("second")
         assert logits[100] == 50
-        logits[101] = 40
+        logits[101] = 40.25
 
     # Allowed tokens come before, penalties after: 100 has lost its lead of 10 once it was taken five times.
     params = greedy(first, second, allowed_token_ids=[100, 101, 102], frequency_penalty=2.0, presence_penalty=0.5)

@@ -98,11 +98,11 @@ mod oracle {
 
     /// Version 1's number of tokens, by the formulas of the paper.
     fn zipf(left: &Left, mu: f64, vocab: usize) -> f64 {
-        let probabilities = softmax(left);
-        let pairs: Vec<(f64, f64)> = probabilities[..probabilities.len().min(100)]
+        // The logarithm of p[i] / p[i + 1], also where both are too small for the type.
+        let pairs: Vec<(f64, f64)> = left[..left.len().min(100)]
             .windows(2)
             .enumerate()
-            .map(|(i, pair)| (((i + 2) as f64 / (i + 1) as f64).ln(), (pair[0] / pair[1]).ln()))
+            .map(|(i, pair)| (((i + 2) as f64 / (i + 1) as f64).ln(), pair[0].1 - pair[1].1))
             .collect();
         let exponent: f64 = pairs.iter().map(|(t, b)| t * b).sum::<f64>() / pairs.iter().map(|(t, _)| t * t).sum::<f64>();
         let excess = exponent - 1.0;
