@@ -489,9 +489,7 @@ class Engine:
         entropies = [math.log(len(scores))] if params["entropy"] else []
         sequence.output.append(token)
         if token in params["stop_token_ids"] and said + 1 > params["min_tokens"]:
-            return StepOutput(
-                request_id, [token], "stop", token, logprobs=logprobs, entropies=entropies, trace=trace
-            )
+            return StepOutput(request_id, [token], "stop", token, logprobs=logprobs, entropies=entropies, trace=trace)
         finish = "length" if said + 1 >= params["max_tokens"] else None
         return StepOutput(request_id, [token], finish, logprobs=logprobs, entropies=entropies, trace=trace)
 

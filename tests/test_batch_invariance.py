@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, RequestOutput, SamplingParams
+from ferrule.logits_processors import Logits, Tokens
 from ferrule.prompt import TokensPrompt
 from test_invariance import bits, load
 
@@ -54,9 +55,32 @@ def prompts(model: str = "tiny") -> list[TokensPrompt]:
     return made
 
 
+def favour_new(prompt: Tokens, output: Tokens, logits: Logits) -> None:
+    """Less of what was there before."""
+    logits[prompt] -= 1
+    logits[output] -= 2
+
+
+STAGES: list[dict[str, Any]] = [
+    {},
+    {"dynatemp_range": 0.5, "top_n_sigma": 2.0, "entropy": True},
+    {"typical_p": 0.9, "epsilon_cutoff": 1e-4, "eta_cutoff": 1e-3, "top_h": 0.9},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+    {"dry_multiplier": 1.0, "dry_allowed_length": 1, "repetition_penalty": 1.1},
+    {"dry_multiplier": 1.0, "dry_penalty_last_n": 20, "no_repeat_ngram_size": 2},
+    {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.3},
+    {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3},
+    {"bad_words_ids": [[9], [10, 11]], "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"allowed_token_ids": list(range(7, 300, 3)), "logit_bias": {10: 2.0}, "min_tokens": 3},
+    {"logits_processors": [favour_new], "min_p": 0.02},
+]
+"""What requests ask of the sampler besides; their number is odd, so that each is greedy and seeded in turn."""
+
+
 def params(number: int) -> SamplingParams:
-    """Half greedy, half seeded, of different lengths; the log-probabilities of some prompts too."""
+    """Half greedy, half seeded, of different lengths, with every stage; the log-probabilities of some prompts too."""
     return SamplingParams(
+        **STAGES[number % len(STAGES)],
         temperature=0.0 if number % 2 else 0.9,
         top_p=0.95,
         seed=number,
@@ -67,10 +91,12 @@ def params(number: int) -> SamplingParams:
     )
 
 
-def told(output: RequestOutput) -> tuple[Bits, list[list[tuple[int, str]]]]:
-    """Tokens and log-probabilities to the last bit, the prompt's too."""
+def told(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[int, str]]]]:
+    """Tokens, log-probabilities and entropies to the last bit, the prompt's log-probabilities too."""
     rows = [row or {} for row in output.prompt_logprobs or []]
-    return bits(output.outputs[0]), [[(token, entry.logprob.hex()) for token, entry in row.items()] for row in rows]
+    completion = output.outputs[0]
+    entropies = [entropy.hex() for entropy in completion.entropies or []]
+    return bits(completion), entropies, [[(token, entry.logprob.hex()) for token, entry in row.items()] for row in rows]
 
 
 @cache

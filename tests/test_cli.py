@@ -6,17 +6,20 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fakes
 from ferrule.cli import main
+from ferrule.cli.sampling import FURTHER
 
 TESTS = Path(__file__).parent
 PROGRAM = """
@@ -248,6 +251,33 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert [token["text"] for token in record["tokens"]] == ["The", " capital", " of"]
     assert len(record["steps"]) == 2
     assert record["steps"][0]["draw"] == 0.5
+
+
+def test_explain_shows_what_each_stage_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "The capital of", "-n", "1", "--temperature", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"stage +tokens left +entropy +probability of", out)
+    assert re.search(r"top_k +3 +0\.500 nats", out)
+    assert main(["explain", "The capital of", "-n", "1", "--temperature", "1", "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)["steps"][0]
+    assert step["stages"] == [{"name": "top_k", "tokens_left": 3, "entropy": 0.5}]
+    assert all(len(candidate["stage_probabilities"]) == 1 for candidate in step["candidates"])
+
+
+def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    add = fakes.Engine.add_request
+
+    def watch(self: fakes.Engine, ids: list[int], params: str, *rest: Any) -> int:
+        told.append(json.loads(params))
+        return add(self, ids, params, *rest)
+
+    monkeypatch.setattr(fakes.Engine, "add_request", watch)
+    given = {name: 1 for name in FURTHER}
+    options = [part for name in given for part in (f"--{name.replace('_', '-')}", "1")]
+    assert main(["run", "x", "-n", "1", "--bad-word", "Paris", *options]) == 0
+    assert given.items() <= told[0].items()
+    assert told[0]["bad_words"]
 
 
 def test_explain_shows_every_token_of_a_long_prompt(capsys: pytest.CaptureFixture[str]) -> None:

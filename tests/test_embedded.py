@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, PromptError, SamplingParams
@@ -63,6 +65,55 @@ def test_the_trace_is_of_the_same_tokens(tiny: LLM) -> None:
         assert [c.dropped_by for c in step.candidates[:5]] == [None] * 5
         assert {c.dropped_by for c in step.candidates[6:]} == {"top_k"}
         assert sum(c.final_probability for c in step.candidates) == pytest.approx(1)
+        assert [(stage.name, stage.tokens_left) for stage in step.stages] == [
+            ("temperature", tiny.info()["vocab_size"]),
+            ("top_k", 5),
+        ]
+        for candidate in step.candidates:
+            assert candidate.stage_probabilities[1] == pytest.approx(candidate.final_probability)
+        probabilities = np.array([c.final_probability for c in step.candidates[:5]])
+        assert step.stages[1].entropy == pytest.approx(-(probabilities * np.log(probabilities)).sum())
+
+
+def test_entropies_are_those_of_the_models_probabilities(tiny: LLM) -> None:
+    params = SamplingParams(temperature=0.7, top_k=3, seed=1, max_tokens=10, entropy=True, ignore_eos=True)
+    output = tiny.generate("Once upon a time,", params)[0]
+    completion = output.outputs[0]
+    rows = tiny.logits([*output.prompt_token_ids, *completion.token_ids], first=len(output.prompt_token_ids) - 1)
+    rows = rows[:-1].astype(np.float64)
+    probabilities = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
+    expected = -(probabilities * np.log(probabilities)).sum(axis=1)
+    assert completion.entropies == pytest.approx(expected.tolist(), rel=1e-9)
+    assert tiny.generate("x", GREEDY)[0].outputs[0].entropies is None
+
+
+def test_bad_words_do_not_come(tiny: LLM) -> None:
+    prompt = "The capital of France is"
+    assert "Paris" in tiny.generate(prompt, GREEDY)[0].outputs[0].text
+    for words in ("Paris", ["x", " Paris"]):
+        params = replace(GREEDY, bad_words=words)
+        assert "Paris" not in tiny.generate(prompt, params)[0].outputs[0].text
+    ids = tiny.tokenize(" Paris")
+    assert "Paris" not in tiny.generate(prompt, replace(GREEDY, bad_words_ids=[ids[-1:]]))[0].outputs[0].text
+
+
+def test_dry_ends_what_repeats_itself(tiny: LLM) -> None:
+    """A loop of a greedy continuation: it is left, unless breakers are all over it."""
+    prompt = "Paris is in France. Paris is in France. Paris is in"
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    plain = tiny.generate(prompt, params)[0].outputs[0].token_ids
+    dry = replace(params, dry_multiplier=100.0, dry_allowed_length=1)
+    without = tiny.generate(prompt, dry)[0].outputs[0].token_ids
+    text = [*tiny.tokenize(prompt)]
+    for token in without:
+        followed = {text[i + 1] for i in range(1, len(text) - 1) if text[i] == text[-1]}
+        # A token that contains a breaker neither loses anything, nor is a repeat that counts.
+        words = [tiny.token_text(each) for each in (text[-1], token)]
+        assert token not in followed or any(breaker in word for word in words for breaker in '\n:"*')
+        text.append(token)
+    assert without != plain
+    everywhere = replace(dry, dry_sequence_breakers=list("abcdefghijklmnopqrstuvwxyz ,"))
+    assert tiny.generate(prompt, everywhere)[0].outputs[0].token_ids == plain
 
 
 def test_first_words_come_soon() -> None:

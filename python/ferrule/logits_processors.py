@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    Tokens: TypeAlias = npt.NDArray[np.int32]
-    Logits: TypeAlias = npt.NDArray[np.float32]
-
-LogitsProcessor: TypeAlias = "Callable[[Tokens, Logits], Logits | None] | Callable[[Tokens, Tokens, Logits], Logits | None]"
+Tokens: TypeAlias = "npt.NDArray[np.int32]"
+"""`[tokens]`"""
+Logits: TypeAlias = "npt.NDArray[np.float32]"
+"""`[vocab]`"""
+LogitsProcessor: TypeAlias = (
+    "Callable[[Tokens, Logits], Logits | None] | Callable[[Tokens, Tokens, Logits], Logits | None]"
+)
 """Called before each token with the tokens of the output so far, int32 `[tokens]`, and the logits, float32 `[vocab]`;
 with the prompt's tokens before these where it has three parameters. (vLLM's signatures.)
 

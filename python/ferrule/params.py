@@ -173,7 +173,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
             "n": check_whole("n", self.n, 1, MAX_N),
-            "dry_sequence_breakers": _checked_strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS),
+            "dry_sequence_breakers": _checked_strings(
+                "dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS
+            ),
             "bad_words": _checked_strings("bad_words", self.bad_words, MAX_BAD_WORDS),
             "bad_words_ids": _checked_bad_words_ids(self.bad_words_ids),
             "logits_processors": _checked_processors(self.logits_processors),
@@ -285,9 +287,7 @@ def _checked_processors(given: object) -> tuple[LogitsProcessor, ...]:
         raise InvalidParameterError(f"logits_processors is {shown(given)}; it must be a list of functions")
     processors = cast("Sequence[object]", given)
     if len(processors) > MAX_PROCESSORS:
-        raise InvalidParameterError(
-            f"logits_processors has {len(processors)} functions; the limit is {MAX_PROCESSORS}"
-        )
+        raise InvalidParameterError(f"logits_processors has {len(processors)} functions; the limit is {MAX_PROCESSORS}")
     for index, processor in enumerate(processors):
         if not callable(processor):
             raise InvalidParameterError(f"logits_processors[{index}] is {shown(processor)}; it must be a function")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
-from ferrule.logits_processors import LogitsProcessors
+from ferrule.logits_processors import Logits, LogitsProcessors
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
 from ferrule.parsers import MessageDelta, MessageFormat
@@ -24,7 +24,6 @@ from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrule import _native
-    from ferrule.logits_processors import Logits
 
 
 PROMPT_END = 32

@@ -2,12 +2,13 @@
 
 mod fake;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, config, engine, run};
 use ferrule_engine::{
-    ConfigError, Engine, EngineConfig, EngineError, FinishReason, ParamError, Request, RequestError, RequestId,
-    SampleError, SamplingParams, StepOutput,
+    ConfigError, Engine, EngineConfig, EngineError, FinishReason, LogitsProcessor, ParamError, Request, RequestError,
+    RequestId, SampleError, SamplingParams, SharedProcessor, StepOutput,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::LogitRows;
@@ -54,6 +55,54 @@ fn a_request_ends_at_max_tokens_at_a_stop_id_or_where_the_context_does() {
     assert_eq!(tokens_of(&outputs, stop), tokens[..=until]);
     let finish = finish_of(&outputs, stop).unwrap();
     assert_eq!((finish.name(), finish.stop_token(), finish.error()), ("stop", Some(token), None));
+}
+
+/// Adds to every logit of an odd token, and fails at a length.
+#[derive(Debug)]
+struct Odd {
+    fails_at: usize,
+    bad: f32,
+}
+
+impl LogitsProcessor for Odd {
+    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), String> {
+        if output.len() == self.fails_at {
+            logits[3] = self.bad;
+            return if self.bad == 0.0 { Err(format!("after {output:?}")) } else { Ok(()) };
+        }
+        logits.iter_mut().skip(1).step_by(2).for_each(|logit| *logit += 100.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_processor_changes_its_own_requests_logits_and_fails_for_it_alone() {
+    let mut engine = engine(&config(), &[None]);
+    let with = |fails_at, bad| SamplingParams {
+        logits_processor: Some(SharedProcessor(Arc::new(Odd { fails_at, bad }))),
+        ..greedy(12)
+    };
+    let plain = add(&mut engine, prompt(1, 10), greedy(12));
+    let alone = tokens_of(&run(&mut engine), plain);
+    let before = free(&engine);
+    let cases = [(usize::MAX, 0.0), (4, 0.0), (4, f32::NAN), (4, f32::INFINITY)];
+    let ids = cases.map(|(fails_at, bad)| add(&mut engine, prompt(1, 10), with(fails_at, bad)));
+    let neighbour = add(&mut engine, prompt(1, 10), greedy(12));
+    let outputs = run(&mut engine);
+    let odd = tokens_of(&outputs, ids[0]);
+    assert_eq!((odd.len(), odd.iter().all(|token| token % 2 == 1)), (12, true));
+    let messages = [
+        format!("after {:?}", &odd[..4]),
+        "the logits processors gave token 3 a logit that is NaN or infinite".into(),
+        "the logits processors gave token 3 a logit that is NaN or infinite".into(),
+    ];
+    for (id, message) in ids[1..].iter().zip(messages) {
+        assert_eq!(tokens_of(&outputs, *id), odd[..4]);
+        let error = SampleError::Processor { position: 14, message };
+        assert_eq!(finish_of(&outputs, *id), Some(FinishReason::Sampling(error)));
+    }
+    assert_eq!(tokens_of(&outputs, neighbour), alone);
+    assert_eq!(free(&engine), before);
 }
 
 #[test]

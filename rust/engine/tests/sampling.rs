@@ -104,7 +104,8 @@ mod oracle {
             .enumerate()
             .map(|(i, pair)| (((i + 2) as f64 / (i + 1) as f64).ln(), pair[0].1 - pair[1].1))
             .collect();
-        let exponent: f64 = pairs.iter().map(|(t, b)| t * b).sum::<f64>() / pairs.iter().map(|(t, _)| t * t).sum::<f64>();
+        let exponent: f64 =
+            pairs.iter().map(|(t, b)| t * b).sum::<f64>() / pairs.iter().map(|(t, _)| t * t).sum::<f64>();
         let excess = exponent - 1.0;
         ((excess * mu.exp2()) / (1.0 - (vocab as f64).powf(-excess))).powf(1.0 / exponent)
     }
@@ -261,7 +262,10 @@ fn coarse_params(vocab: u32) -> impl Strategy<Value = SamplingParams> {
 }
 
 /// Off as often as on.
-fn or<T: Clone + std::fmt::Debug + 'static>(off: T, on: impl Strategy<Value = T> + 'static) -> impl Strategy<Value = T> {
+fn or<T: Clone + std::fmt::Debug + 'static>(
+    off: T,
+    on: impl Strategy<Value = T> + 'static,
+) -> impl Strategy<Value = T> {
     prop_oneof![2 => Just(off), 1 => on]
 }
 

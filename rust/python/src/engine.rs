@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, SharedProcessor, Text,
-    pages,
+    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams,
+    SharedProcessor, Text, pages,
 };
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};

@@ -181,7 +181,8 @@ fn last_n(value: &Value) -> Result<Option<usize>, ParamError> {
 
 fn words(value: &Value, vocab: usize) -> Result<Vec<Vec<u32>>, ParamError> {
     const FIELD: &str = "bad_words";
-    let wrong = |value: &Value| ParamError::WrongType { field: FIELD, value: shown(value), expected: "lists of token ids" };
+    let wrong =
+        |value: &Value| ParamError::WrongType { field: FIELD, value: shown(value), expected: "lists of token ids" };
     match value {
         Value::Null => Ok(Vec::new()),
         Value::Array(items) => {

@@ -82,6 +82,47 @@ fn a_trace_names_the_stage_that_dropped_each_candidate() {
     assert!((raw - 1.0).abs() < 1e-12);
 }
 
+/// Watching a choice does not change it, and the last stage's probabilities are those of the draw.
+#[test]
+fn a_trace_has_the_probabilities_after_each_stage() {
+    let logits = [2.0, 1.0, 0.0, -1.0, f32::NEG_INFINITY];
+    let params = SamplingParams { temperature: 0.5, top_k: 3, typical_p: 0.9, seed: 3, ..SamplingParams::default() };
+    let traced = sample(&logits, &SamplingParams { trace: Some(5), ..params.clone() });
+    assert_eq!(traced.token, sample(&logits, &params).token);
+    let trace = traced.trace.unwrap();
+    let stages: Vec<_> = trace.stages.iter().map(|stage| (stage.name, stage.left)).collect();
+    assert_eq!(stages, [("temperature", 4), ("top_k", 3), ("typical_p", 2)]);
+    for (place, stage) in trace.stages.iter().enumerate() {
+        let column: Vec<f64> = trace.candidates.iter().map(|candidate| candidate.stage_probabilities[place]).collect();
+        assert!((column.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{stage:?}");
+        assert_eq!(column.iter().filter(|probability| **probability > 0.0).count(), stage.left);
+        let entropy: f64 = column.iter().filter(|share| **share > 0.0).map(|share| -share * share.ln()).sum();
+        assert!((stage.entropy - entropy).abs() < 1e-12, "{stage:?}");
+    }
+    for candidate in &trace.candidates {
+        assert!((candidate.stage_probabilities[2] - candidate.final_probability).abs() < 1e-15);
+    }
+}
+
+/// Mirostat's bound after each token is what the surprise of that token says, before anything was dropped.
+#[test]
+fn mirostat_moves_by_what_the_surprise_was_off() {
+    let logits = [2.0_f32, 1.0, 0.0, -1.0];
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    for (mirostat, seed) in [(1, 3), (1, 4), (2, 5), (2, 6)] {
+        let params = SamplingParams { mirostat, mirostat_tau: 0.7, mirostat_eta: 0.3, seed, ..Default::default() };
+        let mut history = History::new(&params, &[0], &[]);
+        let mut mu = 1.4;
+        for position in 1..30 {
+            let token = Sampler::default().sample(&logits, &params, &mut history, position).unwrap().token;
+            history.push(token);
+            let surprise = -(f64::from(logits[token as usize]).exp() / total).log2();
+            mu -= 0.3 * (surprise - 0.7);
+            assert!((history.mirostat_mu - mu).abs() < 1e-9);
+        }
+    }
+}
+
 #[test]
 fn a_trace_ends_with_what_was_picked_if_it_is_not_among_the_likeliest() {
     let greedy = SamplingParams { temperature: 0.0, logit_bias: vec![(2, 9.0)], trace: Some(1), ..Default::default() };

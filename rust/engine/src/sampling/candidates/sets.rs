@@ -7,8 +7,7 @@ impl Candidates<'_> {
     pub fn left(&self) -> impl Iterator<Item = Candidate> {
         let places = self.blocks_left().flatten();
         let all = places.map(|place| Candidate { id: self.id_at(place), logit: self.logits()[place] });
-        all.filter(|raw| self.is_left(raw.id, raw.logit))
-            .map(|raw| Candidate { logit: self.seen(raw.logit), ..raw })
+        all.filter(|raw| self.is_left(raw.id, raw.logit)).map(|raw| Candidate { logit: self.seen(raw.logit), ..raw })
     }
 
     /// The `count` most likely of what is left, most likely first.

@@ -16,6 +16,10 @@ enum Step {
     KeepMostLikely(usize),
     KeepThrough(usize),
     KeepBest,
+    Retain(u32),
+    KeepOnly(Vec<u32>),
+    Rewrite(f32),
+    First(usize),
     Weigh,
 }
 
@@ -29,6 +33,10 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![1..60_usize, 1..4000_usize].prop_map(Step::KeepMostLikely),
         2 => (1..4000_usize).prop_map(Step::KeepThrough),
         1 => Just(Step::KeepBest),
+        1 => (2..5_u32).prop_map(Step::Retain),
+        1 => vec(0..4000_u32, 0..200).prop_map(Step::KeepOnly),
+        1 => (-8.0_f32..8.0).prop_map(Step::Rewrite),
+        1 => (1..200_usize).prop_map(Step::First),
         2 => Just(Step::Weigh),
     ]
 }
@@ -79,6 +87,36 @@ fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
             let best = nth_most_likely(plain, 1);
             plain.retain(|entry| entry.0 == best.id);
         }
+        Step::Retain(nth) => {
+            candidates.retain(|candidate| candidate.id % nth > 0);
+            plain.retain(|entry| entry.0 % nth > 0);
+        }
+        Step::KeepOnly(ref ids) => {
+            let mut ids = ids.clone();
+            ids.sort_unstable();
+            ids.dedup();
+            candidates.keep_only(&ids);
+            plain.retain(|entry| ids.contains(&entry.0));
+        }
+        Step::Rewrite(added) => {
+            let size = candidates.vocab_size();
+            let rewritten = candidates.rewrite(|logits| {
+                assert_eq!(logits.len(), size);
+                let left: Plain =
+                    (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect();
+                assert_eq!(left, *plain);
+                logits.iter_mut().for_each(|logit| *logit = (*logit / 2.0) + added);
+                Ok::<(), ()>(())
+            });
+            assert_eq!((rewritten, candidates.check_sound()), (Ok(()), Ok(())));
+            plain.iter_mut().for_each(|entry| entry.1 = (entry.1 / 2.0) + added);
+        }
+        Step::First(count) => {
+            let mut sorted: Vec<Candidate> = plain.iter().map(|&(id, logit)| Candidate { id, logit }).collect();
+            sorted.sort_by(by_likelihood);
+            sorted.truncate(count);
+            assert_eq!(candidates.first(count), sorted);
+        }
         Step::Weigh => {
             let weighed = candidates.weigh();
             let highest = nth_most_likely(plain, 1).logit;
@@ -90,6 +128,9 @@ fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
             for &(id, weight) in &wanted {
                 assert_eq!(weighed.weight_of(id), weight);
             }
+            let parts = wanted.iter().map(|(_, weight)| weight / total).filter(|share| *share > 0.0);
+            let entropy: f64 = parts.map(|share| -share * share.ln()).sum();
+            assert!((weighed.entropy() - entropy).abs() <= 1e-9 * entropy.max(1.0));
         }
     }
     plain.retain(|entry| entry.1 > f32::NEG_INFINITY);
@@ -119,6 +160,8 @@ proptest! {
                 apply(step, &mut candidates, &mut plain);
                 let left: Plain =
                     (0..row.len() as u32).filter_map(|id| Some((id, candidates.logit(id)?))).collect();
+                prop_assert_eq!(&left, &plain, "{:?}", step);
+                let left: Plain = candidates.left().map(|candidate| (candidate.id, candidate.logit)).collect();
                 prop_assert_eq!(&left, &plain, "{:?}", step);
                 let highest = plain.iter().map(|entry| entry.1).fold(f32::NEG_INFINITY, f32::max);
                 prop_assert_eq!(candidates.highest_logit(), highest);

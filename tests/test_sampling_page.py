@@ -1,0 +1,87 @@
+"""docs/sampling.md: it names every parameter with the default and the range that it has, stages in their order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule.params import NUMBERS, STANDARD, WHOLE_NUMBERS, SamplingParams
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "sampling.md").read_text()
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
+NOT_OF_STAGES = {
+    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "logprobs", "prompt_logprobs", "entropy"),
+    *("skip_special_tokens", "include_stop_str_in_output"),
+}
+
+
+def test_every_parameter_of_a_stage_has_a_place() -> None:
+    table = "\n".join(ROWS)
+    missing = [name for name in SamplingParams.__dataclass_fields__ if f"`{name}`" not in table]
+    assert set(missing) == NOT_OF_STAGES
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *WHOLE_NUMBERS])
+def test_defaults_and_limits(name: str) -> None:
+    row = next(row for row in ROWS if f"`{name}`" in row)
+    found = re.search(rf"`{name}`[^(]*\(([^)]*)\)", row)
+    assert found is not None
+    said = found.group(1)
+    default: Any = SamplingParams.__dataclass_fields__[name].default
+    assert said.startswith(f"{default:g}")
+    high = NUMBERS[name][1] if name in NUMBERS else WHOLE_NUMBERS[name][1]
+    assert high == default or f"{high}" in said or high == 2**31 - 1
+
+
+def test_stages_stand_in_the_order_in_which_they_act() -> None:
+    source = (ROOT / "rust" / "engine" / "src" / "sampling" / "mod.rs").read_text()
+    modules = re.findall(r"^    &(\w+)::\w+,$", source, re.MULTILINE)
+    files = {path.stem for path in (ROOT / "rust" / "engine" / "src" / "sampling").glob("*.rs")}
+    assert set(modules) < files
+    titles = [row.split("|")[1].strip() for row in ROWS if not row.startswith("| stage")]
+    places = [titles.index(TITLES[module]) for module in modules]
+    assert places == sorted(places)
+
+
+TITLES = {
+    "allowed_token_ids": "allowed tokens",
+    "bad_words": "bad words",
+    "no_repeat_ngram": "n-grams",
+    "logit_bias": "bias",
+    "min_tokens": "minimum",
+    "logits_processors": "your own",
+    "penalties": "repetition",
+    "dry": "DRY",
+    "greedy": "greedy",
+    "top_n_sigma": "top-n-sigma",
+    "temperature": "temperature",
+    "dynamic_temperature": "dynamic temperature",
+    "min_p": "min-p",
+    "top_k": "top-k",
+    "top_p": "top-p",
+    "typical_p": "typical",
+    "epsilon_cutoff": "epsilon",
+    "eta_cutoff": "eta",
+    "top_h": "top-h",
+    "xtc": "XTC",
+    "mirostat": "mirostat",
+}
+"""Of each stage's module, its row."""
+
+
+@pytest.mark.native
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "docs/sampling.md", "exec"), {})
+    text = capsys.readouterr().out
+    assert len(text) > 10
+    assert "e" not in text
+
+
+def test_fields_that_the_model_may_set_are_named() -> None:
+    sentence = PAGE.split("take it from generation_config.json:")[1].split(".\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(STANDARD)
