@@ -273,7 +273,7 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
         return add(self, ids, params, *rest)
 
     monkeypatch.setattr(fakes.Engine, "add_request", watch)
-    given = {name: 1 for name in FURTHER}
+    given = dict.fromkeys(FURTHER, 1)
     options = [part for name in given for part in (f"--{name.replace('_', '-')}", "1")]
     assert main(["run", "x", "-n", "1", "--bad-word", "Paris", *options]) == 0
     assert given.items() <= told[0].items()

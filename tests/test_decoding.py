@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, SamplingParams
+from ferrule.prompt import TokensPrompt
 
 pytestmark = pytest.mark.native
 
@@ -31,10 +32,10 @@ def test_as_transformers(case: str) -> None:
     golden = json.loads((GOLDEN / "decoding" / f"{case}.json").read_text())
     settings = {name: each for name, each in golden["settings"].items() if "num_beams" not in each["arguments"]}
     assert len(settings) == 5
+    prompt: TokensPrompt = {"prompt_token_ids": golden["prompt_token_ids"]}
     with LLM(GOLDEN / "logits" / case, quantization="f32", kv_cache_dtype="f32") as llm:
         outputs = llm.generate(
-            [{"prompt_token_ids": golden["prompt_token_ids"]}] * len(settings),
-            [params(setting["arguments"]) for setting in settings.values()],
+            [prompt] * len(settings), [params(setting["arguments"]) for setting in settings.values()]
         )
     found = {name: [each.outputs[0].token_ids] for name, each in zip(settings, outputs, strict=True)}
     assert found == {name: setting["sequences"] for name, setting in settings.items()}

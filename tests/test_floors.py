@@ -29,8 +29,8 @@ SAFE_CRATES = ("model", "engine")
 # The parts of python/ferrule, the lowest floor first. A part imports from lower floors, or from itself.
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
-    {"checks", "stop", "detokenizer", "tensors", "picture", "logits_processors"},
-    {"parsers"},
+    {"checks", "stop", "detokenizer", "tensors", "picture"},
+    {"parsers", "logits_processors"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},

@@ -39,7 +39,8 @@ def test_it_sees_the_tokens_so_far_and_the_logits(tiny: LLM) -> None:
 
     def watch(prompt: Any, output: Any, logits: Any) -> None:
         assert (prompt.dtype, output.dtype, logits.dtype) == (np.int32, np.int32, np.float32)
-        assert not prompt.flags.writeable and not output.flags.writeable
+        assert not prompt.flags.writeable
+        assert not output.flags.writeable
         calls.append((prompt.tolist(), output.tolist(), logits.copy()))
 
     written = tiny.generate(PROMPT, greedy(watch))[0]
@@ -132,7 +133,7 @@ def test_what_it_leaves_must_be_logits(processor: Any, message: str, tiny: LLM) 
 
 
 def test_forbidding_everything_names_the_stage(tiny: LLM) -> None:
-    with pytest.raises(EngineError, match="every one is forbidden .last by logits_processors"):
+    with pytest.raises(EngineError, match=r"every one is forbidden \(last by logits_processors"):
         tiny.generate(PROMPT, greedy(lambda _, logits: logits.fill(-np.inf)))
 
 

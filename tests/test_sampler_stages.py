@@ -194,7 +194,7 @@ def test_a_stage_keeps_what_it_should(name: str, data: st.DataObject) -> None:
     size = data.draw(st.integers(4, 150), "size")
     # Eighths, so that many are equal.
     eighths = data.draw(st.lists(st.integers(-80, 80), min_size=size, max_size=size), "logits")
-    logits = np.array(eighths, dtype=np.float32) / 8
+    logits = (np.array(eighths) / 8).astype(np.float32)
     text = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=60), "text")
     expected = oracle(logits.astype(np.float64), params, text)
     assume(np.isfinite(expected).any())
@@ -232,7 +232,8 @@ def test_draws_follow_what_a_stage_leaves(name: str) -> None:
     logits = np.array([2.0, 1.5, 1.25, 0.75, 0.5, 0.0, -0.5, -1.0], dtype=np.float32)
     text, draws = [0, 1, 2, 0, 1, 3, 0, 1], 2000
     expected = softmax(STAGES[name][0](logits.astype(np.float64), DRAWN[name], text)) * draws
-    assert 1 < np.count_nonzero(expected) and (name == "dynatemp" or not np.allclose(expected, softmax(logits) * draws))
+    assert np.count_nonzero(expected) > 1
+    assert name == "dynatemp" or not np.allclose(expected, softmax(logits.astype(np.float64)) * draws)
     drawn = [sample(logits, DRAWN[name] | {"seed": seed}, text, [])[2] for seed in range(draws)]
     counts = np.bincount(drawn, minlength=len(logits))
     some = expected > 0

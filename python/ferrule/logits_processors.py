@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from ferrule.checks import shown
 from ferrule.errors import LogitsProcessorError
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ class LogitsProcessors:
             return
         import numpy as np
 
-        if not isinstance(returned, np.ndarray) or returned.shape != self.logits.shape:
-            what = f"an array of shape {returned.shape}" if isinstance(returned, np.ndarray) else repr(type(returned))
+        given = cast("npt.NDArray[Any] | None", returned if isinstance(returned, np.ndarray) else None)
+        if given is None or given.shape != self.logits.shape:
+            what = shown(type(returned)) if given is None else f"an array of shape {given.shape}"
             raise TypeError(f"it returned {what}; it must return None, or an array of shape {self.logits.shape}")
-        np.copyto(self.logits, returned, casting="same_kind")
+        np.copyto(self.logits, given, casting="same_kind")
 
 
 def _wants_prompt(processor: Callable[..., Any]) -> bool:

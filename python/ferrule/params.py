@@ -24,7 +24,7 @@ MAX_STOP_TOKEN_IDS = 1024
 """Stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 MAX_BAD_WORDS = 512
-"""Forbidden words of a request, and forbidden sequences of tokens; a word is one or two of the engine's 1,024 sequences."""
+"""Forbidden words of a request, and forbidden sequences; a word is one or two of the engine's 1,024 sequences."""
 MAX_BAD_WORD_TOKENS = 256
 """Tokens of a forbidden sequence."""
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
@@ -36,6 +36,13 @@ MAX_BREAKERS = 64
 MAX_PROCESSORS = 32
 """Logits processors of a request."""
 
+NUMBERS_OF_MODELS: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0, 100, False),
+    "top_p": (0, 1, True),
+    "min_p": (0, 1, False),
+    "repetition_penalty": (0, 100, True),
+}
+"""As `NUMBERS`, of fields that may be left to the model."""
 NUMBERS: dict[str, tuple[float, float, bool]] = {
     "presence_penalty": (-2, 2, False),
     "frequency_penalty": (-2, 2, False),
@@ -54,7 +61,14 @@ NUMBERS: dict[str, tuple[float, float, bool]] = {
     "mirostat_eta": (0, 1, True),
 }
 """Fields that are real numbers: the smallest value, the largest, and whether the smallest itself is outside."""
-WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
+WHOLE_NUMBERS_OF_MODELS: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0, 100, False),
+    "top_p": (0, 1, True),
+    "min_p": (0, 1, False),
+    "repetition_penalty": (0, 100, True),
+}
+"""As `NUMBERS`, of fields that may be left to the model."""
+NUMBERS: dict[str, tuple[int, int]] = {
     "dry_allowed_length": (1, MAX_COUNT),
     "dry_penalty_last_n": (-1, MAX_COUNT),
     "mirostat": (0, 2),
@@ -178,6 +192,7 @@ class SamplingParams:
             ),
             "bad_words": _checked_strings("bad_words", self.bad_words, MAX_BAD_WORDS),
             "bad_words_ids": _checked_bad_words_ids(self.bad_words_ids),
+            "allowed_token_ids": _checked_allowed(self.allowed_token_ids),
             "logits_processors": _checked_processors(self.logits_processors),
             "logit_bias": _checked_bias(self.logit_bias),
             "stop": _checked_strings("stop", self.stop, MAX_STOP),
@@ -188,22 +203,11 @@ class SamplingParams:
             checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)
         for name, (least, most) in WHOLE_NUMBERS.items():
             checked[name] = check_whole(name, getattr(self, name), least, most)
-        if self.allowed_token_ids is not None:
-            allowed = _checked_token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
-            checked["allowed_token_ids"] = allowed
-            if not allowed:
-                raise InvalidParameterError("allowed_token_ids is empty; it must have at least one token id")
-        if self.temperature is not None:
-            checked["temperature"] = check_number("temperature", self.temperature, 0, 100)
-        if self.top_p is not None:
-            checked["top_p"] = check_number("top_p", self.top_p, 0, 1, above_low=True)
+        for name, (low, high, above_low) in NUMBERS_OF_MODELS.items():
+            if getattr(self, name) is not None:
+                checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)
         if self.top_k is not None:
             checked["top_k"] = max(check_whole("top_k", self.top_k, -1, MAX_COUNT), 0)
-        if self.min_p is not None:
-            checked["min_p"] = check_number("min_p", self.min_p, 0, 1)
-        if self.repetition_penalty is not None:
-            penalty = check_number("repetition_penalty", self.repetition_penalty, 0, 100, above_low=True)
-            checked["repetition_penalty"] = penalty
         for name, limit in (("seed", 2**64 - 1), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             if getattr(self, name) is not None:
                 checked[name] = check_whole(name, getattr(self, name), 0, limit)
@@ -265,6 +269,15 @@ def _checked_token_ids(name: str, ids: object, limit: int) -> tuple[int, ...]:
     if len(tokens) > limit:
         raise InvalidParameterError(f"{name} has {len(tokens)} ids; the limit is {limit}")
     return tuple(check_whole(f"{name}[{i}]", token, 0, MAX_TOKEN_ID) for i, token in enumerate(tokens))
+
+
+def _checked_allowed(ids: object) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    allowed = _checked_token_ids("allowed_token_ids", ids, MAX_ALLOWED_TOKEN_IDS)
+    if not allowed:
+        raise InvalidParameterError("allowed_token_ids is empty; it must have at least one token id")
+    return allowed
 
 
 def _checked_bad_words_ids(given: object) -> tuple[tuple[int, ...], ...]:

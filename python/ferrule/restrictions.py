@@ -28,8 +28,10 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int
 
 
 def breaker_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[int]:
-    """The tokens across which DRY finds no repeats: those that contain a breaker, or else the last one of its own
-    (as p-e-w has it). None without a tokenizer, or where DRY is off.
+    """The tokens across which DRY finds no repeats.
+
+    They are those that contain a breaker, or else the last one of its own (as p-e-w has it); none without a tokenizer,
+    or where DRY is off.
 
     Raises TokenizerError.
     """

@@ -86,8 +86,16 @@ fn params() -> impl Strategy<Value = SamplingParams> {
         prop_oneof![Just(1_usize), 1..60_usize],
     );
     let served = (-1..2_i32, prop_oneof![3 => Just(None), 1 => Just(Some("salt"))]);
-    (filters, penalties, lengths, any::<u64>(), told, served).prop_map(
-        |((temperature, top_k, top_p, min_p), (repetition, presence, frequency), lengths, seed, told, served)| {
+    (filters, penalties, lengths, any::<u64>(), told, served, further()).prop_map(
+        |(
+            (temperature, top_k, top_p, min_p),
+            (repetition, presence, frequency),
+            lengths,
+            seed,
+            told,
+            served,
+            further,
+        )| {
             let (max_tokens, min_tokens, stop_token_ids) = lengths;
             let (logprobs, trace, prompt_logprobs, prompt_logprobs_from) = told;
             let (priority, cache_salt) = served;
@@ -111,9 +119,29 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 streams: seed.is_multiple_of(2),
                 priority,
                 cache_salt: cache_salt.map(Into::into),
+                ..further
             }
         },
     )
+}
+
+/// Stages that few ask for: those first that remember what they have seen.
+fn further() -> impl Strategy<Value = SamplingParams> {
+    let plain = SamplingParams::default;
+    prop_oneof![
+        4 => Just(plain()),
+        1 => (1..3_usize).prop_map(move |mirostat| SamplingParams { mirostat, mirostat_tau: 2.0, ..plain() }),
+        1 => option::of(1..30_usize).prop_map(move |dry_penalty_last_n| SamplingParams {
+            dry_multiplier: 1.0,
+            dry_allowed_length: 1,
+            dry_penalty_last_n,
+            dry_sequence_breaker_ids: vec![5],
+            ..plain()
+        }),
+        1 => (1..4_usize).prop_map(move |no_repeat_ngram_size| SamplingParams { no_repeat_ngram_size, ..plain() }),
+        1 => Just(SamplingParams { bad_words: vec![vec![3], vec![9, 4]], xtc_probability: 0.5, ..plain() }),
+        1 => Just(SamplingParams { dynatemp_range: 0.5, typical_p: 0.9, eta_cutoff: 0.01, entropy: true, ..plain() }),
+    ]
 }
 
 /// Prompts that begin alike, for a while.
