@@ -61,14 +61,7 @@ NUMBERS: dict[str, tuple[float, float, bool]] = {
     "mirostat_eta": (0, 1, True),
 }
 """Fields that are real numbers: the smallest value, the largest, and whether the smallest itself is outside."""
-WHOLE_NUMBERS_OF_MODELS: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0, 100, False),
-    "top_p": (0, 1, True),
-    "min_p": (0, 1, False),
-    "repetition_penalty": (0, 100, True),
-}
-"""As `NUMBERS`, of fields that may be left to the model."""
-NUMBERS: dict[str, tuple[int, int]] = {
+WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
     "dry_allowed_length": (1, MAX_COUNT),
     "dry_penalty_last_n": (-1, MAX_COUNT),
     "mirostat": (0, 2),
