@@ -68,9 +68,10 @@ class LogitsProcessors:
             return
         import numpy as np
 
+        what = shown(type(returned))
         given = cast("npt.NDArray[Any] | None", returned if isinstance(returned, np.ndarray) else None)
         if given is None or given.shape != self.logits.shape:
-            what = shown(type(returned)) if given is None else f"an array of shape {given.shape}"
+            what = what if given is None else f"an array of shape {given.shape}"
             raise TypeError(f"it returned {what}; it must return None, or an array of shape {self.logits.shape}")
         np.copyto(self.logits, given, casting="same_kind")
 
