@@ -1,4 +1,4 @@
-//! Random arrivals, aborts, forks, evictions, cancelled steps and small pools: whatever happens, pages are conserved, the
+//! Random arrivals, aborts, forks, evictions, drafts, cancelled steps and small pools: whatever happens, pages are conserved, the
 //! limits hold, every request ends, and gets what it would have got alone.
 
 mod fake;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::{
     EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError, RequestId,
-    SampleTrace, SamplingParams, Text, TokenLogprobs,
+    SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, Text, TokenLogprobs,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -29,6 +29,8 @@ struct Arrival {
     completions: u64,
     /// When which of them is ended.
     abort: Option<(usize, u64)>,
+    /// How many eighths of the output come true of what is predicted, and what decides which.
+    prediction: Option<(u64, u64)>,
 }
 
 impl Arrival {
@@ -36,6 +38,18 @@ impl Arrival {
         let mut request = self.request.clone();
         request.params.seed = request.params.seed.wrapping_add(completion);
         request
+    }
+
+    /// What the caller expects of a request that gets these tokens.
+    fn prediction(&self, tokens: &[u32]) -> Vec<u32> {
+        let Some((eighths, coins)) = self.prediction else { return Vec::new() };
+        let mistake = |(index, &token): (u64, &u32)| match mix(coins, index) % 8 {
+            coin if coin < eighths => Some(token),
+            // Another token in its place, or none.
+            7 => None,
+            _ => Some((token + 1) % VOCAB as u32),
+        };
+        (0..).zip(tokens).filter_map(mistake).collect()
     }
 }
 
@@ -111,6 +125,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 streams: seed.is_multiple_of(2),
                 priority,
                 cache_salt: cache_salt.map(Into::into),
+                prediction: Vec::new(),
             }
         },
     )
@@ -125,10 +140,19 @@ fn prompt() -> impl Strategy<Value = Vec<u32>> {
     })
 }
 
+fn speculative() -> impl Strategy<Value = SpeculativeConfig> {
+    let ngram = (1..3_usize, 0..3_usize)
+        .prop_map(|(shortest, more)| SpeculativeMethod::Ngram { shortest, longest: shortest + more });
+    (option::of(ngram), 0..12_usize, any::<bool>()).prop_map(|(method, num_speculative_tokens, adaptive)| {
+        SpeculativeConfig { method, num_speculative_tokens, adaptive }
+    })
+}
+
 fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
     let group = (2..14_usize, option::of(2..70_usize));
     let limits = (20..140_usize, 1..7_usize, 1..50_usize, option::weighted(0.2, 1..4_usize));
-    (vec(group, 1..4), limits, any::<(bool, bool)>()).prop_map(|(groups, limits, (caching, unhurried))| {
+    (vec(group, 1..4), limits, any::<(bool, bool)>(), speculative()).prop_map(|(groups, limits, flags, speculative)| {
+        let (caching, unhurried) = flags;
         let (max_model_len, max_num_seqs, max_num_batched_tokens, max_queued_requests) = limits;
         let (pages, windows) = groups.into_iter().unzip();
         let config = EngineConfig {
@@ -140,6 +164,7 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
             target_itl: if unhurried { Duration::MAX } else { Duration::ZERO },
             enable_prefix_caching: caching,
             prefix_cache_dir: None,
+            speculative,
         };
         (config, windows)
     })
@@ -148,7 +173,8 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
 fn scenario() -> impl Strategy<Value = Scenario> {
     let completions = prop_oneof![3 => Just(1_u64), 1 => 2..5_u64];
     let abort = option::weighted(0.2, (0..60_usize, 0..4_u64));
-    let arrival = (0..30_usize, (prompt(), params(), adapter()), completions, abort);
+    let prediction = option::of((0..9_u64, any::<u64>()));
+    let arrival = (0..30_usize, (prompt(), params(), adapter()), completions, abort, prediction);
     (
         config(),
         vec(arrival, 1..10),
@@ -158,12 +184,14 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         btree_map(0..40_usize, 1..60_usize, 0..2),
     )
         .prop_map(|((config, windows), arrivals, cancelled, poison, (disk, step_bytes, trained), evaluations)| {
-            let arrival = |(step, asked, completions, abort): (_, (_, _, _), u64, Option<(usize, u64)>)| Arrival {
-                step,
-                request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
-                completions,
-                abort: abort.map(|(step, which)| (step, which % completions)),
-            };
+            let arrival =
+                |(step, asked, completions, abort, prediction): (_, (_, _, _), u64, Option<(usize, u64)>, _)| Arrival {
+                    step,
+                    request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
+                    completions,
+                    abort: abort.map(|(step, which)| (step, which % completions)),
+                    prediction,
+                };
             let arrivals = arrivals.into_iter().map(arrival).collect();
             Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations }
         })
@@ -181,7 +209,7 @@ fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::Step
     }
 }
 
-/// What a request gets with the machine to itself, computed in one go.
+/// What a request gets with the machine to itself, computed in one go and token by token.
 fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     let config = EngineConfig {
         pages: vec![64; scenario.windows.len()],
@@ -191,6 +219,7 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
         max_queued_requests: None,
         enable_prefix_caching: false,
         prefix_cache_dir: None,
+        speculative: SpeculativeConfig { num_speculative_tokens: 0, ..SpeculativeConfig::default() },
         ..scenario.config
     };
     let mut model = FakeModel::new(&config, &scenario.windows);
@@ -253,21 +282,31 @@ struct Play<'a> {
     /// For each arrival its completions; none where it was refused or ended from outside.
     ids: Vec<Vec<Option<RequestId>>>,
     got: BTreeMap<RequestId, Got>,
+    /// What they get alone.
+    expected: BTreeMap<RequestId, Got>,
 }
 
 impl Play<'_> {
     fn arrive(&mut self, index: usize) -> Result<(), TestCaseError> {
-        let Self { scenario, engine, ids, got } = self;
+        let Self { scenario, engine, ids, got, expected } = self;
         let arrival = &scenario.arrivals[index];
         for completion in 0..arrival.completions {
-            let request = arrival.request(completion);
+            let mut request = arrival.request(completion);
+            // One that is too long is refused.
+            let alone = (request.prompt.len() < engine.max_model_len())
+                .then(|| alone(scenario, &request, engine.max_model_len()))
+                .unwrap_or_default();
+            request.params.prediction = arrival.prediction(&alone.tokens);
             let added = match ids[index].first() {
                 Some(&Some(first)) => engine.fork_request(request, first),
                 _ => engine.add_request(request),
             };
             ids[index].push(added.as_ref().ok().copied());
             match added {
-                Ok(new) => drop(got.insert(new, Got::default())),
+                Ok(new) => {
+                    got.insert(new, Got::default());
+                    expected.insert(new, alone);
+                }
                 Err(RequestError::PromptTooLong { .. } | RequestError::PromptExceedsKv { .. }) => {
                     prop_assert!(arrival.request.prompt.len() + 1 > engine.max_model_len());
                 }
@@ -329,7 +368,7 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     let scenario = &Scenario { poison: model.poison, ..scenario.clone() };
     let engine = Engine::new(model, config).unwrap();
     let ids = vec![Vec::new(); scenario.arrivals.len()];
-    let mut play = Play { scenario, engine, ids, got: BTreeMap::new() };
+    let mut play = Play { scenario, engine, ids, got: BTreeMap::new(), expected: BTreeMap::new() };
     let mut step = 0;
     while step < 70 || play.engine.has_unfinished_requests() {
         prop_assert!(step < 20_000, "the requests do not end");
@@ -352,13 +391,8 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     for pages in play.engine.page_statistics() {
         prop_assert_eq!(pages.free, pages.total);
     }
-    for (arrival, ids) in scenario.arrivals.iter().zip(&play.ids) {
-        for (completion, id) in (0..).zip(ids) {
-            if let Some(id) = id {
-                let request = arrival.request(completion);
-                prop_assert_eq!(&play.got[id], &alone(scenario, &request, play.engine.max_model_len()));
-            }
-        }
+    for id in play.ids.iter().flatten().flatten() {
+        prop_assert_eq!(&play.got[id], &play.expected[id]);
     }
     Ok(())
 }

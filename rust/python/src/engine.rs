@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, Text, pages,
+    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams,
+    SpeculativeConfig, Text, pages,
 };
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
@@ -131,6 +132,7 @@ impl Engine {
             target_itl: options.target_itl,
             enable_prefix_caching: options.enable_prefix_caching,
             prefix_cache_dir: options.prefix_cache_dir,
+            speculative: SpeculativeConfig::default(),
         };
         let engine = py.detach(|| {
             let _gate = fork::keep_out();

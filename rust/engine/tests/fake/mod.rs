@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
+use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, SpeculativeConfig, StepOutput};
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::{
@@ -371,5 +371,6 @@ pub fn config() -> EngineConfig {
         target_itl: Duration::MAX,
         enable_prefix_caching: true,
         prefix_cache_dir: None,
+        speculative: SpeculativeConfig::default(),
     }
 }
