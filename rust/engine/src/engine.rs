@@ -12,7 +12,7 @@ use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
-use crate::draft::Speculator;
+use crate::draft::{DraftLimits, DraftModel, Speculator};
 use crate::pace::Pace;
 use crate::pages::{DiskCache, Namespace, PAGE_NONE, Pages};
 use crate::request::{LengthLimits, check_prompt};
@@ -74,7 +74,7 @@ pub struct Engine<M> {
     pub(crate) logits: Vec<f32>,
     next_id: u64,
     pace: Pace,
-    speculator: Speculator,
+    speculator: Speculator<M>,
     pub(crate) metrics: Metrics,
     /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
     published: Arc<Mutex<Metrics>>,
@@ -89,7 +89,19 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// [`ConfigError`] if the configuration leaves no room for anything, or does not fit the model.
-    pub fn new(model: M, mut config: EngineConfig) -> Result<Self, ConfigError> {
+    pub fn new(model: M, config: EngineConfig) -> Result<Self, ConfigError> {
+        Self::with_draft_model(model, None, config)
+    }
+
+    /// As [`Engine::new`], with a model that guesses for it.
+    ///
+    /// # Errors
+    /// [`ConfigError`], also if the draft model does not fit the model.
+    pub fn with_draft_model(
+        model: M,
+        draft: Option<DraftModel<M>>,
+        mut config: EngineConfig,
+    ) -> Result<Self, ConfigError> {
         for (field, value) in [
             ("max_model_len", config.max_model_len),
             ("max_num_seqs", config.max_num_seqs),
@@ -113,6 +125,7 @@ impl<M: LanguageModel> Engine<M> {
             }
             config.enable_prefix_caching = false;
         }
+        let speculator = Speculator::new(&config, draft, &model)?;
         let mut scheduler = new_scheduler(&model, &config);
         if let Some(PrefixCacheDir { path, limit, .. }) =
             config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
@@ -128,7 +141,7 @@ impl<M: LanguageModel> Engine<M> {
             logits: Vec::new(),
             next_id: 0,
             pace: Pace::new(config.target_itl),
-            speculator: Speculator::new(config.speculative.clone()),
+            speculator,
             metrics: Metrics::default(),
             published: Arc::default(),
             dead: None,
@@ -173,7 +186,7 @@ impl<M: LanguageModel> Engine<M> {
         self.add(request, Some(of))
     }
 
-    fn add(&mut self, request: Request, twin: Option<RequestId>) -> Result<RequestId, RequestError> {
+    fn add(&mut self, mut request: Request, twin: Option<RequestId>) -> Result<RequestId, RequestError> {
         let checked = self.check_request(&request);
         self.metrics.requests_refused += u64::from(checked.is_err());
         if checked.is_ok() {
@@ -189,7 +202,9 @@ impl<M: LanguageModel> Engine<M> {
             let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref());
             let tables = self.scheduler.pages.tables(namespace, shareable);
             let id = RequestId(self.next_id - 1);
-            self.scheduler.add(Sequence::new(id, request, twin, tables, &self.config.speculative));
+            let prediction = std::mem::take(&mut request.params.prediction);
+            let drafts = self.speculator.sources(request.prompt.len(), prediction);
+            self.scheduler.add(Sequence::new(id, request, twin, tables, drafts));
         }
         self.publish();
         checked.map(|()| RequestId(self.next_id - 1))
@@ -252,7 +267,8 @@ impl<M: LanguageModel> Engine<M> {
     /// # Errors
     /// What is wrong.
     pub fn audit_pages(&self) -> Result<(), String> {
-        self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))
+        self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;
+        self.speculator.audit()
     }
 
     pub(crate) fn publish(&mut self) {
@@ -295,8 +311,11 @@ impl<M: LanguageModel> Engine<M> {
     fn schedule_forward_sample(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
         let begin = Instant::now();
         let watched = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);
-        self.speculator.propose(&mut self.scheduler.running, self.limits.tokens());
-        let plan = self.scheduler.schedule(self.pace.budget(watched));
+        let prompt_tokens = self.pace.budget(watched);
+        let limits = DraftLimits { most_tokens: self.limits.tokens(), prompt_tokens };
+        self.speculator.propose(&mut self.scheduler.running, limits, &mut self.sampler, cancel)?;
+        let begin_forward = Instant::now();
+        let plan = self.scheduler.schedule(prompt_tokens);
         for page_move in &plan.moves {
             page_move.apply(&mut self.model);
         }
@@ -310,7 +329,7 @@ impl<M: LanguageModel> Engine<M> {
         let prompts = plan.chunks.iter().map(|chunk| chunk.count).filter(|&count| count > 1).sum();
         self.pace.note(time.as_secs_f64(), decoded, prompts);
         if prompts == 0 {
-            self.speculator.note(plan.rows(), time.as_secs_f64());
+            self.speculator.note(plan.rows(), begin_forward.elapsed().as_secs_f64());
         }
         self.metrics.steps += 1;
         self.metrics.step_seconds.note(time);

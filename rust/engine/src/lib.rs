@@ -25,7 +25,7 @@ mod scheduler;
 mod sequence;
 mod state;
 
-pub use draft::{SpeculativeConfig, SpeculativeMethod};
+pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use engine::{Engine, EngineConfig, PrefixCacheDir};
 pub use error::{ConfigError, EngineError};

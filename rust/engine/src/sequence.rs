@@ -8,7 +8,7 @@ use ferrule_model::Adapter;
 use crate::draft::Drafts;
 use crate::pages::PageTables;
 use crate::sampling::History;
-use crate::{Request, RequestId, RequestTiming, SamplingParams, SpeculativeConfig};
+use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
 /// What one level of priority is worth: a request goes before those of the next level that came up to so many requests
 /// earlier. So a request of any priority is overtaken by a limited number of others, and its turn comes.
@@ -43,10 +43,9 @@ impl Sequence {
         request: Request,
         twin: Option<RequestId>,
         tables: PageTables,
-        speculative: &SpeculativeConfig,
+        drafts: Drafts,
     ) -> Self {
-        let Request { prompt, mut params, adapter } = request;
-        let prediction = std::mem::take(&mut params.prediction);
+        let Request { prompt, params, adapter } = request;
         let untold = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {
             id,
@@ -54,7 +53,7 @@ impl Sequence {
             computed: 0,
             tables,
             history: History::new(&params, &prompt, &[]),
-            drafts: Drafts::new(speculative, prompt.len(), prediction),
+            drafts,
             twin,
             next_prompt_logprob: untold.min(prompt.len()),
             params,

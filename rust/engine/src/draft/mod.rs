@@ -29,18 +29,23 @@ mod acceptance;
 mod config;
 mod cost;
 mod gain;
+mod model;
 mod ngram;
 mod prediction;
 mod speculator;
 
 pub use config::{SpeculativeConfig, SpeculativeMethod};
-pub(crate) use speculator::Speculator;
+pub use model::DraftModel;
+pub(crate) use speculator::{DraftLimits, Speculator};
 
 use std::fmt::Debug;
 
 use acceptance::Acceptance;
 use ngram::Ngram;
 use prediction::Prediction;
+
+/// The share of a draft model's tokens that is accepted, before any was tried.
+const MODEL_EXPECTED: f64 = 0.7;
 
 /// A source of drafts for one sequence.
 pub(crate) trait Drafter: Debug + Send {
@@ -52,10 +57,11 @@ pub(crate) trait Drafter: Debug + Send {
     fn expected(&self) -> f64;
 }
 
-/// A drafter and how it fares.
+/// A source and how it fares.
 #[derive(Debug)]
 struct Source {
-    drafter: Box<dyn Drafter>,
+    /// None for the draft model.
+    drafter: Option<Box<dyn Drafter>>,
     acceptance: Acceptance,
 }
 
@@ -71,16 +77,20 @@ pub(crate) struct Drafts {
 
 impl Drafts {
     /// The sources of a sequence with such a prompt and prediction.
-    pub fn new(config: &SpeculativeConfig, prompt_len: usize, prediction: Vec<u32>) -> Self {
+    fn new(method: Option<SpeculativeMethod>, model: bool, prompt_len: usize, prediction: Vec<u32>) -> Self {
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
         if !prediction.is_empty() {
             drafters.push(Box::new(Prediction::new(prediction, prompt_len)));
         }
-        if let Some(SpeculativeMethod::Ngram { shortest, longest }) = config.method {
+        if let Some(SpeculativeMethod::Ngram { shortest, longest }) = method {
             drafters.push(Box::new(Ngram::new(shortest, longest)));
         }
-        let source = |drafter: Box<dyn Drafter>| Source { acceptance: Acceptance::new(drafter.expected()), drafter };
-        Self { sources: drafters.into_iter().map(source).collect(), ..Self::default() }
+        let source = |drafter: Box<dyn Drafter>| Source {
+            acceptance: Acceptance::new(drafter.expected()),
+            drafter: Some(drafter),
+        };
+        let model = model.then(|| Source { drafter: None, acceptance: Acceptance::new(MODEL_EXPECTED) });
+        Self { sources: drafters.into_iter().map(source).chain(model).collect(), ..Self::default() }
     }
 
     /// Drafts of the next step.
@@ -98,16 +108,28 @@ impl Drafts {
         self.tokens.truncate(count);
     }
 
-    /// Asks the sources for up to `most` tokens after these.
+    /// Adds one.
+    fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+    }
+
+    /// Asks the sources for up to `most` tokens after these. Where none but the model is left, it is to be asked.
     fn look_up(&mut self, tokens: &[u32], most: usize) {
         for (from, source) in self.sources.iter_mut().enumerate() {
-            source.drafter.draft(tokens, most, &mut self.tokens);
-            self.tokens.truncate(most);
             self.from = from;
+            if let Some(drafter) = &mut source.drafter {
+                drafter.draft(tokens, most, &mut self.tokens);
+            }
+            self.tokens.truncate(most);
             if !self.tokens.is_empty() {
                 return;
             }
         }
+    }
+
+    /// Whether they are the draft model's, those there are or are to be.
+    fn are_guessed(&self) -> bool {
+        self.sources.get(self.from).is_some_and(|source| source.drafter.is_none())
     }
 
     /// How the source of the drafts fares.

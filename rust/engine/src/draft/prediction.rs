@@ -95,6 +95,6 @@ mod tests {
     fn it_has_nothing_to_say_beyond_its_end() {
         assert_eq!(drafts([10, 11, 12], &[10, 11, 12, 13], &[2, 3, 4]), [vec![12], vec![], vec![]]);
         // The end of the prediction, which nothing follows, is no place to go on from.
-        assert_eq!(drafts([10, 11, 12], &[50, 51, 11, 12], &[4]), [vec![]]);
+        assert_eq!(drafts([10, 11, 12], &[50, 51, 11, 12], &[4]), [[] as [u32; 0]]);
     }
 }
