@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
+from ferrule.speculative import check_prediction
 
 MAX_COUNT = 2**31 - 1
 """Limit of counts of tokens: no context is longer."""
@@ -84,6 +85,9 @@ class SamplingParams:
     """Whether special tokens are left out of the text."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
+    prediction: str | Sequence[int] | Mapping[str, Any] | None = None
+    """What is expected to come, as text, as token ids, or as OpenAI's API has it: the file that is to be edited, say.
+    Where it comes true the output is there sooner; it never changes a token."""
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -94,6 +98,7 @@ class SamplingParams:
             "stop": _checked_stop(self.stop),
             "stop_token_ids": _checked_stop_token_ids(self.stop_token_ids),
             "min_tokens": check_whole("min_tokens", self.min_tokens, 0, MAX_COUNT),
+            "prediction": check_prediction(self.prediction),
         }
         if self.temperature is not None:
             checked["temperature"] = check_number("temperature", self.temperature, 0, 100)

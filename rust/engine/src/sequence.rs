@@ -38,13 +38,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(
-        id: RequestId,
-        request: Request,
-        twin: Option<RequestId>,
-        tables: PageTables,
-        drafts: Drafts,
-    ) -> Self {
+    pub fn new(id: RequestId, request: Request, twin: Option<RequestId>, tables: PageTables, drafts: Drafts) -> Self {
         let Request { prompt, params, adapter } = request;
         let untold = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::{
-    EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError, RequestId,
-    SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, Text, TokenLogprobs,
+    DraftModel, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError,
+    RequestId, SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, Text, TokenLogprobs,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -67,6 +67,26 @@ struct Scenario {
     trained: usize,
     /// Steps before which so many tokens are evaluated, and texts of about so many encoded.
     evaluations: BTreeMap<usize, usize>,
+    draft: Option<Draft>,
+}
+
+/// A model that guesses: pages and window of each group, eighths that it gets wrong, and how long a text it takes.
+#[derive(Debug, Clone)]
+struct Draft {
+    groups: Vec<(usize, Option<usize>)>,
+    mistakes: u64,
+    max_model_len: usize,
+}
+
+impl Draft {
+    fn model(&self, scenario: &Scenario) -> DraftModel<FakeModel> {
+        let (pages, windows): (Vec<_>, Vec<_>) = self.groups.iter().copied().unzip();
+        let mut model = FakeModel::new(&EngineConfig { pages: pages.clone(), ..scenario.config.clone() }, &windows);
+        model.mistakes = self.mistakes;
+        model.trained = scenario.trained;
+        model.faults = scenario.cancelled.iter().map(|&number| (number, Fault::CancelledMidway)).collect();
+        DraftModel { model, pages, max_model_len: self.max_model_len }
+    }
 }
 
 /// All that a request got.
@@ -170,6 +190,15 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
     })
 }
 
+fn draft() -> impl Strategy<Value = Draft> {
+    let group = (2..14_usize, option::of(2..70_usize));
+    (vec(group, 1..3), 0..9_u64, 10..140_usize).prop_map(|(groups, mistakes, max_model_len)| Draft {
+        groups,
+        mistakes,
+        max_model_len,
+    })
+}
+
 fn scenario() -> impl Strategy<Value = Scenario> {
     let completions = prop_oneof![3 => Just(1_u64), 1 => 2..5_u64];
     let abort = option::weighted(0.2, (0..60_usize, 0..4_u64));
@@ -182,19 +211,24 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         option::weighted(0.2, 0..VOCAB as u32),
         (prop::bool::weighted(0.1), 0..3000_usize, prop_oneof![2 => Just(usize::MAX), 1 => 10..80_usize]),
         btree_map(0..40_usize, 1..60_usize, 0..2),
+        option::weighted(0.3, draft()),
     )
-        .prop_map(|((config, windows), arrivals, cancelled, poison, (disk, step_bytes, trained), evaluations)| {
-            let arrival =
-                |(step, asked, completions, abort, prediction): (_, (_, _, _), u64, Option<(usize, u64)>, _)| Arrival {
-                    step,
-                    request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
-                    completions,
-                    abort: abort.map(|(step, which)| (step, which % completions)),
-                    prediction,
-                };
-            let arrivals = arrivals.into_iter().map(arrival).collect();
-            Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations }
-        })
+        .prop_map(
+            |((config, windows), arrivals, cancelled, poison, (disk, step_bytes, trained), evaluations, draft)| {
+                let arrival =
+                    |(step, asked, completions, abort, prediction): (_, (_, _, _), u64, Option<(usize, u64)>, _)| {
+                        Arrival {
+                            step,
+                            request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
+                            completions,
+                            abort: abort.map(|(step, which)| (step, which % completions)),
+                            prediction,
+                        }
+                    };
+                let arrivals = arrivals.into_iter().map(arrival).collect();
+                Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations, draft }
+            },
+        )
 }
 
 fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::StepOutput>) {
@@ -337,7 +371,13 @@ impl Play<'_> {
         let batches = self.engine.model().batches.borrow().len();
         match self.engine.step(&Cancel::new()) {
             Ok(outputs) => collect(&mut self.got, outputs),
-            Err(error) => prop_assert_eq!(error, EngineError::Cancelled),
+            Err(error) => {
+                prop_assert_eq!(error, EngineError::Cancelled);
+                if self.scenario.draft.is_some() {
+                    // It may have been the model that guesses.
+                    return Ok(());
+                }
+            }
         }
         let done = self.engine.model().batches.borrow().len() - batches;
         // A step that reads from the disk may have nothing left to compute.
@@ -366,7 +406,8 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     // Logits of evaluation are compared with ones that no poison touched.
     model.poison = scenario.poison.filter(|_| scenario.evaluations.is_empty());
     let scenario = &Scenario { poison: model.poison, ..scenario.clone() };
-    let engine = Engine::new(model, config).unwrap();
+    let draft = scenario.draft.as_ref().map(|draft| draft.model(scenario));
+    let engine = Engine::with_draft_model(model, draft, config).unwrap();
     let ids = vec![Vec::new(); scenario.arrivals.len()];
     let mut play = Play { scenario, engine, ids, got: BTreeMap::new(), expected: BTreeMap::new() };
     let mut step = 0;

@@ -130,7 +130,8 @@ impl Engine {
             Ok::<_, PyErr>(pages)
         };
         // As many tokens of either model.
-        let bytes = |model: &Transformer| model.kv_groups().iter().map(|group| u128::from(group.page_bytes)).sum::<u128>();
+        let bytes =
+            |model: &Transformer| model.kv_groups().iter().map(|group| u128::from(group.page_bytes)).sum::<u128>();
         let (of_model, of_draft) = (bytes(&model).max(1), draft.as_ref().map_or(0, |draft| bytes(&draft.model)));
         let draft_budget = (u128::from(budget) * of_draft / (of_model + of_draft)) as u64;
         if let Some(draft) = &mut draft {

@@ -194,9 +194,10 @@ impl<M: LanguageModel> Guesser<M> {
     fn make_room(&mut self, running: &[Sequence], index: usize, count: usize) -> usize {
         let mut behind = running[index + 1..].iter().rev();
         loop {
-            let fits = self.followed.get(&running[index].id).map_or(0, |Followed { tables, tokens, .. }| {
-                self.pages.fits(tables, tokens.len(), count)
-            });
+            let fits = self
+                .followed
+                .get(&running[index].id)
+                .map_or(0, |Followed { tables, tokens, .. }| self.pages.fits(tables, tokens.len(), count));
             if fits == count {
                 return fits;
             }

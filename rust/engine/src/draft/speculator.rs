@@ -88,9 +88,7 @@ impl<M: LanguageModel> Speculator<M> {
             }
         }
         match &mut self.model {
-            Some(model) if !guessed.is_empty() => {
-                model.guess(running, &guessed, limits.prompt_tokens, sampler, cancel)
-            }
+            Some(model) if !guessed.is_empty() => model.guess(running, &guessed, limits.prompt_tokens, sampler, cancel),
             _ => Ok(()),
         }
     }
