@@ -3,7 +3,7 @@
 
 A model in a well-known shape writes a continuation; then it writes the same one again and again, with its own output as
 the `prediction`, in which a seeded coin has made some tokens wrong: so drafts are accepted with a known probability.
-Runs with and without prediction take turns. What is shown is the decode speed, and its ratio to that without prediction.
+Runs with and without prediction take turns. What is shown is the decode speed, and its ratio to that without.
 
     python benches/speculation.py --shape llama-1b --quantization int4
 """
