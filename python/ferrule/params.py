@@ -9,6 +9,7 @@ from typing import Any, cast
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
 from ferrule.logits_processors import LogitsProcessor
+from ferrule.speculative import check_prediction
 
 MAX_COUNT = 2**31 - 1
 """Limit of counts of tokens: no context is longer."""
@@ -176,6 +177,9 @@ class SamplingParams:
     """Whether special tokens are left out of the text."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
+    prediction: str | Sequence[int] | Mapping[str, Any] | None = None
+    """What is expected to come, as text, as token ids, or as OpenAI's API has it: the file that is to be edited, say.
+    Where it comes true the output is there sooner; it never changes a token."""
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -191,6 +195,7 @@ class SamplingParams:
             "stop": _checked_strings("stop", self.stop, MAX_STOP),
             "stop_token_ids": _checked_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
             "min_tokens": check_whole("min_tokens", self.min_tokens, 0, MAX_COUNT),
+            "prediction": check_prediction(self.prediction),
         }
         for name, (low, high, above_low) in NUMBERS.items():
             checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)

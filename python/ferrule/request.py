@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
@@ -38,6 +39,8 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         ("allowed_token_ids", params.allowed_token_ids or ()),
         *((f"bad_words_ids[{index}]", ids) for index, ids in enumerate(params.bad_words_ids)),
     ]
+    if isinstance(params.prediction, tuple):
+        fields.append(("prediction", params.prediction))
     for field, ids in fields:
         for token in ids:
             if token >= vocab_size:
@@ -65,6 +68,19 @@ class Model:
         return np.empty(self.vocab_size, dtype=np.float32)
 
 
+def read_prediction(prediction: object, model: Model) -> list[int]:
+    """The tokens of a prediction that is checked; as much of them as may come.
+
+    Raises TokenizerError.
+    """
+    if prediction is None:
+        return []
+    ids = model.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str) else prediction
+    # A tokenizer may know tokens that the model has not.
+    known = itertools.takewhile(lambda token: token < model.vocab_size, cast("Sequence[int]", ids))
+    return list(itertools.islice(known, model.max_model_len))
+
+
 class Completion:
     """One continuation, as it grows. `params` has no field left to the model's defaults."""
 
@@ -79,6 +95,7 @@ class Completion:
         priority: int,
         prompt_logprobs_from: int,
         message_format: MessageFormat | None,
+        prediction: Sequence[int],
     ) -> None:
         self.index = index
         self.seed = (seed + index) % 2**64
@@ -106,6 +123,7 @@ class Completion:
         self._priority = priority
         self._cache_salt = prompt.cache_salt
         self._params = params
+        self._prediction = prediction
         self._tokenizer = model.tokenizer
         self._bad_words = bad_words_ids(params, model.tokenizer)
         self._breakers = breaker_ids(params, model.tokenizer)
@@ -158,6 +176,7 @@ class Completion:
                 "cache_salt": self._cache_salt,
                 "trace": trace,
                 "streams": streams,
+                "prediction": list(self._prediction),
             }
         )
 
@@ -277,6 +296,7 @@ class Request:
         self.request_id = request_id
         self.prompt = prompt
         self._lora = lora
+        prediction = read_prediction(params.prediction, model)
         self.completions = [
             Completion(
                 index,
@@ -287,6 +307,7 @@ class Request:
                 priority=priority,
                 prompt_logprobs_from=prompt_logprobs_from,
                 message_format=message_format,
+                prediction=prediction,
             )
             for index in range(params.n)
         ]
@@ -354,4 +375,6 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
         prefill_time=None if queued is None or answered is None else answered - queued,
         decode_time=None if answered is None or ended is None else ended - answered,
         preemptions=sum(step.preemptions for step in steps),
+        drafted_tokens=sum(step.drafted_tokens for step in steps),
+        accepted_tokens=sum(step.accepted_tokens for step in steps),
     )

@@ -9,6 +9,7 @@
 //! pages up and was computed again.
 #![forbid(unsafe_code)]
 
+mod draft;
 mod encode;
 mod engine;
 mod error;
@@ -24,6 +25,7 @@ mod scheduler;
 mod sequence;
 mod state;
 
+pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use engine::{Engine, EngineConfig, PrefixCacheDir};
 pub use error::{ConfigError, EngineError};

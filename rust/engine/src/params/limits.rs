@@ -139,3 +139,5 @@ pub const MAX_BAD_WORDS: usize = 1024;
 pub const MAX_BAD_WORD_TOKENS: usize = 256;
 /// Items of lists that may name much of a vocabulary: `allowed_token_ids`, `dry_sequence_breaker_ids`.
 pub const MAX_TOKEN_IDS: usize = 1 << 20;
+/// Tokens of `prediction`: more than any context holds.
+pub const MAX_PREDICTION: usize = 1 << 22;

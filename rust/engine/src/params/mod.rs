@@ -160,6 +160,8 @@ pub struct SamplingParams {
     pub priority: i32,
     /// Requests share pages of the prefix cache with those of the same salt alone.
     pub cache_salt: Option<Arc<str>>,
+    /// Tokens that are expected to come: they are tried as drafts, and change nothing but the time that it takes.
+    pub prediction: Vec<u32>,
 }
 
 impl Default for SamplingParams {
@@ -207,6 +209,7 @@ impl Default for SamplingParams {
             streams: true,
             priority: 0,
             cache_salt: None,
+            prediction: Vec::new(),
         }
     }
 }
@@ -299,7 +302,8 @@ impl SamplingParams {
         }
         let breakers = &self.dry_sequence_breaker_ids;
         check_tokens("dry_sequence_breaker_ids", breakers, limits::MAX_TOKEN_IDS, vocab_size)?;
-        check_tokens("stop_token_ids", &self.stop_token_ids, limits::MAX_STOP_TOKEN_IDS, vocab_size)
+        check_tokens("stop_token_ids", &self.stop_token_ids, limits::MAX_STOP_TOKEN_IDS, vocab_size)?;
+        check_tokens("prediction", &self.prediction, limits::MAX_PREDICTION, vocab_size)
     }
 
     /// Whether the most likely token is taken every time.
