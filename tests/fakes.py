@@ -73,6 +73,21 @@ class LoraAdapter:
     bytes: int = 1000
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """Followed by nobody: what it is told is what a test looks at."""
+
+    asked: dict[str, Any]
+
+
+class Vocabulary:
+    def __init__(self, tokens: list[bytes], special: set[int]) -> None:
+        self.tokens, self.special = tokens, special
+
+    def compile(self, asked: str) -> Grammar:
+        return Grammar(json.loads(asked))
+
+
 @dataclass
 class _Sequence:
     prompt: list[int]
@@ -142,6 +157,7 @@ class Engine:
         """Each with its origin."""
         self.aborted: list[int] = []
         self.loras: list[LoraAdapter | None] = []
+        self.grammars: list[Grammar | None] = []
         """Of every request."""
         self.lora_loads: list[str] = []
         self.encoded: list[tuple[list[list[int]], str]] = []
@@ -176,6 +192,7 @@ class Engine:
         params: str,
         fork_of: int | None = None,
         lora: LoraAdapter | None = None,
+        grammar: Grammar | None = None,
     ) -> int:
         self._alone()
         self._alive()
@@ -195,6 +212,7 @@ class Engine:
             self.forks.append((self.next_id, fork_of))
         self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params), fork_of, lora)
         self.loras.append(lora)
+        self.grammars.append(grammar)
         return self.next_id
 
     def step(self) -> list[StepOutput]:
@@ -555,7 +573,7 @@ class Ceilings:
 def module(engine: type[Engine] = Engine) -> types.ModuleType:
     """A module in the shape of `ferrule._native`."""
     native = types.ModuleType("ferrule._native")
-    native.__dict__.update(Engine=engine, Ceilings=Ceilings, measure=measure, version="0.0.0")
+    native.__dict__.update(Engine=engine, Ceilings=Ceilings, Vocabulary=Vocabulary, measure=measure, version="0.0.0")
     native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2)
     return native
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ferrule.errors import EngineError
 
 if TYPE_CHECKING:
-    from ferrule._native import Engine, LoraAdapter, StepOutput
+    from ferrule._native import Engine, Grammar, LoraAdapter, StepOutput
     from ferrule.encoding.texts import Text
 
 
@@ -36,6 +36,8 @@ class Work(NamedTuple):
     just before."""
     lora: LoraAdapter | None = None
     """What is added to the model for it."""
+    grammar: Grammar | None = None
+    """What its output must be."""
 
 
 class Inbox:
@@ -226,7 +228,8 @@ class Driver:
 def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Those of Engine.add_request. A fork's origin has its id by the time that the fork's turn comes."""
     for each in work:
-        yield each.token_ids, each.params, None if each.fork_of is None else added[-each.fork_of], each.lora
+        origin = None if each.fork_of is None else added[-each.fork_of]
+        yield each.token_ids, each.params, origin, each.lora, each.grammar
 
 
 def _close_all() -> None:

@@ -228,7 +228,8 @@ class Request:
     """A prompt and its completions, as they grow.
 
     `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
-    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model.
+    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model, `grammar` what the
+    outputs must be.
     """
 
     def __init__(
@@ -243,10 +244,12 @@ class Request:
         prompt_logprobs_from: int = 1,
         message_format: MessageFormat | None = None,
         lora: _native.LoraAdapter | None = None,
+        grammar: _native.Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self._lora = lora
+        self._grammar = grammar
         self.completions = [
             Completion(
                 index,
@@ -273,7 +276,13 @@ class Request:
         `trace` asks it for so many candidates of each choice; `streams` says whether someone waits for each token.
         """
         return [
-            Work(self.prompt.token_ids, completion.engine_params(trace, streams), completion.index or None, self._lora)
+            Work(
+                self.prompt.token_ids,
+                completion.engine_params(trace, streams),
+                completion.index or None,
+                self._lora,
+                self._grammar,
+            )
             for completion in self.completions
         ]
 

@@ -83,7 +83,7 @@ fn main() {
                 black_box(row.iter().fold(0, |bits, logit| bits ^ logit.to_bits()));
             }));
             sampled.push(time(&rows, |row| {
-                black_box(sampler.sample(row, &case.params, &history, prompt.len() + round).expect("a token"));
+                black_box(sampler.sample(row, &case.params, &history, None, prompt.len() + round).expect("a token"));
             }));
         }
         floor.sort_by(f64::total_cmp);

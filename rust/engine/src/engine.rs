@@ -17,6 +17,7 @@ use crate::request::{LengthLimits, check_prompt};
 use crate::sampling::{Sample, SampleError, Sampler};
 use crate::scheduler::{Schedule, Scheduled, Scheduler, StepLimits};
 use crate::sequence::Sequence;
+use crate::structured::{self, Constraint, Next};
 use crate::{
     ConfigError, EngineError, FinishReason, Metrics, PageStatistics, Request, RequestError, RequestId, StepOutput,
     TokenLogprobs,
@@ -295,7 +296,7 @@ impl<M: LanguageModel> Engine<M> {
         if plan.chunks.is_empty() {
             return Ok(Vec::new());
         }
-        self.forward(&plan, cancel)?;
+        self.forward_beside_masks(&plan, cancel)?;
         let outputs = self.sample_and_finish(&plan);
         let time = begin.elapsed();
         let decoded = plan.chunks.iter().filter(|chunk| chunk.count == 1).count();
@@ -323,6 +324,23 @@ impl<M: LanguageModel> Engine<M> {
         };
         let sequences: Vec<SequenceChunk<'_>> = plan.chunks.iter().map(chunk).collect();
         self.model.forward(Batch { sequences: &sequences }, cancel, &mut self.logits)
+    }
+
+    /// As [`Engine::forward`]; the masks of the sequences that get a token are made meanwhile.
+    fn forward_beside_masks(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
+        let mut constraints = Vec::new();
+        for &Scheduled { index, count } in &plan.chunks {
+            let sequence = &mut self.scheduler.running[index];
+            if count == sequence.pending() {
+                constraints.extend(sequence.constraint.take().map(|constraint| (index, constraint)));
+            }
+        }
+        let forward =
+            structured::beside(constraints.iter_mut().map(|(_, constraint)| constraint), || self.forward(plan, cancel));
+        for (index, constraint) in constraints {
+            self.scheduler.running[index].constraint = Some(constraint);
+        }
+        forward
     }
 
     /// Takes note of what is computed, samples, and parts with the requests that end.
@@ -423,12 +441,14 @@ fn advance(
     metrics: &mut Metrics,
 ) -> StepOutput {
     let mut output = StepOutput::empty(sequence);
-    let sampled = tell_prompt(sequence, rows.clone(), sampler, &mut output.prompt_logprobs).and_then(|()| {
-        let last = rows.last().filter(|_| sequence.pending() == 0);
-        last.map(|row| sampler.sample(row, &sequence.params, &sequence.history, sequence.tokens.len())).transpose()
-    });
+    let sampled = tell_prompt(sequence, rows.clone(), sampler, &mut output.prompt_logprobs)
+        .map_err(FinishReason::Sampling)
+        .and_then(|()| {
+            let last = rows.last().filter(|_| sequence.pending() == 0);
+            last.map(|row| sample(sequence, row, sampler)).transpose()
+        });
     match sampled {
-        Err(error) => output.finish = Some(FinishReason::Sampling(error)),
+        Err(reason) => output.finish = Some(reason),
         Ok(None) => {}
         Ok(Some(Sample { token, logprobs, trace })) => {
             let since_last = sequence.push(token);
@@ -438,6 +458,9 @@ fn advance(
             output.timing = sequence.timing;
             if sequence.params.is_stop(token) {
                 output.finish = Some(FinishReason::Stop { token });
+            } else if let Some(reason) = sequence.constraint.as_mut().and_then(|constraint| constraint.end_with(token))
+            {
+                output.finish = Some(reason);
             } else if sequence.output_len() >= sequence.params.max_tokens || sequence.tokens.len() >= most_tokens {
                 output.finish = Some(FinishReason::Length);
             }
@@ -445,6 +468,17 @@ fn advance(
         }
     }
     output
+}
+
+/// The next token of a sequence, or why there is none.
+fn sample(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Result<Sample, FinishReason> {
+    let Sequence { constraint, params, history, tokens, .. } = sequence;
+    let mask = match constraint.as_mut().map(Constraint::next).transpose().map_err(FinishReason::Constraint)? {
+        Some(Next::End) => return Err(FinishReason::Complete),
+        Some(Next::Tokens(mask)) => Some(mask),
+        None => None,
+    };
+    sampler.sample(row, params, history, mask, tokens.len()).map_err(FinishReason::Sampling)
 }
 
 /// Adds the log-probabilities of the prompt's tokens that the rows of the latest chunk tell.

@@ -23,6 +23,7 @@ pub mod sampling;
 mod scheduler;
 mod sequence;
 mod state;
+pub mod structured;
 
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use engine::{Engine, EngineConfig, PrefixCacheDir};
@@ -33,3 +34,4 @@ pub use pages::{DiskCacheError, DiskStatistics, PAGE_NONE, PageStatistics, State
 pub use params::{ParamError, SamplingParams, limits};
 pub use request::{Request, RequestError, RequestId};
 pub use sampling::{Distribution, SampleError, SampleTrace, TokenLogprob, TokenLogprobs, TraceCandidate};
+pub use structured::{ConstraintError, Grammar, GrammarError, StructuredOutputs, Vocabulary, VocabularyError};

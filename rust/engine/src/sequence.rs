@@ -7,6 +7,7 @@ use ferrule_model::Adapter;
 
 use crate::pages::PageTables;
 use crate::sampling::History;
+use crate::structured::Constraint;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
 /// What one level of priority is worth: a request goes before those of the next level that came up to so many requests
@@ -27,6 +28,8 @@ pub(crate) struct Sequence {
     pub params: SamplingParams,
     pub adapter: Option<Arc<Adapter>>,
     pub history: History,
+    /// How far it has come in its grammar, where it has one. The tokens decide, not what is computed of them.
+    pub constraint: Option<Constraint>,
     pub timing: RequestTiming,
     /// The request with the same prompt whose pages it shares, once they are computed.
     pub twin: Option<RequestId>,
@@ -45,6 +48,10 @@ impl Sequence {
             computed: 0,
             tables,
             history: History::new(&params, &prompt, &[]),
+            constraint: params
+                .structured_outputs
+                .as_deref()
+                .map(|grammar| Constraint::new(grammar, &params.stop_token_ids)),
             twin,
             next_prompt_logprob: untold.min(prompt.len()),
             params,

@@ -110,6 +110,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 prompt_logprobs_from,
                 streams: seed.is_multiple_of(2),
                 priority,
+                structured_outputs: None,
                 cache_salt: cache_salt.map(Into::into),
             }
         },

@@ -20,6 +20,7 @@ use crate::interrupt::Interrupt;
 use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
+use crate::structured::Grammar;
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
@@ -149,7 +150,7 @@ impl Engine {
     }
 
     /// Queues a request and returns its id.
-    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None))]
+    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None, grammar=None))]
     fn add_request(
         &self,
         py: Python<'_>,
@@ -157,12 +158,14 @@ impl Engine {
         params: &str,
         fork_of: Option<u64>,
         lora: Option<&LoraAdapter>,
+        grammar: Option<&Grammar>,
     ) -> PyResult<u64> {
         let mut request = SamplingParams::from_json(params, self.vocab_size)
             .map_err(RequestError::from)
             .and_then(|params| Request::from_ids(&prompt_token_ids, self.vocab_size, params))
             .map_err(|error| errors::request_error(&error))?;
         request.adapter = lora.map(|lora| Arc::clone(&lora.0));
+        request.params.structured_outputs = grammar.map(|grammar| Arc::clone(&grammar.0));
         let added = self.with(py, |engine| match fork_of {
             Some(other) => engine.fork_request(request, engine::RequestId(other)),
             None => engine.add_request(request),

@@ -8,6 +8,7 @@ pub mod limits;
 
 use std::sync::Arc;
 
+use crate::structured::Grammar;
 use limits::{IntegerRange, RealRange};
 
 /// Why sampling parameters were refused.
@@ -106,6 +107,8 @@ pub struct SamplingParams {
     pub streams: bool,
     /// Who goes first: lower numbers do.
     pub priority: i32,
+    /// What the continuation must be; compiled for the model's vocabulary.
+    pub structured_outputs: Option<Arc<Grammar>>,
     /// Requests share pages of the prefix cache with those of the same salt alone.
     pub cache_salt: Option<Arc<str>>,
 }
@@ -132,6 +135,7 @@ impl Default for SamplingParams {
             prompt_logprobs_from: 1,
             streams: true,
             priority: 0,
+            structured_outputs: None,
             cache_salt: None,
         }
     }
@@ -187,6 +191,13 @@ impl SamplingParams {
         for &(id, bias) in &self.logit_bias {
             check_token("logit_bias", id, vocab_size)?;
             limits::LOGIT_BIAS.check(bias)?;
+        }
+        if let Some(grammar) = self.structured_outputs.as_ref().filter(|grammar| grammar.vocab_size() != vocab_size) {
+            return Err(ParamError::OutOfRange {
+                field: "structured_outputs",
+                value: format!("a grammar of {} tokens", grammar.vocab_size()),
+                limit: format!("of the model's {vocab_size} tokens"),
+            });
         }
         check_count("stop_token_ids", self.stop_token_ids.len(), limits::MAX_STOP_TOKEN_IDS)?;
         self.stop_token_ids.iter().try_for_each(|&id| check_token("stop_token_ids", id, vocab_size))

@@ -5,6 +5,7 @@
 //!
 //! | stage | what it does |
 //! |---|---|
+//! | `structured_outputs` | drops what the request's grammar does not allow |
 //! | `logit_bias` | adds to the logits of named tokens |
 //! | `min_tokens` | drops stop ids while the continuation is too short |
 //! | `penalties` | repetition, then frequency, then presence |
@@ -45,6 +46,7 @@ mod min_p;
 mod min_tokens;
 mod penalties;
 pub mod rng;
+mod structured_outputs;
 mod temperature;
 #[cfg(test)]
 mod tests;
@@ -59,10 +61,12 @@ pub use trace::{SampleTrace, TraceCandidate};
 use ferrule_kernels::arch::Isa;
 
 use crate::SamplingParams;
+use crate::structured::TokenMask;
 use candidates::{Candidates, Room};
 
 /// Every stage, in the order in which they act.
 const STAGES: &[&dyn Stage] = &[
+    &structured_outputs::StructuredOutputs,
     &logit_bias::LogitBias,
     &min_tokens::MinTokens,
     &penalties::Penalties,
@@ -81,6 +85,8 @@ const MODEL: &str = "model";
 struct Context<'a> {
     params: &'a SamplingParams,
     history: &'a History,
+    /// The tokens that the request's grammar allows, where it has one.
+    mask: Option<&'a TokenMask>,
 }
 
 /// One step on the way from logits to a choice.
@@ -162,7 +168,7 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// Samples the token at `position` from `logits [vocab]`.
+    /// Samples the token at `position` from `logits [vocab]`, one of `mask` where there is one.
     ///
     /// # Errors
     /// [`SampleError`] if the row gives no token.
@@ -171,12 +177,13 @@ impl Sampler {
         logits: &[f32],
         params: &SamplingParams,
         history: &History,
+        mask: Option<&TokenMask>,
         position: usize,
     ) -> Result<Sample, SampleError> {
         let isa = self.isa;
         let mut candidates = self.candidates(logits, position)?;
         let mut trace = params.trace.map(|count| trace::Recorder::new(isa, logits, count));
-        filter(&mut candidates, Context { params, history }, position, trace.as_mut())?;
+        filter(&mut candidates, Context { params, history, mask }, position, trace.as_mut())?;
         let uniform = uniform(params, position);
         let weighed = candidates.weigh();
         let token = draw::draw(weighed, uniform.unwrap_or(0.0));
@@ -267,7 +274,7 @@ pub fn distribution(
     let history = History::new(params, prompt, output);
     let mut sampler = Sampler::default();
     let mut candidates = sampler.candidates(logits, position)?;
-    filter(&mut candidates, Context { params, history: &history }, position, None)?;
+    filter(&mut candidates, Context { params, history: &history, mask: None }, position, None)?;
     let draw = uniform(params, position);
     let weighed = candidates.weigh();
     let total = weighed.total();

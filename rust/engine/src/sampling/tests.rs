@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn sample(logits: &[f32], params: &SamplingParams) -> Sample {
-    Sampler::default().sample(logits, params, &History::new(params, &[0], &[]), 1).unwrap()
+    Sampler::default().sample(logits, params, &History::new(params, &[0], &[]), None, 1).unwrap()
 }
 
 /// Ids by likelihood with their log-probabilities.

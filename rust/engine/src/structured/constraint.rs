@@ -1,0 +1,115 @@
+//! One sequence on its way through a grammar.
+
+use std::fmt;
+
+use llguidance::Matcher;
+
+use super::vocabulary::first_line;
+use super::{ConstraintError, Grammar, TokenMask};
+use crate::FinishReason;
+
+/// What may come next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// One of these tokens; the stop ids are among them where the output may end.
+    Tokens(TokenMask),
+    /// Nothing: the output is complete.
+    End,
+}
+
+impl Next {
+    /// What a matcher allows where it is.
+    pub fn of(matcher: &mut Matcher, vocab_size: usize, stop_ids: &[u32]) -> Result<Self, Stuck> {
+        let mask = matcher.compute_mask().map_err(|error| Stuck::new(&error.to_string()))?;
+        // The vocabulary has one more token, which stands for the end.
+        let may_end = mask.is_allowed(vocab_size as u32);
+        let mask = TokenMask::new(mask.into(), vocab_size).without(stop_ids);
+        match (mask.count(), may_end) {
+            (0, true) => Ok(Self::End),
+            (0, false) => Err(Stuck::NothingAllowed),
+            (_, true) => Ok(Self::Tokens(mask.with(stop_ids))),
+            (_, false) => Ok(Self::Tokens(mask)),
+        }
+    }
+}
+
+/// Why a matcher does not go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stuck {
+    /// No token is allowed, and this is no end.
+    NothingAllowed,
+    /// What it said.
+    Matcher(String),
+}
+
+impl Stuck {
+    fn new(message: &str) -> Self {
+        // So the matcher says that the mask is empty.
+        if message.starts_with("NoExtension") { Self::NothingAllowed } else { Self::Matcher(first_line(message)) }
+    }
+}
+
+/// A grammar, and how far a sequence has come in it.
+pub(crate) struct Constraint {
+    matcher: Matcher,
+    vocab_size: usize,
+    /// Tokens that end the request; no text of the grammar's, whatever their bytes.
+    stop_ids: Vec<u32>,
+    /// Tokens so far.
+    tokens: usize,
+    /// Of the tokens so far, once it was asked for.
+    next: Option<Result<Next, ConstraintError>>,
+}
+
+impl Constraint {
+    /// At the beginning of the output.
+    pub fn new(grammar: &Grammar, stop_ids: &[u32]) -> Self {
+        let (matcher, vocab_size) = (grammar.matcher(), grammar.vocab_size());
+        Self { matcher, vocab_size, stop_ids: stop_ids.to_vec(), tokens: 0, next: None }
+    }
+
+    /// Makes the mask, if it is not there yet.
+    pub fn prepare(&mut self) {
+        if self.next.is_none() {
+            let next = Next::of(&mut self.matcher, self.vocab_size, &self.stop_ids);
+            self.next = Some(next.map_err(|stuck| self.error(stuck)));
+        }
+    }
+
+    /// What may come next.
+    ///
+    /// # Errors
+    /// [`ConstraintError`] where the sequence cannot go on.
+    pub fn next(&mut self) -> Result<&Next, ConstraintError> {
+        self.prepare();
+        match &self.next {
+            Some(Ok(next)) => Ok(next),
+            Some(Err(error)) => Err(error.clone()),
+            None => Ok(&Next::End),
+        }
+    }
+
+    /// Takes note of a token that is no stop id. Gives why the request ends with it, if it does.
+    pub fn end_with(&mut self, token: u32) -> Option<FinishReason> {
+        self.next = None;
+        if let Err(error) = self.matcher.consume_token(token) {
+            return Some(FinishReason::Constraint(self.error(Stuck::new(&error.to_string()))));
+        }
+        self.tokens += 1;
+        // It stops where nothing can follow.
+        self.matcher.is_stopped().then_some(FinishReason::Complete)
+    }
+
+    fn error(&self, stuck: Stuck) -> ConstraintError {
+        match stuck {
+            Stuck::NothingAllowed => ConstraintError::NothingAllowed { tokens: self.tokens },
+            Stuck::Matcher(reason) => ConstraintError::Matcher { tokens: self.tokens, reason },
+        }
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Constraint").field("tokens", &self.tokens).finish_non_exhaustive()
+    }
+}
