@@ -156,9 +156,9 @@ class Vocabulary:
     def compile(self, asked: str) -> Grammar:
         """Compiles what a request asks for, or takes it from among the latest that were.
 
-        `asked` is JSON: `{"type": "json", "schema": "...", "whitespace": "some"}` (or `"none"`, or `{"pattern": "..."}`),
-        `{"type": "regex", "pattern": "..."}`, `{"type": "choice", "choices": [...]}`, `{"type": "grammar", "grammar":
-        "..."}` (Lark) or `{"type": "structural_tag", "tag": "..."}`.
+        `asked` is JSON: `{"type": "json", "schema": "...", "whitespace": "some"}` (or `"none"`, or
+        `{"pattern": "..."}`), `{"type": "regex", "pattern": "..."}`, `{"type": "choice", "choices": [...]}`,
+        `{"type": "grammar", "grammar": "..."}` (Lark) or `{"type": "structural_tag", "tag": "..."}`.
 
         Raises InvalidParameterError, within seconds.
         """

@@ -98,8 +98,9 @@ class StructuredOutputsParams:
             case "json_schema":
                 described = cast("object", response_format.get("json_schema"))
                 if not isinstance(described, Mapping) or "schema" not in described:
+                    found = shown(cast("object", described))
                     raise InvalidParameterError(
-                        f"response_format.json_schema is {shown(cast('object', described))}; it must be an object with a schema"
+                        f"response_format.json_schema is {found}; it must be an object with a schema"
                     )
                 return cls(json=cast("Mapping[str, Any]", described)["schema"])
             case "structural_tag":

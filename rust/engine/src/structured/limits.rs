@@ -22,8 +22,11 @@ const MAX_CHOICES: usize = 10_000;
 /// States of a lexer, one or two kilobytes each; a request that needs more ends.
 const MAX_LEXER_STATES: usize = 50_000;
 
+/// Nodes of the regular expressions behind a grammar. The largest schemas in use come near it.
+const LEXER_FUEL: u64 = 500_000;
+
 /// How long a compilation may take before its request is refused.
-pub(super) const COMPILE_TIME: Duration = Duration::from_secs(2);
+pub(super) const COMPILE_TIME: Duration = Duration::from_secs(3);
 /// Compilations that may go on beyond that at once: each ends by itself, but has a processor until then.
 pub(super) const MAX_LATE: usize = 4;
 /// Bytes of stack for those who read and match grammars: they call themselves for each level of nesting.
@@ -33,6 +36,7 @@ pub(super) const STACK_BYTES: usize = 64 << 20;
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
         max_lexer_states: MAX_LEXER_STATES,
+        initial_lexer_fuel: LEXER_FUEL,
         // Schemas are the callers', and may be confidential: errors say what is wrong, not what the grammar was.
         verbose_errors: false,
         ..ParserLimits::default()

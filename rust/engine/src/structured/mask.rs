@@ -10,7 +10,7 @@ pub struct TokenMask {
 
 impl TokenMask {
     /// The tokens below `vocab_size` whose bits are set.
-    pub(super) fn new(mut words: Vec<u32>, vocab_size: usize) -> Self {
+    pub(crate) fn new(mut words: Vec<u32>, vocab_size: usize) -> Self {
         words.truncate(vocab_size.div_ceil(32));
         if let (Some(last), rest @ 1..) = (words.last_mut(), vocab_size % 32) {
             *last &= (1 << rest) - 1;

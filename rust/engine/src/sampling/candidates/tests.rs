@@ -16,6 +16,7 @@ enum Step {
     KeepMostLikely(usize),
     KeepThrough(usize),
     KeepBest,
+    KeepOnly(Vec<u32>),
     Weigh,
 }
 
@@ -29,6 +30,9 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![1..60_usize, 1..4000_usize].prop_map(Step::KeepMostLikely),
         2 => (1..4000_usize).prop_map(Step::KeepThrough),
         1 => Just(Step::KeepBest),
+        2 => vec(prop_oneof![any::<u32>(), Just(0), Just(u32::MAX)], 125).prop_map(Step::KeepOnly),
+        // Few enough to be listed.
+        1 => vec(prop_oneof![30 => Just(0), 1 => any::<u32>()], 125).prop_map(Step::KeepOnly),
         2 => Just(Step::Weigh),
     ]
 }
@@ -78,6 +82,11 @@ fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
             candidates.keep_best();
             let best = nth_most_likely(plain, 1);
             plain.retain(|entry| entry.0 == best.id);
+        }
+        Step::KeepOnly(ref words) => {
+            let mask = TokenMask::new(words.clone(), 4000);
+            candidates.keep_only(&mask);
+            plain.retain(|entry| mask.allows(entry.0));
         }
         Step::Weigh => {
             let weighed = candidates.weigh();
