@@ -64,6 +64,8 @@ class StepOutput:
     last_token_seconds: float | None = None
     preemptions: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,14 @@ class Engine:
     """Tokens of a prompt in a step."""
 
     def __init__(
-        self, spec: str, model_dir: str, options: str, progress: Callable[[int, int], None] | None = None
+        self,
+        spec: str,
+        model_dir: str,
+        options: str,
+        progress: Callable[[int, int], None] | None = None,
+        draft: tuple[str, str | None, str] | None = None,
     ) -> None:
+        self.draft = draft
         self.spec: dict[str, Any] = json.loads(spec)
         self.options: dict[str, Any] = json.loads(options)
         self.vocab_size: int = self.spec["vocab_size"]
@@ -248,6 +256,8 @@ class Engine:
         numbers: dict[str, Any] = {
             "requests_finished": self.finished,
             **self.counters,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
             "steps": self.steps,
             "preemptions": 0,
             "running": len(self.running) - waiting,

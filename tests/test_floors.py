@@ -30,7 +30,7 @@ SAFE_CRATES = ("model", "engine")
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
     {"checks", "stop", "detokenizer", "tensors", "picture"},
-    {"parsers", "structured"},
+    {"parsers", "speculative", "structured"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},

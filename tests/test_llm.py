@@ -413,6 +413,7 @@ def test_progress_and_options_reach_the_engine(
         "prefix_cache_dir_limit": None,
         "max_queued_requests": 7,
         "target_itl": 0.5,
+        "speculative_config": None,
     }
     llm = LLM("tiny", prefix_cache_dir=tmp_path, prefix_cache_dir_limit=1 << 20)
     assert engine_of(llm).options["prefix_cache_dir"] == str(tmp_path)

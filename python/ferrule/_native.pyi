@@ -11,14 +11,20 @@ class Engine:
     """A model with its weights, its key-value cache, its threads and its scheduler."""
 
     def __init__(
-        self, spec: str, model_dir: str | None, options: str, progress: Callable[[int, int], None] | None = None
+        self,
+        spec: str,
+        model_dir: str | None,
+        options: str,
+        progress: Callable[[int, int], None] | None = None,
+        draft: tuple[str, str | None, str] | None = None,
     ) -> None:
         """Packs the weights of a checkpoint directory or a GGUF file, or random ones where there is none.
 
         `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, threads, max_model_len,
         kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
-        prefix_cache_dir, prefix_cache_dir_limit in bytes, max_queued_requests, target_itl in seconds). `progress` is
-        called with the bytes packed so far and the bytes in all.
+        prefix_cache_dir, prefix_cache_dir_limit in bytes, max_queued_requests, target_itl in seconds,
+        speculative_config). `progress` is called with the bytes packed so far and the bytes in all. `draft` is spec,
+        model_dir and options of a smaller model of the same vocabulary, which guesses for it.
 
         Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, KeyboardInterrupt.
         """
@@ -204,6 +210,12 @@ class StepOutput:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that the prefix cache had, or another request with the same prompt."""
+    @property
+    def drafted_tokens(self) -> int:
+        """Tokens that were guessed so far."""
+    @property
+    def accepted_tokens(self) -> int:
+        """Of these, those that came indeed."""
 
 class TokenLogprobs:
     """Log-probabilities, before any sampler stage, of a sampled token and of the likeliest ones."""

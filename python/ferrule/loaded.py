@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ferrule.checks import check_whole, shown
@@ -61,6 +62,7 @@ class LoadedModel:
         load_format: str = "auto",
         seed: int | None = None,
         lora_modules: Mapping[str, str | os.PathLike[str]] | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a model.
@@ -69,7 +71,8 @@ class LoadedModel:
         it; `org/repo:Q4_K_M` its GGUF file of that quantization), or nothing for the small model that ships with
         ferrule. `tokenizer` is another directory, file or repository to take the tokenizer from. `load_format="dummy"`
         makes random weights instead of reading any. `seed` makes the seeds that requests draw repeatable.
-        `lora_modules` names low-rank adapters with their paths, for requests to ask for; more can be loaded later. The
+        `lora_modules` names low-rank adapters with their paths, for requests to ask for; more can be loaded later.
+        `speculative_config` is vLLM's, a mapping with the fields of `ferrule.speculative.SpeculativeConfig`. The
         other arguments are those of EngineOptions, where they are explained; an AsyncLLM takes 1024 for
         `max_queued_requests` where it is not given. `progress` is called with the bytes of weights loaded so far and in
         all.
@@ -90,6 +93,7 @@ class LoadedModel:
             prefix_cache_dir_limit=prefix_cache_dir_limit,
             max_queued_requests=self._max_queued_requests if max_queued_requests is None else max_queued_requests,
             target_itl=target_itl,
+            speculative_config=speculative_config,
         )
         check_load_format(load_format)
         self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
@@ -99,7 +103,9 @@ class LoadedModel:
         from ferrule import _native
 
         weights = None if load_format == "dummy" else os.fspath(self._files.path)
-        engine = _native.Engine(self._files.spec.to_json(), weights, self._options.to_json(), progress)
+        engine = _native.Engine(
+            self._files.spec.to_json(), weights, self._options.to_json(), progress, *self._draft_model(load_format)
+        )
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
         wanted = max_model_len or self._files.spec.max_position_embeddings
@@ -117,6 +123,19 @@ class LoadedModel:
         self._adapters = Adapters(self._driver)
         self._adapters.load_all(lora_modules)
         self._loaded()
+
+    def _draft_model(self, load_format: str) -> list[tuple[str, str | None, str]]:
+        """The model that guesses, as the engine takes it; nothing if there is none."""
+        speculative = self._options.speculative
+        if speculative is None or speculative.model is None:
+            return []
+        files = read_model_files(find_model(speculative.model, speculative.revision))
+        weights = None if load_format == "dummy" else os.fspath(files.path)
+        options = self._options.of_draft_model(speculative.quantization)
+        context = files.spec.max_position_embeddings
+        if options.max_model_len is not None and options.max_model_len > context:
+            options = replace(options, max_model_len=context)
+        return [(files.spec.to_json(), weights, options.to_json())]
 
     def _loaded(self) -> None:
         """What a subclass adds once the engine is there."""

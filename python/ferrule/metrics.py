@@ -60,8 +60,12 @@ class EngineMetrics:
     cached_prompt_tokens: int
     """Of these, not computed: taken from the prefix cache, or from another completion of the same prompt."""
     computed_tokens: int
-    """Through the model, in prefill and decode, again after a preemption."""
+    """Through the model, in prefill and decode, again after a preemption, and drafts whether accepted or not."""
     generated_tokens: int
+    drafted_tokens: int
+    """That were guessed and computed, to be verified."""
+    accepted_tokens: int
+    """Of these, those that were sampled indeed."""
     steps: int
     preemptions: int
     running: int

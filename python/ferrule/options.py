@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
 from ferrule.params import MAX_COUNT
+from ferrule.speculative import SpeculativeConfig
 
 QUANTIZATIONS = ("auto", "f32", "bf16", "f16", "int8", "int4")
 """Formats of the weights; auto is int8, or as stored where weights are quantized already. int4 keeps the embedding, the
@@ -54,10 +56,13 @@ class EngineOptions:
 
     Where nobody waits for each of their tokens, as in `LLM.generate`, it is 0.4 if this is less.
     """
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
+    """What tokens to come are guessed by, and verified several at once; it never changes a token."""
 
     def __post_init__(self) -> None:
         _check_one_of("quantization", self.quantization, QUANTIZATIONS)
         _check_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        object.__setattr__(self, "speculative_config", SpeculativeConfig.read(self.speculative_config))
         limits = {
             "threads": MAX_THREADS,
             "max_model_len": MAX_COUNT,
@@ -87,7 +92,19 @@ class EngineOptions:
 
     def to_json(self) -> str:
         """As the native module reads it."""
-        return json.dumps(asdict(self))
+        speculative = self.speculative
+        return json.dumps(
+            {**asdict(self), "speculative_config": None if speculative is None else speculative.engine_options()}
+        )
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """The `speculative_config`, read."""
+        return cast("SpeculativeConfig | None", self.speculative_config)
+
+    def of_draft_model(self, quantization: str) -> EngineOptions:
+        """The options of a model that guesses beside the one of these options."""
+        return replace(self, quantization=quantization, speculative_config=None)
 
 
 def check_load_format(load_format: object) -> None:

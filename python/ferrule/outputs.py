@@ -74,6 +74,10 @@ class RequestMetrics:
     """From the first token to the last."""
     preemptions: int = 0
     """How often its pages were given to others, and had to be computed again."""
+    drafted_tokens: int = 0
+    """Tokens that were guessed, of all completions."""
+    accepted_tokens: int = 0
+    """Of these, those that came indeed."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
+from ferrule.speculative import check_prediction
 from ferrule.structured import StructuredOutputsParams
 
 MAX_COUNT = 2**31 - 1
@@ -87,6 +88,9 @@ class SamplingParams:
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
     structured_outputs: StructuredOutputsParams | None = None
     """What the output must be. It ends where that is complete; `finish_reason` is then `stop`."""
+    prediction: str | Sequence[int] | Mapping[str, Any] | None = None
+    """What is expected to come, as text, as token ids, or as OpenAI's API has it: the file that is to be edited, say.
+    Where it comes true the output is there sooner; it never changes a token."""
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -97,6 +101,7 @@ class SamplingParams:
             "stop": _checked_stop(self.stop),
             "stop_token_ids": _checked_stop_token_ids(self.stop_token_ids),
             "min_tokens": check_whole("min_tokens", self.min_tokens, 0, MAX_COUNT),
+            "prediction": check_prediction(self.prediction),
         }
         if self.temperature is not None:
             checked["temperature"] = check_number("temperature", self.temperature, 0, 100)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
@@ -29,7 +30,10 @@ PROMPT_END = 32
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidParameterError where a token id of the parameters is outside the vocabulary."""
-    for field, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+    given = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias}
+    if isinstance(params.prediction, tuple):
+        given["prediction"] = params.prediction
+    for field, ids in given.items():
         for token in ids:
             if token >= vocab_size:
                 limit = f"the vocabulary has ids from 0 to {vocab_size - 1}"
@@ -49,6 +53,19 @@ class Model:
     eos_token_ids: tuple[int, ...]
 
 
+def read_prediction(prediction: object, model: Model) -> list[int]:
+    """The tokens of a prediction that is checked; as much of them as may come.
+
+    Raises TokenizerError.
+    """
+    if prediction is None:
+        return []
+    ids = model.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str) else prediction
+    # A tokenizer may know tokens that the model has not.
+    known = itertools.takewhile(lambda token: token < model.vocab_size, cast("Sequence[int]", ids))
+    return list(itertools.islice(known, model.max_model_len))
+
+
 class Completion:
     """One continuation, as it grows. `params` has no field left to the model's defaults."""
 
@@ -63,6 +80,7 @@ class Completion:
         priority: int,
         prompt_logprobs_from: int,
         message_format: MessageFormat | None,
+        prediction: Sequence[int],
     ) -> None:
         self.index = index
         self.seed = (seed + index) % 2**64
@@ -86,6 +104,7 @@ class Completion:
         self._priority = priority
         self._cache_salt = prompt.cache_salt
         self._params = params
+        self._prediction = prediction
         self._tokenizer = model.tokenizer
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
@@ -133,6 +152,7 @@ class Completion:
                 "cache_salt": self._cache_salt,
                 "trace": trace,
                 "streams": streams,
+                "prediction": list(self._prediction),
             }
         )
 
@@ -250,6 +270,7 @@ class Request:
         self.prompt = prompt
         self._lora = lora
         self._grammar = grammar
+        prediction = read_prediction(params.prediction, model)
         self.completions = [
             Completion(
                 index,
@@ -260,6 +281,7 @@ class Request:
                 priority=priority,
                 prompt_logprobs_from=prompt_logprobs_from,
                 message_format=message_format,
+                prediction=prediction,
             )
             for index in range(params.n)
         ]
@@ -327,4 +349,6 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
         prefill_time=None if queued is None or answered is None else answered - queued,
         decode_time=None if answered is None or ended is None else ended - answered,
         preemptions=sum(step.preemptions for step in steps),
+        drafted_tokens=sum(step.drafted_tokens for step in steps),
+        accepted_tokens=sum(step.accepted_tokens for step in steps),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ferrule.cli.model import load, model_argument, model_options, prefix_cache_option
+from ferrule.cli.model import load, model_argument, model_options, prefix_cache_option, speculative_options
 from ferrule.cli.sampling import greedy_by_default, params, sampling_options, split_options, summary
 from ferrule.errors import PromptError
 from ferrule.llm import LLM
@@ -24,6 +24,7 @@ HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops a
 @sampling_options(max_tokens=None)
 @model_options
 @prefix_cache_option
+@speculative_options
 @click.option("-v", "--verbose", is_flag=True, help="Statistics on stderr after each answer.")
 def command(model: str | None, system: str | None, verbose: bool, **options: Any) -> None:
     """Talk with MODEL, or with the small model that ships with ferrule. Ctrl-D ends it."""

@@ -13,6 +13,7 @@ from ferrule.errors import ModelFileError, ModelNotFoundError
 from ferrule.llm import LLM
 from ferrule.loading.resolve import find_model, is_repository
 from ferrule.options import KV_CACHE_DTYPES, QUANTIZATIONS
+from ferrule.speculative import MAX_SPECULATIVE_TOKENS, METHODS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 QUICK_SECONDS = 0.3
@@ -75,8 +76,44 @@ def prefix_cache_option(command: Command) -> Command:
     )(command)
 
 
+def speculative_options(command: Command) -> Command:
+    """Adds `--speculative-…`, which `load` takes too: what tokens to come are guessed by."""
+    options = [
+        click.option(
+            "--speculative-method",
+            type=click.Choice(METHODS),
+            help="Guess tokens to come, and verify several at once. No token changes by it.",
+        ),
+        click.option("--speculative-model", callback=_check_given, help="A smaller model of the same vocabulary."),
+        click.option(
+            "--speculative-tokens",
+            type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
+            help="Tokens to guess at once, at the most.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _speculative_config(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Takes the options of speculation out; None where none was given.
+
+    Raises click.UsageError.
+    """
+    method, model, tokens = (options.pop(f"speculative_{name}", None) for name in ("method", "model", "tokens"))
+    if tokens is not None and method is None and model is None:
+        raise click.UsageError("--speculative-tokens needs --speculative-method or --speculative-model")
+    given = {"method": method, "model": model, "num_speculative_tokens": tokens}
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
     """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
+    options = dict(options)
+    speculative_config = _speculative_config(options)
+    if speculative_config is not None:
+        options["speculative_config"] = speculative_config
     if not sys.stderr.isatty():
         return LLM(model, **options)
     with _ProgressBar() as bar:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ferrule.cli.model import load, model_options, prefix_cache_option
+from ferrule.cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule.cli.prompt import prompt_arguments, split_words
 from ferrule.cli.sampling import greedy_by_default, params, sampling_options, split_options, summary
 
@@ -19,6 +19,7 @@ from ferrule.cli.sampling import greedy_by_default, params, sampling_options, sp
 @sampling_options(max_tokens=256)
 @model_options
 @prefix_cache_option
+@speculative_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="No statistics on stderr.")
 def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:

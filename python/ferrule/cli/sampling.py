@@ -110,6 +110,8 @@ def summary(output: RequestOutput) -> str:
     parts.append(f"{metrics.output_tokens} tokens")
     if metrics.tokens_per_second is not None:
         parts.append(f"{metrics.tokens_per_second:.1f} tokens/s")
+    if metrics.drafted_tokens:
+        parts.append(f"{metrics.accepted_tokens} of {metrics.drafted_tokens} drafts accepted")
     parts.append(f"seed {completion.seed}")
     ended = completion.finish_reason or "interrupted"
     parts.append(ended if completion.stop_reason is None else f"{ended} at {completion.stop_reason!r}")

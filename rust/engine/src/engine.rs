@@ -1,6 +1,7 @@
 //! The loop: schedule, forward, sample, hand out.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::slice::ChunksExact;
@@ -11,6 +12,7 @@ use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
+use crate::draft::{DraftLimits, DraftModel, Speculator};
 use crate::pace::Pace;
 use crate::pages::{DiskCache, Namespace, PAGE_NONE, Pages};
 use crate::request::{LengthLimits, check_prompt};
@@ -19,8 +21,8 @@ use crate::scheduler::{Schedule, Scheduled, Scheduler, StepLimits};
 use crate::sequence::Sequence;
 use crate::structured::{self, Constraint, Next};
 use crate::{
-    ConfigError, EngineError, FinishReason, Metrics, PageStatistics, Request, RequestError, RequestId, StepOutput,
-    TokenLogprobs,
+    ConfigError, EngineError, FinishReason, Metrics, PageStatistics, Request, RequestError, RequestId,
+    SpeculativeConfig, StepOutput, TokenLogprobs,
 };
 
 /// What an engine may use.
@@ -42,6 +44,8 @@ pub struct EngineConfig {
     pub enable_prefix_caching: bool,
     /// Where they are kept beyond the life of the engine; only with prefix caching.
     pub prefix_cache_dir: Option<PrefixCacheDir>,
+    /// What is guessed of the tokens to come.
+    pub speculative: SpeculativeConfig,
 }
 
 /// A directory for pages.
@@ -71,6 +75,7 @@ pub struct Engine<M> {
     pub(crate) logits: Vec<f32>,
     next_id: u64,
     pace: Pace,
+    speculator: Speculator<M>,
     pub(crate) metrics: Metrics,
     /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
     published: Arc<Mutex<Metrics>>,
@@ -85,7 +90,19 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// [`ConfigError`] if the configuration leaves no room for anything, or does not fit the model.
-    pub fn new(model: M, mut config: EngineConfig) -> Result<Self, ConfigError> {
+    pub fn new(model: M, config: EngineConfig) -> Result<Self, ConfigError> {
+        Self::with_draft_model(model, None, config)
+    }
+
+    /// As [`Engine::new`], with a model that guesses for it.
+    ///
+    /// # Errors
+    /// [`ConfigError`], also if the draft model does not fit the model.
+    pub fn with_draft_model(
+        model: M,
+        draft: Option<DraftModel<M>>,
+        mut config: EngineConfig,
+    ) -> Result<Self, ConfigError> {
         for (field, value) in [
             ("max_model_len", config.max_model_len),
             ("max_num_seqs", config.max_num_seqs),
@@ -109,6 +126,7 @@ impl<M: LanguageModel> Engine<M> {
             }
             config.enable_prefix_caching = false;
         }
+        let speculator = Speculator::new(&config, draft, &model)?;
         let mut scheduler = new_scheduler(&model, &config);
         if let Some(PrefixCacheDir { path, limit, .. }) =
             config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
@@ -124,6 +142,7 @@ impl<M: LanguageModel> Engine<M> {
             logits: Vec::new(),
             next_id: 0,
             pace: Pace::new(config.target_itl),
+            speculator,
             metrics: Metrics::default(),
             published: Arc::default(),
             dead: None,
@@ -168,7 +187,7 @@ impl<M: LanguageModel> Engine<M> {
         self.add(request, Some(of))
     }
 
-    fn add(&mut self, request: Request, twin: Option<RequestId>) -> Result<RequestId, RequestError> {
+    fn add(&mut self, mut request: Request, twin: Option<RequestId>) -> Result<RequestId, RequestError> {
         let checked = self.check_request(&request);
         self.metrics.requests_refused += u64::from(checked.is_err());
         if checked.is_ok() {
@@ -183,7 +202,10 @@ impl<M: LanguageModel> Engine<M> {
             let shareable = self.model.shareable_tokens(request.prompt.len());
             let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref());
             let tables = self.scheduler.pages.tables(namespace, shareable);
-            self.scheduler.add(Sequence::new(RequestId(self.next_id - 1), request, twin, tables));
+            let id = RequestId(self.next_id - 1);
+            let prediction = std::mem::take(&mut request.params.prediction);
+            let drafts = self.speculator.sources(request.prompt.len(), prediction);
+            self.scheduler.add(Sequence::new(id, request, twin, tables, drafts));
         }
         self.publish();
         checked.map(|()| RequestId(self.next_id - 1))
@@ -246,7 +268,8 @@ impl<M: LanguageModel> Engine<M> {
     /// # Errors
     /// What is wrong.
     pub fn audit_pages(&self) -> Result<(), String> {
-        self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))
+        self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;
+        self.speculator.audit()
     }
 
     pub(crate) fn publish(&mut self) {
@@ -289,7 +312,11 @@ impl<M: LanguageModel> Engine<M> {
     fn schedule_forward_sample(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
         let begin = Instant::now();
         let watched = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);
-        let plan = self.scheduler.schedule(self.pace.budget(watched));
+        let prompt_tokens = self.pace.budget(watched);
+        let limits = DraftLimits { most_tokens: self.limits.tokens(), prompt_tokens };
+        self.speculator.propose(&mut self.scheduler.running, limits, &mut self.sampler, cancel)?;
+        let begin_forward = Instant::now();
+        let plan = self.scheduler.schedule(prompt_tokens);
         for page_move in &plan.moves {
             page_move.apply(&mut self.model);
         }
@@ -302,6 +329,9 @@ impl<M: LanguageModel> Engine<M> {
         let decoded = plan.chunks.iter().filter(|chunk| chunk.count == 1).count();
         let prompts = plan.chunks.iter().map(|chunk| chunk.count).filter(|&count| count > 1).sum();
         self.pace.note(time.as_secs_f64(), decoded, prompts);
+        if prompts == 0 {
+            self.speculator.note(plan.rows(), begin_forward.elapsed().as_secs_f64());
+        }
         self.metrics.steps += 1;
         self.metrics.step_seconds.note(time);
         self.publish();
@@ -310,26 +340,33 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Computes what was planned; logits only where a token is sampled or told of.
     fn forward(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
-        let chunk = |&Scheduled { index, count }| {
-            let sequence: &Sequence = &self.scheduler.running[index];
+        let running: &[Sequence] = &self.scheduler.running;
+        let tokens = |&Scheduled { index, count, drafts }| {
+            let sequence = &running[index];
+            let pending = &sequence.tokens[sequence.computed..][..count];
+            if drafts == 0 { Cow::from(pending) } else { Cow::from([pending, sequence.drafts.tokens()].concat()) }
+        };
+        let tokens: Vec<Cow<'_, [u32]>> = plan.chunks.iter().map(tokens).collect();
+        let chunks = plan.chunks.iter().zip(&tokens).map(|(scheduled, tokens)| {
+            let sequence = &running[scheduled.index];
             SequenceChunk {
-                tokens: &sequence.tokens[sequence.computed..][..count],
+                tokens,
                 first_position: sequence.computed,
                 prompt_len: sequence.prompt_len,
                 pages: sequence.tables.tables(),
                 token_types: &[],
-                logits: wanted_logits(sequence, count),
+                logits: wanted_logits(sequence, scheduled),
                 adapter: sequence.adapter.as_deref(),
             }
-        };
-        let sequences: Vec<SequenceChunk<'_>> = plan.chunks.iter().map(chunk).collect();
+        });
+        let sequences: Vec<SequenceChunk<'_>> = chunks.collect();
         self.model.forward(Batch { sequences: &sequences }, cancel, &mut self.logits)
     }
 
     /// As [`Engine::forward`]; the masks of the sequences that get a token are made meanwhile.
     fn forward_beside_masks(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
         let mut constraints = Vec::new();
-        for &Scheduled { index, count } in &plan.chunks {
+        for &Scheduled { index, count, .. } in &plan.chunks {
             let sequence = &mut self.scheduler.running[index];
             if count == sequence.pending() {
                 constraints.extend(sequence.constraint.take().map(|constraint| (index, constraint)));
@@ -351,33 +388,31 @@ impl<M: LanguageModel> Engine<M> {
         let mut outputs = Vec::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
-            let count = wanted_logits(sequence, chunk.count).of(chunk.count).len();
+            let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
             let (rows, after) = rest.split_at_checked(count * vocab_size).expect("a row of logits for each asked for");
             rest = after;
             sequence.computed += chunk.count;
-            self.metrics.computed_tokens += chunk.count as u64;
+            self.metrics.computed_tokens += chunk.rows() as u64;
             if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
                 self.metrics.note_prompt(sequence.prompt_len, &sequence.timing);
             }
+            let rows = rows.chunks_exact(vocab_size);
+            let output = (rows.len() > 0)
+                .then(|| advance(sequence, rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics));
             let pages = &mut self.scheduler.pages;
-            for fresh in pages.keep(&mut sequence.tables, &sequence.tokens, sequence.computed) {
-                pages.save(&mut sequence.tables, &fresh, &self.model);
+            if chunk.drafts > 0 {
+                pages.release_beyond(&mut sequence.tables, sequence.computed);
             }
-            if rows.is_empty() {
-                continue;
-            }
-            let output = advance(
-                sequence,
-                rows.chunks_exact(vocab_size),
-                &mut self.sampler,
-                self.limits.tokens(),
-                &mut self.metrics,
-            );
-            if let Some(FinishReason::Sampling(SampleError::NotFinite { .. })) = output.finish {
+            let finish = output.as_ref().and_then(|output| output.finish.as_ref());
+            if let Some(FinishReason::Sampling(SampleError::NotFinite { .. })) = finish {
                 // Whatever made these logits may be in the pages.
-                self.scheduler.pages.disown(&mut sequence.tables);
+                pages.disown(&mut sequence.tables);
+            } else {
+                for fresh in pages.keep(&mut sequence.tables, &sequence.tokens, sequence.computed) {
+                    pages.save(&mut sequence.tables, &fresh, &self.model);
+                }
             }
-            outputs.push(output);
+            outputs.extend(output);
         }
         for output in &outputs {
             let Some(reason) = &output.finish else { continue };
@@ -421,9 +456,9 @@ fn new_scheduler<M: LanguageModel>(model: &M, config: &EngineConfig) -> Schedule
     Scheduler::new(pages, limits)
 }
 
-/// The logits that are wanted of a sequence's next `count` tokens.
-fn wanted_logits(sequence: &Sequence, count: usize) -> LogitRows {
-    if sequence.chunk_tells(count) {
+/// The logits that are wanted of the part of a sequence that is computed: of a decode step those of its drafts too.
+fn wanted_logits(sequence: &Sequence, &Scheduled { count, drafts, .. }: &Scheduled) -> LogitRows {
+    if drafts > 0 || sequence.chunk_tells(count) {
         LogitRows::All
     } else if count == sequence.pending() {
         LogitRows::Last
@@ -432,7 +467,8 @@ fn wanted_logits(sequence: &Sequence, count: usize) -> LogitRows {
     }
 }
 
-/// Tells of a sequence's prompt and gives it its token, from the logits of its latest rows; what its request gets.
+/// Tells of a sequence's prompt and gives it its tokens, from the logits of its latest rows: one, and one more for each
+/// draft that it makes come true. What its request gets.
 fn advance(
     sequence: &mut Sequence,
     rows: ChunksExact<'_, f32>,
@@ -441,32 +477,51 @@ fn advance(
     metrics: &mut Metrics,
 ) -> StepOutput {
     let mut output = StepOutput::empty(sequence);
-    let sampled = tell_prompt(sequence, rows.clone(), sampler, &mut output.prompt_logprobs)
-        .map_err(FinishReason::Sampling)
-        .and_then(|()| {
-            let last = rows.last().filter(|_| sequence.pending() == 0);
-            last.map(|row| sample(sequence, row, sampler)).transpose()
-        });
-    match sampled {
-        Err(reason) => output.finish = Some(reason),
-        Ok(None) => {}
-        Ok(Some(Sample { token, logprobs, trace })) => {
-            let since_last = sequence.push(token);
-            output.token_ids.push(token);
-            output.logprobs.extend(logprobs);
-            output.trace.extend(trace);
-            output.timing = sequence.timing;
-            if sequence.params.is_stop(token) {
-                output.finish = Some(FinishReason::Stop { token });
-            } else if let Some(reason) = sequence.constraint.as_mut().and_then(|constraint| constraint.end_with(token))
-            {
-                output.finish = Some(reason);
-            } else if sequence.output_len() >= sequence.params.max_tokens || sequence.tokens.len() >= most_tokens {
-                output.finish = Some(FinishReason::Length);
+    let drafted = sequence.drafts.tokens().len();
+    let untold = rows.len() - 1 - drafted;
+    if let Err(error) = tell_prompt(sequence, rows.clone(), sampler, &mut output.prompt_logprobs) {
+        output.finish = Some(FinishReason::Sampling(error));
+        return output;
+    }
+    if sequence.pending() > 0 {
+        return output;
+    }
+    let mut accepted = 0;
+    for row in rows.skip(untold) {
+        match sample(sequence, row, sampler) {
+            Err(reason) => output.finish = Some(reason),
+            Ok(Sample { token, logprobs, trace }) => {
+                let since_last = sequence.push(token);
+                output.token_ids.push(token);
+                output.logprobs.extend(logprobs);
+                output.trace.extend(trace);
+                if sequence.params.is_stop(token) {
+                    output.finish = Some(FinishReason::Stop { token });
+                } else if let Some(reason) =
+                    sequence.constraint.as_mut().and_then(|constraint| constraint.end_with(token))
+                {
+                    output.finish = Some(reason);
+                } else if sequence.output_len() >= sequence.params.max_tokens || sequence.tokens.len() >= most_tokens {
+                    output.finish = Some(FinishReason::Length);
+                }
+                metrics.note_token(since_last, &sequence.timing, output.finish.is_some());
+                // Its keys and values are there if it was the draft in this place.
+                let came_true = sequence.drafts.tokens().get(accepted) == Some(&token);
+                accepted += usize::from(came_true);
+                sequence.computed += usize::from(came_true);
+                if !came_true {
+                    break;
+                }
             }
-            metrics.note_token(since_last, &sequence.timing, output.finish.is_some());
+        }
+        if output.finish.is_some() {
+            break;
         }
     }
+    sequence.note_drafts(accepted);
+    metrics.drafted_tokens += drafted as u64;
+    metrics.accepted_tokens += accepted as u64;
+    output.timing = sequence.timing;
     output
 }
 
@@ -488,6 +543,9 @@ fn tell_prompt(
     sampler: &mut Sampler,
     told: &mut Vec<TokenLogprobs>,
 ) -> Result<(), SampleError> {
+    if !sequence.tells_prompt() {
+        return Ok(());
+    }
     let count = sequence.params.prompt_logprobs.unwrap_or(0);
     // The row of a position tells of the token after it.
     let first = sequence.computed + 1 - rows.len();

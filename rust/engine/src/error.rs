@@ -33,6 +33,20 @@ pub enum ConfigError {
         /// Bytes of the smallest useful pools.
         needed: u64,
     },
+    /// Its tokens would mean something else.
+    #[error(
+        "speculative_config: the draft model has a vocabulary of {given} tokens, the model one of {expected}; they must \
+         have the same"
+    )]
+    DraftVocab {
+        /// Tokens of the model.
+        expected: usize,
+        /// Tokens of the draft model.
+        given: usize,
+    },
+    /// It has nothing to say.
+    #[error("speculative_config: the draft model gives no logits that a text could be continued by")]
+    DraftNoLogits,
     /// Pages would be kept that nobody could share.
     #[error("prefix_cache_dir: the model reads in both directions, so that no text shares what is kept of another")]
     NoPrefixes,

@@ -9,6 +9,7 @@
 //! pages up and was computed again.
 #![forbid(unsafe_code)]
 
+mod draft;
 mod encode;
 mod engine;
 mod error;
@@ -25,6 +26,7 @@ mod sequence;
 mod state;
 pub mod structured;
 
+pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use engine::{Engine, EngineConfig, PrefixCacheDir};
 pub use error::{ConfigError, EngineError};

@@ -74,10 +74,14 @@ pub struct Metrics {
     pub prompt_tokens: u64,
     /// Those of them that were not computed: they came from the prefix cache, or from a sequence with the same prompt.
     pub cached_prompt_tokens: u64,
-    /// Tokens that were computed, those of preempted sequences again.
+    /// Tokens that were computed, those of preempted sequences again, and drafts whether accepted or not.
     pub computed_tokens: u64,
     /// Tokens that were sampled.
     pub generated_tokens: u64,
+    /// Tokens that were computed as drafts.
+    pub drafted_tokens: u64,
+    /// Those of them that were sampled indeed.
+    pub accepted_tokens: u64,
     /// Forward passes that came to their end.
     pub steps: u64,
     /// How often a sequence gave its pages up.

@@ -73,6 +73,10 @@ pub struct RequestTiming {
     pub preemptions: u32,
     /// Tokens of its prompt that were not computed, since their keys and values were there.
     pub cached_tokens: usize,
+    /// Tokens that were computed as drafts.
+    pub drafted_tokens: usize,
+    /// Those of them that were sampled indeed.
+    pub accepted_tokens: usize,
 }
 
 impl StepOutput {

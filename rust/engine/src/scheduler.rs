@@ -3,7 +3,7 @@
 //! First come, first served, within a priority. Every step takes one token of each sequence that decodes, then chunks of
 //! the prompts that are under way, then new sequences while tokens, places and pages last. Beside sequences that decode
 //! the prompts' share is limited, so that no step takes long; a prompt that needs more than one step leaves half of each
-//! to those behind it. When pages run out the last in rank gives all of its up and waits, to be computed again from its
+//! to those behind it. Drafts get what nobody else wants. When pages run out the last in rank gives all of its up and waits, to be computed again from its
 //! tokens; so it does when a request of a higher priority finds no room.
 //!
 //! Two facts keep everyone moving. The first in rank of those that run can take the pages of everyone else, while alone
@@ -24,6 +24,15 @@ pub(crate) struct Scheduled {
     pub index: usize,
     /// How many of its pending tokens.
     pub count: usize,
+    /// How many of its drafts behind them.
+    pub drafts: usize,
+}
+
+impl Scheduled {
+    /// Its rows in the batch.
+    pub fn rows(&self) -> usize {
+        self.count + self.drafts
+    }
 }
 
 /// What a step computes.
@@ -126,6 +135,7 @@ impl Scheduler {
         self.admit(&mut plan);
         // What those behind it did not take.
         self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
+        self.schedule_drafts(&mut plan);
         plan.chunks
             .sort_by_key(|chunk| self.running[chunk.index].adapter.as_ref().map(|adapter| *adapter.fingerprint()));
         plan
@@ -219,6 +229,27 @@ impl Scheduler {
         }
     }
 
+    /// Plans drafts with what tokens, logits and pages are left when all else is planned: nobody gives way to a draft.
+    fn schedule_drafts(&mut self, plan: &mut Schedule) {
+        for chunk in &mut plan.chunks {
+            let sequence = &mut self.running[chunk.index];
+            let wanted = sequence.drafts.tokens().len();
+            if wanted == 0 {
+                continue;
+            }
+            let left = self.limits.max_num_batched_tokens.saturating_sub(plan.tokens);
+            let most = wanted.min(left).min(plan.logit_rows);
+            let fits = self.pages.fits(&sequence.tables, sequence.computed, chunk.count + most);
+            chunk.drafts = fits.saturating_sub(chunk.count);
+            sequence.drafts.truncate(chunk.drafts);
+            if chunk.drafts > 0 {
+                self.pages.extend(&mut sequence.tables, sequence.computed, fits, &mut plan.moves);
+                plan.tokens += chunk.drafts;
+                plan.logit_rows -= chunk.drafts;
+            }
+        }
+    }
+
     /// The first that waits for its turn alone, and not for another to compute the prompt of both.
     fn next_waiting(&self) -> Option<usize> {
         let is_under_way = |twin| self.running.iter().any(|sequence| sequence.id == twin && sequence.output_len() == 0);
@@ -288,6 +319,11 @@ impl Schedule {
         }
     }
 
+    /// Rows of the batch.
+    pub fn rows(&self) -> usize {
+        self.tokens
+    }
+
     /// Tokens planned of the sequence of an index.
     fn planned(&self, index: usize) -> usize {
         self.chunks.iter().find(|chunk| chunk.index == index).map_or(0, |chunk| chunk.count)
@@ -297,7 +333,7 @@ impl Schedule {
     fn set(&mut self, index: usize, planned: usize, count: usize) {
         self.tokens += count - planned;
         if planned == 0 {
-            self.chunks.push(Scheduled { index, count });
+            self.chunks.push(Scheduled { index, count, drafts: 0 });
             return;
         }
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.index == index) {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ferrule_model::Adapter;
 
+use crate::draft::Drafts;
 use crate::pages::PageTables;
 use crate::sampling::History;
 use crate::structured::Constraint;
@@ -30,6 +31,7 @@ pub(crate) struct Sequence {
     pub history: History,
     /// How far it has come in its grammar, where it has one. The tokens decide, not what is computed of them.
     pub constraint: Option<Constraint>,
+    pub drafts: Drafts,
     pub timing: RequestTiming,
     /// The request with the same prompt whose pages it shares, once they are computed.
     pub twin: Option<RequestId>,
@@ -39,7 +41,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(id: RequestId, request: Request, twin: Option<RequestId>, tables: PageTables) -> Self {
+    pub fn new(id: RequestId, request: Request, twin: Option<RequestId>, tables: PageTables, drafts: Drafts) -> Self {
         let Request { prompt, params, adapter } = request;
         let untold = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {
@@ -52,6 +54,7 @@ impl Sequence {
                 .structured_outputs
                 .as_deref()
                 .map(|grammar| Constraint::new(grammar, &params.stop_token_ids)),
+            drafts,
             twin,
             next_prompt_logprob: untold.min(prompt.len()),
             params,
@@ -76,6 +79,13 @@ impl Sequence {
     /// Tokens sampled so far.
     pub fn output_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
+    }
+
+    /// Drafts that are of use in a decode step, at the most: with the token sampled after them the sequence is as long as
+    /// it may get, which is `most_tokens` or less.
+    pub fn room_for_drafts(&self, most_tokens: usize) -> usize {
+        let left = self.params.max_tokens.saturating_sub(self.output_len());
+        left.min(most_tokens.saturating_sub(self.tokens.len())).saturating_sub(1)
     }
 
     /// Leading tokens that need not be computed if their keys and values are known: the last token's logits are wanted,
@@ -117,6 +127,7 @@ impl Sequence {
     /// Takes note that it has given its pages back.
     pub fn start_over(&mut self) {
         self.computed = 0;
+        self.drafts.clear();
         if self.output_len() == 0 {
             self.timing.cached_tokens = 0;
         }
@@ -125,6 +136,13 @@ impl Sequence {
     /// Takes note that it is part of a batch.
     pub fn note_scheduled(&mut self) {
         self.timing.first_scheduled.get_or_insert_with(|| self.arrival.elapsed());
+    }
+
+    /// Takes note that the first so many of its drafts were accepted.
+    pub fn note_drafts(&mut self, accepted: usize) {
+        self.timing.drafted_tokens += self.drafts.tokens().len();
+        self.timing.accepted_tokens += accepted;
+        self.drafts.verified(accepted);
     }
 
     /// Appends a sampled token; the time since the one before, or since its arrival.

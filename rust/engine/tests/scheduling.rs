@@ -1,4 +1,4 @@
-//! Random arrivals, aborts, forks, evictions, cancelled steps and small pools: whatever happens, pages are conserved, the
+//! Random arrivals, aborts, forks, evictions, drafts, cancelled steps and small pools: whatever happens, pages are conserved, the
 //! limits hold, every request ends, and gets what it would have got alone.
 
 mod fake;
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::{
-    EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError, RequestId,
-    SampleTrace, SamplingParams, Text, TokenLogprobs,
+    DraftModel, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError,
+    RequestId, SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, Text, TokenLogprobs,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -29,6 +29,8 @@ struct Arrival {
     completions: u64,
     /// When which of them is ended.
     abort: Option<(usize, u64)>,
+    /// How many eighths of the output come true of what is predicted, and what decides which.
+    prediction: Option<(u64, u64)>,
 }
 
 impl Arrival {
@@ -36,6 +38,18 @@ impl Arrival {
         let mut request = self.request.clone();
         request.params.seed = request.params.seed.wrapping_add(completion);
         request
+    }
+
+    /// What the caller expects of a request that gets these tokens.
+    fn prediction(&self, tokens: &[u32]) -> Vec<u32> {
+        let Some((eighths, coins)) = self.prediction else { return Vec::new() };
+        let mistake = |(index, &token): (u64, &u32)| match mix(coins, index) % 8 {
+            coin if coin < eighths => Some(token),
+            // Another token in its place, or none.
+            7 => None,
+            _ => Some((token + 1) % VOCAB as u32),
+        };
+        (0..).zip(tokens).filter_map(mistake).collect()
     }
 }
 
@@ -53,6 +67,26 @@ struct Scenario {
     trained: usize,
     /// Steps before which so many tokens are evaluated, and texts of about so many encoded.
     evaluations: BTreeMap<usize, usize>,
+    draft: Option<Draft>,
+}
+
+/// A model that guesses: pages and window of each group, eighths that it gets wrong, and how long a text it takes.
+#[derive(Debug, Clone)]
+struct Draft {
+    groups: Vec<(usize, Option<usize>)>,
+    mistakes: u64,
+    max_model_len: usize,
+}
+
+impl Draft {
+    fn model(&self, scenario: &Scenario) -> DraftModel<FakeModel> {
+        let (pages, windows): (Vec<_>, Vec<_>) = self.groups.iter().copied().unzip();
+        let mut model = FakeModel::new(&EngineConfig { pages: pages.clone(), ..scenario.config.clone() }, &windows);
+        model.mistakes = self.mistakes;
+        model.trained = scenario.trained;
+        model.faults = scenario.cancelled.iter().map(|&number| (number, Fault::CancelledMidway)).collect();
+        DraftModel { model, pages, max_model_len: self.max_model_len }
+    }
 }
 
 /// All that a request got.
@@ -112,6 +146,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 priority,
                 structured_outputs: None,
                 cache_salt: cache_salt.map(Into::into),
+                prediction: Vec::new(),
             }
         },
     )
@@ -126,10 +161,19 @@ fn prompt() -> impl Strategy<Value = Vec<u32>> {
     })
 }
 
+fn speculative() -> impl Strategy<Value = SpeculativeConfig> {
+    let ngram = (1..3_usize, 0..3_usize)
+        .prop_map(|(shortest, more)| SpeculativeMethod::Ngram { shortest, longest: shortest + more });
+    (option::of(ngram), 0..12_usize, any::<bool>()).prop_map(|(method, num_speculative_tokens, adaptive)| {
+        SpeculativeConfig { method, num_speculative_tokens, adaptive }
+    })
+}
+
 fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
     let group = (2..14_usize, option::of(2..70_usize));
     let limits = (20..140_usize, 1..7_usize, 1..50_usize, option::weighted(0.2, 1..4_usize));
-    (vec(group, 1..4), limits, any::<(bool, bool)>()).prop_map(|(groups, limits, (caching, unhurried))| {
+    (vec(group, 1..4), limits, any::<(bool, bool)>(), speculative()).prop_map(|(groups, limits, flags, speculative)| {
+        let (caching, unhurried) = flags;
         let (max_model_len, max_num_seqs, max_num_batched_tokens, max_queued_requests) = limits;
         let (pages, windows) = groups.into_iter().unzip();
         let config = EngineConfig {
@@ -141,15 +185,26 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
             target_itl: if unhurried { Duration::MAX } else { Duration::ZERO },
             enable_prefix_caching: caching,
             prefix_cache_dir: None,
+            speculative,
         };
         (config, windows)
+    })
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    let group = (2..14_usize, option::of(2..70_usize));
+    (vec(group, 1..3), 0..9_u64, 10..140_usize).prop_map(|(groups, mistakes, max_model_len)| Draft {
+        groups,
+        mistakes,
+        max_model_len,
     })
 }
 
 fn scenario() -> impl Strategy<Value = Scenario> {
     let completions = prop_oneof![3 => Just(1_u64), 1 => 2..5_u64];
     let abort = option::weighted(0.2, (0..60_usize, 0..4_u64));
-    let arrival = (0..30_usize, (prompt(), params(), adapter()), completions, abort);
+    let prediction = option::of((0..9_u64, any::<u64>()));
+    let arrival = (0..30_usize, (prompt(), params(), adapter()), completions, abort, prediction);
     (
         config(),
         vec(arrival, 1..10),
@@ -157,17 +212,24 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         option::weighted(0.2, 0..VOCAB as u32),
         (prop::bool::weighted(0.1), 0..3000_usize, prop_oneof![2 => Just(usize::MAX), 1 => 10..80_usize]),
         btree_map(0..40_usize, 1..60_usize, 0..2),
+        option::weighted(0.3, draft()),
     )
-        .prop_map(|((config, windows), arrivals, cancelled, poison, (disk, step_bytes, trained), evaluations)| {
-            let arrival = |(step, asked, completions, abort): (_, (_, _, _), u64, Option<(usize, u64)>)| Arrival {
-                step,
-                request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
-                completions,
-                abort: abort.map(|(step, which)| (step, which % completions)),
-            };
-            let arrivals = arrivals.into_iter().map(arrival).collect();
-            Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations }
-        })
+        .prop_map(
+            |((config, windows), arrivals, cancelled, poison, (disk, step_bytes, trained), evaluations, draft)| {
+                let arrival =
+                    |(step, asked, completions, abort, prediction): (_, (_, _, _), u64, Option<(usize, u64)>, _)| {
+                        Arrival {
+                            step,
+                            request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
+                            completions,
+                            abort: abort.map(|(step, which)| (step, which % completions)),
+                            prediction,
+                        }
+                    };
+                let arrivals = arrivals.into_iter().map(arrival).collect();
+                Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations, draft }
+            },
+        )
 }
 
 fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::StepOutput>) {
@@ -182,7 +244,7 @@ fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::Step
     }
 }
 
-/// What a request gets with the machine to itself, computed in one go.
+/// What a request gets with the machine to itself, computed in one go and token by token.
 fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     let config = EngineConfig {
         pages: vec![64; scenario.windows.len()],
@@ -192,6 +254,7 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
         max_queued_requests: None,
         enable_prefix_caching: false,
         prefix_cache_dir: None,
+        speculative: SpeculativeConfig { num_speculative_tokens: 0, ..SpeculativeConfig::default() },
         ..scenario.config
     };
     let mut model = FakeModel::new(&config, &scenario.windows);
@@ -254,21 +317,31 @@ struct Play<'a> {
     /// For each arrival its completions; none where it was refused or ended from outside.
     ids: Vec<Vec<Option<RequestId>>>,
     got: BTreeMap<RequestId, Got>,
+    /// What they get alone.
+    expected: BTreeMap<RequestId, Got>,
 }
 
 impl Play<'_> {
     fn arrive(&mut self, index: usize) -> Result<(), TestCaseError> {
-        let Self { scenario, engine, ids, got } = self;
+        let Self { scenario, engine, ids, got, expected } = self;
         let arrival = &scenario.arrivals[index];
         for completion in 0..arrival.completions {
-            let request = arrival.request(completion);
+            let mut request = arrival.request(completion);
+            // One that is too long is refused.
+            let alone = (request.prompt.len() < engine.max_model_len())
+                .then(|| alone(scenario, &request, engine.max_model_len()))
+                .unwrap_or_default();
+            request.params.prediction = arrival.prediction(&alone.tokens);
             let added = match ids[index].first() {
                 Some(&Some(first)) => engine.fork_request(request, first),
                 _ => engine.add_request(request),
             };
             ids[index].push(added.as_ref().ok().copied());
             match added {
-                Ok(new) => drop(got.insert(new, Got::default())),
+                Ok(new) => {
+                    got.insert(new, Got::default());
+                    expected.insert(new, alone);
+                }
                 Err(RequestError::PromptTooLong { .. } | RequestError::PromptExceedsKv { .. }) => {
                     prop_assert!(arrival.request.prompt.len() + 1 > engine.max_model_len());
                 }
@@ -299,7 +372,13 @@ impl Play<'_> {
         let batches = self.engine.model().batches.borrow().len();
         match self.engine.step(&Cancel::new()) {
             Ok(outputs) => collect(&mut self.got, outputs),
-            Err(error) => prop_assert_eq!(error, EngineError::Cancelled),
+            Err(error) => {
+                prop_assert_eq!(error, EngineError::Cancelled);
+                if self.scenario.draft.is_some() {
+                    // It may have been the model that guesses.
+                    return Ok(());
+                }
+            }
         }
         let done = self.engine.model().batches.borrow().len() - batches;
         // A step that reads from the disk may have nothing left to compute.
@@ -328,9 +407,10 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     // Logits of evaluation are compared with ones that no poison touched.
     model.poison = scenario.poison.filter(|_| scenario.evaluations.is_empty());
     let scenario = &Scenario { poison: model.poison, ..scenario.clone() };
-    let engine = Engine::new(model, config).unwrap();
+    let draft = scenario.draft.as_ref().map(|draft| draft.model(scenario));
+    let engine = Engine::with_draft_model(model, draft, config).unwrap();
     let ids = vec![Vec::new(); scenario.arrivals.len()];
-    let mut play = Play { scenario, engine, ids, got: BTreeMap::new() };
+    let mut play = Play { scenario, engine, ids, got: BTreeMap::new(), expected: BTreeMap::new() };
     let mut step = 0;
     while step < 70 || play.engine.has_unfinished_requests() {
         prop_assert!(step < 20_000, "the requests do not end");
@@ -353,13 +433,8 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     for pages in play.engine.page_statistics() {
         prop_assert_eq!(pages.free, pages.total);
     }
-    for (arrival, ids) in scenario.arrivals.iter().zip(&play.ids) {
-        for (completion, id) in (0..).zip(ids) {
-            if let Some(id) = id {
-                let request = arrival.request(completion);
-                prop_assert_eq!(&play.got[id], &alone(scenario, &request, play.engine.max_model_len()));
-            }
-        }
+    for id in play.ids.iter().flatten().flatten() {
+        prop_assert_eq!(&play.got[id], &play.expected[id]);
     }
     Ok(())
 }

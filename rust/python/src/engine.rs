@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, Text, pages,
+    self as engine, DraftModel, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams,
+    Text, pages,
 };
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Quantization, Source, Transformer};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Progress, Quantization, Source, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
@@ -70,13 +71,14 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (spec, model_dir, options, progress=None))]
+    #[pyo3(signature = (spec, model_dir, options, progress=None, draft=None))]
     fn new(
         py: Python<'_>,
         spec: &str,
         model_dir: Option<&str>,
         options: &str,
         progress: Option<Py<PyAny>>,
+        draft: Option<(String, Option<String>, String)>,
     ) -> PyResult<Self> {
         let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
         let options = Options::from_json(options, &spec)?;
@@ -87,20 +89,32 @@ impl Engine {
             // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
             Python::attach(|py| _ = progress.call1(py, (done, total)));
         };
-        let loaded = py.detach(|| {
+        let pool = Arc::new(Pool::new(options.threads));
+        let load = |spec: ModelSpec, model_dir: Option<&str>, options: &Options, report: Progress<'_>| {
             let _gate = fork::keep_out();
             let checkpoint = model_dir.map(|path| checkpoint::open(path, &spec)).transpose()?;
             let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
-            let pool = Arc::new(Pool::new(options.threads));
             let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
             let load = LoadOptions { quantization, kv_format: options.kv_format, isa };
-            Transformer::load(spec, source, load, pool, &interrupt.cancel, &mut report)
-        });
-        let mut model = loaded.map_err(|error| match error {
+            Transformer::load(spec, source, load, Arc::clone(&pool), &interrupt.cancel, report)
+        };
+        let load_error = |error: LoadError| match error {
             LoadError::Cancelled => interrupt.take(),
             error => errors::load_error(&error),
-        })?;
+        };
+        let mut model = py.detach(|| load(spec, model_dir, &options, &mut report)).map_err(load_error)?;
         interrupt.settle(py);
+        let mut draft = match draft {
+            None => None,
+            Some((spec, model_dir, options)) => {
+                let spec = ModelSpec::from_json(&spec).map_err(|error| errors::spec_error(&error))?;
+                let options = Options::from_json(&options, &spec)?;
+                let loaded = py.detach(|| load(spec, model_dir.as_deref(), &options, &mut |_, _| {}));
+                let model = loaded.map_err(load_error)?;
+                interrupt.settle(py);
+                Some(DraftModel { model, pages: Vec::new(), max_model_len: options.max_model_len })
+            }
+        };
 
         let available = machine::available_memory();
         let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
@@ -110,9 +124,21 @@ impl Engine {
             )));
         }
         let Options { max_model_len, max_num_seqs, max_num_batched_tokens, .. } = options;
-        let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
-            .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
-        model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
+        let divide = |model: &mut Transformer, budget: u64, max_model_len: usize| {
+            let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
+                .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+            model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
+            Ok::<_, PyErr>(pages)
+        };
+        // As many tokens of either model.
+        let bytes =
+            |model: &Transformer| model.kv_groups().iter().map(|group| u128::from(group.page_bytes)).sum::<u128>();
+        let (of_model, of_draft) = (bytes(&model).max(1), draft.as_ref().map_or(0, |draft| bytes(&draft.model)));
+        let draft_budget = (u128::from(budget) * of_draft / (of_model + of_draft)) as u64;
+        if let Some(draft) = &mut draft {
+            draft.pages = divide(&mut draft.model, draft_budget, draft.max_model_len)?;
+        }
+        let pages = divide(&mut model, budget - draft_budget, max_model_len)?;
         let groups = model.kv_groups();
         let mut info = describe(&model.weight_sizes(), model.quantization(), groups, &options, isa);
         info["kv_cache_bytes"] =
@@ -132,10 +158,11 @@ impl Engine {
             target_itl: options.target_itl,
             enable_prefix_caching: options.enable_prefix_caching,
             prefix_cache_dir: options.prefix_cache_dir,
+            speculative: options.speculative,
         };
         let engine = py.detach(|| {
             let _gate = fork::keep_out();
-            engine::Engine::new(model, config)
+            engine::Engine::with_draft_model(model, draft, config)
         });
         let engine = engine.map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
         info["max_model_len"] = json!(engine.max_model_len());

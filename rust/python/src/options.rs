@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ferrule_engine::PrefixCacheDir;
+use ferrule_engine::{PrefixCacheDir, SpeculativeConfig, SpeculativeMethod};
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Format, machine};
 use ferrule_model::{ModelSpec, Quantization};
@@ -31,6 +31,20 @@ const DEFAULT_PREFIX_CACHE_DIR_LIMIT: i64 = 8 << 30;
 /// Bytes of it that a step reads: some hundredths of a second.
 const PREFIX_CACHE_STEP_BYTES: usize = 32 << 20;
 
+/// Drafts of a sequence in a step, at the most.
+const MAX_SPECULATIVE_TOKENS: i64 = 64;
+/// Tokens that a prompt lookup compares, at the most.
+const MAX_PROMPT_LOOKUP: i64 = 64;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSpeculative {
+    num_speculative_tokens: i64,
+    /// The least and the most tokens that are looked for; none where there is no lookup.
+    prompt_lookup: Option<(i64, i64)>,
+    adaptive: bool,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {
@@ -46,6 +60,7 @@ struct Raw {
     enable_prefix_caching: bool,
     prefix_cache_dir: Option<PathBuf>,
     prefix_cache_dir_limit: Option<i64>,
+    speculative_config: Option<RawSpeculative>,
 }
 
 /// Checked options.
@@ -64,6 +79,7 @@ pub(crate) struct Options {
     pub target_itl: Duration,
     pub enable_prefix_caching: bool,
     pub prefix_cache_dir: Option<PrefixCacheDir>,
+    pub speculative: SpeculativeConfig,
 }
 
 impl Options {
@@ -120,8 +136,22 @@ impl Options {
                 limit,
                 step_bytes: PREFIX_CACHE_STEP_BYTES,
             }),
+            speculative: raw.speculative_config.map_or_else(|| Ok(SpeculativeConfig::default()), speculative)?,
         })
     }
+}
+
+fn speculative(raw: RawSpeculative) -> PyResult<SpeculativeConfig> {
+    let method = |(shortest, longest)| {
+        let longest = within("prompt_lookup_max", longest, MAX_PROMPT_LOOKUP)?;
+        let shortest = within("prompt_lookup_min", shortest, longest as i64)?;
+        Ok::<_, PyErr>(SpeculativeMethod::Ngram { shortest, longest })
+    };
+    Ok(SpeculativeConfig {
+        method: raw.prompt_lookup.map(method).transpose()?,
+        num_speculative_tokens: within("num_speculative_tokens", raw.num_speculative_tokens, MAX_SPECULATIVE_TOKENS)?,
+        adaptive: raw.adaptive,
+    })
 }
 
 fn within(field: &str, value: i64, limit: i64) -> PyResult<usize> {

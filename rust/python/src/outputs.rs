@@ -21,6 +21,8 @@ pub(crate) struct StepOutput {
     last_token_seconds: Option<f64>,
     preemptions: u32,
     cached_tokens: usize,
+    drafted_tokens: usize,
+    accepted_tokens: usize,
 }
 
 /// Log-probabilities, before any sampler stage.
@@ -68,6 +70,8 @@ impl StepOutput {
             last_token_seconds: timing.last_token.as_ref().map(Duration::as_secs_f64),
             preemptions: timing.preemptions,
             cached_tokens: timing.cached_tokens,
+            drafted_tokens: timing.drafted_tokens,
+            accepted_tokens: timing.accepted_tokens,
             trace: output.trace.into_iter().map(|trace| sample_trace(py, trace)).collect::<PyResult<_>>()?,
         })
     }

@@ -190,6 +190,14 @@ impl Pages {
         }
     }
 
+    /// Gives back the pages behind the `computed` tokens, whose drafts were not accepted.
+    pub fn release_beyond(&mut self, tables: &mut PageTables, computed: usize) {
+        let needed = pages_for(computed);
+        for (group, table) in self.groups.iter_mut().zip(&mut tables.tables) {
+            table.drain(needed.min(table.len())..).rev().for_each(|page| group.pool.release(page));
+        }
+    }
+
     /// Gives back all pages of a sequence, the last one first.
     pub fn release(&mut self, tables: &mut PageTables) {
         for ((group, table), passed) in self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.passed) {

@@ -35,6 +35,7 @@ struct Fields {
     streams: Value,
     priority: Value,
     cache_salt: Value,
+    prediction: Value,
 }
 
 /// Reads the object. Ranges of reals are left to [`SamplingParams::validate`].
@@ -70,6 +71,7 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
         priority: priority(&fields.priority)?.unwrap_or(default.priority),
         structured_outputs: None,
         cache_salt: salt(&fields.cache_salt)?,
+        prediction: tokens("prediction", &fields.prediction, vocab_size, limits::MAX_PREDICTION)?,
     })
 }
 
@@ -331,7 +333,7 @@ mod tests {
             "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5},
             "seed": 18446744073709551615, "max_tokens": 7, "min_tokens": 7, "stop_token_ids": [9, 2, 9],
             "logprobs": 20, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5, "streams": false, "priority": -2,
-            "cache_salt": "a"}"#;
+            "cache_salt": "a", "prediction": [7, 7, 1]}"#;
         let expected = SamplingParams {
             temperature: 0.5,
             top_k: 0,
@@ -353,6 +355,7 @@ mod tests {
             priority: -2,
             structured_outputs: None,
             cache_salt: Some("a".into()),
+            prediction: vec![7, 7, 1],
         };
         assert_eq!(SamplingParams::from_json(text, VOCAB), Ok(expected));
         let nulls = r#"{"seed": 0, "max_tokens": 16, "temperature": null, "top_k": null, "logprobs": null,

@@ -99,3 +99,5 @@ pub const CACHE_SALT: IntegerRange = IntegerRange::new("cache_salt", 1, 1024);
 pub const TRACE: IntegerRange = IntegerRange::new("trace", 0, 1000);
 /// Items of `stop_token_ids`: each is looked for after every token.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
+/// Tokens of `prediction`: more than any context holds.
+pub const MAX_PREDICTION: usize = 1 << 22;

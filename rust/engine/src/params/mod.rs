@@ -111,6 +111,8 @@ pub struct SamplingParams {
     pub structured_outputs: Option<Arc<Grammar>>,
     /// Requests share pages of the prefix cache with those of the same salt alone.
     pub cache_salt: Option<Arc<str>>,
+    /// Tokens that are expected to come: they are tried as drafts, and change nothing but the time that it takes.
+    pub prediction: Vec<u32>,
 }
 
 impl Default for SamplingParams {
@@ -137,6 +139,7 @@ impl Default for SamplingParams {
             priority: 0,
             structured_outputs: None,
             cache_salt: None,
+            prediction: Vec::new(),
         }
     }
 }
@@ -200,7 +203,9 @@ impl SamplingParams {
             });
         }
         check_count("stop_token_ids", self.stop_token_ids.len(), limits::MAX_STOP_TOKEN_IDS)?;
-        self.stop_token_ids.iter().try_for_each(|&id| check_token("stop_token_ids", id, vocab_size))
+        self.stop_token_ids.iter().try_for_each(|&id| check_token("stop_token_ids", id, vocab_size))?;
+        check_count("prediction", self.prediction.len(), limits::MAX_PREDICTION)?;
+        self.prediction.iter().try_for_each(|&id| check_token("prediction", id, vocab_size))
     }
 
     /// Whether the most likely token is taken every time.

@@ -2,6 +2,7 @@ use ferrule_model::KvGroup;
 use proptest::prelude::*;
 
 use super::*;
+use crate::draft::Drafts;
 use crate::{Request, SamplingParams};
 
 fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> Scheduler {
@@ -12,7 +13,7 @@ fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -
 
 fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
     let request = Request { prompt: vec![0; tokens], params: SamplingParams::default(), adapter: None };
-    Sequence::new(RequestId(id), request, None, scheduler.pages.private_tables())
+    Sequence::new(RequestId(id), request, None, scheduler.pages.private_tables(), Drafts::default())
 }
 
 /// A sequence whose first tokens are computed already.

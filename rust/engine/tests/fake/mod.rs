@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, StepOutput};
+use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, SpeculativeConfig, StepOutput};
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::{
@@ -99,6 +99,10 @@ pub struct FakeModel {
     pub faults: BTreeMap<usize, Fault>,
     /// After this token, logits are NaN.
     pub poison: Option<u32>,
+    /// Eighths of all places where it says something else than other fakes do.
+    pub mistakes: u64,
+    /// Token ids, as it says.
+    pub vocab: usize,
     /// Every batch so far, those that failed included.
     pub batches: RefCell<Vec<Vec<Chunk>>>,
 }
@@ -152,6 +156,8 @@ impl FakeModel {
             fingerprint: [7; 32],
             faults: BTreeMap::new(),
             poison: None,
+            mistakes: 0,
+            vocab: VOCAB,
             batches: RefCell::default(),
         }
     }
@@ -288,7 +294,7 @@ impl FakeModel {
 
 impl LanguageModel for FakeModel {
     fn vocab_size(&self) -> usize {
-        VOCAB
+        self.vocab
     }
 
     fn kv_groups(&self) -> &[KvGroup] {
@@ -327,7 +333,11 @@ impl LanguageModel for FakeModel {
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
-        self.compute(batch, cancel, logits, |state, _, row| row.extend(logits_after(state)))
+        let mistakes = self.mistakes;
+        self.compute(batch, cancel, logits, |state, _, row| {
+            let is_mistaken = mix(state, 11) % 8 < mistakes;
+            row.extend(logits_after(if is_mistaken { mix(state, 12) } else { state }));
+        })
     }
 
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
@@ -371,5 +381,6 @@ pub fn config() -> EngineConfig {
         target_itl: Duration::MAX,
         enable_prefix_caching: true,
         prefix_cache_dir: None,
+        speculative: SpeculativeConfig::default(),
     }
 }

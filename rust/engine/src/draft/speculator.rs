@@ -1,0 +1,120 @@
+//! Asks the sources of all sequences for drafts, and takes those that are worth it.
+
+use ferrule_kernels::Cancel;
+use ferrule_model::{ForwardError, LanguageModel};
+
+use super::Drafts;
+use super::acceptance::Acceptance;
+use super::config::SpeculativeConfig;
+use super::cost::StepCosts;
+use super::gain::{Offer, lengths};
+use super::model::{DraftModel, Guesser, Limits};
+use crate::sampling::Sampler;
+use crate::sequence::Sequence;
+use crate::{ConfigError, EngineConfig};
+
+/// What a step may spend on drafts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftLimits {
+    /// Tokens of a sequence, with its drafts and the token that follows them.
+    pub most_tokens: usize,
+    /// Tokens of prompts that a draft model may read.
+    pub prompt_tokens: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Speculator<M> {
+    config: SpeculativeConfig,
+    costs: StepCosts,
+    model: Option<Guesser<M>>,
+}
+
+impl<M: LanguageModel> Speculator<M> {
+    /// # Errors
+    /// [`ConfigError`] if a draft model does not fit.
+    pub fn new(config: &EngineConfig, draft: Option<DraftModel<M>>, target: &M) -> Result<Self, ConfigError> {
+        let limits = Limits { sequences: config.max_num_seqs, tokens: config.max_num_batched_tokens };
+        let model = draft.map(|draft| Guesser::new(draft, target, limits)).transpose()?;
+        Ok(Self { config: config.speculative.clone(), costs: StepCosts::new(), model })
+    }
+
+    /// The sources of a sequence with such a prompt and prediction.
+    pub fn sources(&self, prompt_len: usize, prediction: Vec<u32>) -> Drafts {
+        Drafts::new(self.config.method, self.model.is_some(), prompt_len, prediction)
+    }
+
+    /// Gives the sequences that decode their drafts for the next step.
+    ///
+    /// # Errors
+    /// [`ForwardError`] of a draft model.
+    pub fn propose(
+        &mut self,
+        running: &mut [Sequence],
+        limits: DraftLimits,
+        sampler: &mut Sampler,
+        cancel: &Cancel,
+    ) -> Result<(), ForwardError> {
+        let mut rows = 0;
+        let mut offers = Vec::new();
+        let mut offered = Vec::new();
+        for (index, sequence) in running.iter_mut().enumerate() {
+            sequence.drafts.clear();
+            if sequence.pending() != 1 || sequence.tells_prompt() {
+                continue;
+            }
+            rows += 1;
+            let most = sequence.room_for_drafts(limits.most_tokens).min(self.config.num_speculative_tokens);
+            if most > 0
+                && let Some(offer) = self.offer(sequence, most)
+            {
+                offers.push(offer);
+                offered.push(index);
+            }
+        }
+        let counts = if self.config.adaptive {
+            lengths(&self.costs, rows, &offers)
+        } else {
+            offers.iter().map(|offer| offer.count).collect()
+        };
+        let mut guessed = Vec::new();
+        for (index, count) in offered.into_iter().zip(counts) {
+            let drafts = &mut running[index].drafts;
+            let probes = count == 0 && drafts.acceptance().is_some_and(Acceptance::rest);
+            let count = if probes { 1 } else { count };
+            drafts.truncate(count);
+            if count > 0 && drafts.are_guessed() {
+                guessed.push((index, count));
+            }
+        }
+        match &mut self.model {
+            Some(model) if !guessed.is_empty() => model.guess(running, &guessed, limits.prompt_tokens, sampler, cancel),
+            _ => Ok(()),
+        }
+    }
+
+    /// Up to `most` drafts of a sequence: those of its own sources are there, those of the model are to be made.
+    fn offer(&self, sequence: &mut Sequence, most: usize) -> Option<Offer> {
+        let Sequence { drafts, tokens, .. } = sequence;
+        drafts.look_up(tokens, most);
+        let (count, seconds) = match &self.model {
+            Some(model) if drafts.are_guessed() => (most.min(model.room(tokens.len())), model.seconds),
+            _ => (drafts.tokens().len(), 0.0),
+        };
+        let rate = drafts.acceptance().filter(|_| count > 0)?.rate();
+        Some(Offer { count, rate, seconds })
+    }
+
+    /// Takes note of a step that decoded so many rows and nothing else.
+    pub fn note(&mut self, rows: usize, seconds: f64) {
+        self.costs.note(rows, seconds);
+    }
+
+    /// Checks that every page of a draft model is accounted for.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn audit(&self) -> Result<(), String> {
+        self.model.as_ref().map_or(Ok(()), Guesser::audit)
+    }
+}

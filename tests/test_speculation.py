@@ -1,0 +1,119 @@
+"""What users say of speculation, and how it reaches the engine; that it changes no token is test_speculation_invariance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fakes
+from ferrule import LLM, InvalidParameterError, ModelNotFoundError, SamplingParams
+from ferrule.speculative import SpeculativeConfig
+
+EngineOf = Callable[[LLM], fakes.Engine]
+
+BAD_CONFIGS: list[tuple[object, str]] = [
+    ("ngram", "must be a mapping"),
+    ({"method": "medusa"}, "'medusa'; it must be one of ngram, draft_model"),
+    ({}, "must be one of ngram, draft_model"),
+    ({"method": "ngram", "tokens": 3}, "'tokens'; it may have method, "),
+    ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be a whole number from 1"),
+    ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),
+    ({"method": "ngram", "num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
+    ({"method": "ngram", "prompt_lookup_max": 65}, "prompt_lookup_max is 65; it must be a whole number from 1 to 64"),
+    ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_min is 5; it must be a whole"),
+    ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min is 0"),
+    ({"method": "ngram", "adaptive": 1}, "adaptive is 1; it must be True or False"),
+    ({"method": "ngram", "model": "tiny"}, "model is 'tiny'; the method ngram has none"),
+    ({"method": "draft_model"}, "model is None; the method draft_model needs the path of one"),
+    ({"model": 3}, "model is 3"),
+]
+
+
+@pytest.mark.parametrize(("config", "said"), BAD_CONFIGS)
+def test_a_bad_configuration_is_named(config: Any, said: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        LLM(speculative_config=config)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+BAD_PREDICTIONS: list[tuple[object, str]] = [
+    (3, "must be text or a list of token ids"),
+    (b"text", "must be text or a list of token ids"),
+    ([1, -1], "prediction[1] is -1"),
+    ([1, "a"], "prediction[1] is 'a'"),
+    ({"type": "content"}, "a mapping must be"),
+    ({"type": "image", "content": "a"}, "a mapping must be"),
+    ({"type": "content", "content": [{"type": "image_url"}]}, "a mapping must be"),
+    ("a" * ((1 << 24) + 1), "16777217 characters; the limit is 16777216"),
+]
+
+
+@pytest.mark.parametrize(("prediction", "said"), BAD_PREDICTIONS)
+def test_a_bad_prediction_is_named(prediction: Any, said: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        SamplingParams(prediction=prediction)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_predicted_token_must_be_of_the_model(llm: LLM) -> None:
+    with pytest.raises(InvalidParameterError, match="prediction holds the token id 5000; the vocabulary has ids from"):
+        llm.generate("x", SamplingParams(prediction=[3, 5000]))
+
+
+def test_a_prediction_reaches_the_engine_as_tokens(llm: LLM, engine_of: EngineOf) -> None:
+    text = "Once upon a time"
+    content = {"type": "content", "content": [{"type": "text", "text": "Once upon"}, {"type": "text", "text": " a time"}]}
+    seen: list[list[int]] = []
+    engine = engine_of(llm)
+    add = engine.add_request
+
+    def watch(*given: Any) -> int:
+        request = add(*given)
+        seen.append(engine.running[request].params["prediction"])
+        return request
+
+    engine.add_request = watch
+    for prediction in (None, text, content, llm.tokenize(text, add_special_tokens=False)):
+        llm.generate("A tale.", SamplingParams(max_tokens=1, prediction=prediction))
+    ids = llm.tokenize(text, add_special_tokens=False)
+    assert seen == [[], ids, ids, ids]
+
+
+def test_the_options_reach_the_engine(llm: LLM, engine_of: EngineOf) -> None:
+    assert engine_of(llm).options["speculative_config"] is None
+    with LLM(speculative_config={"method": "ngram", "prompt_lookup_max": 1}) as ngram:
+        assert engine_of(ngram).options["speculative_config"] == {
+            "num_speculative_tokens": 15,
+            "prompt_lookup": [1, 1],
+            "adaptive": True,
+        }
+        assert engine_of(ngram).draft is None
+    config = {"model": "tiny", "quantization": "int4", "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(quantization="bf16", max_model_len=100, speculative_config=config) as drafted:
+        engine = engine_of(drafted)
+        assert engine.options["speculative_config"] == {
+            "num_speculative_tokens": 3,
+            "prompt_lookup": None,
+            "adaptive": False,
+        }
+        assert engine.draft is not None
+        spec, directory, options = engine.draft
+        assert spec == drafted._files.spec.to_json()
+        assert directory == str(drafted._files.path)
+        assert '"quantization": "int4"' in options
+        assert '"max_model_len": 100' in options
+
+
+def test_a_draft_model_that_is_not_there(fake_engine: type[fakes.Engine]) -> None:
+    with pytest.raises(ModelNotFoundError, match="no-such-model"):
+        LLM(speculative_config={"model": "./no-such-model"})
+
+
+def test_one_bound_of_a_lookup_moves_the_other() -> None:
+    read = SpeculativeConfig.read({"method": "ngram", "prompt_lookup_min": 20})
+    assert read is not None
+    assert (read.prompt_lookup_min, read.prompt_lookup_max) == (20, 20)

@@ -1,0 +1,132 @@
+"""The same bits with speculation as without: whatever is guessed, by whatever source, beside whoever."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule import LLM, InvalidParameterError, SamplingParams
+from test_invariance import MODELS, alone, bits, load, params, prompts
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parent / "golden"
+MODELS["gemma2"] = GOLDEN / "logits" / "gemma2"
+CASES = [("tiny", (weights, kv)) for weights in ("f32", "int8", "int4") for kv in ("f32", "f16", "bf16", "int8")] + [
+    ("gemma2", ("f32", "f32")),
+    ("gemma2", ("int8", "int8")),
+    ("mistral_swa", ("int4", "f16")),
+    ("deepseek_v3", ("f32", "f16")),
+    ("deepseek_v3", ("int4", "int8")),
+    ("gpt_oss", ("f32", "f16")),
+    ("gpt_oss", ("int8", "int8")),
+    ("bloom", ("f32", "f16")),
+    ("llama_dynamic", ("f32", "f16")),
+]
+ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}
+
+
+def predicted(model: str, formats: tuple[str, str]) -> list[SamplingParams]:
+    """Of each request what it gets alone, with more and more mistakes: tokens changed, left out, put in."""
+
+    def mistaken(number: int) -> list[int]:
+        tokens = [token for token, _ in alone(model, formats)[number]]
+        for place in range(3, len(tokens), 12 - number):
+            tokens[place : place + number % 3] = [7] * (1 + number % 2)
+        return tokens
+
+    return [replace(params(number), prediction=mistaken(number)) for number in range(8)]
+
+
+@pytest.mark.parametrize("tokens", [16, 512])
+@pytest.mark.parametrize(("model", "formats"), CASES)
+def test_predictions(model: str, formats: tuple[str, str], tokens: int) -> None:
+    config = {"method": "ngram", **ALWAYS}
+    with load(model, formats, tokens, 2, speculative_config=config) as llm:
+        outputs = llm.generate(prompts(model), predicted(model, formats))
+        assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
+        metrics = llm.metrics()
+        assert 0 < metrics.accepted_tokens < metrics.drafted_tokens
+        assert metrics.drafted_tokens == sum(output.metrics.drafted_tokens for output in outputs)
+        assert metrics.accepted_tokens == sum(output.metrics.accepted_tokens for output in outputs)
+        assert metrics.pages_free == metrics.pages_total
+
+
+@pytest.mark.parametrize(("model", "formats"), CASES)
+def test_a_draft_model(model: str, formats: tuple[str, str]) -> None:
+    """The model itself, with fewer bits: it guesses well, and not always."""
+    config = {"model": str(MODELS[model]), "quantization": "int4", **ALWAYS}
+    with load(model, formats, 64, 2, speculative_config=config) as llm:
+        outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
+        assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
+        metrics = llm.metrics()
+        assert 0 < metrics.accepted_tokens <= metrics.drafted_tokens
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+@pytest.mark.parametrize(("model", "formats"), [("tiny", ("int8", "int8")), ("deepseek_v3", ("f32", "f16"))])
+def test_a_small_cache(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
+    with load(model, formats, 64, 2) as llm:
+        page_bytes = 16 * llm.info()["kv_bytes_per_token"]
+    few: dict[str, Any] = {"kv_cache_memory": 20 * page_bytes, "enable_prefix_caching": enable_prefix_caching}
+    with load(model, formats, 64, 2, speculative_config={"method": "ngram", **ALWAYS}, **few) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts(model), predicted(model, formats))
+            assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
+        metrics = llm.metrics()
+        assert metrics.preemptions > 0
+        assert metrics.pages_free == metrics.pages_total
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("setting", ["greedy", "repetition_penalty_1.3"])
+def test_what_transformers_gives(case: str, setting: str, adaptive: bool) -> None:
+    golden = json.loads((GOLDEN / "decoding" / f"{case}.json").read_text())
+    wanted = golden["settings"][setting]
+    prompt, sequence = golden["prompt_token_ids"], wanted["sequences"][0]
+    new = sequence[len(prompt) :] if sequence[: len(prompt)] == prompt else sequence
+    plain = SamplingParams(
+        temperature=0,
+        max_tokens=wanted["arguments"]["max_new_tokens"],
+        repetition_penalty=wanted["arguments"].get("repetition_penalty"),
+    )
+    config = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4, "adaptive": adaptive}
+    with LLM(GOLDEN / "logits" / case, quantization="f32", speculative_config=config) as llm:
+        for prediction in (None, new, new[3:]):
+            output = llm.generate({"prompt_token_ids": prompt}, replace(plain, prediction=prediction))[0]
+            assert output.outputs[0].token_ids == new[: len(output.outputs[0].token_ids)]
+            assert len(output.outputs[0].token_ids) == len(new)
+
+
+def test_a_stop_string_within_the_drafts() -> None:
+    """The text ends where it would, and so do the tokens."""
+    plain = SamplingParams(temperature=0, max_tokens=40)
+    with LLM(speculative_config={"method": "ngram", **ALWAYS}) as llm:
+        whole = llm.generate("Once upon a time", plain)[0].outputs[0]
+        stop = whole.text[30:34]
+        stopped = replace(plain, stop=stop)
+        with LLM() as without:
+            expected = without.generate("Once upon a time", stopped)[0].outputs[0]
+        output = llm.generate("Once upon a time", replace(stopped, prediction=whole.token_ids))[0]
+        assert output.metrics.accepted_tokens > 0
+        assert (output.outputs[0].text, output.outputs[0].token_ids) == (expected.text, expected.token_ids)
+        assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_an_explanation_tells_of_every_token() -> None:
+    given = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
+    with LLM(speculative_config={"method": "ngram", "prompt_lookup_min": 1, **ALWAYS}) as llm, LLM() as without:
+        expected = list(without.explain("One two one two one", given))
+        tokens = [each.token_id for each in expected]
+        assert list(llm.explain("One two one two one", replace(given, prediction=tokens))) == expected
+        assert llm.metrics().accepted_tokens > 0
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match=r"vocabulary of 320 tokens, the model one of \d+"):
+        LLM(speculative_config={"model": str(GOLDEN / "logits" / "llama")})
