@@ -204,7 +204,8 @@ impl<M: LanguageModel> Engine<M> {
             let tables = self.scheduler.pages.tables(namespace, shareable);
             let id = RequestId(self.next_id - 1);
             let prediction = std::mem::take(&mut request.params.prediction);
-            let drafts = self.speculator.sources(request.prompt.len(), prediction);
+            let grammar = request.params.structured_outputs.is_some();
+            let drafts = self.speculator.sources(request.prompt.len(), prediction, grammar);
             self.scheduler.add(Sequence::new(id, request, twin, tables, drafts));
         }
         self.publish();

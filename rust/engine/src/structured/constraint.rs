@@ -89,6 +89,21 @@ impl Constraint {
         }
     }
 
+    /// Tokens for the bytes that must come next, the longest that fit; none where there is a choice. The model may write
+    /// these bytes with other tokens: this is a guess, and no mask.
+    pub fn forced(&mut self) -> Vec<u32> {
+        let bytes = self.matcher.compute_ff_bytes();
+        match self.matcher.tok_env() {
+            Ok(environment) if !bytes.is_empty() => environment.tokenize_bytes(&bytes),
+            _ => Vec::new(),
+        }
+    }
+
+    /// How many of some tokens, the first ones, may come next.
+    pub fn admitted(&mut self, tokens: &[u32]) -> usize {
+        self.matcher.validate_tokens(tokens).unwrap_or(0)
+    }
+
     /// Takes note of a token that is no stop id. Gives why the request ends with it, if it does.
     pub fn end_with(&mut self, token: u32) -> Option<FinishReason> {
         self.next = None;

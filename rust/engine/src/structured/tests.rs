@@ -10,11 +10,21 @@ use crate::FinishReason;
 /// The stop id of these tests.
 const STOP: u32 = 256;
 
+/// Tokens of more than a byte.
+const LONGER: [&str; 9] = ["{\"", "\":", "true", "  ", "aa", "ab", "\",\"", "12", "é"];
+/// The first of them.
+const FIRST_LONGER: usize = 259;
+
+/// The bytes of a token of text.
+fn bytes_of(token: u32) -> Vec<u8> {
+    u8::try_from(token).map_or_else(|_| LONGER[token as usize - FIRST_LONGER].into(), |byte| vec![byte])
+}
+
 /// All bytes, a mark that stops, one more mark, an id that stands for nothing, and longer tokens.
 fn vocabulary() -> Vocabulary {
     let bytes = (0..=255).map(|byte| Token::Text(vec![byte]));
     let marks = [Token::Special(b"<|end|>".into()), Token::Special(b"<|tool|>".into()), Token::Text(Vec::new())];
-    let longer = ["{\"", "\":", "true", "  ", "aa", "ab", "\",\"", "12", "é"].map(|text| Token::Text(text.into()));
+    let longer = LONGER.map(|text| Token::Text(text.into()));
     Vocabulary::new(&bytes.chain(marks).chain(longer).collect::<Vec<_>>()).unwrap()
 }
 
@@ -149,6 +159,25 @@ fn sequences_of_one_grammar_do_not_share_what_they_learn() {
     }
     other.prepare();
     assert_eq!(allowed(&mut other), before);
+}
+
+#[test]
+fn what_is_forced_is_known_and_changes_no_mask() {
+    let schema = r#"{"type":"object","properties":{"name":{"enum":["true","x"]}},"required":["name"],
+        "additionalProperties":false}"#;
+    let asked = StructuredOutputs::Json { schema: schema.into(), whitespace: Whitespace::None };
+    let (mut one, mut other) = (start(&asked), start(&asked));
+    let written = |tokens: &[u32]| tokens.iter().map(|&token| bytes_of(token)).collect::<Vec<_>>().concat();
+    assert_eq!(written(&one.forced()), b"{\"name\":\"");
+    assert!(one.forced().len() < 10, "the longest tokens that fit");
+    assert_eq!(one.admitted(&[b'{'.into(), b'"'.into(), b'm'.into()]), 2);
+    for &byte in b"{\"name\":\"true\"}" {
+        one.forced();
+        one.admitted(&[byte.into(), byte.into()]);
+        assert_eq!(one.next(), other.next());
+        assert_eq!(one.end_with(byte.into()), other.end_with(byte.into()));
+    }
+    assert!(start(&regex("a|b")).forced().is_empty());
 }
 
 #[test]
