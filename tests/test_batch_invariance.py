@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ferrule import LLM, RequestOutput, SamplingParams
+from ferrule import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from ferrule.prompt import TokensPrompt
 from test_invariance import bits, load
 
@@ -37,6 +37,14 @@ FEW_PAGES = 20
 Bits = list[tuple[int, list[tuple[int, str]]]]
 
 
+STRUCTURES = {
+    3: StructuredOutputsParams(regex="[a-z ]{0,40}"),
+    8: StructuredOutputsParams(json_object=True),
+    9: StructuredOutputsParams(
+        json={"type": "object", "properties": {"name": {"enum": ["a", "b"]}}, "required": ["name"]}
+    ),
+}
+"""What some of the requests ask for, of the model with a tokenizer."""
 LONGEST = {"llama_dynamic": 44}
 """Tokens of a prompt, where the model's context is short."""
 
@@ -54,9 +62,10 @@ def prompts(model: str = "tiny") -> list[TokensPrompt]:
     return made
 
 
-def params(number: int) -> SamplingParams:
+def params(number: int, model: str = "tiny") -> SamplingParams:
     """Half greedy, half seeded, of different lengths; the log-probabilities of some prompts too."""
     return SamplingParams(
+        structured_outputs=STRUCTURES.get(number % 16) if model == "tiny" else None,
         temperature=0.0 if number % 2 else 0.9,
         top_p=0.95,
         seed=number,
@@ -77,12 +86,12 @@ def told(output: RequestOutput) -> tuple[Bits, list[list[tuple[int, str]]]]:
 def alone(model: str, formats: tuple[str, str]) -> list[Any]:
     """Each request by itself, nothing shared, on one thread."""
     with load(model, formats, 512, 1, enable_prefix_caching=False) as llm:
-        return [told(llm.generate(prompt, params(n))[0]) for n, prompt in enumerate(prompts(model))]
+        return [told(llm.generate(prompt, params(n, model))[0]) for n, prompt in enumerate(prompts(model))]
 
 
 def at_once(llm: LLM, model: str) -> list[Any]:
     """All of them."""
-    outputs = llm.generate(prompts(model), [params(number) for number in range(REQUESTS)])
+    outputs = llm.generate(prompts(model), [params(number, model) for number in range(REQUESTS)])
     return [told(output) for output in outputs]
 
 

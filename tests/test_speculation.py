@@ -66,7 +66,10 @@ def test_a_predicted_token_must_be_of_the_model(llm: LLM) -> None:
 
 def test_a_prediction_reaches_the_engine_as_tokens(llm: LLM, engine_of: EngineOf) -> None:
     text = "Once upon a time"
-    content = {"type": "content", "content": [{"type": "text", "text": "Once upon"}, {"type": "text", "text": " a time"}]}
+    content = {
+        "type": "content",
+        "content": [{"type": "text", "text": "Once upon"}, {"type": "text", "text": " a time"}],
+    }
     seen: list[list[int]] = []
     engine = engine_of(llm)
     add = engine.add_request

@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from ferrule import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from ferrule.cli import main
 from ferrule.errors import InvalidParameterError, TokenizerError
 from ferrule.prompt import TokensPrompt
 from random_schemas import FORMATS, Schemas
@@ -240,3 +242,34 @@ def test_a_tokenizer_without_bytes(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(TokenizerError, match="depends on its neighbours"):
             one(other, asking(regex="a"))
         assert one(other, SamplingParams(max_tokens=2)).outputs[0].token_ids
+
+
+def test_the_examples_of_the_page() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "structured-output.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/structured-output.md", "exec"), names)
+    jsonschema.validate(json.loads(names["output"].text), names["person"])
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, lark = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(json.dumps(PERSON))
+    lark.write_text(NESTED)
+
+    def run(*options: str) -> str:
+        assert main(["run", "-q", "x", "--threads", "1", "-n", "200", *options]) == 0
+        return capsys.readouterr().out.rstrip("\n")
+
+    jsonschema.validate(json.loads(run("--json-schema", str(schema))), PERSON)
+    assert re.fullmatch(r"\(*x\)*", run("--grammar", str(lark), "-n", "9", "--temperature", "1", "--seed", "1"))
+    assert re.fullmatch("[0-9]{4}", run("--regex", "[0-9]{4}"))
+    assert run("--choice", "blue,green") in {"blue", "green"}
+    for options, message in [
+        (("--choice", "a,b", "--regex", "a"), "--regex and --choice exclude each other"),
+        (("--regex", ""), "structured_outputs.regex"),
+        (("--json-schema", str(lark)), "structured_outputs.json"),
+        (("--json-schema", str(tmp_path / "none")), "none"),
+    ]:
+        assert main(["run", "x", *options]) == 2
+        assert message in capsys.readouterr().err

@@ -364,13 +364,14 @@ impl<M: LanguageModel> Engine<M> {
         self.model.forward(Batch { sequences: &sequences }, cancel, &mut self.logits)
     }
 
-    /// As [`Engine::forward`]; the masks of the sequences that get a token are made meanwhile.
+    /// As [`Engine::forward`]; masks that take long are made meanwhile, the others when their token is sampled.
     fn forward_beside_masks(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
         let mut constraints = Vec::new();
         for &Scheduled { index, count, .. } in &plan.chunks {
             let sequence = &mut self.scheduler.running[index];
             if count == sequence.pending() {
-                constraints.extend(sequence.constraint.take().map(|constraint| (index, constraint)));
+                let slow = sequence.constraint.take_if(|constraint| constraint.is_slow());
+                constraints.extend(slow.map(|constraint| (index, constraint)));
             }
         }
         let forward =

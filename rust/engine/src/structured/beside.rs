@@ -1,4 +1,4 @@
-//! Masks are made while the model computes the logits that they will be laid on.
+//! Masks that take long are made while the model computes the logits that they will be laid on.
 //!
 //! One thread for all of a step's masks, begun with the step and over with it: so nothing of it is left when a step is
 //! cancelled, and none is there when the process forks. Starting it takes some tens of microseconds.

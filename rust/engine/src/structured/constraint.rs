@@ -1,6 +1,7 @@
 //! One sequence on its way through a grammar.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use llguidance::Matcher;
 
@@ -59,21 +60,35 @@ pub(crate) struct Constraint {
     tokens: usize,
     /// Of the tokens so far, once it was asked for.
     next: Option<Result<Next, ConstraintError>>,
+    /// How long the latest mask took.
+    took: Duration,
 }
+
+/// A mask that takes longer is worth a thread: starting one takes some tens of microseconds, and where all processors
+/// compute the forward pass it holds one of them up. Of 128,256 tokens one of a usual schema takes 10 (`llguidance` keeps
+/// what it has found out), of one with a thousand optional properties some thousand.
+const SLOW: Duration = Duration::from_micros(300);
 
 impl Constraint {
     /// At the beginning of the output.
     pub fn new(grammar: &Grammar, stop_ids: &[u32]) -> Self {
         let (matcher, vocab_size) = (grammar.matcher(), grammar.vocab_size());
-        Self { matcher, vocab_size, stop_ids: stop_ids.to_vec(), tokens: 0, next: None }
+        Self { matcher, vocab_size, stop_ids: stop_ids.to_vec(), tokens: 0, next: None, took: Duration::ZERO }
     }
 
     /// Makes the mask, if it is not there yet.
     pub fn prepare(&mut self) {
         if self.next.is_none() {
+            let begin = Instant::now();
             let next = Next::of(&mut self.matcher, self.vocab_size, &self.stop_ids);
+            self.took = begin.elapsed();
             self.next = Some(next.map_err(|stuck| self.error(stuck)));
         }
+    }
+
+    /// Whether its masks take so long that they are better made beside something else.
+    pub fn is_slow(&self) -> bool {
+        self.next.is_none() && self.took > SLOW
     }
 
     /// What may come next.
