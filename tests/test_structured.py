@@ -159,6 +159,16 @@ def test_a_stop_string_may_end_it_before(llm: LLM) -> None:
     assert output.stop_reason == '"age'
 
 
+def test_what_is_forced_is_drafted(llm: LLM) -> None:
+    """A long name leaves no choice, and the tokens that it is written with are mostly those that were guessed."""
+    name = "the little cat and the little dog"
+    schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
+    params = asking(json=schema | {"additionalProperties": False}, disable_any_whitespace=True)
+    output = one(llm, params)
+    assert list(json.loads(output.outputs[0].text)) == [name]
+    assert output.metrics.accepted_tokens > 0
+
+
 def test_few_pages_change_nothing() -> None:
     """Preempted and computed again, each goes on where it was."""
     prompts: list[TokensPrompt] = [{"prompt_token_ids": [7 + n] * 40} for n in range(8)]
@@ -261,8 +271,9 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert main(["run", "-q", "x", "--threads", "1", "-n", "200", *options]) == 0
         return capsys.readouterr().out.rstrip("\n")
 
-    jsonschema.validate(json.loads(run("--json-schema", str(schema))), PERSON)
-    assert re.fullmatch(r"\(*x\)*", run("--grammar", str(lark), "-n", "9", "--temperature", "1", "--seed", "1"))
+    seeded = ("-n", "400", "--temperature", "1", "--seed", "1")
+    jsonschema.validate(json.loads(run("--json-schema", str(schema), *seeded)), PERSON)
+    assert re.fullmatch(r"\(*x\)*", run("--grammar", str(lark), *seeded))
     assert re.fullmatch("[0-9]{4}", run("--regex", "[0-9]{4}"))
     assert run("--choice", "blue,green") in {"blue", "green"}
     for options, message in [

@@ -142,7 +142,7 @@ impl Drafts {
         for (from, source) in self.sources.iter_mut().enumerate() {
             self.from = from;
             match (&mut source.origin, &mut constraint) {
-                (Origin::Grammar, Some(constraint)) => self.tokens = constraint.forced(),
+                (Origin::Grammar, Some(constraint)) => self.tokens = constraint.forced(most),
                 (Origin::Own(drafter), _) => drafter.draft(tokens, most, &mut self.tokens),
                 (Origin::Grammar | Origin::Model, _) => {}
             }

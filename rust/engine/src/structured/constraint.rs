@@ -68,6 +68,8 @@ pub(crate) struct Constraint {
 /// compute the forward pass it holds one of them up. Of 128,256 tokens one of a usual schema takes 10 (`llguidance` keeps
 /// what it has found out), of one with a thousand optional properties some thousand.
 const SLOW: Duration = Duration::from_micros(300);
+/// Tokens that can be each other's beginning: none of a real vocabulary has more that are.
+const FEW: usize = 64;
 
 impl Constraint {
     /// At the beginning of the output.
@@ -104,14 +106,40 @@ impl Constraint {
         }
     }
 
-    /// Tokens for the bytes that must come next, the longest that fit; none where there is a choice. The model may write
-    /// these bytes with other tokens: this is a guess, and no mask.
-    pub fn forced(&mut self) -> Vec<u32> {
-        let bytes = self.matcher.compute_ff_bytes();
-        match self.matcher.tok_env() {
-            Ok(environment) if !bytes.is_empty() => environment.tokenize_bytes(&bytes),
-            _ => Vec::new(),
+    /// Up to so many tokens for what must come next, the longest that fit; none where there is a choice, or masks take
+    /// long. The model may write the same with other tokens: this is a guess, and no mask.
+    pub fn forced(&mut self, most: usize) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        if self.is_slow() {
+            return tokens;
         }
+        self.prepare();
+        let mut next = self.next.as_ref().and_then(|next| self.longest(next.as_ref().ok()?));
+        if next.is_none() {
+            return tokens;
+        }
+        // On a copy: what a guess leads to, a limit too, is no concern of the sequence.
+        let mut ahead = self.matcher.clone();
+        while let Some(token) = next.filter(|_| tokens.len() < most) {
+            tokens.push(token);
+            if ahead.consume_token(token).is_err() || ahead.is_stopped() {
+                break;
+            }
+            next = Next::of(&mut ahead, self.vocab_size, &self.stop_ids).ok().and_then(|next| self.longest(&next));
+        }
+        tokens
+    }
+
+    /// The one of a few tokens that all others are the beginning of.
+    fn longest(&self, next: &Next) -> Option<u32> {
+        let Next::Tokens(mask) = next else { return None };
+        if mask.count() > FEW {
+            return None;
+        }
+        let environment = self.matcher.tok_env().ok()?;
+        let bytes = |token: u32| environment.tok_trie().token(token);
+        let longest = mask.tokens().max_by_key(|&token| bytes(token).len())?;
+        mask.tokens().all(|token| bytes(longest).starts_with(bytes(token))).then_some(longest)
     }
 
     /// How many of some tokens, the first ones, may come next.

@@ -168,16 +168,17 @@ fn what_is_forced_is_known_and_changes_no_mask() {
     let asked = StructuredOutputs::Json { schema: schema.into(), whitespace: Whitespace::None };
     let (mut one, mut other) = (start(&asked), start(&asked));
     let written = |tokens: &[u32]| tokens.iter().map(|&token| bytes_of(token)).collect::<Vec<_>>().concat();
-    assert_eq!(written(&one.forced()), b"{\"name\":\"");
-    assert!(one.forced().len() < 10, "the longest tokens that fit");
+    assert_eq!(written(&one.forced(15)), b"{\"name\":\"");
+    assert!(one.forced(15).len() < 9, "the longest tokens that fit");
+    assert_eq!(one.forced(3).len(), 3);
     assert_eq!(one.admitted(&[b'{'.into(), b'"'.into(), b'm'.into()]), 2);
     for &byte in b"{\"name\":\"true\"}" {
-        one.forced();
+        one.forced(15);
         one.admitted(&[byte.into(), byte.into()]);
         assert_eq!(one.next(), other.next());
         assert_eq!(one.end_with(byte.into()), other.end_with(byte.into()));
     }
-    assert!(start(&regex("a|b")).forced().is_empty());
+    assert!(start(&regex("a|b")).forced(15).is_empty());
 }
 
 #[test]
