@@ -79,6 +79,21 @@ class LoraAdapter:
     bytes: int = 1000
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """Followed by nobody: what it is told is what a test looks at."""
+
+    asked: dict[str, Any]
+
+
+class Vocabulary:
+    def __init__(self, tokens: list[bytes], special: set[int]) -> None:
+        self.tokens, self.special = tokens, special
+
+    def compile(self, asked: str) -> Grammar:
+        return Grammar(json.loads(asked))
+
+
 @dataclass
 class _Sequence:
     prompt: list[int]
@@ -154,6 +169,7 @@ class Engine:
         """Each with its origin."""
         self.aborted: list[int] = []
         self.loras: list[LoraAdapter | None] = []
+        self.grammars: list[Grammar | None] = []
         """Of every request."""
         self.lora_loads: list[str] = []
         self.encoded: list[tuple[list[list[int]], str]] = []
@@ -189,6 +205,7 @@ class Engine:
         fork_of: int | None = None,
         lora: LoraAdapter | None = None,
         logits_processors: LogitsProcessors | None = None,
+        grammar: Grammar | None = None,
     ) -> int:
         self._alone()
         self._alive()
@@ -208,6 +225,7 @@ class Engine:
             self.forks.append((self.next_id, fork_of))
         self.running[self.next_id] = _Sequence(prompt_token_ids, json.loads(params), fork_of, lora)
         self.loras.append(lora)
+        self.grammars.append(grammar)
         return self.next_id
 
     def step(self) -> list[StepOutput]:
@@ -573,7 +591,7 @@ class Ceilings:
 def module(engine: type[Engine] = Engine) -> types.ModuleType:
     """A module in the shape of `ferrule._native`."""
     native = types.ModuleType("ferrule._native")
-    native.__dict__.update(Engine=engine, Ceilings=Ceilings, measure=measure, version="0.0.0")
+    native.__dict__.update(Engine=engine, Ceilings=Ceilings, Vocabulary=Vocabulary, measure=measure, version="0.0.0")
     native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2)
     return native
 

@@ -136,10 +136,10 @@ def test_what_the_engine_refuses_reaches_its_caller_alone(
 ) -> None:
     add = fakes.Engine.add_request
 
-    def add_or_refuse(self: fakes.Engine, prompt: list[int], params: str, fork_of: int | None, lora: Any) -> int:
+    def add_or_refuse(self: fakes.Engine, prompt: list[int], params: str, fork_of: int | None, *more: Any) -> int:
         if prompt == [9] and fork_of is not None:
             raise PromptError("no room")
-        return add(self, prompt, params, fork_of, lora)
+        return add(self, prompt, params, fork_of, *more)
 
     monkeypatch.setattr(engine, "add_request", add_or_refuse)
 

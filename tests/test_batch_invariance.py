@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ferrule import LLM, RequestOutput, SamplingParams
+from ferrule import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from ferrule.logits_processors import Logits, Tokens
 from ferrule.prompt import TokensPrompt
 from test_invariance import bits, load
@@ -38,6 +39,14 @@ FEW_PAGES = 20
 Bits = list[tuple[int, list[tuple[int, str]]]]
 
 
+STRUCTURES = {
+    3: StructuredOutputsParams(regex="[a-z ]{0,40}"),
+    8: StructuredOutputsParams(json_object=True),
+    11: StructuredOutputsParams(
+        json={"type": "object", "properties": {"name": {"enum": ["a", "b"]}}, "required": ["name"]}
+    ),
+}
+"""What some of the requests ask for, of the model with a tokenizer."""
 LONGEST = {"llama_dynamic": 44}
 """Tokens of a prompt, where the model's context is short."""
 
@@ -77,10 +86,11 @@ STAGES: list[dict[str, Any]] = [
 """What requests ask of the sampler besides; their number is odd, so that each is greedy and seeded in turn."""
 
 
-def params(number: int) -> SamplingParams:
+def params(number: int, model: str = "tiny") -> SamplingParams:
     """Half greedy, half seeded, of different lengths, with every stage; the log-probabilities of some prompts too."""
     return SamplingParams(
         **STAGES[number % len(STAGES)],
+        structured_outputs=STRUCTURES.get(number % 16) if model == "tiny" else None,
         temperature=0.0 if number % 2 else 0.9,
         top_p=0.95,
         seed=number,
@@ -103,12 +113,12 @@ def told(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[int, s
 def alone(model: str, formats: tuple[str, str]) -> list[Any]:
     """Each request by itself, nothing shared, on one thread."""
     with load(model, formats, 512, 1, enable_prefix_caching=False) as llm:
-        return [told(llm.generate(prompt, params(n))[0]) for n, prompt in enumerate(prompts(model))]
+        return [told(llm.generate(prompt, params(n, model))[0]) for n, prompt in enumerate(prompts(model))]
 
 
 def at_once(llm: LLM, model: str) -> list[Any]:
     """All of them."""
-    outputs = llm.generate(prompts(model), [params(number) for number in range(REQUESTS)])
+    outputs = llm.generate(prompts(model), [params(number, model) for number in range(REQUESTS)])
     return [told(output) for output in outputs]
 
 
@@ -148,6 +158,46 @@ def test_a_cache_that_holds_a_few_of_them(model: str, formats: tuple[str, str], 
         metrics = llm.metrics()
         # Where a window passes, whoever is let in finds room for all that it will ever hold.
         assert metrics.preemptions > 0 or model == "mistral_swa"
+        assert metrics.pages_free == metrics.pages_total
+
+
+def test_structures_stages_and_drafts_in_a_small_cache() -> None:
+    """All that can go wrong at once: each request gets what it gets alone, where nothing is guessed."""
+    formats = ("int8", "int8")
+    text = {"type": "string", "maxLength": 8}
+    schema = {"type": "object", "properties": {"name": text, "other": text}, "required": ["name", "other"]}
+    structures = [None, StructuredOutputsParams(json=schema), None, StructuredOutputsParams(regex="([a-d]{3} ){4,20}")]
+    stages: list[dict[str, Any]] = [
+        {"xtc_probability": 0.5, "xtc_threshold": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3, "repetition_penalty": 1.2},
+        {"mirostat": 1, "mirostat_tau": 2.0, "dry_multiplier": 0.5, "logits_processors": [favour_new]},
+    ]
+    asked = [
+        SamplingParams(
+            structured_outputs=structures[number % 4], **stages[number % 3], seed=number, max_tokens=40, logprobs=3
+        )
+        for number in range(12)
+    ]
+    given = prompts()[:12]
+    with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
+        page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
+        plain = [llm.generate(prompt, params)[0] for prompt, params in zip(given, asked, strict=True)]
+        assert {output.outputs[0].finish_reason for output in plain} == {"stop", "length"}
+    drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5, "adaptive": False}
+    with load("tiny", formats, 64, 2, speculative_config=drafts, kv_cache_memory=FEW_PAGES * page_bytes) as llm:
+        for _ in range(2):
+            outputs = llm.generate(given, asked)
+            assert [told(output) for output in outputs] == [told(output) for output in plain]
+        # Predicted what comes, rightly up to the middle.
+        halves = [output.outputs[0].token_ids[:20] + [7] * 20 for output in plain]
+        predicted = [replace(one, prediction=tokens) for one, tokens in zip(asked, halves, strict=True)]
+        outputs = llm.generate(given, predicted)
+        assert [told(output) for output in outputs] == [told(output) for output in plain]
+        assert all(output.metrics.accepted_tokens > 0 for output in outputs)
+        metrics = llm.metrics()
+        assert metrics.preemptions > 0
+        assert metrics.prefix_hits_tokens > 0
+        assert 0 < metrics.accepted_tokens < metrics.drafted_tokens
         assert metrics.pages_free == metrics.pages_total
 
 

@@ -30,11 +30,11 @@ SAFE_CRATES = ("model", "engine")
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
     {"checks", "stop", "detokenizer", "tensors", "picture"},
-    {"parsers", "logits_processors", "speculative"},
+    {"parsers", "logits_processors", "speculative", "structured"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},
-    {"fim", "restrictions"},
+    {"fim", "restrictions", "grammars"},
     {"prompt", "info"},
     {"encoding"},
     {"driver"},

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "sampling.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
 NOT_OF_STAGES = {
-    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "entropy"),
+    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "entropy", "prediction"),
     *("skip_special_tokens", "include_stop_str_in_output"),
 }
 
@@ -48,6 +48,7 @@ def test_stages_stand_in_the_order_in_which_they_act() -> None:
 
 
 TITLES = {
+    "structured_outputs": "structure",
     "allowed_token_ids": "allowed tokens",
     "bad_words": "bad words",
     "no_repeat_ngram": "n-grams",

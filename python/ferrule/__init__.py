@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from ferrule.params import SamplingParams
     from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
+    from ferrule.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ _HOME = {
     "RerankOutput": "outputs",
     "Score": "outputs",
     "StreamDelta": "outputs",
+    "StructuredOutputsParams": "structured",
     "TopLogprobs": "outputs",
     "ChatTemplateError": "errors",
     "ConfigError": "errors",
@@ -123,6 +125,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "StreamDelta",
+    "StructuredOutputsParams",
     "TokenizerError",
     "ToolCall",
     "TopLogprobs",

@@ -47,12 +47,14 @@ class Engine:
         fork_of: int | None = None,
         lora: LoraAdapter | None = None,
         logits_processors: LogitsProcessors | None = None,
+        grammar: Grammar | None = None,
     ) -> int:
         """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
 
         `fork_of` names an earlier request with the same prompt and adapter: the new one waits until that is computed
         and shares its pages. `lora` is one of this engine's adapters, which the request keeps to its end.
-        `logits_processors` is called, within `step`, before each token is sampled.
+        `logits_processors` is called, within `step`, before each token is sampled. `grammar` is what the output must
+        be, compiled for a vocabulary of the model's size.
 
         Raises PromptError, InvalidParameterError, QueueFullError, EngineError.
         """
@@ -151,6 +153,28 @@ class LoraAdapter:
     @property
     def bytes(self) -> int:
         """Of its packed matrices."""
+
+class Vocabulary:
+    """The bytes of a model's tokens, for which grammars are compiled."""
+
+    def __init__(self, tokens: list[bytes], special: set[int]) -> None:
+        """Takes the bytes of each id, none for one that stands for nothing; `special` ones are marks and no text.
+
+        Takes about half a second for a hundred thousand tokens. Raises TokenizerError.
+        """
+
+    def compile(self, asked: str) -> Grammar:
+        """Compiles what a request asks for, or takes it from among the latest that were.
+
+        `asked` is JSON: `{"type": "json", "schema": "...", "whitespace": "some"}` (or `"none"`, or
+        `{"pattern": "..."}`), `{"type": "regex", "pattern": "..."}`, `{"type": "choice", "choices": [...]}`,
+        `{"type": "grammar", "grammar": "..."}` (Lark) or `{"type": "structural_tag", "tag": "..."}`.
+
+        Raises InvalidParameterError, within seconds.
+        """
+
+class Grammar:
+    """What the output of a request must be, compiled for a vocabulary."""
 
 class StepOutput:
     """What one request got in a step."""

@@ -345,6 +345,7 @@ class AsyncLLM(LoadedModel):
                 not isinstance(asked, _Asked)
                 or _size(asked.prompt, params) > LONG
                 or self._adapters.must_load(lora_request)
+                or params.structured_outputs is not None
             )
             collector.begin(await asyncio.to_thread(read) if long else read())
             if not collector.ended:

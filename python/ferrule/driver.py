@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ferrule.errors import EngineError
 
 if TYPE_CHECKING:
-    from ferrule._native import Engine, LoraAdapter, StepOutput
+    from ferrule._native import Engine, Grammar, LoraAdapter, StepOutput
     from ferrule.encoding.texts import Text
     from ferrule.logits_processors import LogitsProcessors
 
@@ -39,6 +39,8 @@ class Work(NamedTuple):
     """What is added to the model for it."""
     logits_processors: LogitsProcessors | None = None
     """What changes its logits before a token is sampled."""
+    grammar: Grammar | None = None
+    """What its output must be."""
 
 
 class Inbox:
@@ -263,7 +265,7 @@ def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any
     """Those of Engine.add_request. A fork's origin has its id by the time that the fork's turn comes."""
     for each in work:
         origin = None if each.fork_of is None else added[-each.fork_of]
-        yield each.token_ids, each.params, origin, each.lora, each.logits_processors
+        yield each.token_ids, each.params, origin, each.lora, each.logits_processors, each.grammar
 
 
 def _close_all() -> None:

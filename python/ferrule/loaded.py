@@ -15,6 +15,7 @@ from ferrule.driver import Driver
 from ferrule.encoding import Encoding
 from ferrule.encoding.texts import TextReader
 from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.grammars import Grammars
 from ferrule.info import end_of_sequence, facts
 from ferrule.loading import EMBEDDED, find_model, read_model_files
 from ferrule.lora import Adapters, LoRAAdapter
@@ -118,6 +119,7 @@ class LoadedModel:
         )
         self._encoding = self._make_encoding()
         self._request_numbers = itertools.count()
+        self._grammars = Grammars(self._tokenizer, self._model.vocab_size)
         self._adapters = Adapters(self._driver)
         self._adapters.load_all(lora_modules)
         self._loaded()
@@ -370,6 +372,7 @@ class LoadedModel:
             prompt_logprobs_from=prompt_logprobs_from,
             message_format=_checked_format(message_format),
             lora=lora,
+            grammar=self._grammars.compile(params.structured_outputs),
         )
 
     def _chat_template(self, chosen: object, tools: object) -> str:

@@ -10,6 +10,7 @@ from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
 from ferrule.logits_processors import LogitsProcessor
 from ferrule.speculative import check_prediction
+from ferrule.structured import StructuredOutputsParams
 
 MAX_COUNT = 2**31 - 1
 """Limit of counts of tokens: no context is longer."""
@@ -177,6 +178,8 @@ class SamplingParams:
     """Whether special tokens are left out of the text."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output must be. It ends where that is complete; `finish_reason` is then `stop`."""
     prediction: str | Sequence[int] | Mapping[str, Any] | None = None
     """What is expected to come, as text, as token ids, or as OpenAI's API has it: the file that is to be edited, say.
     Where it comes true the output is there sooner; it never changes a token."""
@@ -218,6 +221,7 @@ class SamplingParams:
         for name in ("ignore_eos", "entropy", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
+        _check_structure(self.structured_outputs)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -230,6 +234,11 @@ class SamplingParams:
         """The fields that differ from their defaults."""
         plain = SamplingParams()
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)}
+
+
+def _check_structure(structure: object) -> None:
+    if structure is not None and not isinstance(structure, StructuredOutputsParams):
+        raise InvalidParameterError(f"structured_outputs is {shown(structure)}; it must be a StructuredOutputsParams")
 
 
 def _checked_bias(bias: object) -> dict[int, float]:

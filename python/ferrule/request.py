@@ -277,7 +277,8 @@ class Request:
     """A prompt and its completions, as they grow.
 
     `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
-    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model.
+    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model, `grammar` what the
+    outputs must be.
     """
 
     def __init__(
@@ -292,10 +293,12 @@ class Request:
         prompt_logprobs_from: int = 1,
         message_format: MessageFormat | None = None,
         lora: _native.LoraAdapter | None = None,
+        grammar: _native.Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self._lora = lora
+        self._grammar = grammar
         prediction = read_prediction(params.prediction, model)
         self.completions = [
             Completion(
@@ -330,6 +333,7 @@ class Request:
                 completion.index or None,
                 self._lora,
                 completion.processors,
+                self._grammar,
             )
             for completion in self.completions
         ]

@@ -147,6 +147,21 @@ class Tokenizer:
             self._containing[text] = tuple(each for each in ids if text in self.token_text(each))
         return self._containing[text]
 
+    def token_bytes(self, vocab_size: int) -> tuple[list[bytes], set[int]]:
+        """The bytes that each id below `vocab_size` stands for, none where it has no token, and the special ids.
+
+        Raises TokenizerError where tokens have no bytes of their own: their text depends on their neighbours.
+        """
+        backend = self._require("nothing is known of its tokens")
+        pieces = self._pieces
+        if pieces is None:
+            raise TokenizerError(f"{self._file}: the text of a token depends on its neighbours, so none has its bytes")
+        tokens = [b""] * vocab_size
+        for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+            if token_id < vocab_size:
+                tokens[token_id] = pieces.read(token)
+        return tokens, {token_id for token_id in self._special_ids if token_id < vocab_size}
+
     def vocabulary(self) -> dict[str, int]:
         """The id of every token, as it is written in the vocabulary; empty without a tokenizer."""
         return {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)

@@ -1,4 +1,4 @@
-"""Bad configurations, prompts and parameters, rows 31 to 35, 39 to 42 and 46 to 53, on the real engine.
+"""Bad configurations, prompts and parameters, rows 31 to 35, 39 to 42 and 46 to 54, on the real engine.
 
 One or a few of each row, in a process of its own; the tests of each part go through the variants.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.isolated import assert_refused, run
+from faults.isolated import PROMISED_SECONDS, SLACK, assert_refused, run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits" / "llama"
 WARM_UP = """
@@ -17,6 +17,11 @@ WARM_UP = """
     llm = LLM(threads=1, max_model_len=512)
     llm.generate("Hi", SamplingParams(max_tokens=2))
     llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=2))
+    from ferrule import StructuredOutputsParams
+    def structured(**structure):
+        params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(**structure))
+        return llm.generate("Hi", params)
+    structured(json_object=True)
 """
 
 
@@ -111,6 +116,24 @@ def test_row34_no_code_of_a_model_runs(tmp_path: Path) -> None:
         (52, "SamplingParams(stop=['x'] * 10**5)", "InvalidParameterError", ["stop", "100000"]),
         (52, "llm.generate({'prompt_token_ids': []})", "PromptError", ["empty"]),
         (53, "llm.generate({'prompt_token_ids': [5] * 512})", "PromptError", ["512", "max_model_len", "511"]),
+        (54, "structured(json='false')", "InvalidParameterError", ["structured_outputs.json", "false"]),
+        (
+            54,
+            "structured(json={'type': 'integer', 'minimum': 5, 'maximum': 3})",
+            "InvalidParameterError",
+            ["minimum (5)"],
+        ),
+        (54, "structured(json={'$ref': '#'})", "InvalidParameterError", ["structured_outputs.json", "no output"]),
+        (54, "structured(json='{\"not\":' * 10**5)", "InvalidParameterError", ["100 levels", "the limit is 100"]),
+        (54, "structured(json='x' * 2**21)", "InvalidParameterError", ["2097152", "1048576"]),
+        (54, "structured(json={'multipleOf': 1000003})", "InvalidParameterError", ["1000003", "10000"]),
+        (54, "structured(regex='(')", "InvalidParameterError", ["structured_outputs.regex"]),
+        (54, "structured(regex='[a&&b]')", "InvalidParameterError", ["structured_outputs.regex", "no output"]),
+        (54, r"structured(regex='\ud800')", "InvalidParameterError", ["structured_outputs"]),
+        (54, "structured(choice=['x'] * 10001)", "InvalidParameterError", ["10001", "10000"]),
+        (54, "structured(grammar='start: start')", "InvalidParameterError", ["structured_outputs.grammar"]),
+        (54, "structured(grammar='start: ' + '(' * 60000)", "InvalidParameterError", ["nested"]),
+        (54, "structured(grammar='start: ' + 'a' * 10**6)", "InvalidParameterError", ["65536"]),
         (39, r"llm.embed('\ud800')", "PromptError", ["U+D800"]),
         (51, "llm.embed({'prompt_token_ids': [5, 4096]})", "PromptError", ["prompt_token_ids[1]", "4096"]),
         (52, "llm.embed(['x', ''])", "PromptError", ["prompts[1]", "empty"]),
@@ -128,3 +151,22 @@ def test_row53_a_prompt_that_the_pool_cannot_hold() -> None:
     warm_up = "from ferrule import LLM\nllm = LLM(threads=1, kv_cache_memory=200_000)"
     outcome = run("llm.generate({'prompt_token_ids': [5] * 100})", warm_up=warm_up)
     assert_refused(outcome, "PromptError", ["100", "kv_cache_memory"])
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        "json={'type': 'string', 'minLength': 10**9}",
+        "json={'type': 'array', 'minItems': 10**9}",
+        "json={'type': 'object', 'properties': {'a': {'$ref': '#'}}, 'required': ['a']}",
+        "json={'enum': [f'v{n}' for n in range(20000)]}",
+        "regex='((a{100}){100}){100}'",
+        "regex='.*a.{3000}b'",
+        "grammar='start: start start | \"a\"'",
+    ],
+)
+def test_row54_the_unbounded_ends_at_the_length(structure: str) -> None:
+    """It is followed as far as it goes, in the time of any other request."""
+    outcome = run(f"structured({structure})", warm_up=WARM_UP)
+    assert outcome.error is None, outcome.message
+    assert outcome.seconds < PROMISED_SECONDS * SLACK

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ferrule.errors import InvalidParameterError
 from ferrule.llm import LLM
 from ferrule.outputs import RequestOutput
 from ferrule.params import WHOLE_NUMBERS, SamplingParams
+from ferrule.structured import StructuredOutputsParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FURTHER = {
@@ -39,6 +42,8 @@ NAMES = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
     *("bad_words", *FURTHER),
 )
+STRUCTURES = ("json_schema", "json_object", "regex", "grammar", "choice")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
@@ -63,6 +68,11 @@ def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
         click.option("--seed", type=int, help="The same seed gives the same tokens."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End where this text appears. May be repeated."),
         click.option("--ignore-eos", is_flag=True, help="Go on where the model would end."),
+        click.option("--json-schema", type=_FILE, help="Write JSON that the schema in this file allows."),
+        click.option("--json-object", is_flag=True, help="Write a JSON object."),
+        click.option("--regex", help="Write what this regular expression matches as a whole."),
+        click.option("--grammar", type=_FILE, help="Write what the grammar in this file derives (Lark)."),
+        click.option("--choice", metavar="A,B,...", help="Write one of these texts."),
     ]
 
     def add(command: Command) -> Command:
@@ -75,7 +85,7 @@ def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A command's keywords, as those of sampling and those of loading."""
-    sampling = {name: options.pop(name) for name in NAMES}
+    sampling = {name: options.pop(name) for name in (*NAMES, *STRUCTURES)}
     return sampling, options
 
 
@@ -84,7 +94,35 @@ def params(options: dict[str, Any]) -> SamplingParams:
 
     Raises InvalidParameterError.
     """
-    return SamplingParams(**{name: value for name, value in options.items() if value is not None})
+    structures = {name: options.pop(name) for name in STRUCTURES}
+    given = {name: value for name, value in options.items() if value is not None}
+    return SamplingParams(**given, structured_outputs=_structured(structures))
+
+
+def _structured(options: dict[str, Any]) -> StructuredOutputsParams | None:
+    given = [name for name, value in options.items() if value not in (None, False)]
+    if not given:
+        return None
+    if len(given) > 1:
+        named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InvalidParameterError(f"{named} exclude each other: the output can have one structure")
+    value = options[given[0]]
+    match given[0]:
+        case "json_schema":
+            return StructuredOutputsParams(json=_read(value))
+        case "grammar":
+            return StructuredOutputsParams(grammar=_read(value))
+        case "choice":
+            return StructuredOutputsParams(choice=value.split(","))
+        case name:
+            return StructuredOutputsParams(**{name: value})
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError(f"{path}: {error}") from None
 
 
 def greedy_by_default(params: SamplingParams, llm: LLM) -> SamplingParams:

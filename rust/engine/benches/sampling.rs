@@ -104,7 +104,8 @@ fn main() {
                 black_box(row.iter().fold(0, |bits, logit| bits ^ logit.to_bits()));
             }));
             sampled.push(time(&rows, |row| {
-                black_box(sampler.sample(row, &case.params, &mut history, prompt.len() + round).expect("a token"));
+                let token = sampler.sample(row, &case.params, &mut history, None, prompt.len() + round);
+                black_box(token.expect("a token"));
             }));
         }
         floor.sort_by(f64::total_cmp);

@@ -19,6 +19,7 @@ use crate::request::{LengthLimits, check_prompt};
 use crate::sampling::{Sample, SampleError, Sampler};
 use crate::scheduler::{Schedule, Scheduled, Scheduler, StepLimits};
 use crate::sequence::Sequence;
+use crate::structured::{self, Constraint, Next};
 use crate::{
     ConfigError, EngineError, FinishReason, Metrics, PageStatistics, Request, RequestError, RequestId,
     SpeculativeConfig, StepOutput, TokenLogprobs,
@@ -203,7 +204,8 @@ impl<M: LanguageModel> Engine<M> {
             let tables = self.scheduler.pages.tables(namespace, shareable);
             let id = RequestId(self.next_id - 1);
             let prediction = std::mem::take(&mut request.params.prediction);
-            let drafts = self.speculator.sources(request.prompt.len(), prediction);
+            let grammar = request.params.structured_outputs.is_some();
+            let drafts = self.speculator.sources(request.prompt.len(), prediction, grammar);
             self.scheduler.add(Sequence::new(id, request, twin, tables, drafts));
         }
         self.publish();
@@ -322,7 +324,7 @@ impl<M: LanguageModel> Engine<M> {
         if plan.chunks.is_empty() {
             return Ok(Vec::new());
         }
-        self.forward(&plan, cancel)?;
+        self.forward_beside_masks(&plan, cancel)?;
         let outputs = self.sample_and_finish(&plan);
         let time = begin.elapsed();
         let decoded = plan.chunks.iter().filter(|chunk| chunk.count == 1).count();
@@ -360,6 +362,24 @@ impl<M: LanguageModel> Engine<M> {
         });
         let sequences: Vec<SequenceChunk<'_>> = chunks.collect();
         self.model.forward(Batch { sequences: &sequences }, cancel, &mut self.logits)
+    }
+
+    /// As [`Engine::forward`]; masks that take long are made meanwhile, the others when their token is sampled.
+    fn forward_beside_masks(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
+        let mut constraints = Vec::new();
+        for &Scheduled { index, count, .. } in &plan.chunks {
+            let sequence = &mut self.scheduler.running[index];
+            if count == sequence.pending() {
+                let slow = sequence.constraint.take_if(|constraint| constraint.is_slow());
+                constraints.extend(slow.map(|constraint| (index, constraint)));
+            }
+        }
+        let forward =
+            structured::beside(constraints.iter_mut().map(|(_, constraint)| constraint), || self.forward(plan, cancel));
+        for (index, constraint) in constraints {
+            self.scheduler.running[index].constraint = Some(constraint);
+        }
+        forward
     }
 
     /// Takes note of what is computed, samples, and parts with the requests that end.
@@ -470,8 +490,8 @@ fn advance(
     }
     let mut accepted = 0;
     for row in rows.skip(untold) {
-        match sampler.sample(row, &sequence.params, &mut sequence.history, sequence.tokens.len()) {
-            Err(error) => output.finish = Some(FinishReason::Sampling(error)),
+        match sample(sequence, row, sampler) {
+            Err(reason) => output.finish = Some(reason),
             Ok(Sample { token, logprobs, entropy, trace }) => {
                 let since_last = sequence.push(token);
                 output.token_ids.push(token);
@@ -480,6 +500,10 @@ fn advance(
                 output.trace.extend(trace);
                 if sequence.params.is_stop(token) {
                     output.finish = Some(FinishReason::Stop { token });
+                } else if let Some(reason) =
+                    sequence.constraint.as_mut().and_then(|constraint| constraint.end_with(token))
+                {
+                    output.finish = Some(reason);
                 } else if sequence.output_len() >= sequence.params.max_tokens || sequence.tokens.len() >= most_tokens {
                     output.finish = Some(FinishReason::Length);
                 }
@@ -502,6 +526,17 @@ fn advance(
     metrics.accepted_tokens += accepted as u64;
     output.timing = sequence.timing;
     output
+}
+
+/// The next token of a sequence, or why there is none.
+fn sample(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Result<Sample, FinishReason> {
+    let Sequence { constraint, params, history, tokens, .. } = sequence;
+    let mask = match constraint.as_mut().map(Constraint::next).transpose().map_err(FinishReason::Constraint)? {
+        Some(Next::End) => return Err(FinishReason::Complete),
+        Some(Next::Tokens(mask)) => Some(mask),
+        None => None,
+    };
+    sampler.sample(row, params, history, mask, tokens.len()).map_err(FinishReason::Sampling)
 }
 
 /// Adds the log-probabilities of the prompt's tokens that the rows of the latest chunk tell.

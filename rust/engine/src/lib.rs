@@ -24,6 +24,7 @@ pub mod sampling;
 mod scheduler;
 mod sequence;
 mod state;
+pub mod structured;
 
 pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use encode::{EncodeError, EncodeTask, Text};
@@ -38,3 +39,4 @@ pub use sampling::{
     Distribution, LogitsProcessor, SampleError, SampleTrace, SharedProcessor, StageEffect, TokenLogprob, TokenLogprobs,
     TraceCandidate,
 };
+pub use structured::{ConstraintError, Grammar, GrammarError, StructuredOutputs, Vocabulary, VocabularyError};

@@ -56,9 +56,9 @@ pub struct Finished {
 impl Finished {
     pub(crate) fn note(&mut self, reason: &FinishReason) {
         match reason {
-            FinishReason::Stop { .. } => self.stop += 1,
+            FinishReason::Stop { .. } | FinishReason::Complete => self.stop += 1,
             FinishReason::Length => self.length += 1,
-            FinishReason::Sampling(_) | FinishReason::Dead { .. } => self.error += 1,
+            FinishReason::Sampling(_) | FinishReason::Constraint(_) | FinishReason::Dead { .. } => self.error += 1,
         }
     }
 }

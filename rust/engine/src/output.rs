@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sequence::Sequence;
-use crate::{RequestId, SampleError, SampleTrace, TokenLogprobs};
+use crate::{ConstraintError, RequestId, SampleError, SampleTrace, TokenLogprobs};
 
 /// Why a request ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,10 +13,14 @@ pub enum FinishReason {
         /// The stop id.
         token: u32,
     },
+    /// Its grammar is complete: nothing can follow.
+    Complete,
     /// It has `max_tokens` tokens, or the context or the KV pool holds no more of it.
     Length,
     /// Its logits cannot be sampled from. Its neighbours go on.
     Sampling(SampleError),
+    /// Its grammar cannot be followed any further. Its neighbours go on.
+    Constraint(ConstraintError),
     /// The engine died.
     Dead {
         /// What happened.
@@ -29,9 +33,9 @@ impl FinishReason {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Stop { .. } => "stop",
+            Self::Stop { .. } | Self::Complete => "stop",
             Self::Length => "length",
-            Self::Sampling(_) | Self::Dead { .. } => "error",
+            Self::Sampling(_) | Self::Constraint(_) | Self::Dead { .. } => "error",
         }
     }
 
@@ -49,8 +53,9 @@ impl FinishReason {
     pub fn error(&self) -> Option<String> {
         match self {
             Self::Sampling(error) => Some(error.to_string()),
+            Self::Constraint(error) => Some(error.to_string()),
             Self::Dead { reason } => Some(format!("the engine died: {reason}")),
-            Self::Stop { .. } | Self::Length => None,
+            Self::Stop { .. } | Self::Complete | Self::Length => None,
         }
     }
 }

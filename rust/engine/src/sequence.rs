@@ -8,6 +8,7 @@ use ferrule_model::Adapter;
 use crate::draft::Drafts;
 use crate::pages::PageTables;
 use crate::sampling::History;
+use crate::structured::Constraint;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
 /// What one level of priority is worth: a request goes before those of the next level that came up to so many requests
@@ -28,6 +29,8 @@ pub(crate) struct Sequence {
     pub params: SamplingParams,
     pub adapter: Option<Arc<Adapter>>,
     pub history: History,
+    /// How far it has come in its grammar, where it has one. The tokens decide, not what is computed of them.
+    pub constraint: Option<Constraint>,
     pub drafts: Drafts,
     pub timing: RequestTiming,
     /// The request with the same prompt whose pages it shares, once they are computed.
@@ -47,6 +50,10 @@ impl Sequence {
             computed: 0,
             tables,
             history: History::new(&params, &prompt, &[]),
+            constraint: params
+                .structured_outputs
+                .as_deref()
+                .map(|grammar| Constraint::new(grammar, &params.stop_token_ids)),
             drafts,
             twin,
             next_prompt_logprob: untold.min(prompt.len()),

@@ -4,13 +4,15 @@
 mod fake;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
+use ferrule_engine::structured::{Token, Whitespace};
 use ferrule_engine::{
-    DraftModel, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, RequestError,
-    RequestId, SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, Text, TokenLogprobs,
+    DraftModel, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, Grammar, PrefixCacheDir, Request,
+    RequestError, RequestId, SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, StructuredOutputs,
+    Text, TokenLogprobs, Vocabulary,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -104,6 +106,32 @@ fn adapter() -> impl Strategy<Value = Option<Arc<Adapter>>> {
     option::weighted(0.4, (0..3_u8).prop_map(|number| Arc::new(Adapter::of_nothing([number; 32]))))
 }
 
+/// For some of the requests, what their outputs must be: with choices, without, short, endless.
+fn grammar(seed: u64) -> Option<Arc<Grammar>> {
+    static GRAMMARS: LazyLock<Vec<Arc<Grammar>>> = LazyLock::new(|| {
+        let pieces = (b'a'..=b'z').chain(b'0'..=b'9').chain(*b"{}[]\":, -.").map(|byte| vec![byte]);
+        let longer = ["{\"", "\":", ",\"", "ab", "abc", "true", "12", "\":[", "}}", "aa", "name", "\",\"", "ame"];
+        let pieces = pieces.chain(longer.map(|text| text.as_bytes().to_vec())).map(Token::Text);
+        let vocabulary: Vec<Token> = pieces.chain([Token::Special(b"end".into())]).collect();
+        let vocabulary = (vocabulary.len() <= VOCAB).then(|| {
+            let rest = VOCAB - vocabulary.len();
+            Vocabulary::new(&[vocabulary, vec![Token::Text(Vec::new()); rest]].concat()).expect("a vocabulary")
+        });
+        let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":5},"abc":{"enum":[true,12]}},
+            "required":["name","abc"],"additionalProperties":false}"#;
+        [
+            StructuredOutputs::Json { schema: schema.into(), whitespace: Whitespace::None },
+            StructuredOutputs::Json { schema: "true".into(), whitespace: Whitespace::Some },
+            StructuredOutputs::Regex { pattern: "(abcabc){1,3}[0-9]*".into() },
+            StructuredOutputs::Grammar { grammar: "start: \"{\" start \"}\" | \"aa\"".into() },
+            StructuredOutputs::Choice { choices: vec!["true".into(), "trueabc".into(), "name".into()] },
+        ]
+        .map(|asked| vocabulary.as_ref().expect("few enough pieces").compile(&asked).expect("a grammar"))
+        .into()
+    });
+    seed.is_multiple_of(3).then(|| Arc::clone(&GRAMMARS[seed as usize / 3 % GRAMMARS.len()]))
+}
+
 fn params() -> impl Strategy<Value = SamplingParams> {
     let filters = (
         prop_oneof![Just(0.0), Just(1.0), Just(0.6), Just(3.0)],
@@ -152,6 +180,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
                 prompt_logprobs_from,
                 streams: seed.is_multiple_of(2),
                 priority,
+                structured_outputs: grammar(seed),
                 cache_salt: cache_salt.map(Into::into),
                 ..further
             }

@@ -22,6 +22,7 @@ use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
 use crate::processor::PythonProcessor;
+use crate::structured::Grammar;
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
@@ -177,7 +178,8 @@ impl Engine {
     }
 
     /// Queues a request and returns its id.
-    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None, logits_processors=None))]
+    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None, logits_processors=None, grammar=None))]
+    #[allow(clippy::too_many_arguments, reason = "Python names them")]
     fn add_request(
         &self,
         py: Python<'_>,
@@ -186,6 +188,7 @@ impl Engine {
         fork_of: Option<u64>,
         lora: Option<&LoraAdapter>,
         logits_processors: Option<&Bound<'_, PyAny>>,
+        grammar: Option<&Grammar>,
     ) -> PyResult<u64> {
         let mut request = SamplingParams::from_json(params, self.vocab_size)
             .map_err(RequestError::from)
@@ -197,6 +200,7 @@ impl Engine {
             let processor = PythonProcessor::new(processors, self.vocab_size, caught)?;
             request.params.logits_processor = Some(SharedProcessor(Arc::new(processor)));
         }
+        request.params.structured_outputs = grammar.map(|grammar| Arc::clone(&grammar.0));
         let added = self.with(py, |engine| match fork_of {
             Some(other) => engine.fork_request(request, engine::RequestId(other)),
             None => engine.add_request(request),

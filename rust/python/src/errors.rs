@@ -1,6 +1,6 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
-use ferrule_engine::{EncodeError, RequestError};
+use ferrule_engine::{EncodeError, GrammarError, RequestError, VocabularyError};
 use ferrule_formats::CheckpointError;
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
@@ -15,6 +15,7 @@ import_exception!(ferrule.errors, InvalidParameterError);
 import_exception!(ferrule.errors, ModelFileError);
 import_exception!(ferrule.errors, PromptError);
 import_exception!(ferrule.errors, QueueFullError);
+import_exception!(ferrule.errors, TokenizerError);
 import_exception!(ferrule.errors, UnsupportedModelError);
 import_exception!(ferrule.errors, UnsupportedTaskError);
 
@@ -61,6 +62,14 @@ pub(crate) fn request_error(error: &RequestError) -> PyErr {
         RequestError::Dead { .. } => EngineError::new_err(message),
         _ => PromptError::new_err(message),
     }
+}
+
+pub(crate) fn grammar_error(error: &GrammarError) -> PyErr {
+    InvalidParameterError::new_err(error.to_string())
+}
+
+pub(crate) fn vocabulary_error(error: &VocabularyError) -> PyErr {
+    TokenizerError::new_err(error.to_string())
 }
 
 pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {

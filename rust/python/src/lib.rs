@@ -12,6 +12,7 @@ mod lora;
 mod options;
 mod outputs;
 mod processor;
+mod structured;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::machine;
@@ -50,6 +51,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<gguf::GgufFile>()?;
     module.add_class::<lora::LoraAdapter>()?;
+    module.add_class::<structured::Grammar>()?;
+    module.add_class::<structured::Vocabulary>()?;
     module.add_class::<outputs::StepOutput>()?;
     module.add_class::<outputs::TokenLogprobs>()?;
     module.add_class::<outputs::SampleTrace>()?;

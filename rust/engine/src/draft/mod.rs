@@ -14,6 +14,7 @@
 //!
 //! | file | drafts are |
 //! |---|---|
+//! | `structured/` | what a grammar leaves no choice of ("fast-forward") |
 //! | `prediction.rs` | what the caller expects to come |
 //! | `ngram.rs` | what came before after the same tokens |
 //! | `model.rs` | what a smaller model would say |
@@ -40,12 +41,15 @@ pub(crate) use speculator::{DraftLimits, Speculator};
 
 use std::fmt::Debug;
 
+use crate::structured::Constraint;
 use acceptance::Acceptance;
 use ngram::Ngram;
 use prediction::Prediction;
 
 /// The share of a draft model's tokens that is accepted, before any was tried.
 const MODEL_EXPECTED: f64 = 0.7;
+/// Likewise of what a grammar forces: the bytes are sure, which tokens the model writes them with is not.
+const GRAMMAR_EXPECTED: f64 = 0.8;
 
 /// A source of drafts for one sequence.
 pub(crate) trait Drafter: Debug + Send {
@@ -60,9 +64,19 @@ pub(crate) trait Drafter: Debug + Send {
 /// A source and how it fares.
 #[derive(Debug)]
 struct Source {
-    /// None for the draft model.
-    drafter: Option<Box<dyn Drafter>>,
+    origin: Origin,
     acceptance: Acceptance,
+}
+
+/// Who makes the drafts of a source.
+#[derive(Debug)]
+enum Origin {
+    /// The sequence's grammar.
+    Grammar,
+    /// A source of its own.
+    Own(Box<dyn Drafter>),
+    /// The draft model.
+    Model,
 }
 
 /// A sequence's sources, and its drafts for the next step.
@@ -76,8 +90,14 @@ pub(crate) struct Drafts {
 }
 
 impl Drafts {
-    /// The sources of a sequence with such a prompt and prediction.
-    fn new(method: Option<SpeculativeMethod>, model: bool, prompt_len: usize, prediction: Vec<u32>) -> Self {
+    /// The sources of a sequence with such a prompt and prediction, and with or without a grammar.
+    fn new(
+        method: Option<SpeculativeMethod>,
+        model: bool,
+        prompt_len: usize,
+        prediction: Vec<u32>,
+        grammar: bool,
+    ) -> Self {
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
         if !prediction.is_empty() {
             drafters.push(Box::new(Prediction::new(prediction, prompt_len)));
@@ -87,10 +107,13 @@ impl Drafts {
         }
         let source = |drafter: Box<dyn Drafter>| Source {
             acceptance: Acceptance::new(drafter.expected()),
-            drafter: Some(drafter),
+            origin: Origin::Own(drafter),
         };
-        let model = model.then(|| Source { drafter: None, acceptance: Acceptance::new(MODEL_EXPECTED) });
-        Self { sources: drafters.into_iter().map(source).chain(model).collect(), ..Self::default() }
+        let grammar =
+            grammar.then(|| Source { origin: Origin::Grammar, acceptance: Acceptance::new(GRAMMAR_EXPECTED) });
+        let model = model.then(|| Source { origin: Origin::Model, acceptance: Acceptance::new(MODEL_EXPECTED) });
+        let sources = grammar.into_iter().chain(drafters.into_iter().map(source)).chain(model);
+        Self { sources: sources.collect(), ..Self::default() }
     }
 
     /// Drafts of the next step.
@@ -113,14 +136,20 @@ impl Drafts {
         self.tokens.push(token);
     }
 
-    /// Asks the sources for up to `most` tokens after these. Where none but the model is left, it is to be asked.
-    fn look_up(&mut self, tokens: &[u32], most: usize) {
+    /// Asks the sources for up to `most` tokens after these that the grammar allows, where there is one. Where none but
+    /// the model is left, it is to be asked.
+    fn look_up(&mut self, tokens: &[u32], most: usize, mut constraint: Option<&mut Constraint>) {
         for (from, source) in self.sources.iter_mut().enumerate() {
             self.from = from;
-            if let Some(drafter) = &mut source.drafter {
-                drafter.draft(tokens, most, &mut self.tokens);
+            match (&mut source.origin, &mut constraint) {
+                (Origin::Grammar, Some(constraint)) => self.tokens = constraint.forced(most),
+                (Origin::Own(drafter), _) => drafter.draft(tokens, most, &mut self.tokens),
+                (Origin::Grammar | Origin::Model, _) => {}
             }
             self.tokens.truncate(most);
+            if let (Origin::Own(_), Some(constraint)) = (&source.origin, &mut constraint) {
+                self.tokens.truncate(constraint.admitted(&self.tokens));
+            }
             if !self.tokens.is_empty() {
                 return;
             }
@@ -129,7 +158,7 @@ impl Drafts {
 
     /// Whether they are the draft model's, those there are or are to be.
     fn are_guessed(&self) -> bool {
-        self.sources.get(self.from).is_some_and(|source| source.drafter.is_none())
+        self.sources.get(self.from).is_some_and(|source| matches!(source.origin, Origin::Model))
     }
 
     /// How the source of the drafts fares.

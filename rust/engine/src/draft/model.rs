@@ -133,7 +133,8 @@ impl<M: LanguageModel> Guesser<M> {
                 }
                 let (Some(row), sequence) = (rows.next(), &mut running[guess.index]) else { return false };
                 let Some(Followed { tables, tokens, params }) = followed.get_mut(&sequence.id) else { return false };
-                let Ok(sample) = sampler.sample(row, params, &mut guess.history, tokens.len()) else { return false };
+                let position = tokens.len();
+                let Ok(sample) = sampler.sample(row, params, &mut guess.history, None, position) else { return false };
                 sequence.drafts.push(sample.token);
                 guess.history.push(sample.token);
                 guess.next = vec![sample.token];

@@ -39,9 +39,9 @@ impl<M: LanguageModel> Speculator<M> {
         Ok(Self { config: config.speculative.clone(), costs: StepCosts::new(), model })
     }
 
-    /// The sources of a sequence with such a prompt and prediction.
-    pub fn sources(&self, prompt_len: usize, prediction: Vec<u32>) -> Drafts {
-        Drafts::new(self.config.method, self.model.is_some(), prompt_len, prediction)
+    /// The sources of a sequence with such a prompt and prediction, and with or without a grammar.
+    pub fn sources(&self, prompt_len: usize, prediction: Vec<u32>, grammar: bool) -> Drafts {
+        Drafts::new(self.config.method, self.model.is_some(), prompt_len, prediction, grammar)
     }
 
     /// Gives the sequences that decode their drafts for the next step.
@@ -95,8 +95,8 @@ impl<M: LanguageModel> Speculator<M> {
 
     /// Up to `most` drafts of a sequence: those of its own sources are there, those of the model are to be made.
     fn offer(&self, sequence: &mut Sequence, most: usize) -> Option<Offer> {
-        let Sequence { drafts, tokens, .. } = sequence;
-        drafts.look_up(tokens, most);
+        let Sequence { drafts, tokens, constraint, .. } = sequence;
+        drafts.look_up(tokens, most, constraint.as_mut());
         let (count, seconds) = match &self.model {
             Some(model) if drafts.are_guessed() => (most.min(model.room(tokens.len())), model.seconds),
             _ => (drafts.tokens().len(), 0.0),

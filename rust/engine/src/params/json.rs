@@ -122,6 +122,7 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
             .unwrap_or(default.prompt_logprobs_from),
         streams: flag("streams", &fields.streams)?.unwrap_or(default.streams),
         priority: priority(&fields.priority)?.unwrap_or(default.priority),
+        structured_outputs: None,
         cache_salt: salt(&fields.cache_salt)?,
         prediction: tokens("prediction", &fields.prediction, vocab_size, limits::MAX_PREDICTION)?,
     })
@@ -497,6 +498,7 @@ mod tests {
             prompt_logprobs_from: 5,
             streams: false,
             priority: -2,
+            structured_outputs: None,
             cache_salt: Some("a".into()),
             prediction: vec![7, 7, 1],
         };

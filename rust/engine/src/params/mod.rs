@@ -9,6 +9,7 @@ pub mod limits;
 use std::sync::Arc;
 
 use crate::sampling::SharedProcessor;
+use crate::structured::Grammar;
 
 use limits::{IntegerRange, RealRange};
 
@@ -158,6 +159,8 @@ pub struct SamplingParams {
     pub streams: bool,
     /// Who goes first: lower numbers do.
     pub priority: i32,
+    /// What the continuation must be; compiled for the model's vocabulary.
+    pub structured_outputs: Option<Arc<Grammar>>,
     /// Requests share pages of the prefix cache with those of the same salt alone.
     pub cache_salt: Option<Arc<str>>,
     /// Tokens that are expected to come: they are tried as drafts, and change nothing but the time that it takes.
@@ -208,6 +211,7 @@ impl Default for SamplingParams {
             prompt_logprobs_from: 1,
             streams: true,
             priority: 0,
+            structured_outputs: None,
             cache_salt: None,
             prediction: Vec::new(),
         }
@@ -286,6 +290,13 @@ impl SamplingParams {
         for &(id, bias) in &self.logit_bias {
             check_token("logit_bias", id, vocab_size)?;
             limits::LOGIT_BIAS.check(bias)?;
+        }
+        if let Some(grammar) = self.structured_outputs.as_ref().filter(|grammar| grammar.vocab_size() != vocab_size) {
+            return Err(ParamError::OutOfRange {
+                field: "structured_outputs",
+                value: format!("a grammar of {} tokens", grammar.vocab_size()),
+                limit: format!("of the model's {vocab_size} tokens"),
+            });
         }
         check_count("bad_words", self.bad_words.len(), limits::MAX_BAD_WORDS)?;
         for word in &self.bad_words {

@@ -11,6 +11,8 @@ use std::cmp::Ordering;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::logits::{self, BLOCK};
 
+use crate::structured::TokenMask;
+
 /// A token that can still be sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
@@ -162,6 +164,46 @@ impl<'a> Candidates<'a> {
             *maximum = highest(self.room.logits.chunks(BLOCK).nth(block).unwrap_or_default());
         }
         self.weighed = false;
+    }
+
+    /// Drops all tokens but those of a mask.
+    pub fn keep_allowed(&mut self, mask: &TokenMask) {
+        if self.is_pending() {
+            self.list();
+        }
+        let mut logits = std::mem::take(&mut self.room.other_logits);
+        let mut ids = std::mem::take(&mut self.room.other_ids);
+        logits.clear();
+        ids.clear();
+        let row = self.logits();
+        if self.row == Row::Listed {
+            let kept = self.room.ids.iter().zip(row).filter(|(id, _)| mask.allows(**id));
+            (ids, logits) = kept.map(|(&id, &logit)| (id, logit)).unzip();
+        } else if FEW * mask.count() <= row.len() {
+            let kept = mask.tokens().filter_map(|id| Some((id, *row.get(id as usize)?)));
+            for (id, logit) in kept.filter(|(_, logit)| *logit > f32::NEG_INFINITY) {
+                ids.push(id);
+                logits.push(logit);
+            }
+            self.row = Row::Listed;
+        } else {
+            logits.resize(row.len(), f32::NEG_INFINITY);
+            for ((kept, row), &word) in logits.chunks_mut(32).zip(row.chunks(32)).zip(mask.words()) {
+                match word {
+                    0 => {}
+                    u32::MAX => kept.copy_from_slice(row),
+                    _ => {
+                        for (bit, (kept, &logit)) in kept.iter_mut().zip(row).enumerate() {
+                            *kept = if word >> bit & 1 == 1 { logit } else { f32::NEG_INFINITY };
+                        }
+                    }
+                }
+            }
+            self.row = Row::Changed;
+        }
+        self.room.other_logits = std::mem::replace(&mut self.room.logits, logits);
+        self.room.other_ids = std::mem::replace(&mut self.room.ids, ids);
+        self.begin_anew();
     }
 
     /// Divides the distances from the highest logit, which becomes 0.

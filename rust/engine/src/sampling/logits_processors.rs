@@ -45,6 +45,11 @@ impl Stage for LogitsProcessors {
         candidates.check_sound().map_err(|token| SampleError::Processor {
             position,
             message: format!("the logits processors gave token {token} a logit that is NaN or infinite"),
-        })
+        })?;
+        // They can bring back what stages have dropped, but the grammar has to follow what is sampled.
+        if let Some(mask) = context.mask {
+            candidates.keep_allowed(mask);
+        }
+        Ok(())
     }
 }

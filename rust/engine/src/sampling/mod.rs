@@ -5,6 +5,7 @@
 //!
 //! | stage | what it does |
 //! |---|---|
+//! | `structured_outputs` | drops what the request's grammar does not allow |
 //! | `allowed_token_ids` | drops all but named tokens |
 //! | `bad_words` | drops tokens that complete a forbidden sequence |
 //! | `no_repeat_ngram_size` | drops tokens that complete an n-gram for the second time |
@@ -76,6 +77,7 @@ mod nucleus;
 mod penalties;
 mod repeats;
 pub mod rng;
+mod structured_outputs;
 mod temperature;
 #[cfg(test)]
 mod tests;
@@ -95,10 +97,12 @@ pub use trace::{SampleTrace, StageEffect, TraceCandidate};
 use ferrule_kernels::arch::Isa;
 
 use crate::SamplingParams;
+use crate::structured::TokenMask;
 use candidates::{Candidates, Room};
 
 /// Every stage, in the order in which they act.
 const STAGES: &[&dyn Stage] = &[
+    &structured_outputs::StructuredOutputs,
     &allowed_token_ids::AllowedTokenIds,
     &bad_words::BadWords,
     &no_repeat_ngram::NoRepeatNgram,
@@ -132,6 +136,8 @@ struct Context<'a> {
     history: &'a History,
     /// Of the token that is to be sampled.
     position: usize,
+    /// The tokens that the request's grammar allows, where it has one.
+    mask: Option<&'a TokenMask>,
 }
 
 /// One step on the way from logits to a choice.
@@ -226,8 +232,8 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// Samples the token at `position` from `logits [vocab]`. The history moves on when the token is pushed to it; what
-    /// it knows of logits, it learns here.
+    /// Samples the token at `position` from `logits [vocab]`, one of `mask` where there is one. The history moves on when
+    /// the token is pushed to it; what it knows of logits, it learns here.
     ///
     /// # Errors
     /// [`SampleError`] if the row gives no token.
@@ -236,12 +242,13 @@ impl Sampler {
         logits: &[f32],
         params: &SamplingParams,
         history: &mut History,
+        mask: Option<&TokenMask>,
         position: usize,
     ) -> Result<Sample, SampleError> {
         let isa = self.isa;
         let mut candidates = self.candidates(logits, position)?;
         let mut trace = params.trace.map(|count| trace::Recorder::new(isa, logits, count));
-        filter(&mut candidates, Context { params, history, position }, trace.as_mut())?;
+        filter(&mut candidates, Context { params, history, mask, position }, trace.as_mut())?;
         let uniform = uniform(params, position);
         let weighed = candidates.weigh();
         let token = draw::draw(weighed, uniform.unwrap_or(0.0));
@@ -332,7 +339,7 @@ pub fn distribution(
     let history = History::new(params, prompt, output);
     let mut sampler = Sampler::default();
     let mut candidates = sampler.candidates(logits, position)?;
-    filter(&mut candidates, Context { params, history: &history, position }, None)?;
+    filter(&mut candidates, Context { params, history: &history, mask: None, position }, None)?;
     let draw = uniform(params, position);
     let weighed = candidates.weigh();
     let total = weighed.total();

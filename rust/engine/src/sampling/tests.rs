@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn sample(logits: &[f32], params: &SamplingParams) -> Sample {
-    Sampler::default().sample(logits, params, &mut History::new(params, &[0], &[]), 1).unwrap()
+    Sampler::default().sample(logits, params, &mut History::new(params, &[0], &[]), None, 1).unwrap()
 }
 
 /// Ids by likelihood with their log-probabilities.
@@ -114,7 +114,7 @@ fn mirostat_moves_by_what_the_surprise_was_off() {
         let mut history = History::new(&params, &[0], &[]);
         let mut mu = 1.4;
         for position in 1..30 {
-            let token = Sampler::default().sample(&logits, &params, &mut history, position).unwrap().token;
+            let token = Sampler::default().sample(&logits, &params, &mut history, None, position).unwrap().token;
             history.push(token);
             let surprise = -(f64::from(logits[token as usize]).exp() / total).log2();
             mu -= 0.3 * (surprise - 0.7);

@@ -16,6 +16,7 @@ enum Step {
     KeepMostLikely(usize),
     KeepThrough(usize),
     KeepBest,
+    KeepAllowed(Vec<u32>),
     Retain(u32),
     KeepOnly(Vec<u32>),
     Rewrite(f32),
@@ -33,6 +34,9 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![1..60_usize, 1..4000_usize].prop_map(Step::KeepMostLikely),
         2 => (1..4000_usize).prop_map(Step::KeepThrough),
         1 => Just(Step::KeepBest),
+        2 => vec(prop_oneof![any::<u32>(), Just(0), Just(u32::MAX)], 125).prop_map(Step::KeepAllowed),
+        // Few enough to be listed.
+        1 => vec(prop_oneof![30 => Just(0), 1 => any::<u32>()], 125).prop_map(Step::KeepAllowed),
         1 => (2..5_u32).prop_map(Step::Retain),
         1 => vec(0..4000_u32, 0..200).prop_map(Step::KeepOnly),
         1 => (-8.0_f32..8.0).prop_map(Step::Rewrite),
@@ -86,6 +90,11 @@ fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
             candidates.keep_best();
             let best = nth_most_likely(plain, 1);
             plain.retain(|entry| entry.0 == best.id);
+        }
+        Step::KeepAllowed(ref words) => {
+            let mask = TokenMask::new(words.clone(), 4000);
+            candidates.keep_allowed(&mask);
+            plain.retain(|entry| mask.allows(entry.0));
         }
         Step::Retain(nth) => {
             candidates.retain(|candidate| candidate.id % nth > 0);

@@ -1,0 +1,324 @@
+//! Grammars over a vocabulary of single bytes and a few longer tokens, and what no request may do to them.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::FinishReason;
+
+/// The stop id of these tests.
+const STOP: u32 = 256;
+
+/// Tokens of more than a byte.
+const LONGER: [&str; 9] = ["{\"", "\":", "true", "  ", "aa", "ab", "\",\"", "12", "é"];
+/// The first of them.
+const FIRST_LONGER: usize = 259;
+
+/// The bytes of a token of text.
+fn bytes_of(token: u32) -> Vec<u8> {
+    u8::try_from(token).map_or_else(|_| LONGER[token as usize - FIRST_LONGER].into(), |byte| vec![byte])
+}
+
+/// All bytes, a mark that stops, one more mark, an id that stands for nothing, and longer tokens.
+fn vocabulary() -> Vocabulary {
+    let bytes = (0..=255).map(|byte| Token::Text(vec![byte]));
+    let marks = [Token::Special(b"<|end|>".into()), Token::Special(b"<|tool|>".into()), Token::Text(Vec::new())];
+    let longer = LONGER.map(|text| Token::Text(text.into()));
+    Vocabulary::new(&bytes.chain(marks).chain(longer).collect::<Vec<_>>()).unwrap()
+}
+
+fn json(schema: &str) -> StructuredOutputs {
+    StructuredOutputs::Json { schema: schema.into(), whitespace: Whitespace::Some }
+}
+
+fn regex(pattern: &str) -> StructuredOutputs {
+    StructuredOutputs::Regex { pattern: pattern.into() }
+}
+
+fn grammar(grammar: &str) -> StructuredOutputs {
+    StructuredOutputs::Grammar { grammar: grammar.into() }
+}
+
+fn start(asked: &StructuredOutputs) -> Constraint {
+    Constraint::new(&vocabulary().compile(asked).unwrap(), &[STOP])
+}
+
+fn allowed(constraint: &mut Constraint) -> Vec<u32> {
+    match constraint.next().unwrap() {
+        Next::Tokens(mask) => mask.tokens().collect(),
+        Next::End => Vec::new(),
+    }
+}
+
+/// Whether a text is all of an output: byte by byte, and then a stop id or nothing.
+fn derives(asked: &StructuredOutputs, text: &str) -> bool {
+    let mut constraint = start(asked);
+    let last = text.len() - 1;
+    for (place, &byte) in text.as_bytes().iter().enumerate() {
+        if !allowed(&mut constraint).contains(&u32::from(byte)) {
+            return false;
+        }
+        match constraint.end_with(byte.into()) {
+            Some(FinishReason::Complete) => return place == last,
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+    }
+    let next = allowed(&mut constraint);
+    next.is_empty() || next.contains(&STOP)
+}
+
+#[test]
+fn each_kind_derives_what_it_should() {
+    let schema =
+        r#"{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}"#;
+    let choices = |choices: &[&str]| StructuredOutputs::Choice { choices: choices.iter().map(|&c| c.into()).collect() };
+    let tag = r#"{"type":"structural_tag","structures":[{"begin":"<f=x>","schema":{"type":"integer"},"end":"</f>"}],
+        "triggers":["<f="]}"#;
+    let tag = StructuredOutputs::StructuralTag { tag: tag.into() };
+    for (asked, texts, others) in [
+        (
+            json(schema),
+            vec![r#"{"a":1}"#, "{ \"a\" :\n-20 }"],
+            vec![r#"{}"#, r#"{"a":1.5}"#, r#"{"b":1}"#, r#"{"a":1"#],
+        ),
+        (json("true"), vec!["null", "[1, {\"x\": []}]", "-1.5e3"], vec!["nul", "[1", "01"]),
+        (regex("^[a-c]+(x|é)$"), vec!["abx", "cé"], vec!["x", "ab", "abxx"]),
+        (regex(r"a/b\d{2}"), vec!["a/b12"], vec!["a/b1", "a/b123"]),
+        (choices(&["a", "ab", "\"q\"", "\n"]), vec!["a", "ab", "\"q\"", "\n"], vec!["b", "abb", "\"q"]),
+        (grammar("start: \"(\" start \")\" | \"x\""), vec!["x", "((x))"], vec!["(x", "x)"]),
+        (tag, vec!["hi", "a <f=x>12</f> b", "<f=x>1</f><f=x>2</f>"], vec!["<f=y>", "<f=x>a", "a <f=x>1</f"]),
+    ] {
+        for text in texts {
+            assert!(derives(&asked, text), "{asked:?} {text:?}");
+        }
+        for text in others {
+            assert!(!derives(&asked, text), "{asked:?} {text:?}");
+        }
+    }
+}
+
+#[test]
+fn white_space_is_bounded_or_as_asked() {
+    let with = |whitespace| StructuredOutputs::Json { schema: r#"{"type":"array"}"#.into(), whitespace };
+    let spaces = |count: usize| format!("[{}1]", " ".repeat(count));
+    assert!(derives(&with(Whitespace::Some), &spaces(32)) && !derives(&with(Whitespace::Some), &spaces(33)));
+    assert!(derives(&with(Whitespace::None), "[1,2]") && !derives(&with(Whitespace::None), "[1, 2]"));
+    let two = with(Whitespace::Pattern(" {2}".into()));
+    assert!(derives(&two, "[  1,2]") && !derives(&two, "[ 1]"));
+}
+
+#[test]
+fn a_stop_id_comes_where_the_output_may_end_and_nowhere_else() {
+    let mut constraint = start(&regex("a+|b"));
+    assert!(!allowed(&mut constraint).contains(&STOP));
+    assert_eq!(constraint.end_with(b'a'.into()), None);
+    let next = allowed(&mut constraint);
+    assert!(next.contains(&STOP) && next.contains(&u32::from(b'a')) && !next.contains(&u32::from(b'b')));
+    // A stop id with bytes is no text, where the grammar has it.
+    let compiled = vocabulary().compile(&regex("a(b|c)?")).unwrap();
+    let mut constraint = Constraint::new(&compiled, &[b'b'.into(), STOP]);
+    assert!(!allowed(&mut constraint).contains(&u32::from(b'b')));
+    assert_eq!(constraint.end_with(b'a'.into()), None);
+    assert_eq!(allowed(&mut constraint), [b'b'.into(), b'c'.into(), STOP]);
+}
+
+#[test]
+fn it_ends_where_nothing_can_follow() {
+    let mut constraint = start(&regex("a+|b"));
+    assert_eq!(constraint.end_with(b'b'.into()), Some(FinishReason::Complete));
+    // Where only a token could follow that means something else to the request, too.
+    let compiled = vocabulary().compile(&regex("x<?")).unwrap();
+    let mut constraint = Constraint::new(&compiled, &[b'<'.into()]);
+    assert_eq!(constraint.end_with(b'x'.into()), None);
+    assert_eq!(constraint.next(), Ok(&Next::End));
+}
+
+#[test]
+fn marks_are_no_text_but_can_be_asked_for() {
+    let mark = 257;
+    let mut constraint = start(&regex("(?s:.*)"));
+    let next = allowed(&mut constraint);
+    assert!(!next.contains(&mark) && !next.contains(&258), "a mark, or what stands for nothing");
+    let mut constraint = start(&grammar("start: <|tool|> \"a\""));
+    assert_eq!(allowed(&mut constraint), [mark]);
+}
+
+#[test]
+fn sequences_of_one_grammar_do_not_share_what_they_learn() {
+    let vocabulary = vocabulary();
+    let compiled = vocabulary.compile(&json("true")).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&compiled, &vocabulary.compile(&json("true")).unwrap()), "compiled twice");
+    let mut one = Constraint::new(&compiled, &[STOP]);
+    let mut other = Constraint::new(&compiled, &[STOP]);
+    let before = allowed(&mut other);
+    for byte in b"[\"x\",{\"y\":1." {
+        one.next().unwrap();
+        assert_eq!(one.end_with((*byte).into()), None);
+    }
+    other.prepare();
+    assert_eq!(allowed(&mut other), before);
+}
+
+#[test]
+fn what_is_forced_is_known_and_changes_no_mask() {
+    let schema = r#"{"type":"object","properties":{"name":{"enum":["true","x"]}},"required":["name"],
+        "additionalProperties":false}"#;
+    let asked = StructuredOutputs::Json { schema: schema.into(), whitespace: Whitespace::None };
+    let (mut one, mut other) = (start(&asked), start(&asked));
+    let written = |tokens: &[u32]| tokens.iter().map(|&token| bytes_of(token)).collect::<Vec<_>>().concat();
+    assert_eq!(written(&one.forced(15)), b"{\"name\":\"");
+    assert!(one.forced(15).len() < 9, "the longest tokens that fit");
+    assert_eq!(one.forced(3).len(), 3);
+    assert_eq!(one.admitted(&[b'{'.into(), b'"'.into(), b'm'.into()]), 2);
+    for &byte in b"{\"name\":\"true\"}" {
+        one.forced(15);
+        one.admitted(&[byte.into(), byte.into()]);
+        assert_eq!(one.next(), other.next());
+        assert_eq!(one.end_with(byte.into()), other.end_with(byte.into()));
+    }
+    assert!(start(&regex("a|b")).forced(15).is_empty());
+}
+
+#[test]
+fn a_defect_ends_the_sequence_alone() {
+    let mut constraint = start(&regex("ab"));
+    let Some(FinishReason::Constraint(error)) = constraint.end_with(b'z'.into()) else { panic!("went on") };
+    assert!(error.to_string().contains("after 0 tokens"), "{error}");
+    assert!(constraint.next().is_err() && start(&regex("ab")).next().is_ok());
+}
+
+/// Row 54 of what goes wrong: within a second, and with the reason.
+#[test]
+fn what_cannot_be_followed_is_refused() {
+    let vocabulary = vocabulary();
+    let nested = |open: &str, close: &str, count: usize| format!("{}true{}", open.repeat(count), close.repeat(count));
+    let wide = (0..1001).map(|index| format!("\"p{index}\":{{}}")).collect::<Vec<_>>().join(",");
+    let chain = |count: usize| {
+        let links =
+            (0..count).map(|index| format!("\"d{index}\":{{\"items\":{{\"$ref\":\"#/$defs/d{}\"}}}}", index + 1));
+        format!("{{\"$ref\":\"#/$defs/d0\",\"$defs\":{{{}}}}}", links.collect::<Vec<_>>().join(","))
+    };
+    let rules = |count: usize| (0..count).map(|index| format!("r{index}: r{}\n", index + 1)).collect::<String>();
+    let doubled = (0..40).map(|index| format!("T{index}: T{0} T{0}\n", index + 1)).collect::<String>();
+    let product = format!(
+        r#"{{"allOf":[{}]}}"#,
+        (0..20)
+            .map(|index| {
+                let option = |name| format!(r#"{{"properties":{{"{name}{index}":{{"type":"integer"}}}}}}"#);
+                format!(r#"{{"anyOf":[{},{},{}]}}"#, option("a"), option("b"), option("c"))
+            })
+            .collect::<Vec<_>>()
+            .join(",")
+    );
+    for (asked, reason) in [
+        (json("{"), "EOF"),
+        (json("3"), "a schema is an object"),
+        (json("false"), "false"),
+        (json(r#"{"type":"nonsense"}"#), "nonsense"),
+        (json(r#"{"type":"integer","minimum":5,"maximum":3}"#), "minimum (5)"),
+        (json(r#"{"type":"array","uniqueItems":true}"#), "uniqueItems"),
+        (json(r#"{"type":"string","format":"nonsense"}"#), "nonsense"),
+        (json(r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#), "oneOf"),
+        (json(r#"{"x-guidance":{"lenient":true}}"#), "x-guidance"),
+        (json(r##"{"$ref":"#/$defs/x"}"##), "$defs"),
+        (json(r#"{"$ref":"https://example.com/schema"}"#), "https://example.com"),
+        (json(r##"{"$ref":"#"}"##), "no output"),
+        (json(r##"{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}"##), ""),
+        (json(&nested("{\"not\":", "}", 100_000)), "100"),
+        (json(&nested("{\"items\":", "}", 101)), "100"),
+        (json(&format!("{{\"properties\":{{{wide}}}}}")), "1001"),
+        (json(&chain(5000)), "levels"),
+        (json(&product), "too large"),
+        (json(r#"{"type":"integer","multipleOf":1000003}"#), "1000003"),
+        (json(r#"{"type":"number","multipleOf":0}"#), "multiple"),
+        (json(&format!("{{\"description\":\"{}\"}}", "x".repeat(1 << 20))), "1048576"),
+        (regex("("), "regex"),
+        (regex(r"a\"), "backslash"),
+        (regex(""), "empty"),
+        (regex("(?=a)b"), "regex"),
+        (regex("[a&&b]"), "no output"),
+        (regex(&("(".repeat(30_000) + &")".repeat(30_000))), "regex"),
+        (regex(&"a".repeat(65_537)), "65537"),
+        (StructuredOutputs::Choice { choices: vec![] }, "1 to 10000"),
+        (StructuredOutputs::Choice { choices: vec!["a".into(); 10_001] }, "10001"),
+        (StructuredOutputs::Choice { choices: vec![String::new()] }, "empty"),
+        (grammar(""), "start"),
+        (grammar("start: x"), "unknown name"),
+        (grammar("start: start"), "no output"),
+        (grammar("start: A\nA: B\nB: A"), "circular"),
+        (grammar(&("start: ".to_owned() + &"(".repeat(30_000))), "nested"),
+        (grammar(&(doubled + "T40: \"b\"\nstart: T0\n")), "too "),
+        (grammar(&rules(20_000)), "65536"),
+        (StructuredOutputs::StructuralTag { tag: r#"{"structures":[],"triggers":[]}"#.into() }, "structures"),
+    ] {
+        let begin = Instant::now();
+        let compiled = vocabulary.compile(&asked);
+        let shown = asked.shown();
+        if reason.is_empty() {
+            // Endless, but the length ends it.
+            assert!(compiled.is_ok(), "{shown}: {compiled:?}");
+        } else {
+            let error = compiled.expect_err(&shown).to_string();
+            assert!(error.contains(reason) && error.contains(asked.field()), "{shown}: {error}");
+            assert!(error.len() < 700, "{} bytes of message", error.len());
+        }
+        assert!(begin.elapsed() < Duration::from_secs(5), "{shown}: {:?}", begin.elapsed());
+    }
+}
+
+/// What is allowed but large: compiled in time, and each mask within the limits of its work.
+#[test]
+fn what_is_large_is_followed_or_ends() {
+    let vocabulary = vocabulary();
+    let options = (0..20_000).map(|index| format!("\"v{}\"", index * 7919)).collect::<Vec<_>>().join(",");
+    for asked in [
+        json(r#"{"type":"string","minLength":1000000000}"#),
+        json(r#"{"type":"array","items":{"type":"integer"},"minItems":1000000000}"#),
+        json(r#"{"type":"string","pattern":"^(a+)+$","minLength":1000,"maxLength":100000}"#),
+        json(&format!("{{\"enum\":[{options}]}}")),
+        regex("a{1000000000}"),
+        regex("((a{100}){100}){100}"),
+        regex(".*a.{3000}b"),
+        regex(&r"\p{L}{0,200}\w{0,300}\pN".repeat(10)),
+        StructuredOutputs::Choice { choices: (0..10_000).map(|index| format!("c{index}")).collect() },
+        grammar(
+            &((0..3900).map(|index| format!("r{index}: r{} \"a\"\n", index + 1)).collect::<String>()
+                + "r3900: \"b\"\nstart: r0\n"),
+        ),
+    ] {
+        let compiled = vocabulary.compile(&asked).unwrap_or_else(|error| panic!("{error}"));
+        let mut constraint = Constraint::new(&compiled, &[STOP]);
+        for step in 0..40 {
+            let begin = Instant::now();
+            let next = match constraint.next() {
+                Ok(Next::Tokens(mask)) => mask.tokens().nth(step % mask.count()),
+                Ok(Next::End) | Err(_) => None,
+            };
+            assert!(begin.elapsed() < Duration::from_secs(5), "{}: {:?}", asked.shown(), begin.elapsed());
+            let Some(token) = next.filter(|token| *token != STOP) else { break };
+            if constraint.end_with(token).is_some() {
+                break;
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Nothing that is written in a grammar's place does more than be refused.
+    #[test]
+    fn noise_is_refused_or_followed(text in "[ -~\n]{0,60}", kind in 0..5) {
+        let asked = match kind {
+            0 => json(&text),
+            1 => regex(&text),
+            2 => grammar(&text),
+            3 => grammar(&format!("start: {text}")),
+            _ => StructuredOutputs::StructuralTag { tag: text },
+        };
+        if let Ok(compiled) = vocabulary().compile(&asked) {
+            let mut constraint = Constraint::new(&compiled, &[STOP]);
+            prop_assert!(!allowed(&mut constraint).is_empty());
+        }
+    }
+}

@@ -1,0 +1,296 @@
+"""Outputs that keep to a schema, an expression, a grammar or choices, on the real engine and the embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ferrule import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from ferrule.cli import main
+from ferrule.errors import InvalidParameterError, TokenizerError
+from ferrule.prompt import TokensPrompt
+from random_schemas import FORMATS, Schemas
+
+pytestmark = pytest.mark.native
+
+SCHEMAS = 500
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+NESTED = 'start: "(" start ")" | "x"'
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(seed=0) as llm:
+        yield llm
+
+
+def asking(seed: int = 1, max_tokens: int = 300, **structure: Any) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=max_tokens, structured_outputs=StructuredOutputsParams(**structure))
+
+
+def one(llm: LLM, params: SamplingParams, prompt: str = "The answer is") -> RequestOutput:
+    return llm.generate(prompt, params)[0]
+
+
+def test_every_completed_output_of_random_schemas_validates(llm: LLM) -> None:
+    schemas = [Schemas(seed).make() for seed in range(SCHEMAS)]
+    params = [
+        SamplingParams(
+            seed=seed,
+            temperature=(0.0, 0.7, 1.0, 1.5)[seed % 4],
+            max_tokens=400,
+            structured_outputs=StructuredOutputsParams(json=schema, disable_any_whitespace=seed % 3 != 0),
+        )
+        for seed, schema in enumerate(schemas)
+    ]
+    outputs = llm.generate([f"As JSON ({number}):" for number in range(SCHEMAS)], params)
+    completed = 0
+    for schema, output in zip(schemas, outputs, strict=True):
+        result = output.outputs[0]
+        if result.finish_reason == "length":
+            continue
+        assert result.finish_reason == "stop"
+        completed += 1
+        checker = jsonschema.FormatChecker(FORMATS)
+        jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(result.text))
+    assert completed > SCHEMAS * 0.8, f"only {completed} of {SCHEMAS} came to an end"
+
+
+def test_each_kind(llm: LLM) -> None:
+    for seed in range(4):
+        person = one(llm, asking(seed, json=PERSON)).outputs[0]
+        jsonschema.validate(json.loads(person.text), PERSON)
+        assert re.fullmatch(r"\d{3}-\d{4}", one(llm, asking(seed, regex=r"^\d{3}-\d{4}$")).outputs[0].text)
+        assert one(llm, asking(seed, choice=["Paris", "Par", "Rome, Italy"])).outputs[0].text in {
+            "Paris",
+            "Par",
+            "Rome, Italy",
+        }
+        assert re.fullmatch(r"\(*x\)*", one(llm, asking(seed, grammar=NESTED)).outputs[0].text)
+        anything = one(llm, asking(seed, json_object=True, disable_any_whitespace=True)).outputs[0]
+        assert anything.finish_reason == "length" or isinstance(json.loads(anything.text), dict)
+    tag = {"structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}], "triggers": ["<n"]}
+    text = one(llm, asking(structural_tag=tag, max_tokens=40)).outputs[0].text
+    assert all(re.match(r"<n>-?\d+</n>", text[found.start() :]) for found in re.finditer("<n", text[:-16]))
+
+
+def test_the_output_ends_where_nothing_can_follow(llm: LLM) -> None:
+    output = one(llm, asking(choice=["yes", "no"], max_tokens=50)).outputs[0]
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+    assert llm.detokenize(output.token_ids) == output.text
+    # `min_tokens` asks for more than there is.
+    longer = SamplingParams(seed=1, min_tokens=40, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    assert one(llm, longer).outputs[0].text in {"yes", "no"}
+    # Where it may go on it is the model that ends it, or the length.
+    assert one(llm, asking(regex="a+", max_tokens=3)).outputs[0].finish_reason in {"stop", "length"}
+    ignoring = SamplingParams(
+        seed=1, max_tokens=9, ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a+")
+    )
+    output = one(llm, ignoring).outputs[0]
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) == 9
+    assert set(output.text) == {"a"}
+
+
+def test_the_length_ends_it_early(llm: LLM) -> None:
+    output = one(llm, asking(json=PERSON, max_tokens=4)).outputs[0]
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) == 4
+    assert '{"name"'.startswith(output.text[:1])
+
+
+def test_whatever_else_is_asked_of_the_sampler(llm: LLM) -> None:
+    structure = StructuredOutputsParams(json=PERSON)
+    digits = {token: -100.0 for token in range(7, 300) if llm.token_text(token).strip().isdigit()}
+    for seed, more in enumerate(
+        [
+            {"repetition_penalty": 1.8, "presence_penalty": 1.5, "frequency_penalty": 1.5},
+            {"top_k": 3, "top_p": 0.5, "min_p": 0.2},
+            {"temperature": 3.0, "logit_bias": digits},
+            {"temperature": 0.0, "logprobs": 5, "n": 1},
+        ]
+    ):
+        params = SamplingParams(**{"seed": seed, "max_tokens": 400, "structured_outputs": structure, **more})
+        output = one(llm, params).outputs[0]
+        assert output.finish_reason == "stop"
+        jsonschema.validate(json.loads(output.text), PERSON)
+
+
+def test_each_completion_has_its_own_way(llm: LLM) -> None:
+    several = SamplingParams(n=6, seed=3, max_tokens=300, structured_outputs=StructuredOutputsParams(json=PERSON))
+    outputs = one(llm, several).outputs
+    for output in outputs:
+        jsonschema.validate(json.loads(output.text), PERSON)
+        assert one(llm, asking(output.seed, json=PERSON)).outputs[0].token_ids == output.token_ids
+    assert len({output.text for output in outputs}) > 1
+
+
+def test_in_a_stream(llm: LLM) -> None:
+    params = asking(5, json=PERSON)
+    deltas = list(llm.stream("The answer is", params))
+    assert "".join(delta.text for delta in deltas) == one(llm, params).outputs[0].text
+
+
+def test_an_explanation_names_what_dropped_a_token(llm: LLM) -> None:
+    step = next(iter(llm.explain("The capital of France is", asking(choice=["{", "}"]), candidates=20)))
+    assert {candidate.dropped_by for candidate in step.candidates} >= {"structured_outputs"}
+    assert step.text in {"{", "}"}
+
+
+def test_a_stop_string_may_end_it_before(llm: LLM) -> None:
+    params = SamplingParams(seed=1, stop='"age', structured_outputs=StructuredOutputsParams(json=PERSON))
+    output = one(llm, params).outputs[0]
+    assert output.stop_reason == '"age'
+
+
+def test_what_is_forced_is_drafted(llm: LLM) -> None:
+    """A long name leaves no choice, and the tokens that it is written with are mostly those that were guessed."""
+    name = "the little cat and the little dog"
+    schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
+    params = asking(json=schema | {"additionalProperties": False}, disable_any_whitespace=True)
+    output = one(llm, params)
+    assert list(json.loads(output.outputs[0].text)) == [name]
+    assert output.metrics.accepted_tokens > 0
+
+
+def test_few_pages_change_nothing() -> None:
+    """Preempted and computed again, each goes on where it was."""
+    prompts: list[TokensPrompt] = [{"prompt_token_ids": [7 + n] * 40} for n in range(8)]
+    params = [asking(seed, json=PERSON, max_tokens=80) for seed in range(8)]
+    with LLM(enable_prefix_caching=False) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        page = 16 * llm.info()["kv_bytes_per_token"]
+    with LLM(enable_prefix_caching=False, kv_cache_memory=14 * page) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == wanted
+        assert llm.metrics().preemptions > 0
+
+
+def test_in_an_event_loop() -> None:
+    async def main() -> None:
+        async with AsyncLLM() as llm:
+
+            async def answer(seed: int) -> str:
+                states = [state async for state in llm.generate("The answer is", asking(seed, json=PERSON))]
+                return states[-1].outputs[0].text
+
+            for text in await asyncio.gather(*map(answer, range(6))):
+                jsonschema.validate(json.loads(text), PERSON)
+            with pytest.raises(InvalidParameterError, match=r"structured_outputs\.regex"):
+                async for _ in llm.generate("x", asking(regex="(")):
+                    pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        ({}, "none"),
+        ({"regex": "a", "choice": ["a"]}, "regex, choice"),
+        ({"regex": 3}, "regex is 3"),
+        ({"json": 3}, "json is 3"),
+        ({"json": {"a": {1, 2}}}, "no JSON"),
+        ({"json": {"a": float("nan")}}, "no JSON"),
+        ({"choice": "abc"}, "choice is 'abc'"),
+        ({"choice": ["a", ""]}, r"choice\[1\]"),
+        ({"json_object": False}, "json_object is False"),
+        ({"regex": "a", "disable_any_whitespace": True}, "white space"),
+        ({"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": " "}, "whitespace_pattern"),
+    ],
+)
+def test_params_of_the_wrong_kind(structure: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        StructuredOutputsParams(**structure)
+
+
+def test_a_structure_is_no_mapping() -> None:
+    wrong: Any = {"regex": "a"}
+    with pytest.raises(InvalidParameterError, match="StructuredOutputsParams"):
+        SamplingParams(structured_outputs=wrong)
+
+
+def test_logits_processors_bring_back_nothing_that_it_leaves_out(llm: LLM) -> None:
+    def favour_all(token_ids: Any, logits: Any) -> None:
+        logits[:] = 0
+
+    for seed in range(4):
+        params = replace(asking(seed, choice=["blue", "green"]), logits_processors=[favour_all])
+        assert one(llm, params).outputs[0].text in ("blue", "green")
+
+
+def test_the_schema_of_a_class(llm: LLM) -> None:
+    class Person:
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return PERSON
+
+    jsonschema.validate(json.loads(one(llm, asking(json=Person)).outputs[0].text), PERSON)
+
+
+def test_response_formats() -> None:
+    read = StructuredOutputsParams.from_response_format
+    assert read({"type": "text"}) is None
+    assert read({"type": "json_object"}) == StructuredOutputsParams(json_object=True)
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    assert read(schema) == StructuredOutputsParams(json=PERSON)
+    wrong: Any = None
+    for value in ({"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}, {}, wrong):
+        with pytest.raises(InvalidParameterError, match="response_format"):
+            read(value)
+
+
+def test_a_tokenizer_without_bytes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM() as other:
+        monkeypatch.setattr(other._tokenizer, "_pieces", None)
+        with pytest.raises(TokenizerError, match="depends on its neighbours"):
+            one(other, asking(regex="a"))
+        assert one(other, SamplingParams(max_tokens=2)).outputs[0].token_ids
+
+
+def test_the_examples_of_the_page() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "structured-output.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/structured-output.md", "exec"), names)
+    jsonschema.validate(json.loads(names["output"].text), names["person"])
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, lark = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(json.dumps(PERSON))
+    lark.write_text(NESTED)
+
+    def run(*options: str) -> str:
+        assert main(["run", "-q", "x", "--threads", "1", "-n", "200", *options]) == 0
+        return capsys.readouterr().out.rstrip("\n")
+
+    seeded = ("-n", "400", "--temperature", "1", "--seed", "1")
+    jsonschema.validate(json.loads(run("--json-schema", str(schema), *seeded)), PERSON)
+    assert re.fullmatch(r"\(*x\)*", run("--grammar", str(lark), *seeded))
+    assert re.fullmatch("[0-9]{4}", run("--regex", "[0-9]{4}"))
+    assert run("--choice", "blue,green") in {"blue", "green"}
+    for options, message in [
+        (("--choice", "a,b", "--regex", "a"), "--regex and --choice exclude each other"),
+        (("--regex", ""), "structured_outputs.regex"),
+        (("--json-schema", str(lark)), "structured_outputs.json"),
+        (("--json-schema", str(tmp_path / "none")), "none"),
+    ]:
+        assert main(["run", "x", *options]) == 2
+        assert message in capsys.readouterr().err
