@@ -129,7 +129,7 @@ fn grammar(seed: u64) -> Option<Arc<Grammar>> {
         .map(|asked| vocabulary.as_ref().expect("few enough pieces").compile(&asked).expect("a grammar"))
         .into()
     });
-    (seed % 3 == 0).then(|| Arc::clone(&GRAMMARS[seed as usize / 3 % GRAMMARS.len()]))
+    seed.is_multiple_of(3).then(|| Arc::clone(&GRAMMARS[seed as usize / 3 % GRAMMARS.len()]))
 }
 
 fn params() -> impl Strategy<Value = SamplingParams> {

@@ -9,11 +9,11 @@ use super::schema;
 /// nothing, but the compiler knows none.
 pub(super) fn unanchored(pattern: &str) -> Result<&str, String> {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
-    let before_end = pattern.strip_suffix('$').filter(|rest| backslashes(rest) % 2 == 0);
+    let before_end = pattern.strip_suffix('$').filter(|rest| backslashes(rest).is_multiple_of(2));
     let pattern = before_end.unwrap_or(pattern);
     match pattern {
         "" => Err("it matches nothing but the empty text".into()),
-        _ if backslashes(pattern) % 2 == 1 => Err("it ends with a single backslash".into()),
+        _ if !backslashes(pattern).is_multiple_of(2) => Err("it ends with a single backslash".into()),
         _ => Ok(pattern),
     }
 }
