@@ -1,4 +1,7 @@
-"""What users say of speculation, and how it reaches the engine; that it changes no token is test_speculation_invariance."""
+"""What users say of speculation, and how it reaches the engine.
+
+That it changes no token is the matter of test_speculation_invariance.py.
+"""
 
 from __future__ import annotations
 
@@ -71,15 +74,13 @@ def test_a_prediction_reaches_the_engine_as_tokens(llm: LLM, engine_of: EngineOf
         "content": [{"type": "text", "text": "Once upon"}, {"type": "text", "text": " a time"}],
     }
     seen: list[list[int]] = []
-    engine = engine_of(llm)
-    add = engine.add_request
 
-    def watch(*given: Any) -> int:
-        request = add(*given)
-        seen.append(engine.running[request].params["prediction"])
-        return request
+    class Watched(dict[int, Any]):
+        def __setitem__(self, request: int, sequence: Any) -> None:
+            seen.append(sequence.params["prediction"])
+            super().__setitem__(request, sequence)
 
-    engine.add_request = watch
+    engine_of(llm).running = Watched()
     for prediction in (None, text, content, llm.tokenize(text, add_special_tokens=False)):
         llm.generate("A tale.", SamplingParams(max_tokens=1, prediction=prediction))
     ids = llm.tokenize(text, add_special_tokens=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,14 @@ def test_an_explanation_tells_of_every_token() -> None:
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"vocabulary of 320 tokens, the model one of \d+"):
         LLM(speculative_config={"model": str(GOLDEN / "logits" / "llama")})
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "speculative-decoding.md").read_text()
+    examples: list[str] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 3
+    names: dict[str, Any] = {"__name__": "example"}
+    for example in examples:
+        exec(compile(example, "docs/speculative-decoding.md", "exec"), names)
+    drafted, accepted = map(int, capsys.readouterr().out.split())
+    assert drafted >= accepted >= 0

@@ -51,8 +51,9 @@ class SpeculativeConfig:
 
     @classmethod
     def read(cls, given: object) -> SpeculativeConfig | None:
-        """A mapping of these fields, of which those with a default, the method beside a `model`, and
-        `num_speculative_tokens` may be left out; None for no speculation.
+        """Reads a mapping of these fields; None for no speculation.
+
+        Fields with a default may be left out, so may `num_speculative_tokens`, and beside a `model` the method.
 
         Raises InvalidParameterError.
         """
@@ -121,9 +122,7 @@ def check_prediction(given: object) -> str | tuple[int, ...] | None:
         return None
     if isinstance(given, str):
         if len(given) > MAX_PREDICTION_LENGTH:
-            raise InvalidParameterError(
-                f"prediction has {len(given)} characters; the limit is {MAX_PREDICTION_LENGTH}"
-            )
+            raise InvalidParameterError(f"prediction has {len(given)} characters; the limit is {MAX_PREDICTION_LENGTH}")
         return given
     if isinstance(given, bytes) or not isinstance(given, Sequence):
         raise InvalidParameterError(f"prediction is {shown(given)}; it must be text or a list of token ids")

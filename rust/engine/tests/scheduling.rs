@@ -356,9 +356,8 @@ impl Play<'_> {
         for completion in 0..arrival.completions {
             let mut request = arrival.request(completion);
             // One that is too long is refused.
-            let alone = (request.prompt.len() < engine.max_model_len())
-                .then(|| alone(scenario, &request, engine.max_model_len()))
-                .unwrap_or_default();
+            let most = engine.max_model_len();
+            let alone = if request.prompt.len() < most { alone(scenario, &request, most) } else { Got::default() };
             request.params.prediction = arrival.prediction(&alone.tokens);
             let added = match ids[index].first() {
                 Some(&Some(first)) => engine.fork_request(request, first),

@@ -1,8 +1,8 @@
 //! How often the drafts of a source were accepted lately.
 
-/// What a token tried is still worth when the next one is: some thirty count.
-const MEMORY: f64 = 0.97;
-/// Tokens that the expectation counts as.
+/// What a token tried is still worth when the next one is: some twenty-five count.
+const MEMORY: f64 = 0.96;
+/// Tokens that the expectation counts as, at first.
 const EXPECTED_WEIGHT: f64 = 2.0;
 /// Steps without drafts after which one is tried, and the most that this grows to while none is accepted.
 const PATIENCE: u32 = 16;
@@ -22,19 +22,20 @@ pub(super) struct Acceptance {
 impl Acceptance {
     /// Before anything was tried.
     pub fn new(expected: f64) -> Self {
-        Self { expected, accepted: 0.0, tried: 0.0, rested: 0, patience: PATIENCE }
+        let tried = EXPECTED_WEIGHT;
+        Self { expected, accepted: tried * expected, tried, rested: 0, patience: PATIENCE }
     }
 
     /// The probability that a draft is accepted if all before it are.
     pub fn rate(&self) -> f64 {
-        (self.accepted + EXPECTED_WEIGHT * self.expected) / (self.tried + EXPECTED_WEIGHT)
+        self.accepted / self.tried
     }
 
     /// Takes note of a step in which the first `accepted` of its drafts were accepted.
     pub fn note(&mut self, drafted: usize, accepted: usize) {
         if accepted > 0 && self.rested > 0 {
             // A probe: things have changed, and what was before says little.
-            *self = Self { tried: 0.0, accepted: 0.0, ..Self::new(self.expected) };
+            *self = Self::new(self.expected);
         }
         self.rested = 0;
         // Those behind the first that was not accepted were not tried.
@@ -64,7 +65,7 @@ mod tests {
         let mut acceptance = Acceptance::new(0.7);
         assert!((acceptance.rate() - 0.7).abs() < 1e-9);
         (0..200).for_each(|_| acceptance.note(8, 0));
-        assert!(acceptance.rate() < 0.05, "{}", acceptance.rate());
+        assert!(acceptance.rate() < 0.01, "{}", acceptance.rate());
         // Of four tokens three were accepted, of eight all.
         (0..200).for_each(|_| acceptance.note(8, 3));
         assert!((acceptance.rate() - 0.75).abs() < 0.05, "{}", acceptance.rate());

@@ -6,6 +6,9 @@
 
 use super::cost::StepCosts;
 
+/// How much faster a step must be for its drafts: what is measured and what is expected is no more exact than that.
+const MARGIN: f64 = 1.02;
+
 /// Drafts that there are for a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Offer {
@@ -25,7 +28,7 @@ pub(super) fn lengths(costs: &StepCosts, rows: usize, offers: &[Offer]) -> Vec<u
     let mut drafts: Vec<_> = offers.iter().enumerate().flat_map(of).collect();
     drafts.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
     let (mut tokens, mut making) = (rows as f64, 0.0);
-    let mut best = (tokens / costs.of(rows), 0);
+    let mut best = (MARGIN * tokens / costs.of(rows), 0);
     let mut deepest = 0;
     for (taken, &(probability, depth, index)) in (1..).zip(&drafts) {
         tokens += probability;
