@@ -127,8 +127,8 @@ def test_whatever_else_is_asked_of_the_sampler(llm: LLM) -> None:
             {"temperature": 0.0, "logprobs": 5, "n": 1},
         ]
     ):
-        params = SamplingParams(**{"seed": seed, "max_tokens": 400, "structured_outputs": structure, **more})
-        output = one(llm, params).outputs[0]
+        given: dict[str, Any] = {"seed": seed, "max_tokens": 400, "structured_outputs": structure, **more}
+        output = one(llm, SamplingParams(**given)).outputs[0]
         assert output.finish_reason == "stop"
         jsonschema.validate(json.loads(output.text), PERSON)
 

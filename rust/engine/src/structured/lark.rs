@@ -13,7 +13,7 @@ pub(super) fn unanchored(pattern: &str) -> Result<&str, String> {
     let pattern = before_end.unwrap_or(pattern);
     match pattern {
         "" => Err("it matches nothing but the empty text".into()),
-        _ if backslashes(pattern) % 2 == 1 => Err("it ends with a single backslash".into()),
+        _ if !backslashes(pattern).is_multiple_of(2) => Err("it ends with a single backslash".into()),
         _ => Ok(pattern),
     }
 }

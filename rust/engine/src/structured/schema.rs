@@ -144,7 +144,7 @@ fn least_common_multiple(a: u128, b: u128) -> u128 {
     while rest != 0 {
         (divisor, rest) = (rest, divisor % rest);
     }
-    a.checked_div(divisor).map_or(0, |part| part.saturating_mul(b))
+    a.checked_div(divisor).map_or(0, |factor| factor.saturating_mul(b))
 }
 
 #[cfg(test)]
