@@ -126,14 +126,24 @@ impl PackedFile {
     /// [`Fault::NoTensor`], and [`Fault::PackedLength`] where that is not what it takes.
     pub fn range(&self, tensor: &str, bytes: usize) -> Result<Range<usize>, CheckpointError> {
         let Some(entry) = self.tensors.get(tensor) else {
-            let nearest = nearest(tensor, self.tensors.keys().map(String::as_str)).map(str::to_owned);
-            return Err(Fault::NoTensor { tensor: tensor.to_owned(), nearest }.of(&self.path));
+            return Err(self.missing(tensor));
         };
         let found = entry.bytes.len();
         if bytes.checked_next_multiple_of(LINE) != Some(found) {
             return Err(Fault::PackedLength { tensor: tensor.to_owned(), bytes: found, expected: bytes }.of(&self.path));
         }
         Ok(entry.bytes.start..entry.bytes.start + bytes)
+    }
+
+    /// The error of a tensor that is not there.
+    pub fn missing(&self, tensor: &str) -> CheckpointError {
+        let nearest = nearest(tensor, self.tensors.keys().map(String::as_str)).map(str::to_owned);
+        Fault::NoTensor { tensor: tensor.to_owned(), nearest }.of(&self.path)
+    }
+
+    /// Whether it is mapped.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.bytes, Bytes::Mapped(_))
     }
 
     /// The mapped file, for whoever keeps parts of it; `None` where it is not mapped.
