@@ -14,6 +14,9 @@ COMMANDS = {
     "explain": "Show how each token comes about.",
     "info": "Show what a model is and what it needs.",
     "bench": "Measure prefill and decode.",
+    "quantize": "Pack a model into a directory that loads at once.",
+    "list": "Show the packed files in the cache.",
+    "rm": "Remove packed files from the cache.",
 }
 """Each is the function `command` of the module of its name."""
 

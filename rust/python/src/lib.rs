@@ -13,7 +13,6 @@ mod packing;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{ARITHMETIC_VERSION, LAYOUT_VERSION, machine};
-use ferrule_model::Quantization;
 use pyo3::prelude::*;
 
 #[pyfunction]
@@ -47,7 +46,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("version", env!("CARGO_PKG_VERSION"))?;
     module.add("layout_version", LAYOUT_VERSION)?;
     module.add("arithmetic_version", ARITHMETIC_VERSION)?;
-    module.add("auto_quantization", Quantization::AUTO)?;
     module.add_class::<ceilings::Ceilings>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<lora::LoraAdapter>()?;
