@@ -159,6 +159,10 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:
     """Whether there can be an engine, and for how long a sequence."""
     memory, wanted = figures["memory"], figures["max_model_len"]
+    if not _has_room(memory) and measured.options.allow_paging:
+        needed, available = size_text(_least(memory)), size_text(memory["available"])
+        verdict = f"Weights and buffers take {needed}, and {available} are available here:"
+        return {"fits": True, "verdict": f"{verdict} weights are read from a packed file again and again, slowly."}
     if not _has_room(memory):
         needed, available = size_text(_least(memory)), size_text(memory["available"])
         verdict = f"It does not fit: weights and buffers take {needed}, and {available} are available here."
@@ -184,7 +188,7 @@ def _least(memory: dict[str, Any]) -> int:
 def _narrower(measured: _Measured, quantization: str) -> str:
     """The widest format of those that would fit."""
     if measured.is_packed:
-        return "They are packed, and mapped: with allow_paging they are read again and again, slowly."
+        return "With allow_paging they would be read from their file again and again, slowly."
     for other in QUANTIZATIONS[QUANTIZATIONS.index(quantization) + 1 :]:
         memory = measured.figures(other)["memory"]
         if _has_room(memory):

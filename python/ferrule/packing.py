@@ -52,6 +52,8 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     # By its own quantization, which a later version may not choose where none is asked for.
     options = replace(options, quantization=quantization)
     if not _is_whole(spec, path, options):
+        if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
+            return files.weights  # the engine refuses it at once, and says why
         try:
             cache.prepare(figures["weight_bytes"] + figures["vector_bytes"])
             _native.pack(spec, directory, options.to_json(), os.fspath(path), {"model": model}, progress)
