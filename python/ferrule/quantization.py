@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,8 +63,8 @@ def quantize(
     name = EMBEDDED if model is None else os.fspath(model)
     with _writing(target) as folder:
         _copy_small_files(files.directory, folder)
-        config = read_json_object(files.directory / _CONFIG)
-        config["quantization_config"] = {"quant_method": PACKED_METHOD, "format": format}
+        packed = {"quantization_config": {"quant_method": PACKED_METHOD, "format": format}}
+        config = {**read_json_object(files.directory / _CONFIG), **packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _pack(files, folder / WEIGHTS, name, options, progress)
         _replace(target, folder)
@@ -112,7 +112,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[Path]:
+def _writing(target: Path) -> Generator[Path]:
     """A directory beside `target`, to be filled; it is gone afterwards, whatever happened."""
     prefix = f".{target.name}."
     folder = target.with_name(f"{prefix}{os.getpid()}-{time.time_ns()}.tmp")

@@ -20,7 +20,6 @@ import pytest
 
 from faults.isolated import assert_refused, folder_bytes, run
 from ferrule import quantize
-from ferrule.archs.config import read_json_object
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits" / "llama"
 WEIGHTS = "model.safetensors"
@@ -172,7 +171,7 @@ MOST_ATTEMPTS = 100
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random") / "model"
     folder.mkdir()
-    config = read_json_object(GOLDEN / "config.json")
+    config: dict[str, Any] = json.loads((GOLDEN / "config.json").read_text())
     config |= {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "intermediate_size": INNER}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))

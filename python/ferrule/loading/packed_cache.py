@@ -174,9 +174,9 @@ def _entry(path: Path) -> PackedEntry | None:
     except OSError:
         return None
     try:
-        said = json.loads(_native.packed_metadata(os.fspath(path))[0])
+        said: dict[str, object] = json.loads(_native.packed_metadata(os.fspath(path))[0])
     except FerruleError:  # of another version, or damaged: it takes room all the same
-        said = {}
+        said: dict[str, object] = {}
     model, quantization = (str(said.get(key, "?")) for key in ("model", "quantization"))
     return PackedEntry(path.name.removesuffix(SUFFIX), path, model, quantization, stat.st_size, stat.st_mtime)
 
