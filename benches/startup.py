@@ -1,13 +1,15 @@
 #!/usr/bin/env python
 """How long a start takes from packed weights, and what memory packing them takes.
 
-Packs a checkpoint's directory, unless the output is there already, and then starts processes of their own, one after
-the other: from `import ferrule` to a loaded model and to the first token of a prompt, the prompt once more on the warm
-engine, and its decode. The page cache is warm from the second start on; `--cold` drops the file from it before each.
+Packs MODEL into OUTPUT, unless that is there already, and then starts processes of their own, one after the other:
+from `import ferrule` to a loaded model and to the first token of a prompt; the prompt once more on the warm engine, and
+its decode. Page cache is warm from the second start on; `--cold` drops the file from it before each. MODEL is a
+checkpoint's directory, or the name of a shape, whose random codes take no search and so say nothing about packing.
 Anonymous memory is that of the process (`RssAnon`, Linux), its peak looked at every 20 ms.
 
-    python benches/random_checkpoint.py llama-8b /tmp/llama-8b
-    python benches/startup.py /tmp/llama-8b /tmp/llama-8b-int4 --format int4
+    python benches/startup.py llama-8b /tmp/llama-8b-int4 --format int4
+    python benches/random_checkpoint.py llama-1b /tmp/llama-1b
+    python benches/startup.py /tmp/llama-1b /tmp/llama-1b-int4 --format int4
 """
 
 from __future__ import annotations
@@ -22,6 +24,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+import ferrule
+from ferrule import _native
+from ferrule.loading import PACKED_METHOD, WEIGHTS, read_model_files
+from ferrule.options import EngineOptions
+from ferrule.shapes import find_shape, shape_names
 
 START = """
 import json, sys, time
@@ -63,10 +71,19 @@ def anonymous_bytes() -> int:
     return int(kilobytes) * 1024
 
 
-def pack(model: Path, output: Path, kind: str) -> dict[str, float]:
-    """Packs, and says how long that took and the most anonymous memory that it took."""
-    import ferrule
+def write_random(shape: str, output: Path, kind: str) -> None:
+    """Writes random weights in a well-known shape as `ferrule.quantize` writes a model's."""
+    files = read_model_files(find_shape(shape))
+    output.mkdir(parents=True)
+    spec, options = files.spec.to_json(), EngineOptions(quantization=kind).to_json()
+    _native.pack(spec, None, options, str(output / WEIGHTS), {"model": shape})
+    config = json.loads((files.directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": PACKED_METHOD, "format": kind}
+    (output / "config.json").write_text(json.dumps(config))
 
+
+def pack(model: str, output: Path, kind: str) -> dict[str, float]:
+    """Packs, and says how long that took and the most anonymous memory that it took."""
     bare = anonymous_bytes()
     peak, done = bare, threading.Event()
 
@@ -79,7 +96,10 @@ def pack(model: Path, output: Path, kind: str) -> dict[str, float]:
     watcher.start()
     begin = time.perf_counter()
     try:
-        ferrule.quantize(model, output, format=kind)
+        if model in shape_names():
+            write_random(model, output, kind)
+        else:
+            ferrule.quantize(model, output, format=kind)
     finally:
         done.set()
         watcher.join()
@@ -106,7 +126,7 @@ def start(model: Path, prompt: int, *, mmap: bool, cold: bool) -> dict[str, floa
 def main() -> None:
     """Measure and print a record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a checkpoint's directory")
+    parser.add_argument("model", help="a checkpoint's directory, or the name of a shape")
     parser.add_argument("output", type=Path, help="where it is packed, or was")
     parser.add_argument("--format", default="int4")
     parser.add_argument("--prompt", type=int, default=16, help="tokens")
@@ -114,7 +134,7 @@ def main() -> None:
     parser.add_argument("--no-mmap", dest="mmap", action="store_false")
     parser.add_argument("--cold", action="store_true")
     options = parser.parse_args()
-    record: dict[str, object] = {"model": options.model.name, "format": options.format, "mmap": options.mmap}
+    record: dict[str, object] = {"model": Path(options.model).name, "format": options.format, "mmap": options.mmap}
     if not options.output.exists():
         record["packing"] = pack(options.model, options.output, options.format)
     starts = [

@@ -214,13 +214,13 @@ def sample_distribution(
 
 def pack(
     spec: str,
-    model_dir: str,
+    model_dir: str | None,
     options: str,
     path: str,
     metadata: dict[str, str],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Packs the weights of a checkpoint's directory into the file `path`, matrix by matrix.
+    """Packs the weights of a checkpoint's directory, or random ones, into the file `path`, matrix by matrix.
 
     `spec`, `options` and `progress` are those of an Engine; `metadata` is written beside what the file itself needs.
     The file appears whole or not at all; one that was there stays until then.

@@ -139,7 +139,8 @@ def _files(info: Mapping[str, Any]) -> str:
 def _weights(info: Mapping[str, Any]) -> str:
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
     each = f"; a token reads {size_text(read)}" if read < count else ""
-    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{each}"
+    mapped = ", mapped" if info["mapped_bytes"] else ""
+    return f"{info['quantization']}: {size_text(count)}, {_bits(count, info)} bits a weight{mapped}{each}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:

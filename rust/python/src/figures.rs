@@ -70,6 +70,7 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, weights: Option<&str>, options
         .map_or(0, |pages| pages::tokens_of_one(&kv_groups, &pages).min(max_model_len));
 
     let mut figures = describe(&weights, &kv_groups, &options, isa);
+    figures["mapped_bytes"] = json!(if is_mapped { weights.weight_bytes } else { 0 });
     figures["checkpoint_bytes"] = json!(checkpoint_bytes);
     figures["max_model_len"] = json!(max_model_len);
     figures["memory"] = json!({

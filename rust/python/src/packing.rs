@@ -52,13 +52,13 @@ impl WeightFiles {
     }
 }
 
-/// Packs the weights of a checkpoint into a file.
+/// Packs the weights of a checkpoint, or random ones, into a file.
 #[pyfunction]
 #[pyo3(signature = (spec, model_dir, options, path, metadata, progress=None))]
 pub(crate) fn pack(
     py: Python<'_>,
     spec: &str,
-    model_dir: &str,
+    model_dir: Option<&str>,
     options: &str,
     path: &str,
     metadata: BTreeMap<String, String>,
@@ -66,8 +66,8 @@ pub(crate) fn pack(
 ) -> PyResult<()> {
     let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
     let Options { quantization, threads, .. } = Options::from_json(options, &spec)?;
-    if Path::new(model_dir).is_file() {
-        let message = format!("model_dir is {model_dir:?}, a file; it must be the directory of a checkpoint");
+    if let Some(file) = model_dir.filter(|path| Path::new(path).is_file()) {
+        let message = format!("model_dir is {file:?}, a file; it must be the directory of a checkpoint");
         return Err(InvalidParameterError::new_err(message));
     }
     let isa = errors::chosen_isa()?;
@@ -75,7 +75,7 @@ pub(crate) fn pack(
     let mut report = reporter(progress);
     let packed = py.detach(|| {
         let _gate = fork::keep_out();
-        let files = WeightFiles::open(Some(model_dir), &spec, true)?;
+        let files = WeightFiles::open(model_dir, &spec, true)?;
         let exec = Exec { isa, pool: &Pool::new(threads), cancel: &interrupt.cancel };
         pack_into(Path::new(path), &spec, files.source(false), quantization, &metadata, exec, &mut report)
     });
