@@ -120,7 +120,7 @@ pub(crate) struct Loader<'a> {
     /// Whether vectors are read; else they are as long, and checked, but nothing of the files is touched.
     reads: bool,
     /// Gets each vector that is read, with its role.
-    vectors: Option<&'a RefCell<Vec<(String, Vec<f32>)>>>,
+    vectors: Option<&'a RefCell<Vectors>>,
 }
 
 /// What a head of latent attention has of the one stored matrix.
@@ -130,6 +130,9 @@ struct HeadRows<'a> {
     /// `[value_dim, kv_rank]`
     values: Stored<'a>,
 }
+
+/// Vectors with their roles.
+pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 
 /// A matrix's part: its role, its rows and its format.
 type RolePart<'r> = (&'r str, usize, Format);
@@ -169,7 +172,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The same, but that each vector that is read is noted too, with its role.
-    pub fn noting(&self, vectors: &'a RefCell<Vec<(String, Vec<f32>)>>) -> Self {
+    pub fn noting(&self, vectors: &'a RefCell<Vectors>) -> Self {
         Self { vectors: Some(vectors), ..*self }
     }
 
