@@ -478,7 +478,8 @@ def test_row30_packed_weights_larger_than_memory_are_refused_unless_they_may_pag
     assert weights == sparse.bytes - 3 * 4 * Sparse.HIDDEN
     for options in ({}, {"mmap": False}):
         with pytest.raises(
-            InsufficientMemoryError, match=rf"need {weights} bytes; \d+ bytes are available.*allow_paging"
+            InsufficientMemoryError,
+            match=rf"needs {weights} bytes for its packed weights; \d+ bytes are available.*allow_paging",
         ):
             LLM(directory, **options)  # pyright: ignore[reportArgumentType]
     assert not model_info(directory)["fits"]

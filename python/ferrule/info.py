@@ -53,7 +53,7 @@ def model_info(
 
     - `layer_groups`: the layers by kind, each with `layers`, their indices, and `layer`, the fields of `spec.Layer`;
     - `checkpoint_bytes`: bytes of the tensors in the files; None where they are not here;
-    - `mapped_bytes`: bytes of the weights that are mapped from the file in which they are packed, which processes share;
+    - `mapped_bytes`: bytes of weights that are mapped from a packed file, which processes share;
     - `memory`: bytes of `weights`, `vectors` (norms, biases and tables), `kv_cache` (of one sequence of max_model_len
       tokens) and `buffers` (about, of a step of that sequence), of all four (`needed`), and of what is `available`
       here; `holds_tokens`, the longest sequence that an engine's cache would hold here, 0 if there can be none;

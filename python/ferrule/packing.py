@@ -19,7 +19,7 @@ from ferrule.loading import ModelFiles, is_repository
 from ferrule.loading.packed_cache import PackedCache, source_digest, weight_bytes
 from ferrule.options import EngineOptions
 
-SMALLEST = 256 << 20
+SMALLEST = 32 << 20
 """Bytes of a checkpoint below which weights are packed anew at each start: it takes about a second."""
 FLOATS = ("f32", "bf16", "f16")
 

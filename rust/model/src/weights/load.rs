@@ -55,8 +55,8 @@ pub enum LoadError {
     },
     /// As [`LoadError::Memory`], of weights that could be read as they are needed.
     #[error(
-        "the model's packed weights need {needs} bytes; {available} bytes are available here (with allow_paging they are \
-         read from a packed file again and again, slowly)"
+        "the model needs {needs} bytes for its packed weights; {available} bytes are available here (with allow_paging \
+         they are read from a packed file again and again, slowly)"
     )]
     Weights {
         /// Bytes needed.
