@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use ferrule_kernels::arch::Isa;
+use ferrule_kernels::arch::{ByteLine, Isa};
 use ferrule_kernels::{
     AllocError, BytesOwner, Cancel, Exec, Format, PackError, PackedMatrix, PieceError, Pool, PoolError, RowSource,
     SharedBytes,
@@ -155,7 +155,7 @@ fn a_source_that_panics_and_a_raised_flag_are_errors() {
 }
 
 /// Memory that others own, from a cache line on.
-struct Owner(Vec<[u64; 8]>);
+struct Owner(Vec<ByteLine>);
 
 impl AsRef<[u8]> for Owner {
     fn as_ref(&self) -> &[u8] {
@@ -172,7 +172,7 @@ fn laid_out(matrix: &PackedMatrix) -> Vec<SharedBytes> {
         ranges.push(bytes.len()..bytes.len() + piece.len());
         bytes.extend_from_slice(piece);
     }
-    let mut lines = vec![[0u64; 8]; bytes.len().div_ceil(64)];
+    let mut lines = vec![ByteLine([0; 64]); bytes.len().div_ceil(64)];
     bytemuck::cast_slice_mut(&mut lines)[..bytes.len()].copy_from_slice(&bytes);
     let owner: BytesOwner = Arc::new(Owner(lines));
     ranges.into_iter().map(|range| SharedBytes::new(Arc::clone(&owner), range).unwrap()).collect()
@@ -217,7 +217,7 @@ fn memory_of_others_that_does_not_fit_is_refused() {
     let packed = pack(&Cancel::new(), Format::Int8, 32, 256, |row, out| out.fill(row as f32)).unwrap();
     let [data, steps] = PackedMatrix::piece_bytes(Format::Int8, 32, 256).unwrap();
     let shared = |pieces: Vec<SharedBytes>| PackedMatrix::shared(&[(Format::Int8, 32)], 256, pieces).unwrap_err();
-    let owner: BytesOwner = Arc::new(Owner(vec![[0; 8]; (data + steps) / 64 + 2]));
+    let owner: BytesOwner = Arc::new(Owner(vec![ByteLine([0; 64]); (data + steps) / 64 + 2]));
     let bytes = |first: usize, len: usize| SharedBytes::new(Arc::clone(&owner), first..first + len).unwrap();
     let pieces = laid_out(&packed);
     assert_eq!(
