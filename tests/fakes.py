@@ -515,7 +515,7 @@ class Engine:
         return SampleTrace(candidates, 0.5 if params["temperature"] else None, token)
 
 
-def measure(spec: str, model_dir: str | None, options: str) -> str:
+def measure(spec: str, weights: str | None, options: str) -> str:
     """What the engine says of itself, and a memory of round numbers."""
     wanted: int = json.loads(options)["max_model_len"] or json.loads(spec)["max_position_embeddings"]
     memory = {
@@ -527,8 +527,12 @@ def measure(spec: str, model_dir: str | None, options: str) -> str:
         "available": 1 << 30,
         "holds_tokens": wanted,
     }
-    engine = Engine(spec, model_dir or "", options)
-    figures = {"parameters_per_token": 5_000_000, "checkpoint_bytes": None if model_dir is None else 10_000_000}
+    engine = Engine(spec, weights or "", options)
+    figures = {
+        "parameters_per_token": 5_000_000,
+        "checkpoint_bytes": None if weights is None else 10_000_000,
+        "mapped_bytes": 0,
+    }
     return json.dumps({**json.loads(engine.info()), **figures, "max_model_len": wanted, "memory": memory})
 
 
