@@ -129,7 +129,7 @@ class Engine:
     """Tokens of a prompt in a step."""
 
     def __init__(
-        self, spec: str, model_dir: str, options: str, progress: Callable[[int, int], None] | None = None
+        self, spec: str, weights: str, options: str, progress: Callable[[int, int], None] | None = None
     ) -> None:
         self.spec: dict[str, Any] = json.loads(spec)
         self.options: dict[str, Any] = json.loads(options)
@@ -516,7 +516,7 @@ class Engine:
         return SampleTrace(candidates, 0.5 if params["temperature"] else None, token)
 
 
-def measure(spec: str, model_dir: str | None, options: str) -> str:
+def measure(spec: str, weights: str | None, options: str) -> str:
     """What the engine says of itself, and a memory of round numbers."""
     wanted: int = json.loads(options)["max_model_len"] or json.loads(spec)["max_position_embeddings"]
     memory = {
@@ -528,12 +528,13 @@ def measure(spec: str, model_dir: str | None, options: str) -> str:
         "available": 1 << 30,
         "holds_tokens": wanted,
     }
-    engine = Engine(spec, model_dir or "", options)
+    engine = Engine(spec, weights or "", options)
     figures: dict[str, Any] = {
         "parameters_per_token": 5_000_000,
-        "checkpoint_bytes": None if model_dir is None else 10_000_000,
+        "checkpoint_bytes": None if weights is None else 10_000_000,
+        "mapped_bytes": 0,
     }
-    figures["stored_types"] = None if model_dir is None else {"BF16": {"tensors": 56, "bytes": 10_000_000}}
+    figures["stored_types"] = None if weights is None else {"BF16": {"tensors": 56, "bytes": 10_000_000}}
     return json.dumps({**json.loads(engine.info()), **figures, "max_model_len": wanted, "memory": memory})
 
 

@@ -35,7 +35,7 @@ FLOORS: list[set[str]] = [
     {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},
     {"fim"},
-    {"prompt", "info"},
+    {"prompt", "info", "packing", "quantization"},
     {"encoding"},
     {"driver"},
     {"lora"},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         InvalidParameterError,
         ModelFileError,
         ModelNotFoundError,
+        ModelWriteError,
         PromptError,
         QueueFullError,
         TokenizerError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     )
     from ferrule.params import SamplingParams
     from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
+    from ferrule.quantization import quantize
 
 __version__ = "0.1.0"
 
@@ -63,6 +65,7 @@ _HOME = {
     "Comparison": "evaluation",
     "Perplexity": "evaluation",
     "model_info": "info",
+    "quantize": "quantization",
     "EngineMetrics": "metrics",
     "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -82,6 +85,7 @@ _HOME = {
     "InvalidParameterError": "errors",
     "ModelFileError": "errors",
     "ModelNotFoundError": "errors",
+    "ModelWriteError": "errors",
     "PromptError": "errors",
     "QueueFullError": "errors",
     "TokenizerError": "errors",
@@ -110,6 +114,7 @@ __all__ = [
     "MessageFormat",
     "ModelFileError",
     "ModelNotFoundError",
+    "ModelWriteError",
     "ParsedMessage",
     "Perplexity",
     "PromptError",
@@ -127,6 +132,7 @@ __all__ = [
     "UnsupportedTaskError",
     "__version__",
     "model_info",
+    "quantize",
 ]
 
 

@@ -7,12 +7,11 @@ use ferrule_engine::{
 };
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Quantization, Source, Transformer};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Quantization, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
 
-use crate::checkpoint;
 use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
 use crate::figures::describe;
 use crate::fork;
@@ -20,10 +19,15 @@ use crate::interrupt::Interrupt;
 use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
+use crate::packing::{WeightFiles, reporter};
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
 pub(crate) const DEFAULT_KV_SHARE: u64 = 2;
+
+/// The share of the free memory that mapped weights leave where they may be more than it: they are read from their file
+/// again and again as it is.
+const PAGING_SHARE: u64 = 4;
 
 /// A text's tokens, their kinds and its salt.
 type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
@@ -69,11 +73,11 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (spec, model_dir, options, progress=None))]
+    #[pyo3(signature = (spec, weights, options, progress=None))]
     fn new(
         py: Python<'_>,
         spec: &str,
-        model_dir: Option<&str>,
+        weights: Option<&str>,
         options: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -81,15 +85,11 @@ impl Engine {
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
-        let mut report = |done: u64, total: u64| {
-            let Some(progress) = &progress else { return };
-            // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
-            Python::attach(|py| _ = progress.call1(py, (done, total)));
-        };
+        let mut report = reporter(progress);
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let checkpoint = model_dir.map(|path| checkpoint::open(path, &spec)).transpose()?;
-            let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
+            let files = WeightFiles::open(weights, &spec, options.mmap)?;
+            let source = files.source(options.allow_paging);
             let pool = Arc::new(Pool::new(options.threads));
             let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
             let load = LoadOptions { quantization, kv_format: options.kv_format, isa };
@@ -101,7 +101,14 @@ impl Engine {
         })?;
         interrupt.settle(py);
 
-        let available = machine::available_memory();
+        let mapped = model.mapped_bytes();
+        let available = if mapped == 0 {
+            machine::available_memory()
+        } else {
+            // What is mapped counts as free until it is read, and cannot be given to the cache too.
+            let free = machine::memory_for_files();
+            free.saturating_sub(mapped).max(if options.allow_paging { free / PAGING_SHARE } else { 0 })
+        };
         let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
         if budget > available {
             return Err(InsufficientMemoryError::new_err(format!(
@@ -114,6 +121,7 @@ impl Engine {
         model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
         let groups = model.kv_groups();
         let mut info = describe(&model.weight_sizes(), model.quantization(), groups, &options, isa);
+        info["mapped_bytes"] = json!(mapped);
         info["kv_cache_bytes"] =
             json!(groups.iter().zip(&pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>());
         info["kv_cache_tokens"] = json!(pages.iter().max().map(|pages| pages * PAGE_TOKENS));
