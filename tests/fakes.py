@@ -129,7 +129,7 @@ class Engine:
     """Tokens of a prompt in a step."""
 
     def __init__(
-        self, spec: str, model_dir: str, options: str, progress: Callable[[int, int], None] | None = None
+        self, spec: str, weights: str, options: str, progress: Callable[[int, int], None] | None = None
     ) -> None:
         self.spec: dict[str, Any] = json.loads(spec)
         self.options: dict[str, Any] = json.loads(options)

@@ -34,7 +34,7 @@ FLOORS: list[set[str]] = [
     {"params", "outputs", "metrics", "archs", "chat"},
     {"options", "loading", "shapes", "tokenizer"},
     {"fim"},
-    {"prompt", "info"},
+    {"prompt", "info", "packing", "quantization"},
     {"texts"},
     {"driver", "judge"},
     {"encoding", "encode_queue", "lora"},

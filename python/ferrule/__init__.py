@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         InvalidParameterError,
         ModelFileError,
         ModelNotFoundError,
+        ModelWriteError,
         PromptError,
         QueueFullError,
         TokenizerError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     )
     from ferrule.params import SamplingParams
     from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
+    from ferrule.quantization import quantize
 
 __version__ = "0.1.0"
 
@@ -59,6 +61,7 @@ _HOME = {
     "ParsedMessage": "parsers",
     "ToolCall": "parsers",
     "model_info": "info",
+    "quantize": "quantization",
     "EngineMetrics": "metrics",
     "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -77,6 +80,7 @@ _HOME = {
     "InvalidParameterError": "errors",
     "ModelFileError": "errors",
     "ModelNotFoundError": "errors",
+    "ModelWriteError": "errors",
     "PromptError": "errors",
     "QueueFullError": "errors",
     "TokenizerError": "errors",
@@ -104,6 +108,7 @@ __all__ = [
     "MessageFormat",
     "ModelFileError",
     "ModelNotFoundError",
+    "ModelWriteError",
     "ParsedMessage",
     "PromptError",
     "QueueFullError",
@@ -119,6 +124,7 @@ __all__ = [
     "UnsupportedTaskError",
     "__version__",
     "model_info",
+    "quantize",
 ]
 
 

@@ -77,12 +77,13 @@ def inspect(
     check_load_format(load_format)
     checked = EngineOptions(**options)
     files = read_model_files(find_model(model, revision, weights=False))
-    directory: str | None = os.fspath(files.directory)
+    checked = checked.of_packed(files.packed, files.directory)
+    weights: str | None = os.fspath(files.weights)
     not_here = model is not None and is_repository(os.fspath(model)) and not has_weights(files.directory)
     if load_format == "dummy" or not_here:
-        directory = None
+        weights = None
     at = files.directory if tokenizer is None else find_model(tokenizer, weights=False)
-    measured = _Measured(files.spec.to_json(), directory, checked)
+    measured = _Measured(files.spec.to_json(), weights, checked, is_packed=files.packed is not None)
     figures = measured.figures()
     return files.spec, {
         **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at)),
@@ -135,15 +136,17 @@ class _Measured:
     """What there is to measure, in the form that the native module takes."""
 
     spec: str
-    directory: str | None
+    weights: str | None
     options: EngineOptions
+    is_packed: bool
+    """Whether the weights have one format and can have no other."""
 
     def figures(self, quantization: str | None = None) -> dict[str, Any]:
         """What it comes to, in another format than the one asked for if there is one."""
         from ferrule import _native
 
         options = self.options if quantization is None else replace(self.options, quantization=quantization)
-        return json.loads(_native.measure(self.spec, self.directory, options.to_json()))
+        return json.loads(_native.measure(self.spec, self.weights, options.to_json()))
 
 
 def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
@@ -156,6 +159,10 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:
     """Whether there can be an engine, and for how long a sequence."""
     memory, wanted = figures["memory"], figures["max_model_len"]
+    if not _has_room(memory) and measured.options.allow_paging:
+        needed, available = size_text(_least(memory)), size_text(memory["available"])
+        verdict = f"Weights and buffers take {needed}, and {available} are available here:"
+        return {"fits": True, "verdict": f"{verdict} weights are read from a packed file again and again, slowly."}
     if not _has_room(memory):
         needed, available = size_text(_least(memory)), size_text(memory["available"])
         verdict = f"It does not fit: weights and buffers take {needed}, and {available} are available here."
@@ -180,6 +187,8 @@ def _least(memory: dict[str, Any]) -> int:
 
 def _narrower(measured: _Measured, quantization: str) -> str:
     """The widest format of those that would fit."""
+    if measured.is_packed:
+        return "With allow_paging they would be read from their file again and again, slowly."
     for other in QUANTIZATIONS[QUANTIZATIONS.index(quantization) + 1 :]:
         memory = measured.figures(other)["memory"]
         if _has_room(memory):

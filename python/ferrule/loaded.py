@@ -18,6 +18,7 @@ from ferrule.loading import EMBEDDED, find_model, read_model_files
 from ferrule.lora import Adapters, LoRAAdapter
 from ferrule.metrics import EngineMetrics
 from ferrule.options import EngineOptions, check_load_format
+from ferrule.packing import weights_of
 from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
 from ferrule.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule.request import Model, Request, check_vocabulary
@@ -44,6 +45,9 @@ class LoadedModel:
         model: str | os.PathLike[str] | None = None,
         *,
         quantization: str = "auto",
+        mmap: bool = True,
+        allow_paging: bool = False,
+        packed_cache_limit: int | None = None,
         threads: int | None = None,
         max_model_len: int | None = None,
         kv_cache_dtype: str = "auto",
@@ -75,8 +79,11 @@ class LoadedModel:
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.
         """
-        self._options = EngineOptions(
+        options = EngineOptions(
             quantization=quantization,
+            mmap=mmap,
+            allow_paging=allow_paging,
+            packed_cache_limit=packed_cache_limit,
             threads=threads,
             max_model_len=max_model_len,
             kv_cache_dtype=kv_cache_dtype,
@@ -93,14 +100,18 @@ class LoadedModel:
         self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
         self._files = read_model_files(find_model(model, revision))
         directory = self._files.directory if tokenizer is None else find_model(tokenizer)
+        self._options = options.of_packed(self._files.packed, self._files.directory)
         self._tokenizer = Tokenizer(directory)
         self._name = EMBEDDED if model is None else os.fspath(model)
         from ferrule import _native
 
-        weights = None if load_format == "dummy" else os.fspath(self._files.directory)
-        engine = _native.Engine(self._files.spec.to_json(), weights, self._options.to_json(), progress)
+        dummy = load_format == "dummy"
+        weights = None if dummy else weights_of(self._files, self._name, self._options, progress)
+        path = None if weights is None else os.fspath(weights)
+        engine = _native.Engine(self._files.spec.to_json(), path, self._options.to_json(), progress)
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
+        self._engine_info["packed_file"] = None if weights in (None, self._files.directory) else path
         wanted = max_model_len or self._files.spec.max_position_embeddings
         held = int(self._engine_info["max_model_len"])
         self._model = Model(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ferrule.errors import FerruleError, InvalidParameterError
 
     _open_missing_streams()
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     # What the terminal cannot show must not end the program, and bytes that are no text get an error of ours.
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "replace"), (sys.stdin, "surrogateescape")):
         reconfigure = getattr(stream, "reconfigure", None)

@@ -13,6 +13,11 @@ from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule.params import STANDARD, SamplingParams
 from ferrule.spec import ModelSpec
 
+WEIGHTS = "model.safetensors"
+"""A model's weights, where they are in one file."""
+PACKED_METHOD = "ferrule"
+"""The `quant_method` of `quantization_config` in config.json where that file holds weights packed by ferrule."""
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -30,6 +35,13 @@ class ModelFiles:
     """Whether exactly one of the labels is right."""
     sentence: SentenceFiles
     """What its embeddings are made of."""
+    packed: str | None = None
+    """The quantization as which the weights are packed; None where they are as their authors stored them."""
+
+    @property
+    def weights(self) -> Path:
+        """What an engine reads: the directory, or its packed file."""
+        return self.directory if self.packed is None else self.directory / WEIGHTS
 
 
 def read_model_files(directory: Path) -> ModelFiles:
@@ -41,6 +53,7 @@ def read_model_files(directory: Path) -> ModelFiles:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
+    packed, config = _packed_as(config)
     sentence, spec = read_sentence_files(directory, model_spec(config))
     if "text_config" in config and "eos_token_id" not in config:
         config = config.inner("text_config")
@@ -54,12 +67,23 @@ def read_model_files(directory: Path) -> ModelFiles:
         labels=() if spec.classifier is None else label_names(config),
         exclusive=config.text("problem_type", default="") != "multi_label_classification",
         sentence=sentence,
+        packed=packed,
     )
+
+
+def _packed_as(config: Config) -> tuple[str | None, Config]:
+    """What `ferrule quantize` says of the weights, and the configuration of the model that it was given."""
+    if "quantization_config" not in config:
+        return None, config
+    said = config.inner("quantization_config")
+    if said.values.get("quant_method") != PACKED_METHOD:
+        return None, config
+    return said.text("format"), config.without("quantization_config")
 
 
 def has_weights(directory: Path) -> bool:
     """Whether the files of a model's weights are all there; says nothing of what they hold."""
-    if (directory / "model.safetensors").exists():
+    if (directory / WEIGHTS).exists():
         return True
     index = directory / "model.safetensors.index.json"
     if not index.exists():

@@ -10,7 +10,7 @@ use crate::error::{CheckpointError, Fault};
 use crate::folder::{Folder, open_file};
 use crate::index::{INDEX_NAME, read_index};
 use crate::nearest::nearest;
-use crate::safetensors::{Entry, read_header};
+use crate::safetensors::{Entry, Header, read_header};
 use crate::tensor::{Numbers, Tensor, WeightTensor};
 
 const SINGLE_NAME: &str = "model.safetensors";
@@ -208,7 +208,7 @@ impl Checkpoint {
 /// Maps one safetensors file and reads its header.
 fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
     let (mut file, bytes) = open_file(path)?;
-    let entries = read_header(&mut file, bytes)?;
+    let Header { tensors, .. } = read_header(&mut file, bytes)?;
     // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What remains is a
     // program that truncates the file meanwhile: see the crate's documentation.
     let map = unsafe { Mmap::map(&file) }?;
@@ -216,7 +216,7 @@ fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
     if (map.len() as u64) < bytes {
         return Err(Fault::TooShort { bytes: map.len() as u64 });
     }
-    Ok((map, entries))
+    Ok((map, tensors))
 }
 
 /// Why a folder cannot be loaded that has no safetensors file of the right name: `fault` of the others, unless there are

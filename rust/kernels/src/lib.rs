@@ -38,8 +38,8 @@ pub const ARITHMETIC_VERSION: u32 = 2;
 
 pub use cancel::Cancel;
 pub use matmul::{Product, matmul, matmul_each};
-pub use matrix::{PackError, PackedMatrix, RowSource};
-pub use memory::{AllocError, Scratch};
+pub use matrix::{LAYOUT_VERSION, PackError, PackedMatrix, PieceError, RowSource};
+pub use memory::{AllocError, BytesOwner, Scratch, SharedBytes};
 pub use pool::{Exec, Pool, PoolError};
 pub use quant::Format;
 pub use rows::{Rows, RowsMut};

@@ -1,15 +1,13 @@
 //! The engine as Python sees it.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
     self as engine, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams, Text, pages,
 };
-use ferrule_formats::Checkpoint;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Source, Transformer};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
@@ -21,10 +19,15 @@ use crate::interrupt::Interrupt;
 use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
+use crate::packing::{WeightFiles, reporter};
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
 pub(crate) const DEFAULT_KV_SHARE: u64 = 2;
+
+/// The share of the free memory that mapped weights leave where they may be more than it: they are read from their file
+/// again and again as it is.
+const PAGING_SHARE: u64 = 4;
 
 /// A text's tokens, their kinds and its salt.
 type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
@@ -70,11 +73,11 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (spec, model_dir, options, progress=None))]
+    #[pyo3(signature = (spec, weights, options, progress=None))]
     fn new(
         py: Python<'_>,
         spec: &str,
-        model_dir: Option<&str>,
+        weights: Option<&str>,
         options: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -82,18 +85,11 @@ impl Engine {
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
-        let mut report = |done: u64, total: u64| {
-            let Some(progress) = &progress else { return };
-            // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
-            Python::attach(|py| _ = progress.call1(py, (done, total)));
-        };
+        let mut report = reporter(progress);
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
-            let mut checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
-            if let Some(checkpoint) = &mut checkpoint {
-                spec.folders().into_iter().try_for_each(|folder| checkpoint.add_folder(folder))?;
-            }
-            let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
+            let files = WeightFiles::open(weights, &spec, options.mmap)?;
+            let source = files.source(options.allow_paging);
             let pool = Arc::new(Pool::new(options.threads));
             let load = LoadOptions { quantization: options.quantization, kv_format: options.kv_format, isa };
             Transformer::load(spec, source, load, pool, &interrupt.cancel, &mut report)
@@ -104,7 +100,14 @@ impl Engine {
         })?;
         interrupt.settle(py);
 
-        let available = machine::available_memory();
+        let mapped = model.mapped_bytes();
+        let available = if mapped == 0 {
+            machine::available_memory()
+        } else {
+            // What is mapped counts as free until it is read, and cannot be given to the cache too.
+            let free = machine::memory_for_files();
+            free.saturating_sub(mapped).max(if options.allow_paging { free / PAGING_SHARE } else { 0 })
+        };
         let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
         if budget > available {
             return Err(InsufficientMemoryError::new_err(format!(
@@ -117,6 +120,7 @@ impl Engine {
         model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
         let groups = model.kv_groups();
         let mut info = describe(&model.weight_sizes(), groups, &options, isa);
+        info["mapped_bytes"] = json!(mapped);
         info["kv_cache_bytes"] =
             json!(groups.iter().zip(&pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>());
         info["kv_cache_tokens"] = json!(pages.iter().max().map(|pages| pages * PAGE_TOKENS));

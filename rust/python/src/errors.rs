@@ -1,6 +1,7 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
 use ferrule_engine::{EncodeError, RequestError};
+use ferrule_formats::Fault;
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
 use pyo3::PyErr;
@@ -12,6 +13,7 @@ import_exception!(ferrule.errors, EngineError);
 import_exception!(ferrule.errors, InsufficientMemoryError);
 import_exception!(ferrule.errors, InvalidParameterError);
 import_exception!(ferrule.errors, ModelFileError);
+import_exception!(ferrule.errors, ModelWriteError);
 import_exception!(ferrule.errors, PromptError);
 import_exception!(ferrule.errors, QueueFullError);
 import_exception!(ferrule.errors, UnsupportedModelError);
@@ -21,9 +23,10 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
         LoadError::Spec(error) => spec_error(error),
-        LoadError::Checkpoint(_) => ModelFileError::new_err(message),
+        LoadError::Checkpoint(error) if matches!(*error.fault, Fault::Write(_)) => ModelWriteError::new_err(message),
+        LoadError::Checkpoint(_) | LoadError::PackedAs { .. } => ModelFileError::new_err(message),
         LoadError::Shape { .. } => ConfigError::new_err(message),
-        LoadError::Memory { .. } => InsufficientMemoryError::new_err(message),
+        LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
         LoadError::Panicked(_) => EngineError::new_err(message),
     }

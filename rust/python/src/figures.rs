@@ -1,19 +1,17 @@
 //! The figures of a model as JSON: of one that is loaded, and of one that might be.
 
-use std::path::Path;
-
 use ferrule_engine::pages;
-use ferrule_formats::Checkpoint;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::machine;
-use ferrule_model::{KvGroup, ModelSpec, Needs, Source, WeightSizes, buffer_bytes};
+use ferrule_model::{KvGroup, ModelSpec, Needs, WeightSizes, buffer_bytes};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 
 use crate::engine::DEFAULT_KV_SHARE;
 use crate::errors;
 use crate::options::Options;
+use crate::packing::WeightFiles;
 
 /// What a model is on this machine and under these options, whether it is loaded or not.
 pub(crate) fn describe(weights: &WeightSizes, groups: &[KvGroup], options: &Options, isa: Isa) -> Value {
@@ -44,18 +42,20 @@ pub(crate) fn describe(weights: &WeightSizes, groups: &[KvGroup], options: &Opti
 
 /// What a model would be and take, without loading it.
 #[pyfunction]
-#[pyo3(signature = (spec, model_dir, options))]
-pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, options: &str) -> PyResult<String> {
+#[pyo3(signature = (spec, weights, options))]
+pub(crate) fn measure(py: Python<'_>, spec: &str, weights: Option<&str>, options: &str) -> PyResult<String> {
     let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
     let options = Options::from_json(options, &spec)?;
     let isa = errors::chosen_isa()?;
     let measured = py.detach(|| {
-        let checkpoint = model_dir.map(|directory| Checkpoint::open(Path::new(directory))).transpose()?;
-        let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
+        let files = WeightFiles::open(weights, &spec, options.mmap)?;
+        let source = files.source(options.allow_paging);
         let needs = ferrule_model::measure(&spec, source, options.quantization, options.kv_format)?;
-        Ok((needs, checkpoint.map(|checkpoint| checkpoint.total_bytes())))
+        let is_mapped = options.mmap && matches!(files, WeightFiles::Packed(_));
+        Ok((needs, files.total_bytes(), is_mapped))
     });
-    let (Needs { weights, kv_groups }, checkpoint_bytes) = measured.map_err(|error| errors::load_error(&error))?;
+    let (Needs { weights, kv_groups }, checkpoint_bytes, is_mapped) =
+        measured.map_err(|error| errors::load_error(&error))?;
     let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;
 
     // One sequence, however long. Its prompt comes in chunks, unless it is read both ways; one row at a time has logits.
@@ -63,7 +63,7 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let rows = if spec.causal { chunk.min(max_model_len) } else { max_model_len };
     let buffers = buffer_bytes(&spec, rows, 1);
     let kept = weights.weight_bytes.saturating_add(weights.vector_bytes);
-    let available = machine::available_memory();
+    let available = if is_mapped { machine::memory_for_files() } else { machine::available_memory() };
     // As an engine divides what the weights leave.
     let budget = options.kv_cache_memory.unwrap_or(available.saturating_sub(kept) / DEFAULT_KV_SHARE);
     let held = pages::divide(&kv_groups, budget, max_model_len, max_num_seqs, chunk)

@@ -9,9 +9,10 @@ mod interrupt;
 mod lora;
 mod options;
 mod outputs;
+mod packing;
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::machine;
+use ferrule_kernels::{ARITHMETIC_VERSION, LAYOUT_VERSION, machine};
 use pyo3::prelude::*;
 
 #[pyfunction]
@@ -43,6 +44,8 @@ fn available_memory() -> u64 {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fork::register(module.py())?;
     module.add("version", env!("CARGO_PKG_VERSION"))?;
+    module.add("layout_version", LAYOUT_VERSION)?;
+    module.add("arithmetic_version", ARITHMETIC_VERSION)?;
     module.add_class::<ceilings::Ceilings>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<lora::LoraAdapter>()?;
@@ -52,6 +55,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outputs::Candidate>()?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(figures::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::packed_metadata, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;
     module.add_function(wrap_pyfunction!(isa_names, module)?)?;
     module.add_function(wrap_pyfunction!(available_isas, module)?)?;

@@ -1,8 +1,12 @@
 //! How a model's weights come out of a checkpoint.
 
+use std::cell::RefCell;
+use std::path::PathBuf;
+
 use ferrule_formats::CheckpointError;
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
+use super::packed;
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
 use super::sites::{HeadSplit, Site};
 use super::sizes::{MatrixSize, WeightSizes};
@@ -49,12 +53,46 @@ pub enum LoadError {
         /// Bytes that the machine and the container have left.
         available: u64,
     },
+    /// As [`LoadError::Memory`], of weights that could be read as they are needed.
+    #[error(
+        "the model's packed weights need {needs} bytes; {available} bytes are available here (with allow_paging they are \
+         read from a packed file again and again, slowly)"
+    )]
+    Weights {
+        /// Bytes needed.
+        needs: u64,
+        /// Bytes that the machine and the container have left.
+        available: u64,
+    },
+    /// A packed file is of another quantization.
+    #[error("{}: is packed as {packed:?}, where {asked:?} is asked for", file.display())]
+    PackedAs {
+        /// The file.
+        file: PathBuf,
+        /// What its metadata says.
+        packed: String,
+        /// What it was to be loaded as.
+        asked: &'static str,
+    },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
     /// A defect of ferrule.
     #[error("a worker panicked while packing weights: {0}")]
     Panicked(String),
+}
+
+impl LoadError {
+    /// Of a matrix whose bytes cannot be counted.
+    pub(crate) fn too_large() -> Self {
+        PackError::Memory(AllocError { bytes: u64::MAX }).into()
+    }
+}
+
+impl From<AllocError> for LoadError {
+    fn from(error: AllocError) -> Self {
+        PackError::Memory(error).into()
+    }
 }
 
 impl From<PackError> for LoadError {
@@ -81,6 +119,8 @@ pub(crate) struct Loader<'a> {
     quantization: Quantization,
     /// Whether vectors are read; else they are as long, and checked, but nothing of the files is touched.
     reads: bool,
+    /// Gets each vector that is read, with its role.
+    vectors: Option<&'a RefCell<Vec<(String, Vec<f32>)>>>,
 }
 
 /// What a head of latent attention has of the one stored matrix.
@@ -96,7 +136,7 @@ type RolePart<'r> = (&'r str, usize, Format);
 
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
-        Self { spec, source, quantization, reads: true }
+        Self { spec, source, quantization, reads: true, vectors: None }
     }
 
     /// Packs all weights, tensor by tensor; the source's pages are given back after each.
@@ -105,9 +145,12 @@ impl<'a> Loader<'a> {
     /// [`LoadError`], before anything large is allocated where a file or the memory is at fault.
     pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
         let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec);
-        let available = machine::available_memory();
-        if total > available {
-            return Err(LoadError::Memory { what: "the model's packed weights", needs: total, available });
+        let (available, may_page) = match self.source {
+            Source::Packed { file, may_page } if file.is_mapped() => (machine::memory_for_files(), may_page),
+            _ => (machine::available_memory(), false),
+        };
+        if total > available && !may_page {
+            return Err(LoadError::Weights { needs: total, available });
         }
         self.weights(&mut Pack { exec, source: self.source, done: 0, total, progress, sites: Vec::new() })
     }
@@ -117,10 +160,24 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`] where a tensor is missing or is not what the spec says.
     pub fn measure(&self) -> Result<Weights<MatrixSize>, LoadError> {
-        Self { reads: false, ..*self }.weights(&mut Measure::default())
+        self.without_vectors().weights(&mut Measure::default())
     }
 
-    fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
+    /// The same, but that vectors are as long only.
+    pub fn without_vectors(&self) -> Self {
+        Self { reads: false, ..*self }
+    }
+
+    /// The same, but that each vector that is read is noted too, with its role.
+    pub fn noting(&self, vectors: &'a RefCell<Vec<(String, Vec<f32>)>>) -> Self {
+        Self { vectors: Some(vectors), ..*self }
+    }
+
+    /// All weights as the packer makes them.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
         let Self { spec, quantization, .. } = self;
         let ends = quantization.ends();
         let (hidden, width) = (spec.hidden_size, spec.embedding_width());
@@ -308,9 +365,21 @@ impl<'a> Loader<'a> {
         // Rows of kv_b, for each head: its keys' and its values'. Queries go through the keys' the other way round.
         let (mut key_up, mut value_up) = (Vec::with_capacity(heads), Vec::with_capacity(heads));
         for head in 0..heads {
-            let rows = self.head_rows(at, heads, spec, head)?;
-            key_up.push(packer.pack(MatrixPlan::new(vec![(rows.keys, usual)], nope_dim))?);
-            value_up.push(packer.pack(MatrixPlan::new(vec![(rows.values, self.quantization.values())], kv_rank))?);
+            let name = |what| format!("{at}kv_b.{head}.{what}");
+            let [keys, values] = if let Source::Packed { file, .. } = self.source {
+                [
+                    MatrixPlan::packed(file, name("keys"), kv_rank, nope_dim)?,
+                    MatrixPlan::packed(file, name("values"), value_dim, kv_rank)?,
+                ]
+            } else {
+                let rows = self.head_rows(at, heads, spec, head)?;
+                [
+                    MatrixPlan::new(name("keys"), vec![(rows.keys, usual)], nope_dim),
+                    MatrixPlan::new(name("values"), vec![(rows.values, self.quantization.values())], kv_rank),
+                ]
+            };
+            key_up.push(packer.pack(keys)?);
+            value_up.push(packer.pack(values)?);
         }
         let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
         let split = HeadSplit { heads, nope_dim, value_dim };
@@ -399,28 +468,37 @@ impl<'a> Loader<'a> {
         columns: usize,
         bias: bool,
     ) -> Result<Linear<P::Matrix>, LoadError> {
-        let mut stored = Vec::with_capacity(parts.len());
+        let plan = self.plan(at, parts, columns)?;
         let mut biases = Vec::new();
-        for (role, rows, format) in parts {
-            let weight = self.stored(&format!("{at}{role}.weight"), *rows, Some(columns))?;
-            stored.extend(weight.into_iter().map(|part| (part, *format)));
-            if bias {
-                biases.extend(self.vector(&format!("{at}{role}.bias"), *rows)?);
-            }
+        for (role, rows, _) in parts.iter().filter(|_| bias) {
+            biases.extend(self.vector(&format!("{at}{role}.bias"), *rows)?);
         }
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.number(Site { parts, columns, heads: None });
-        Ok(Linear { weight: packer.pack(MatrixPlan::new(stored, columns))?, bias: bias.then_some(biases), site })
+        Ok(Linear { weight: packer.pack(plan)?, bias: bias.then_some(biases), site })
     }
 
+    fn plan(&self, at: &str, parts: &[RolePart<'_>], columns: usize) -> Result<MatrixPlan<'_>, LoadError> {
+        let roles: Vec<_> = parts.iter().map(|(role, ..)| *role).collect();
+        let name = format!("{at}{}", roles.join("+"));
+        if let Source::Packed { file, .. } = self.source {
+            return MatrixPlan::packed(file, name, parts.iter().map(|(_, rows, _)| rows).sum(), columns);
+        }
+        let mut stored = Vec::with_capacity(parts.len());
+        for (role, rows, format) in parts {
+            let weight = self.stored(&format!("{at}{role}.weight"), *rows, Some(columns))?;
+            stored.extend(weight.into_iter().map(|part| (part, *format)));
+        }
+        Ok(MatrixPlan::new(name, stored, columns))
+    }
+
+    /// What a checkpoint has of a role, or random numbers.
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {
-        Ok(match self.source {
-            Source::Checkpoint(checkpoint) => {
-                let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
-                views.into_iter().map(Stored::View).collect()
-            }
-            Source::Random => vec![Stored::Random(RandomMatrix::new(role, rows))],
-        })
+        let Source::Checkpoint(checkpoint) = self.source else {
+            return Ok(vec![Stored::Random(RandomMatrix::new(role, rows))]);
+        };
+        let views = View::of_role(checkpoint, self.spec, role, rows, columns)?;
+        Ok(views.into_iter().map(Stored::View).collect())
     }
 
     fn norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {
@@ -441,6 +519,7 @@ impl<'a> Loader<'a> {
         match self.source {
             Source::Random if role.ends_with("norm.weight") => vector.fill(1.0),
             Source::Random => {}
+            Source::Packed { file, .. } => packed::vector(file, role, self.reads, &mut vector)?,
             Source::Checkpoint(_) => {
                 let parts = self.stored(role, length, None)?;
                 let parts = if self.reads { parts.as_slice() } else { &[] };
@@ -450,19 +529,31 @@ impl<'a> Loader<'a> {
                 }
             }
         }
+        self.note(role, &vector);
         Ok(vector)
     }
 
     /// A table of so many rows of `hidden_size` columns.
     fn table(&self, role: &str, rows: usize) -> Result<Vec<f32>, LoadError> {
         let hidden = self.spec.hidden_size;
-        let parts = self.stored(role, rows, Some(hidden))?;
         let mut table = vec![0.0; rows * hidden];
+        if let Source::Packed { file, .. } = self.source {
+            packed::vector(file, role, self.reads, &mut table)?;
+            return Ok(table);
+        }
+        let parts = self.stored(role, rows, Some(hidden))?;
         let mut out = table.chunks_exact_mut(hidden);
         for part in parts.iter().filter(|_| self.reads) {
             (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
         }
+        self.note(role, &table);
         Ok(table)
+    }
+
+    fn note(&self, role: &str, vector: &[f32]) {
+        if let Some(vectors) = self.vectors {
+            vectors.borrow_mut().push((role.to_owned(), vector.to_owned()));
+        }
     }
 }
 

@@ -1,0 +1,202 @@
+"""`quantize`: a model's directory with packed weights, which loads at once and everywhere."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ferrule.archs.config import read_json_object
+from ferrule.checks import shown
+from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
+from ferrule.loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
+from ferrule.options import QUANTIZATIONS, EngineOptions
+
+FORMATS = tuple(name for name in QUANTIZATIONS if name not in ("auto", "f32"))
+"""What there is to choose from, widest first."""
+
+_CONFIG = "config.json"
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "*/config.json", "*/*.jinja")
+"""Everything that says what a model is, but for its weights; of the folders that sentence-transformers and chat
+templates have beside it, too."""
+_LARGEST_COPY = 1 << 30
+_ABANDONED = 10.0
+"""Seconds after which a temporary directory that nobody has locked belongs to a process that was killed."""
+
+
+def quantize(
+    model: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    *,
+    format: str = "int4",  # noqa: A002  # the word of the command line
+    revision: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Writes a model with its weights packed as `format` into the directory `output`, and returns that.
+
+    It holds configuration, tokenizer and chat template as they were, and loads as any model does, as `format` and
+    nothing else. The weights are packed matrix by matrix: at no time are all of them in memory. The directory appears
+    as a whole at the end or not at all; `overwrite` lets it take the place of one that `quantize` wrote before.
+    `progress` is called with the bytes packed so far and in all.
+
+    Raises InvalidParameterError for a format that there is not, and for a directory that is the model's own, or holds
+    something else; ModelWriteError where it cannot be written, and as loading the model does.
+    """
+    if format not in FORMATS:
+        raise InvalidParameterError(f"format is {shown(format)}; it must be one of {', '.join(FORMATS)}")
+    options = EngineOptions(quantization=format, threads=threads)
+    files = read_model_files(find_model(model, revision))
+    if files.packed is not None:
+        raise InvalidParameterError(
+            f"model is {files.directory}, which is packed as {files.packed!r} already; "
+            "it must be the one that this was made from"
+        )
+    target = Path(output).expanduser().resolve()
+    _check_target(target, files.directory.resolve(), overwrite=overwrite)
+    name = EMBEDDED if model is None else os.fspath(model)
+    with _writing(target) as folder:
+        _copy_small_files(files.directory, folder)
+        config = read_json_object(files.directory / _CONFIG)
+        config["quantization_config"] = {"quant_method": PACKED_METHOD, "format": format}
+        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        _pack(files, folder / WEIGHTS, name, options, progress)
+        _replace(target, folder)
+    return target
+
+
+def _pack(
+    files: ModelFiles, path: Path, name: str, options: EngineOptions, progress: Callable[[int, int], None] | None
+) -> None:
+    from ferrule import _native
+
+    spec, directory = files.spec.to_json(), os.fspath(files.directory)
+    _native.pack(spec, directory, options.to_json(), os.fspath(path), {"model": name}, progress)
+
+
+def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
+    """Refuses to write where anything would be lost."""
+    if target == source or target in source.parents:
+        raise InvalidParameterError(f"output is {target}; it must not be the model's own directory, nor one around it")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise InvalidParameterError(f"output is {target}, a file; it must be a directory, or not there yet")
+    try:
+        is_empty = not any(target.iterdir())
+    except OSError as error:
+        raise ModelWriteError(f"{target}: {error.strerror}") from error
+    if is_empty:
+        return
+    ours = _is_ours(target)
+    if not (ours and overwrite):
+        holds = "a packed model already" if ours else "something else"
+        limit = (
+            "empty, or overwrite must be given" if ours else "empty: only what ferrule quantize wrote is overwritten"
+        )
+        raise InvalidParameterError(f"output is {target}, which holds {holds}; it must be {limit}")
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether `quantize` wrote a directory."""
+    try:
+        return read_model_files(directory).packed is not None
+    except (ConfigError, ModelFileError, ModelNotFoundError):
+        return False
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[Path]:
+    """A directory beside `target`, to be filled; it is gone afterwards, whatever happened."""
+    prefix = f".{target.name}."
+    folder = target.with_name(f"{prefix}{os.getpid()}-{time.time_ns()}.tmp")
+    lock: int | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target.parent, prefix)
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    except ModelWriteError as error:
+        # Of the place that the user named; the one where it happened is gone by then.
+        raise ModelWriteError(str(error).replace(os.fspath(folder), os.fspath(target))) from error
+    except OSError as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelWriteError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Removes what killed processes left of this directory."""
+    for folder in parent.glob(f"{prefix}*.tmp"):
+        try:
+            if time.time() - folder.stat().st_mtime < _ABANDONED:
+                continue
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # gone meanwhile, or not ours
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by whoever still writes it
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+
+
+def _copy_small_files(source: Path, folder: Path) -> None:
+    inside = (source.resolve(), *_blobs(source))
+    for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
+        name = path.relative_to(source)
+        if name.name.endswith(".index.json") or name == Path(_CONFIG) or not path.is_file():
+            continue
+        real = path.resolve()
+        if not any(real.is_relative_to(each) for each in inside):
+            raise ModelFileError(f"{path}: a link to {real}, which is outside of the model's folder: not copied")
+        if (size := real.stat().st_size) > _LARGEST_COPY:
+            raise ModelFileError(f"{path}: has {size} bytes; the limit of what is copied is {_LARGEST_COPY}")
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(real, folder / name)
+
+
+def _blobs(source: Path) -> list[Path]:
+    """Where the links of a snapshot in the Hugging Face cache lead: `models--org--name/blobs`."""
+    roots = [parent.parent for parent in source.resolve().parents if parent.name == "snapshots"]
+    return [root / "blobs" for root in roots if root.name.startswith("models--")]
+
+
+def _replace(target: Path, folder: Path) -> None:
+    """Gives a filled directory its name; what was there is first moved away, and put back where that fails."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+    old = folder.with_name(f"{folder.name.removesuffix('.tmp')}-old.tmp")
+    replaces = target.exists()
+    if replaces:
+        target.rename(old)
+    try:
+        folder.rename(target)
+    except BaseException:
+        if replaces:
+            old.rename(target)
+        raise
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,104 @@
+//! Where an engine's weights come from, and packed files as Python makes them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ferrule_formats::{Checkpoint, PackedFile};
+use ferrule_kernels::{Exec, Pool};
+use ferrule_model::{LoadError, ModelSpec, Source, open_packed, pack_into};
+use pyo3::prelude::*;
+use serde_json::json;
+
+use crate::errors::{self, InvalidParameterError};
+use crate::fork;
+use crate::interrupt::Interrupt;
+use crate::options::Options;
+
+/// Open files of weights.
+pub(crate) enum WeightFiles {
+    /// None: random numbers.
+    Random,
+    Checkpoint(Checkpoint),
+    Packed(PackedFile),
+}
+
+impl WeightFiles {
+    /// Opens the checkpoint of a directory, or a packed file; mapped, if so told.
+    pub fn open(path: Option<&str>, spec: &ModelSpec, mapped: bool) -> Result<Self, LoadError> {
+        let Some(path) = path.map(Path::new) else { return Ok(Self::Random) };
+        if path.is_file() {
+            return Ok(Self::Packed(open_packed(path, mapped)?));
+        }
+        let mut checkpoint = Checkpoint::open(path)?;
+        spec.folders().into_iter().try_for_each(|folder| checkpoint.add_folder(folder))?;
+        Ok(Self::Checkpoint(checkpoint))
+    }
+
+    pub fn source(&self, may_page: bool) -> Source<'_> {
+        match self {
+            Self::Random => Source::Random,
+            Self::Checkpoint(checkpoint) => Source::Checkpoint(checkpoint),
+            Self::Packed(file) => Source::Packed { file, may_page },
+        }
+    }
+
+    /// Bytes of the tensors; None where there are no files.
+    pub fn total_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Random => None,
+            Self::Checkpoint(checkpoint) => Some(checkpoint.total_bytes()),
+            Self::Packed(file) => Some(file.total_bytes()),
+        }
+    }
+}
+
+/// Packs the weights of a checkpoint into a file.
+#[pyfunction]
+#[pyo3(signature = (spec, model_dir, options, path, metadata, progress=None))]
+pub(crate) fn pack(
+    py: Python<'_>,
+    spec: &str,
+    model_dir: &str,
+    options: &str,
+    path: &str,
+    metadata: BTreeMap<String, String>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<()> {
+    let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
+    let Options { quantization, threads, .. } = Options::from_json(options, &spec)?;
+    if Path::new(model_dir).is_file() {
+        let message = format!("model_dir is {model_dir:?}, a file; it must be the directory of a checkpoint");
+        return Err(InvalidParameterError::new_err(message));
+    }
+    let isa = errors::chosen_isa()?;
+    let interrupt = Interrupt::new();
+    let mut report = reporter(progress);
+    let packed = py.detach(|| {
+        let _gate = fork::keep_out();
+        let files = WeightFiles::open(Some(model_dir), &spec, true)?;
+        let exec = Exec { isa, pool: &Pool::new(threads), cancel: &interrupt.cancel };
+        pack_into(Path::new(path), &spec, files.source(false), quantization, &metadata, exec, &mut report)
+    });
+    packed.map_err(|error| match error {
+        LoadError::Cancelled => interrupt.take(),
+        error => errors::load_error(&error),
+    })?;
+    interrupt.settle(py);
+    Ok(())
+}
+
+/// What a packed file says of itself, as JSON, and the bytes of its tensors.
+#[pyfunction]
+pub(crate) fn packed_metadata(path: &str) -> PyResult<(String, u64)> {
+    let file = open_packed(Path::new(path), false).map_err(|error| errors::load_error(&error))?;
+    Ok((json!(file.all_metadata()).to_string(), file.total_bytes()))
+}
+
+/// Tells Python how many bytes are packed, of how many.
+pub(crate) fn reporter(progress: Option<Py<PyAny>>) -> impl FnMut(u64, u64) + Send {
+    move |done, total| {
+        let Some(progress) = &progress else { return };
+        // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
+        Python::attach(|py| _ = progress.call1(py, (done, total)));
+    }
+}
