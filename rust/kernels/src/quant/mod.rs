@@ -10,6 +10,7 @@
 mod bf16;
 mod f16;
 mod f32;
+mod gptq;
 mod int4;
 mod int6;
 mod int8;
@@ -18,6 +19,7 @@ mod quantize;
 pub(crate) mod rotation;
 
 pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
+pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 
 use bytemuck::Pod;
