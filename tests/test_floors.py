@@ -33,7 +33,7 @@ FLOORS: list[set[str]] = [
     {"parsers"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"options", "loading", "shapes", "tokenizer"},
-    {"fim"},
+    {"fim", "calibration"},
     {"prompt", "info", "packing", "quantization"},
     {"texts"},
     {"driver", "judge"},

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ferrule_formats::{Checkpoint, PackedFile};
 use ferrule_kernels::{Exec, Pool};
-use ferrule_model::{LoadError, ModelSpec, Source, open_packed, pack_into};
+use ferrule_model::{LoadError, ModelSpec, Source, calibrate_into, open_packed, pack_into};
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -54,7 +54,8 @@ impl WeightFiles {
 
 /// Packs the weights of a checkpoint into a file.
 #[pyfunction]
-#[pyo3(signature = (spec, model_dir, options, path, metadata, progress=None))]
+#[pyo3(signature = (spec, model_dir, options, path, metadata, calibration=None, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn pack(
     py: Python<'_>,
     spec: &str,
@@ -62,6 +63,7 @@ pub(crate) fn pack(
     options: &str,
     path: &str,
     metadata: BTreeMap<String, String>,
+    calibration: Option<Vec<Vec<u32>>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<()> {
     let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
@@ -70,6 +72,7 @@ pub(crate) fn pack(
         let message = format!("model_dir is {model_dir:?}, a file; it must be the directory of a checkpoint");
         return Err(InvalidParameterError::new_err(message));
     }
+    calibration.as_deref().map_or(Ok(()), |sequences| check_calibration(sequences, &spec))?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
     let mut report = reporter(progress);
@@ -77,13 +80,38 @@ pub(crate) fn pack(
         let _gate = fork::keep_out();
         let files = WeightFiles::open(Some(model_dir), &spec, true)?;
         let exec = Exec { isa, pool: &Pool::new(threads), cancel: &interrupt.cancel };
-        pack_into(Path::new(path), &spec, files.source(false), quantization, &metadata, exec, &mut report)
+        let (path, source) = (Path::new(path), files.source(false));
+        match &calibration {
+            None => pack_into(path, &spec, source, quantization, &metadata, exec, &mut report),
+            Some(sequences) => {
+                calibrate_into(path, &spec, source, (quantization, sequences), &metadata, exec, &mut report)
+            }
+        }
     });
     packed.map_err(|error| match error {
         LoadError::Cancelled => interrupt.take(),
         error => errors::load_error(&error),
     })?;
     interrupt.settle(py);
+    Ok(())
+}
+
+/// Holds the tokens of a calibration against the model that is to run over them.
+fn check_calibration(sequences: &[Vec<u32>], spec: &ModelSpec) -> PyResult<()> {
+    let (most, vocab_size) = (spec.max_position_embeddings, spec.vocab_size);
+    if sequences.is_empty() {
+        return Err(InvalidParameterError::new_err("calibration has no sequences of tokens; it must have one at least"));
+    }
+    for (index, tokens) in sequences.iter().enumerate() {
+        if tokens.is_empty() || tokens.len() > most {
+            let message = format!("calibration[{index}] has {} tokens; it must have from 1 to {most}", tokens.len());
+            return Err(InvalidParameterError::new_err(message));
+        }
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
+            let message = format!("calibration[{index}] has the token {token}; it must be below {vocab_size}");
+            return Err(InvalidParameterError::new_err(message));
+        }
+    }
     Ok(())
 }
 

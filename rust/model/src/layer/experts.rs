@@ -10,7 +10,7 @@ use ferrule_kernels::{Exec, PoolError, Product, Scratch, matmul_each};
 
 use super::ffn::{self, dense, let_through};
 use super::router::{Choice, choose};
-use super::{AdapterRows, adapted, linear};
+use super::{AdapterRows, Observer, adapted, linear};
 use crate::spec::ExpertsSpec;
 use crate::weights::{Experts, Linear};
 
@@ -39,7 +39,7 @@ pub(super) struct MixturePass<'a> {
     pub exec: &'a Exec<'a>,
     pub weights: &'a Experts,
     pub spec: &'a ExpertsSpec,
-    /// They change the network that all tokens go through, and its gate.
+    /// They change the network that all tokens go through, and its gate; whoever sees rows sees those of experts too.
     pub adapters: AdapterRows<'a>,
 }
 
@@ -129,10 +129,12 @@ impl MixturePass<'_> {
         };
         let active = || weights.experts.iter().zip(&counts).filter(|(_, count)| **count > 0);
         let inner = inner.take(chosen.len() * spec.expert.inner_rows());
-        multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), gathered, inner)?;
+        let observer = self.adapters.observer;
+        multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), observer, gathered, inner)?;
         let activated = let_through(exec, &spec.expert, inner, activated)?;
         let given = given.take(chosen.len() * width);
-        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), Gathered::Each(activated), given)?;
+        let activated = Gathered::Each(activated);
+        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, given)?;
 
         out.fill(0.0);
         let choices = chosen.chunks_exact(spec.experts_per_token).zip(places.chunks_exact(spec.experts_per_token));
@@ -158,6 +160,7 @@ enum Gathered<'a> {
 fn multiply<'a>(
     exec: &Exec<'_>,
     experts: impl Iterator<Item = (&'a Linear, usize)> + Clone,
+    observer: Option<&dyn Observer>,
     mut x: Gathered<'_>,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
@@ -172,6 +175,7 @@ fn multiply<'a>(
                 rows
             }
         };
+        observer.map_or(Ok(()), |observer| observer.see(exec, linear.site, x_rows))?;
         let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
         left = out_left;
         products.push(Product { x: x_rows, w: &linear.weight, out: out_rows });
