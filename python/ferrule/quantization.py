@@ -51,7 +51,7 @@ def quantize(
 
     With `calibrate`, a file of text or sequences of token ids, the model runs over `calibration_tokens` of them at the
     most, and integer formats make their errors where they cost least (GPTQ). That takes a layer in f32 and the hidden
-    states of these tokens in memory, and far longer. The same text gives the same weights, bit for bit.
+    states of these tokens in memory, and far longer. The same text gives the same weights on one instruction set, bit for bit.
 
     Raises InvalidParameterError for a format that there is not, and for a directory that is the model's own, or holds
     something else; ModelWriteError where it cannot be written, and as loading the model and `calibration_sequences` do.
@@ -76,7 +76,7 @@ def quantize(
         config = read_json_object(files.directory / _CONFIG)
         config["quantization_config"] = {"quant_method": PACKED_METHOD, "format": format}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        _pack(files, folder / WEIGHTS, name, options, sequences, progress)
+        _pack(files, folder / WEIGHTS, name, options, calibration=sequences, progress=progress)
         _replace(target, folder)
     return target
 
@@ -86,6 +86,7 @@ def _pack(
     path: Path,
     name: str,
     options: EngineOptions,
+    *,
     calibration: list[list[int]] | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:

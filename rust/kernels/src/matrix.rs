@@ -8,8 +8,8 @@ use bytemuck::Pod;
 use crate::arch::{ByteLine, Isa, LANES, LINE};
 use crate::disjoint::Tiles;
 use crate::memory::{AllocError, PageSlice, SharedBytes};
-use crate::quant::integer::{self, Steps};
 use crate::moments::InputStatistics;
+use crate::quant::integer::{self, Steps};
 use crate::quant::{self, CalibratedPanel, FloatFormat, Format, FormatVisitor, IntegerFormat, Line, PackCalibrated};
 use crate::{Exec, PoolError};
 
@@ -215,7 +215,8 @@ impl PackedMatrix {
                 for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
                     source.read_row(row, values);
                 }
-                let each = values.chunks_exact(LANES * cols).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
+                let each =
+                    values.chunks_exact(LANES * cols).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
                 let each = each.zip(steps.contiguous().chunks_exact_mut(band.panel_steps));
                 let panels = each.map(|((values, lines), steps)| {
                     CalibratedPanel::new(exec.isa, values, steps, bytemuck::cast_slice_mut(lines))

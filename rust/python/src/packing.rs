@@ -100,7 +100,9 @@ pub(crate) fn pack(
 fn check_calibration(sequences: &[Vec<u32>], spec: &ModelSpec) -> PyResult<()> {
     let (most, vocab_size) = (spec.max_position_embeddings, spec.vocab_size);
     if sequences.is_empty() {
-        return Err(InvalidParameterError::new_err("calibration has no sequences of tokens; it must have one at least"));
+        return Err(InvalidParameterError::new_err(
+            "calibration has no sequences of tokens; it must have one at least",
+        ));
     }
     for (index, tokens) in sequences.iter().enumerate() {
         if tokens.is_empty() || tokens.len() > most {

@@ -19,9 +19,6 @@ use crate::{Exec, PoolError};
 /// had nothing.
 const DAMPING: f32 = 0.01;
 
-/// Rows from which on it is known what goes together; fewer say only which inputs are large.
-const FEEDBACK_ROWS: u64 = SUPER as u64;
-
 /// Why there are no statistics.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CalibrationError {
@@ -90,7 +87,8 @@ impl Moments {
         }
         let scale = mean.recip() as f32;
         let diagonal = diagonal.into_iter().map(|x| x * scale);
-        if self.rows < FEEDBACK_ROWS {
+        // Fewer rows than inputs say which inputs are large, and nothing of what goes together that others will confirm.
+        if self.rows < size as u64 {
             let importance = diagonal.map(|x| x + DAMPING).collect();
             return Ok(Some(InputStatistics { cols, importance, feedback: None }));
         }
@@ -115,7 +113,12 @@ impl Moments {
 
 /// Factors `h: [size][size]`, of which the upper triangle is there and whose smallest eigenvalue is [`DAMPING`] or more.
 /// `panels` is room for a super-block of rows.
-fn factor(exec: &Exec<'_>, mut h: PageSlice<f32>, size: usize, mut panels: PageSlice<f32>) -> Result<Feedback, PoolError> {
+fn factor(
+    exec: &Exec<'_>,
+    mut h: PageSlice<f32>,
+    size: usize,
+    mut panels: PageSlice<f32>,
+) -> Result<Feedback, PoolError> {
     let mut inverses = Vec::new();
     for first in (0..size).step_by(SUPER).rev() {
         let width = (size - first).min(SUPER);
@@ -136,9 +139,8 @@ fn factor(exec: &Exec<'_>, mut h: PageSlice<f32>, size: usize, mut panels: PageS
 
 /// The inverse of R's super-block on the diagonal, which begins at `first`: `[width][width]`.
 fn inverse_of_diagonal(h: &[f32], size: usize, first: usize, width: usize) -> Vec<f32> {
-    let mut r: Vec<f64> = (first..first + width)
-        .flat_map(|row| h[row * size + first..][..width].iter().map(|x| f64::from(*x)))
-        .collect();
+    let mut r: Vec<f64> =
+        (first..first + width).flat_map(|row| h[row * size + first..][..width].iter().map(|x| f64::from(*x))).collect();
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for k in (0..width).rev() {
         let (above, from_k) = r.split_at_mut(k * width);

@@ -17,8 +17,8 @@ use crate::quant::integer::{self, BLOCK};
 use crate::quant::rotation;
 use crate::{Exec, PoolError};
 
-pub use factor::{CalibrationError, InputStatistics};
 pub(crate) use factor::Feedback;
+pub use factor::{CalibrationError, InputStatistics};
 use rank_update::{DEPTH, PANEL, Sign, rank_update};
 
 /// Panels of columns that a block has.

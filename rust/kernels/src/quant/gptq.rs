@@ -25,8 +25,8 @@ type Column = [f32; LANES];
 pub(crate) struct CalibratedPanel<'a> {
     /// The weights, rotated, in whole blocks of inputs.
     weights: Vec<Column>,
-    /// For each input what the errors before it add up to, `e R`.
-    corrections: Vec<Column>,
+    /// For each input what the errors before it take off: `-e R`.
+    taken: Vec<Column>,
     steps: &'a mut [Steps],
     /// Zero so far.
     lines: &'a mut [ByteLine],
@@ -41,8 +41,8 @@ impl<'a> CalibratedPanel<'a> {
             weights.iter_mut().zip(values).for_each(|(column, value)| column[row] = *value);
         }
         isa.run(Rotate(weights.as_chunks_mut().0));
-        let corrections = vec![[0.0; LANES]; weights.len()];
-        Self { weights, corrections, steps, lines }
+        let taken = vec![[0.0; LANES]; weights.len()];
+        Self { weights, taken, steps, lines }
     }
 }
 
@@ -101,8 +101,9 @@ impl<S: Simd> SuperBlock<'_, S> {
         let targets = &mut targets[..width];
         targets.copy_from_slice(weights);
         if let Some(feedback) = feedback {
-            for (k, (correction, inverse)) in panel.corrections[first..].iter().zip(feedback.inverse(*index)).enumerate() {
-                subtract(simd, &mut targets[k..], &[simd.sub(simd.splat(0.0), simd.load(correction))], &[&inverse[k..]]);
+            let given = panel.taken[first..].iter().zip(feedback.inverse(*index));
+            for (k, (taken, inverse)) in given.enumerate() {
+                subtract(simd, &mut targets[k..], &[simd.load(taken)], &[&inverse[k..]]);
             }
         }
         let groups = targets.as_chunks::<GROUP>().0;
@@ -213,23 +214,23 @@ fn subtract<S: Simd, const N: usize>(simd: S, targets: &mut [Column], left: &[S:
     }
 }
 
-/// Adds what the errors of super-block `index` come to at later inputs.
+/// Takes off later inputs what the errors of super-block `index` come to there.
 #[inline(always)]
 fn correct<S: Simd>(simd: S, feedback: &Feedback, index: usize, panels: &mut [CalibratedPanel<'_>]) {
     let Some(CalibratedPanel { weights, .. }) = panels.first() else { return };
     let inputs = index * SUPER..weights.len().min((index + 1) * SUPER);
     for first in (inputs.end..weights.len()).step_by(CORRECTED) {
-        for CalibratedPanel { weights, corrections, .. } in &mut *panels {
-            let sums: &mut [Column; CORRECTED] = corrections[first..].first_chunk_mut().expect("whole blocks");
-            let mut added: [S::F32; CORRECTED] = std::array::from_fn(|j| simd.load(&sums[j]));
+        for CalibratedPanel { weights, taken, .. } in &mut *panels {
+            let taken: &mut [Column; CORRECTED] = taken[first..].first_chunk_mut().expect("whole blocks");
+            let mut sums = taken.map(|taken| simd.load(&taken));
             for (error, input) in weights[inputs.clone()].iter().zip(inputs.clone()) {
-                let error = simd.load(error);
+                let error = simd.sub(simd.splat(0.0), simd.load(error));
                 let row: &[f32; CORRECTED] = feedback.row(input)[first..].first_chunk().expect("whole blocks");
-                for (added, factor) in added.iter_mut().zip(row) {
-                    *added = simd.mul_add(error, simd.splat(*factor), *added);
+                for (sum, factor) in sums.iter_mut().zip(row) {
+                    *sum = simd.mul_add(error, simd.splat(*factor), *sum);
                 }
             }
-            sums.iter_mut().zip(added).for_each(|(sum, added)| simd.store(added, sum));
+            taken.iter_mut().zip(sums).for_each(|(taken, sum)| simd.store(sum, taken));
         }
     }
 }

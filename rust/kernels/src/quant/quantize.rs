@@ -187,7 +187,11 @@ impl<S: Simd> Grid<S> {
 
     /// Of each group the scale that leaves the least squared error.
     #[inline(always)]
-    pub fn ideal_scales(&self, groups: &[[[f32; LANES]; GROUP]], importance: impl Importance) -> [S::F32; SUPER_GROUPS] {
+    pub fn ideal_scales(
+        &self,
+        groups: &[[[f32; LANES]; GROUP]],
+        importance: impl Importance,
+    ) -> [S::F32; SUPER_GROUPS] {
         let simd = self.simd;
         let mut ideal = [simd.splat(0.0); SUPER_GROUPS];
         for (index, (ideal, group)) in ideal.iter_mut().zip(groups).enumerate() {
@@ -266,12 +270,7 @@ impl<S: Simd> Grid<S> {
 
     /// The squared error of a group with the given scale; `weigh` says what the error of an input counts.
     #[inline(always)]
-    fn error(
-        &self,
-        group: &[[f32; LANES]; GROUP],
-        scale: S::F32,
-        weigh: impl Fn(usize, S::F32) -> S::F32,
-    ) -> S::F32 {
+    fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32, weigh: impl Fn(usize, S::F32) -> S::F32) -> S::F32 {
         let simd = self.simd;
         let inverse = self.inverse(scale);
         group.iter().enumerate().fold(simd.splat(0.0), |sum, (input, column)| {

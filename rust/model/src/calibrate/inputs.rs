@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use ferrule_kernels::{Exec, Moments, PoolError, machine};
+use ferrule_kernels::{Exec, Moments, PoolError};
 
 use super::output::calibrated_site;
 use super::pass::Pass;
@@ -59,6 +59,8 @@ pub(super) struct LayerInputs<'a, 's> {
     /// Maps that were not recorded yet; see [`Wanted`].
     left: Vec<(usize, usize)>,
     recorded: BTreeMap<usize, Moments>,
+    /// Bytes that may be recorded at a time; one map is in any case.
+    room: u64,
     /// Work that running the layer stands for; none is left after the first time.
     work: f64,
 }
@@ -69,15 +71,15 @@ impl<'a, 's> LayerInputs<'a, 's> {
         layer: &'a Layer,
         spec: &'a LayerSpec,
         maps: Vec<(usize, usize)>,
+        room: u64,
         work: f64,
     ) -> Self {
-        Self { pass, layer, spec, left: maps, recorded: BTreeMap::new(), work }
+        Self { pass, layer, spec, left: maps, recorded: BTreeMap::new(), room, work }
     }
 
     /// Runs the layer, and records the first of the maps that are left.
     fn record(&mut self, work: &mut dyn FnMut(f64)) -> Result<(), LoadError> {
-        // Half of it: matrices are quantized beside what was recorded.
-        let mut room = machine::available_memory() / 2;
+        let mut room = self.room;
         let mut recorder = Recorder::default();
         let fit = self.left.iter().enumerate().take_while(|(index, (_, columns))| {
             let bytes = Moments::bytes_for(*columns).unwrap_or(u64::MAX);
@@ -112,5 +114,62 @@ struct Recorder(RefCell<BTreeMap<usize, Moments>>);
 impl Observer for Recorder {
     fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError> {
         self.0.borrow_mut().get_mut(&site).map_or(Ok(()), |moments| moments.add(exec, x))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::{Cancel, Format, PackedMatrix, Pool, RowSource};
+
+    use super::super::in_memory;
+    use super::*;
+    use crate::quantization::Quantization;
+    use crate::random::RandomMatrix;
+    use crate::spec::ModelSpec;
+    use crate::specs;
+    use crate::weights::{Loader, Source};
+
+    impl RowSource for RandomMatrix {
+        fn read_row(&self, row: usize, out: &mut [f32]) {
+            Self::read_row(self, row, out);
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_does_not_depend_on_how_much_is_at_a_time() {
+        let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
+        let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        let load = |name| Loader::new(&spec, Source::Random, Quantization::named(name).unwrap());
+        let (floats, mut wanted) = (load("f32"), Wanted::default());
+        load("int4").layer(&mut wanted, 0, &spec.layers[0]).unwrap();
+        assert_eq!(wanted.maps.iter().map(|(_, columns)| *columns).collect::<Vec<_>>(), [64, 64, 64, 96]);
+
+        let sequences: Vec<Vec<u32>> = [200, 256, 17].map(|length| (0..length).map(|i| i * i % 96).collect()).into();
+        let embedding = floats.embedding(&mut in_memory(exec, Source::Random, &mut |_, _| ())).unwrap();
+        let layer = floats.layer(&mut in_memory(exec, Source::Random, &mut |_, _| ()), 0, &spec.layers[0]).unwrap();
+        let mut pass = Pass::new(exec, &spec, &sequences, &embedding).unwrap();
+        let two = Moments::bytes_for(64).unwrap() * 2;
+        let found = [(u64::MAX, 3), (two, 6), (0, 12)].map(|(room, runs)| {
+            let (mut done, mut advanced) = (0, 0.0);
+            let mut inputs = LayerInputs::new(&mut pass, &layer, &spec.layers[0], wanted.maps.clone(), room, 100.0);
+            let mut packed = Vec::new();
+            for &(site, columns) in &wanted.maps {
+                let work = &mut |bytes| (done, advanced) = (done + 1, advanced + bytes);
+                let moments = inputs.take(site, work).unwrap().unwrap();
+                assert_eq!(moments.rows(), 473);
+                let statistics = moments.statistics(&exec).unwrap().unwrap();
+                let rows = RandomMatrix::new("rows", 20);
+                let matrix = PackedMatrix::pack_calibrated(&exec, &[(Format::Int4, 20)], columns, &rows, &statistics);
+                packed.extend(matrix.unwrap().contents().flatten().copied());
+            }
+            assert_eq!(done, runs, "sequences that ran");
+            assert!((advanced - 100.0).abs() < 1e-9, "{advanced}");
+            packed
+        });
+        assert!(found.iter().all(|packed| *packed == found[0]));
     }
 }

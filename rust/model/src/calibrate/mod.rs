@@ -29,7 +29,7 @@ const SHARES: [f64; 3] = [0.4, 0.4, 0.2];
 
 /// Packs the weights of a source into a file, as [`crate::pack_into`] does, but by what a text shows: `sequences` of
 /// tokens, each from its first position on. Matrices of floating-point numbers are as without it. The same text gives
-/// the same file, whatever the threads.
+/// the same file on one instruction set, whatever the threads.
 ///
 /// # Errors
 /// [`LoadError`]; then there is no such file, or the one that was there before.
@@ -48,7 +48,8 @@ pub fn calibrate_into(
     let floats = Loader::new(spec, source, Quantization::F32);
     let loader = Loader::new(spec, source, quantization);
     check_memory(spec, &floats, sequences)?;
-    let file = PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;
+    let file =
+        PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;
     let mut output = Output { exec, source, done: 0.0, file, progress };
 
     // An embedding that is the head too is packed as such, when what goes into it is known; until then as without.
@@ -63,7 +64,9 @@ pub fn calibrate_into(
         loader.without_vectors().layer(&mut wanted, index, layer_spec)?;
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, source, &mut |_, _| ()), index, layer_spec)?;
-        let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.maps, before);
+        // Half of it: matrices are quantized beside what was recorded.
+        let room = machine::available_memory() / 2;
+        let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.maps, room, before);
         let mut calibrated = Calibrated::new(&mut output, &mut inputs);
         calibrated.share = packing / wanted.bytes as f64;
         let quantized = loader.layer(&mut calibrated, index, layer_spec)?;
@@ -134,7 +137,11 @@ fn check_memory(spec: &ModelSpec, floats: &Loader<'_>, sequences: &[Vec<u32>]) -
     let needs = weights.layers.iter().map(of_layer).max().unwrap_or(0).saturating_add(hidden);
     let available = machine::available_memory();
     if needs > available {
-        return Err(LoadError::Memory { what: "a layer in f32 with the hidden states of the calibration's tokens", needs, available });
+        return Err(LoadError::Memory {
+            what: "a layer in f32 with the hidden states of the calibration's tokens",
+            needs,
+            available,
+        });
     }
     Ok(())
 }
