@@ -87,9 +87,11 @@ impl Moments {
         }
         let scale = mean.recip() as f32;
         let diagonal = diagonal.into_iter().map(|x| x * scale);
-        // Fewer rows than inputs say which inputs are large, and nothing of what goes together that others will confirm.
+        // Fewer rows than inputs say nothing of what goes together that others will confirm; and the fewer they are, the
+        // less of which inputs are large.
         if self.rows < size as u64 {
-            let importance = diagonal.map(|x| x + DAMPING).collect();
+            let share = self.rows as f32 / size as f32;
+            let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
             return Ok(Some(InputStatistics { cols, importance, feedback: None }));
         }
         let Self { mut sums, pending, .. } = self;
