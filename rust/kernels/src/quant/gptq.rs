@@ -110,7 +110,7 @@ impl<S: Simd> SuperBlock<'_, S> {
         let (step, _) = grid.step_and_scales::<F>(groups, &grid.ideal_scales(groups, importance), importance);
         simd.store_f16(simd.add(step, not_finite(simd, groups)), &mut panel.steps[*index]);
 
-        for group in 0..width / GROUP {
+        for (group, importance) in importance.iter().enumerate() {
             let inputs = group * GROUP..(group + 1) * GROUP;
             let now: &[Column; GROUP] = targets[inputs.start..].first_chunk().expect("a group");
             let rows: [&[f32]; GROUP] = match feedback {
@@ -120,7 +120,7 @@ impl<S: Simd> SuperBlock<'_, S> {
                 }
                 None => [&[]; GROUP],
             };
-            let (scale, coded) = self.group::<F>(now, &importance[group], &rows, step);
+            let (scale, coded) = self.group::<F>(now, importance, &rows, step);
             if feedback.is_some() {
                 subtract(simd, &mut targets[inputs.end..], &coded.left, &rows.map(|row| &row[GROUP..]));
             }
