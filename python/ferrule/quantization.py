@@ -51,7 +51,7 @@ def quantize(
 
     With `calibrate`, a file of text or sequences of token ids, the model runs over `calibration_tokens` of them at the
     most, and integer formats make their errors where they cost least (GPTQ). That takes a layer in f32 and the hidden
-    states of these tokens in memory, and far longer. The same text gives the same weights on one instruction set, bit for bit.
+    states of these tokens in memory, and far longer. On one instruction set the same text gives the same bits.
 
     Raises InvalidParameterError for a format that there is not, and for a directory that is the model's own, or holds
     something else; ModelWriteError where it cannot be written, and as loading the model and `calibration_sequences` do.
