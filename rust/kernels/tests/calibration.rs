@@ -176,6 +176,8 @@ proptest! {
             let mut whole = vec![0.0; n];
             whole[..cols].copy_from_slice(weights);
             let mut targets: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
+            // Targets are sums in f32: where a block's weights are far smaller than others', steps come near to that.
+            let rounding = 1e-6 * targets.iter().fold(0.0f64, |largest, target| largest.max(target.abs()));
             for k in 0..n {
                 // A panel has a line of 64 bytes for four inputs of sixteen rows, and steps for 256 of them.
                 let (panel, lane) = (row / 16, row % 16);
@@ -184,7 +186,8 @@ proptest! {
                 let step = half::f16::from_le_bytes([steps[at], steps[at + 1]]).to_f64();
                 let error = targets[k] - code * step;
                 let at_the_end = code.abs() == 127.0 && error * code > 0.0;
-                prop_assert!(error.abs() <= 0.502 * step || at_the_end, "row {row}, input {k}: {error}, steps of {step}");
+                let is_nearest = error.abs() <= 0.502 * step + rounding;
+                prop_assert!(is_nearest || at_the_end, "row {row}, input {k}: {error}, steps of {step}");
                 let left = error / u[k * n + k];
                 (k + 1..n).for_each(|j| targets[j] -= left * u[k * n + j]);
             }
