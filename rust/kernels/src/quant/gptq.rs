@@ -15,8 +15,12 @@ use super::quantize::{Grid, Rotate, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 use crate::moments::{Feedback, InputStatistics};
 
-/// Columns that later super-blocks' targets are corrected in at a time.
+/// Later inputs that are corrected at a time: sums in registers.
 const CORRECTED: usize = 8;
+
+/// Later inputs whose numbers in R are copied together: of a row so many lie side by side. Rows are often a power of two
+/// apart and share their place in the cache.
+const STRIP: usize = 8 * CORRECTED;
 
 /// Sixteen rows at one input.
 type Column = [f32; LANES];
@@ -61,7 +65,10 @@ impl<F: IntegerFormat> Kernel for PackCalibrated<'_, '_, F> {
         let InputStatistics { importance, feedback, .. } = self.statistics;
         for (index, importance) in importance.chunks(SUPER).enumerate() {
             let block = SuperBlock { grid: Grid::new::<F>(simd), index, importance, feedback: feedback.as_ref() };
-            self.panels.iter_mut().for_each(|panel| block.quantize::<F>(panel));
+            // Not in a closure, which would be compiled for any machine.
+            for panel in &mut *self.panels {
+                block.quantize::<F>(panel);
+            }
             if let Some(feedback) = feedback {
                 correct(simd, feedback, index, self.panels);
             }
@@ -219,18 +226,35 @@ fn subtract<S: Simd, const N: usize>(simd: S, targets: &mut [Column], left: &[S:
 fn correct<S: Simd>(simd: S, feedback: &Feedback, index: usize, panels: &mut [CalibratedPanel<'_>]) {
     let Some(CalibratedPanel { weights, .. }) = panels.first() else { return };
     let inputs = index * SUPER..weights.len().min((index + 1) * SUPER);
-    for first in (inputs.end..weights.len()).step_by(CORRECTED) {
+    // `[tiles of a strip][inputs][CORRECTED]`
+    let mut strip = vec![[0.0; CORRECTED]; STRIP / CORRECTED * inputs.len()];
+    for first in (inputs.end..weights.len()).step_by(STRIP) {
+        for (index, input) in inputs.clone().enumerate() {
+            let row: &[f32; STRIP] = feedback.row(input)[first..].first_chunk().expect("whole blocks");
+            for (tile, factors) in row.as_chunks().0.iter().enumerate() {
+                strip[tile * inputs.len() + index] = *factors;
+            }
+        }
         for CalibratedPanel { weights, taken, .. } in &mut *panels {
-            let taken: &mut [Column; CORRECTED] = taken[first..].first_chunk_mut().expect("whole blocks");
-            let mut sums = taken.map(|taken| simd.load(&taken));
-            for (error, input) in weights[inputs.clone()].iter().zip(inputs.clone()) {
-                let error = simd.sub(simd.splat(0.0), simd.load(error));
-                let row: &[f32; CORRECTED] = feedback.row(input)[first..].first_chunk().expect("whole blocks");
-                for (sum, factor) in sums.iter_mut().zip(row) {
-                    *sum = simd.mul_add(error, simd.splat(*factor), *sum);
+            let tiles = taken[first..first + STRIP].as_chunks_mut::<CORRECTED>().0;
+            for (taken, rows) in tiles.iter_mut().zip(strip.chunks_exact(inputs.len())) {
+                let mut sums = [simd.splat(0.0); CORRECTED];
+                for (sum, taken) in sums.iter_mut().zip(&*taken) {
+                    *sum = simd.load(taken);
+                }
+                for (error, row) in weights[inputs.clone()].iter().zip(rows) {
+                    let error = simd.sub(simd.splat(0.0), simd.load(error));
+                    for (sum, factor) in sums.iter_mut().zip(row) {
+                        *sum = simd.mul_add(error, simd.splat(*factor), *sum);
+                    }
+                }
+                for (taken, sum) in taken.iter_mut().zip(sums) {
+                    simd.store(sum, taken);
                 }
             }
-            taken.iter_mut().zip(sums).for_each(|(taken, sum)| simd.store(sum, taken));
         }
     }
 }
+
+/// Strips end with blocks.
+const _: () = assert!(BLOCK.is_multiple_of(STRIP));
