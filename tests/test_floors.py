@@ -34,7 +34,7 @@ FLOORS: list[set[str]] = [
     {"params", "outputs", "metrics", "archs", "chat"},
     {"gguf", "quantized"},
     {"options", "loading", "shapes", "tokenizer"},
-    {"fim"},
+    {"fim", "calibration"},
     {"prompt", "info", "packing", "quantization"},
     {"encoding"},
     {"driver"},

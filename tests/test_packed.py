@@ -29,6 +29,7 @@ from ferrule.cli import main
 from ferrule.loading import WEIGHTS, read_model_files
 from ferrule.loading.packed_cache import DIRECTORY, LIMIT, PackedCache, age_text
 from ferrule.quantization import FORMATS
+from gguf_convert import convert
 
 pytestmark = pytest.mark.native
 
@@ -149,6 +150,34 @@ def test_a_first_load_packs_and_the_next_ones_map(cache: PackedCache, model: Pat
     inode = entry.path.stat().st_ino
     assert bits(model) == bits(model, mmap=False) == expected
     assert cache.entries()[0].path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("case", ["awq_g32", "gptq_asym_actorder", "ct_int8_channel"])
+@pytest.mark.parametrize("quantization", ["auto", "int4"])
+def test_what_is_quantized_already_is_kept_as_it_is_stored_or_asked_for(
+    case: str, quantization: str, cache: PackedCache
+) -> None:
+    model = GOLDEN / "quantized" / case
+    expected = bits(model, quantization=quantization, packed_cache_limit=0)
+    assert bits(model, quantization=quantization) == expected
+    [entry] = cache.entries()
+    assert entry.quantization == ("stored" if quantization == "auto" else quantization)
+    assert bits(model, quantization=quantization) == expected
+    assert load(model, quantization=quantization)["mapped_bytes"] > 0
+
+
+def test_gguf_files_are_packed_by_the_cache_and_not_into_a_directory(cache: PackedCache, tmp_path: Path) -> None:
+    file = convert(TINY, tmp_path / "tiny.gguf", "Q8_0")
+    expected = bits(file, packed_cache_limit=0)
+    assert bits(file) == bits(file) == expected
+    [entry] = cache.entries()
+    assert (entry.model, entry.quantization) == (str(file), "stored")
+    assert load(file)["packed_file"] == str(entry.path)
+    os.utime(file)
+    load(file)
+    assert len(cache.entries()) == 2
+    with pytest.raises(InvalidParameterError, match=r"tiny\.gguf, a GGUF file; it must be a directory"):
+        quantize(file, tmp_path / "out")
 
 
 def test_each_quantization_has_a_file_and_floats_have_none(cache: PackedCache, model: Path) -> None:

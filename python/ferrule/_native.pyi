@@ -250,9 +250,13 @@ def pack(
     options: str,
     path: str,
     metadata: dict[str, str],
+    calibration: list[list[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Packs the weights of a checkpoint's directory or of a GGUF file, or random ones, into the file `path`.
+
+    With `calibration`, sequences of tokens, integer formats make their errors where they cost least as the model runs
+    over them.
 
     `spec`, `options` and `progress` are those of an Engine; `metadata` is written beside what the file itself needs.
     The file appears whole or not at all; one that was there stays until then.

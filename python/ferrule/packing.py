@@ -53,7 +53,7 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
             return files.weights  # the engine refuses it at once, and says why
         try:
             cache.prepare(figures["weight_bytes"] + figures["vector_bytes"])
-            _native.pack(spec, source, options.to_json(), os.fspath(path), {"model": model}, progress)
+            _native.pack(spec, source, options.to_json(), os.fspath(path), {"model": model}, progress=progress)
         except ModelWriteError as error:
             message = f"weights are packed in memory, and will be at the next start: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)

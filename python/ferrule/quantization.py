@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ferrule.archs.config import read_json_object
+from ferrule.calibration import TOKENS, Calibration, calibration_sequences
 from ferrule.checks import shown
 from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
+from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
 from ferrule.options import QUANTIZATIONS, EngineOptions
 
@@ -37,6 +39,8 @@ def quantize(
     revision: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
+    calibrate: Calibration | None = None,
+    calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Writes a model with its weights packed as `format` into the directory `output`, and returns that.
@@ -46,11 +50,17 @@ def quantize(
     as a whole at the end or not at all; `overwrite` lets it take the place of one that `quantize` wrote before.
     `progress` is called with the bytes packed so far and in all.
 
+    With `calibrate`, a file of text or sequences of token ids, the model runs over `calibration_tokens` of them at the
+    most, and integer formats make their errors where they cost least (GPTQ). That takes a layer in f32 and the hidden
+    states of these tokens in memory, and far longer. On one instruction set the same text gives the same bits.
+
     Raises InvalidParameterError for a format that there is not, and for a directory that is the model's own, or holds
-    something else; ModelWriteError where it cannot be written, and as loading the model does.
+    something else; ModelWriteError where it cannot be written, and as loading the model and `calibration_sequences` do.
     """
     if format not in FORMATS:
         raise InvalidParameterError(f"format is {shown(format)}; it must be one of {', '.join(FORMATS)}")
+    if calibrate is not None and not format.startswith("int"):
+        raise InvalidParameterError(f"format is {shown(format)}; it must be one of integers where calibrate is given")
     options = EngineOptions(quantization=format, threads=threads)
     files = read_model_files(find_model(model, revision))
     if files.packed is not None:
@@ -58,26 +68,37 @@ def quantize(
             f"model is {files.path}, which is packed as {files.packed!r} already; "
             "it must be the one that this was made from"
         )
+    if is_gguf(files.path):
+        raise InvalidParameterError(
+            f"model is {files.path}, a GGUF file; it must be a directory or repository with config.json"
+        )
     target = Path(output).expanduser().resolve()
     _check_target(target, files.path.resolve(), overwrite=overwrite)
+    sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
     name = EMBEDDED if model is None else os.fspath(model)
     with _writing(target) as folder:
         _copy_small_files(files.path, folder)
         packed = {"quantization_config": {"quant_method": PACKED_METHOD, "format": format}}
         config = {**read_json_object(files.path / _CONFIG), **packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        _pack(files, folder / WEIGHTS, name, options, progress)
+        _pack(files, folder / WEIGHTS, name, options, calibration=sequences, progress=progress)
         _replace(target, folder)
     return target
 
 
 def _pack(
-    files: ModelFiles, path: Path, name: str, options: EngineOptions, progress: Callable[[int, int], None] | None
+    files: ModelFiles,
+    path: Path,
+    name: str,
+    options: EngineOptions,
+    *,
+    calibration: list[list[int]] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
     from ferrule import _native
 
     spec, directory = files.spec.to_json(), os.fspath(files.path)
-    _native.pack(spec, directory, options.to_json(), os.fspath(path), {"model": name}, progress)
+    _native.pack(spec, directory, options.to_json(), os.fspath(path), {"model": name}, calibration, progress)
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ferrule.calibration import TOKENS
 from ferrule.cli.model import ProgressBar, model_argument
 from ferrule.info import size_text
 from ferrule.quantization import FORMATS, quantize
@@ -20,6 +21,15 @@ from ferrule.quantization import FORMATS, quantize
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Made, or empty so far."
 )
 @click.option("--overwrite", is_flag=True, help="Replace DIR, if an earlier `ferrule quantize` wrote it.")
+@click.option(
+    "--calibrate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="TEXT",
+    help="A file of text such as the model will read: errors are made where they cost it least. Takes far longer.",
+)
+@click.option(
+    "--calibration-tokens", type=click.IntRange(min=1), default=TOKENS, show_default=True, help="Of TEXT, at the most."
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use.")
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 def command(model: str | None, output: Path, **options: Any) -> None:
@@ -28,6 +38,7 @@ def command(model: str | None, output: Path, **options: Any) -> None:
     \b
         ferrule quantize org/repo --format int4 -o my-model-int4
         ferrule run my-model-int4 "Once upon a time,"
+        ferrule quantize org/repo --calibrate text.txt -o my-model-int4
 
     DIR appears whole at the end, or not at all.
     """  # noqa: D301

@@ -1,5 +1,6 @@
 //! Weight matrices in the layout that the matmul reads.
 
+use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
 use bytemuck::Pod;
@@ -7,9 +8,13 @@ use bytemuck::Pod;
 use crate::arch::{ByteLine, Isa, LANES, LINE};
 use crate::disjoint::Tiles;
 use crate::memory::{AllocError, PageSlice, SharedBytes};
+use crate::moments::InputStatistics;
 use crate::quant::grouped;
 use crate::quant::integer::{self, Steps};
-use crate::quant::{self, FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat, Line, StoredBlock};
+use crate::quant::{
+    self, CalibratedPanel, FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat, Line, PackCalibrated,
+    StoredBlock,
+};
 use crate::{Exec, PoolError};
 
 /// The rows of a stored matrix. A row holds the weights of one output.
@@ -37,6 +42,12 @@ pub trait RowSource: Sync {
 
 /// Bytes of the steps of a panel in one super-block.
 const STEPS: usize = size_of::<Steps>();
+
+/// Panels that are calibrated together at the most: a task's weights and targets then stay near the cache.
+const MOST_TOGETHER: usize = 4;
+
+/// Tasks that a thread has at least where panels are calibrated together.
+const TASKS_A_THREAD: usize = 4;
 
 /// Why a matrix was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -191,6 +202,50 @@ impl PackedMatrix {
                 let mut steps = (!steps.is_empty()).then(|| steps.take(index));
                 let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
                 band.format.visit(PackPanel { isa: exec.isa, source, rows, steps, panel: panel.contiguous() });
+            })?;
+        }
+        Ok(packed)
+    }
+
+    /// As [`PackedMatrix::pack`], but that integer formats make errors where they cost least. `statistics` are those of
+    /// the inputs that the matrix will meet.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack`].
+    ///
+    /// # Panics
+    /// As [`PackedMatrix::pack`], and if the statistics are of another number of inputs.
+    pub fn pack_calibrated(
+        exec: &Exec<'_>,
+        formats: &[(Format, usize)],
+        cols: usize,
+        source: &dyn RowSource,
+        statistics: &InputStatistics,
+    ) -> Result<Self, PackError> {
+        assert_eq!(statistics.cols(), cols, "the inputs of the statistics");
+        if formats.iter().any(|(format, _)| !format.is_integer() || format.stored_block().is_some()) {
+            return Self::pack(exec, formats, cols, source);
+        }
+        let mut packed = Self::zeroed(formats, cols)?;
+        let Self { rows, bands, .. } = &mut packed;
+        for band in bands {
+            let together = (band.panels.len() / (TASKS_A_THREAD * exec.pool.threads())).clamp(1, MOST_TOGETHER);
+            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, together);
+            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, together);
+            exec.run(panels.len(), |index| {
+                let (mut panels, mut steps) = (panels.take(index), steps.take(index));
+                let first = (band.panels.start + panels.rows().start) * LANES;
+                let mut values = vec![0.0; panels.rows().len() * LANES * cols];
+                for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
+                    source.read_row(row, values);
+                }
+                let each =
+                    values.chunks_exact(LANES * cols).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
+                let each = each.zip(steps.contiguous().chunks_exact_mut(band.panel_steps));
+                let panels = each.map(|((values, lines), steps)| {
+                    CalibratedPanel::new(exec.isa, values, steps, bytemuck::cast_slice_mut(lines))
+                });
+                band.format.visit(PackPanels { isa: exec.isa, statistics, panels: &mut panels.collect::<Vec<_>>() });
             })?;
         }
         Ok(packed)
@@ -417,6 +472,30 @@ impl FormatVisitor for PackPanel<'_> {
 
     fn grouped<F: GroupedFormat>(self) {
         grouped::pack_panel::<F>(&self.source.stored(self.rows, F::STORED), bytemuck::cast_slice_mut(self.panel));
+    }
+}
+
+/// Quantizes panels by what is known of their inputs.
+struct PackPanels<'a, 'p> {
+    isa: Isa,
+    statistics: &'a InputStatistics,
+    panels: &'a mut [CalibratedPanel<'p>],
+}
+
+impl FormatVisitor for PackPanels<'_, '_> {
+    type Output = ();
+
+    fn float<F: FloatFormat>(self) {
+        unreachable!("floating-point weights are not calibrated");
+    }
+
+    fn integer<F: IntegerFormat>(self) {
+        let Self { isa, statistics, panels } = self;
+        isa.run(PackCalibrated::<F> { statistics, panels, format: PhantomData });
+    }
+
+    fn grouped<F: GroupedFormat>(self) {
+        unreachable!("codes that are stored stay as they are");
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod adapter;
 mod batch;
+mod calibrate;
 mod fingerprint;
 mod kv_layout;
 mod layer;
@@ -21,6 +22,7 @@ mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorFault};
 pub use batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

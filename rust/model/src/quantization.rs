@@ -25,12 +25,15 @@ impl Quantization {
     /// Every one, widest first.
     pub const ALL: &'static [Self] = &[
         //        name    ends   sensitive  usual
-        Self::row("f32", [F32, F32, F32]),
+        Self::F32,
         Self::row("bf16", [Bf16, Bf16, Bf16]),
         Self::row("f16", [F16, F16, F16]),
         Self::row("int8", [Int8, Int8, Int8]),
         Self::row("int4", [Int6, Int6, Int4]),
     ];
+
+    /// Nothing is lost.
+    pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
     /// What `auto` is for weights that are stored as floating-point numbers.
     const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);

@@ -208,7 +208,7 @@ impl Transformer {
 }
 
 /// The hidden states of a batch's tokens, `[rows, hidden_size]`.
-fn embed(
+pub(crate) fn embed(
     exec: &Exec<'_>,
     spec: &ModelSpec,
     weights: &Embedding,

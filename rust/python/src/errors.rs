@@ -29,7 +29,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::Shape { .. } => ConfigError::new_err(message),
         LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
-        LoadError::Panicked(_) => EngineError::new_err(message),
+        LoadError::Panicked(_) | LoadError::NotFinite { .. } => EngineError::new_err(message),
     }
 }
 

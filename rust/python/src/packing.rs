@@ -5,14 +5,17 @@ use std::path::Path;
 
 use ferrule_formats::{Checkpoint, GgufFile, PackedFile};
 use ferrule_kernels::{Exec, Pool};
-use ferrule_model::{LoadError, ModelSpec, Quantization, Source, open_packed, pack_into};
+use ferrule_model::{LoadError, ModelSpec, Quantization, Source, calibrate_into, open_packed, pack_into};
 use pyo3::prelude::*;
 use serde_json::json;
 
-use crate::errors;
+use crate::errors::{self, InvalidParameterError};
 use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::options::Options;
+
+/// Of each type that tensors are stored as, their number and their bytes.
+type StoredTypes = BTreeMap<&'static str, (usize, u64)>;
 
 /// Open files of weights.
 pub(crate) enum WeightFiles {
@@ -45,7 +48,7 @@ impl WeightFiles {
 
     /// Bytes of the tensors, and how many are of each type that checkpoints have, and their bytes; None where there are
     /// no files.
-    pub fn stored(&self) -> Option<(u64, BTreeMap<&'static str, (usize, u64)>)> {
+    pub fn stored(&self) -> Option<(u64, StoredTypes)> {
         match self {
             Self::Random => None,
             Self::Checkpoint(checkpoint) => Some((checkpoint.total_bytes(), checkpoint.stored())),
@@ -56,7 +59,8 @@ impl WeightFiles {
 
 /// Packs the weights of a checkpoint, or random ones, into a file.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, path, metadata, progress=None))]
+#[pyo3(signature = (spec, weights, options, path, metadata, calibration=None, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn pack(
     py: Python<'_>,
     spec: &str,
@@ -64,10 +68,12 @@ pub(crate) fn pack(
     options: &str,
     path: &str,
     metadata: BTreeMap<String, String>,
+    calibration: Option<Vec<Vec<u32>>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<()> {
     let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
     let Options { quantization, threads, .. } = Options::from_json(options, &spec)?;
+    calibration.as_deref().map_or(Ok(()), |sequences| check_calibration(sequences, &spec))?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
     let mut report = reporter(progress);
@@ -77,13 +83,40 @@ pub(crate) fn pack(
         let source = files.source(false);
         let quantization = quantization.unwrap_or_else(|| Quantization::auto(source));
         let exec = Exec { isa, pool: &Pool::new(threads), cancel: &interrupt.cancel };
-        pack_into(Path::new(path), &spec, source, quantization, &metadata, exec, &mut report)
+        let path = Path::new(path);
+        match &calibration {
+            None => pack_into(path, &spec, source, quantization, &metadata, exec, &mut report),
+            Some(sequences) => {
+                calibrate_into(path, &spec, source, (quantization, sequences), &metadata, exec, &mut report)
+            }
+        }
     });
     packed.map_err(|error| match error {
         LoadError::Cancelled => interrupt.take(),
         error => errors::load_error(&error),
     })?;
     interrupt.settle(py);
+    Ok(())
+}
+
+/// Holds the tokens of a calibration against the model that is to run over them.
+fn check_calibration(sequences: &[Vec<u32>], spec: &ModelSpec) -> PyResult<()> {
+    let (most, vocab_size) = (spec.max_position_embeddings, spec.vocab_size);
+    if sequences.is_empty() {
+        return Err(InvalidParameterError::new_err(
+            "calibration has no sequences of tokens; it must have one at least",
+        ));
+    }
+    for (index, tokens) in sequences.iter().enumerate() {
+        if tokens.is_empty() || tokens.len() > most {
+            let message = format!("calibration[{index}] has {} tokens; it must have from 1 to {most}", tokens.len());
+            return Err(InvalidParameterError::new_err(message));
+        }
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
+            let message = format!("calibration[{index}] has the token {token}; it must be below {vocab_size}");
+            return Err(InvalidParameterError::new_err(message));
+        }
+    }
     Ok(())
 }
 

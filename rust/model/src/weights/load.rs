@@ -43,6 +43,12 @@ pub enum LoadError {
         /// What it is for.
         role: String,
     },
+    /// What goes into a matrix as the calibration's text runs is not finite.
+    #[error("calibration: an input of {role} is not a finite number")]
+    NotFinite {
+        /// The roles of its rows.
+        role: String,
+    },
     /// More than the machine or the container has.
     #[error("{what} needs {needs} bytes; {available} bytes are available here")]
     Memory {
@@ -95,6 +101,12 @@ impl From<AllocError> for LoadError {
     }
 }
 
+impl From<PoolError> for LoadError {
+    fn from(error: PoolError) -> Self {
+        PackError::Pool(error).into()
+    }
+}
+
 impl From<PackError> for LoadError {
     fn from(error: PackError) -> Self {
         match error {
@@ -136,6 +148,9 @@ pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 
 /// A matrix's part: its role, its rows and its format.
 type RolePart<'r> = (&'r str, usize, Format);
+
+/// A head, or the bias of a head that is the embedding.
+type HeadOrBias<M> = (Option<Linear<M>>, Option<Vec<f32>>);
 
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
@@ -181,24 +196,12 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`].
     pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
-        let Self { spec, quantization, .. } = self;
-        let ends = quantization.ends();
-        let (hidden, width) = (spec.hidden_size, spec.embedding_width());
         let embedding = self.embedding(packer)?;
-        let layers = spec.layers.iter().enumerate();
+        let layers = self.spec.layers.iter().enumerate();
         let layers = layers.map(|(index, layer)| self.layer(packer, index, layer)).collect::<Result<_, _>>()?;
-        let head_projection = match (spec.head, spec.embedding.width) {
-            (Some(_), Some(_)) => Some(self.linear(packer, "", &[("head_projection", width, ends)], hidden, false)?),
-            _ => None,
-        };
-        let (head, tied_head_bias) = match spec.head {
-            Some(head) if !head.tied => {
-                (Some(self.linear(packer, "", &[("head", spec.vocab_size, ends)], width, head.bias)?), None)
-            }
-            Some(head) if head.bias => (None, Some(self.vector("head.bias", spec.vocab_size)?)),
-            _ => (None, None),
-        };
-        let final_norm = self.norm("final_norm", spec.final_norm, hidden)?;
+        let head_projection = self.head_projection(packer)?;
+        let (head, tied_head_bias) = self.head(packer)?;
+        let final_norm = self.final_norm()?;
         let classifier = self.classifier(packer)?;
         let text_projections = self.text_projections(packer)?;
         let sites = std::mem::take(packer.sites());
@@ -215,8 +218,36 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// From `hidden_size` to the width of the head's rows.
+    pub fn head_projection<P: Packer>(&self, packer: &mut P) -> Result<Option<Linear<P::Matrix>>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        if spec.head.is_none() || spec.embedding.width.is_none() {
+            return Ok(None);
+        }
+        let part = [("head_projection", spec.embedding_width(), quantization.ends())];
+        self.linear(packer, "", &part, spec.hidden_size, false).map(Some)
+    }
+
+    /// A head of its own, or the bias of one that is the embedding.
+    pub fn head<P: Packer>(&self, packer: &mut P) -> Result<HeadOrBias<P::Matrix>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        Ok(match spec.head {
+            Some(head) if !head.tied => {
+                let part = [("head", spec.vocab_size, quantization.ends())];
+                (Some(self.linear(packer, "", &part, spec.embedding_width(), head.bias)?), None)
+            }
+            Some(head) if head.bias => (None, Some(self.vector("head.bias", spec.vocab_size)?)),
+            _ => (None, None),
+        })
+    }
+
+    /// After the last layer.
+    pub fn final_norm(&self) -> Result<Option<Norm>, LoadError> {
+        self.norm("final_norm", self.spec.final_norm, self.spec.hidden_size)
+    }
+
     /// In f32, as are the text's projections: they are small, and run once for a text.
-    fn classifier<P: Packer>(&self, packer: &mut P) -> Result<Option<Classifier<P::Matrix>>, LoadError> {
+    pub fn classifier<P: Packer>(&self, packer: &mut P) -> Result<Option<Classifier<P::Matrix>>, LoadError> {
         let Some(spec) = self.spec.classifier else { return Ok(None) };
         let hidden = self.spec.hidden_size;
         let dense = match spec.activation {
@@ -230,7 +261,8 @@ impl<'a> Loader<'a> {
         Ok(Some(Classifier { dense, norm, labels }))
     }
 
-    fn text_projections<P: Packer>(&self, packer: &mut P) -> Result<Vec<Linear<P::Matrix>>, LoadError> {
+    /// In f32.
+    pub fn text_projections<P: Packer>(&self, packer: &mut P) -> Result<Vec<Linear<P::Matrix>>, LoadError> {
         let mut columns = self.spec.hidden_size;
         let mut projections = Vec::new();
         for (i, spec) in self.spec.text_projections.iter().enumerate() {
@@ -242,7 +274,8 @@ impl<'a> Loader<'a> {
         Ok(projections)
     }
 
-    fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
+    /// Where hidden states begin.
+    pub fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, ends) = (spec.hidden_size, spec.embedding_width(), quantization.ends());
         let embedding = &spec.embedding;
@@ -276,7 +309,13 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn layer<P: Packer>(&self, packer: &mut P, index: usize, layer: &LayerSpec) -> Result<Layer<P::Matrix>, LoadError> {
+    /// Layer `index`.
+    pub fn layer<P: Packer>(
+        &self,
+        packer: &mut P,
+        index: usize,
+        layer: &LayerSpec,
+    ) -> Result<Layer<P::Matrix>, LoadError> {
         let at = format!("layers.{index}.");
         let norm = |role: &str, norm| self.norm(&format!("{at}{role}"), norm, self.spec.hidden_size);
         let down = self.quantization.down(index, self.spec.layers.len());
@@ -494,12 +533,13 @@ impl<'a> Loader<'a> {
         columns: usize,
         bias: bool,
     ) -> Result<Linear<P::Matrix>, LoadError> {
-        let plan = self.plan(at, parts, columns)?;
+        let mut plan = self.plan(at, parts, columns)?;
         let biases =
             || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.number(Site { parts, columns, heads: None });
+        plan.site = Some(site);
         Ok(Linear { weight: packer.pack(plan)?, bias, site })
     }
 

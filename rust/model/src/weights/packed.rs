@@ -61,34 +61,69 @@ pub fn pack_into(
     if let Source::Packed { file, .. } = source {
         check_quantization(file, quantization)?;
     }
-    let vectors = RefCell::default();
-    let mut survey = Survey::default();
     let loader = Loader::new(spec, source, quantization);
-    loader.noting(&vectors).weights(&mut survey)?;
-    let vectors = vectors.into_inner();
-
-    let of_vectors = vectors.iter().map(|(role, vector)| PackedTensor {
-        name: role.clone(),
-        dtype: Dtype::F32,
-        bytes: size_of_val(vector.as_slice()) as u64,
-    });
-    let tensors = of_vectors.chain(survey.tensors).collect();
-    let mut metadata = metadata.clone();
-    metadata.insert(QUANTIZATION.to_owned(), quantization.name().to_owned());
-    let mut writer = PackedWriter::create(path, LAYOUT_VERSION, &metadata, tensors)?;
-    for (role, vector) in &vectors {
-        let bytes: Vec<u8> = vector.iter().flat_map(|float| float.to_le_bytes()).collect();
-        writer.write(role, &bytes)?;
-    }
-    let (done, total) = (0, survey.bytes);
-    let mut writing = Writing { exec, source, writer: &mut writer, done, total, progress, sites: Vec::new() };
+    let walk = |loader: &Loader<'_>, survey: &mut Survey| loader.weights(survey).map(drop);
+    let mut file = PackedOutput::create(path, &loader, quantization, metadata, walk)?;
+    let mut writing = Writing { exec, source, file: &mut file, done: 0, progress, sites: Vec::new() };
     loader.without_vectors().weights(&mut writing)?;
-    Ok(writer.finish()?)
+    file.finish()
+}
+
+/// A packed file that is being written. Its vectors are there; matrices follow.
+pub(crate) struct PackedOutput {
+    writer: PackedWriter,
+    /// Bytes of all matrices.
+    pub total: u64,
+}
+
+impl PackedOutput {
+    /// Begins a file of all that `walk` has the loader load; it will have the matrices in that order.
+    pub fn create(
+        path: &Path,
+        loader: &Loader<'_>,
+        quantization: Quantization,
+        metadata: &BTreeMap<String, String>,
+        walk: impl FnOnce(&Loader<'_>, &mut Survey) -> Result<(), LoadError>,
+    ) -> Result<Self, LoadError> {
+        let vectors = RefCell::default();
+        let mut survey = Survey::default();
+        walk(&loader.noting(&vectors), &mut survey)?;
+        let vectors = vectors.into_inner();
+        let of_vectors = vectors.iter().map(|(role, vector)| PackedTensor {
+            name: role.clone(),
+            dtype: Dtype::F32,
+            bytes: size_of_val(vector.as_slice()) as u64,
+        });
+        let tensors = of_vectors.chain(survey.tensors).collect();
+        let mut metadata = metadata.clone();
+        metadata.insert(QUANTIZATION.to_owned(), quantization.name().to_owned());
+        let mut writer = PackedWriter::create(path, LAYOUT_VERSION, &metadata, tensors)?;
+        for (role, vector) in &vectors {
+            let bytes: Vec<u8> = vector.iter().flat_map(|float| float.to_le_bytes()).collect();
+            writer.write(role, &bytes)?;
+        }
+        Ok(Self { writer, total: survey.bytes })
+    }
+
+    /// Writes the next matrix.
+    pub fn write(&mut self, plan: &MatrixPlan<'_>, matrix: &PackedMatrix) -> Result<(), LoadError> {
+        for ((name, _), bytes) in pieces(&plan.name, &plan.bands, plan.columns)?.into_iter().zip(matrix.contents()) {
+            if !bytes.is_empty() {
+                self.writer.write(&name, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the file under its name.
+    pub fn finish(self) -> Result<(), LoadError> {
+        Ok(self.writer.finish()?)
+    }
 }
 
 /// Says which tensors a packed file has.
 #[derive(Default)]
-struct Survey {
+pub(crate) struct Survey {
     tensors: Vec<PackedTensor>,
     /// Of all matrices.
     bytes: u64,
@@ -119,9 +154,8 @@ impl Packer for Survey {
 struct Writing<'a> {
     exec: Exec<'a>,
     source: Source<'a>,
-    writer: &'a mut PackedWriter,
+    file: &'a mut PackedOutput,
     done: u64,
-    total: u64,
     progress: Progress<'a>,
     sites: Vec<Site>,
 }
@@ -132,13 +166,9 @@ impl Packer for Writing<'_> {
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         let matrix = plan.pack(&self.exec)?;
         plan.release(self.source);
-        for ((name, _), bytes) in pieces(&plan.name, &plan.bands, plan.columns)?.into_iter().zip(matrix.contents()) {
-            if !bytes.is_empty() {
-                self.writer.write(&name, bytes)?;
-            }
-        }
+        self.file.write(&plan, &matrix)?;
         self.done += matrix.bytes() as u64;
-        (self.progress)(self.done, self.total);
+        (self.progress)(self.done, self.file.total);
         Ok(MatrixSize::from(&matrix))
     }
 

@@ -2,7 +2,7 @@
 
 use ferrule_formats::PackedFile;
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Exec, Format, PackedMatrix, RowSource};
+use ferrule_kernels::{Exec, Format, InputStatistics, PackedMatrix, RowSource};
 
 use super::load::{LoadError, Progress};
 use super::packed;
@@ -15,6 +15,8 @@ use crate::random::RandomMatrix;
 pub(crate) struct MatrixPlan<'a> {
     /// The roles of the parts: what a packed file calls it.
     pub name: String,
+    /// The number of the linear map that it is of, if it is one's.
+    pub site: Option<usize>,
     parts: Vec<Stored<'a>>,
     /// The file that has it, packed.
     file: Option<&'a PackedFile>,
@@ -94,7 +96,7 @@ impl<'a> MatrixPlan<'a> {
     pub fn new(name: String, parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
         let formats: Vec<_> = parts.iter().map(|(part, format)| (*format, part.rows())).collect();
         let parts = parts.into_iter().map(|(part, _)| part).collect();
-        Self { name, parts, file: None, bands: bands(&formats), columns }
+        Self { name, site: None, parts, file: None, bands: bands(&formats), columns }
     }
 
     /// Gives each part that has some of the rows from `first` on its share of `out`, whose rows are `width` long.
@@ -121,7 +123,7 @@ impl<'a> MatrixPlan<'a> {
     /// [`LoadError::Checkpoint`] where the file does not have it, or not so large.
     pub fn packed(file: &'a PackedFile, name: String, rows: usize, columns: usize) -> Result<Self, LoadError> {
         let bands = packed::bands(file, &name, rows, columns)?;
-        Ok(Self { name, parts: Vec::new(), file: Some(file), bands, columns })
+        Ok(Self { name, site: None, parts: Vec::new(), file: Some(file), bands, columns })
     }
 
     pub fn size(&self) -> MatrixSize {
@@ -137,6 +139,11 @@ impl<'a> MatrixPlan<'a> {
             }
             _ => Ok(PackedMatrix::pack(exec, &self.bands, self.columns, self)?),
         }
+    }
+
+    /// As [`MatrixPlan::pack`], by what is known of the map's inputs.
+    pub fn pack_calibrated(&self, exec: &Exec<'_>, inputs: &InputStatistics) -> Result<PackedMatrix, LoadError> {
+        Ok(PackedMatrix::pack_calibrated(exec, &self.bands, self.columns, self, inputs)?)
     }
 
     /// Gives back the source's memory behind the parts.
