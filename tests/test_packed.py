@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -124,6 +125,7 @@ def test_the_file_is_plain_safetensors_on_cache_lines(tmp_path: Path) -> None:
     path = quantize(GOLDEN / "logits" / "qwen2", tmp_path / "packed", format="int8") / WEIGHTS
     header, data = header_of(path)
     metadata = header.pop("__metadata__")
+    assert len(metadata.pop("source")) == 16
     assert metadata == {
         "layout": "ferrule",
         "version": str(_native.layout_version),
@@ -253,7 +255,6 @@ def test_the_least_recently_used_go_and_those_in_use_stay(
     for age, model in zip((30, 10, 20), models, strict=True):
         path = Path(load(model)["packed_file"])
         os.utime(path, (time.time() - age, time.time() - age))
-    monkeypatch.setattr("ferrule.loading.packed_cache._used", set())
     each = cache.entries()[0].bytes
     assert [entry.model for entry in cache.entries()] == [str(models[1]), str(models[2]), str(models[0])]
     fourth = copy_of(models[0], tmp_path / "d")
@@ -264,9 +265,50 @@ def test_the_least_recently_used_go_and_those_in_use_stay(
     load(models[0], packed_cache_limit=3 * each + each // 2)
     left = [str(models[0]), str(models[2]), str(fourth)]
     assert [entry.model for entry in cache.entries()] == left
-    with pytest.warns(RuntimeWarning, match="packed_cache_limit"), LLM(models[1], packed_cache_limit=3 * each) as llm:
-        assert llm.info()["packed_file"] is None
-    assert [entry.model for entry in cache.entries()] == left, "all three are in use"
+    # What a model has open stays, and goes when it is closed.
+    with LLM(models[0]), LLM(models[2]), LLM(fourth):
+        with (
+            pytest.warns(RuntimeWarning, match="packed_cache_limit"),
+            LLM(models[1], packed_cache_limit=3 * each) as llm,
+        ):
+            assert llm.info()["packed_file"] is None
+        assert {entry.model for entry in cache.entries()} == set(left)
+    load(models[1], packed_cache_limit=3 * each)
+    assert len(cache.entries()) == 3
+
+
+def test_what_lies_beside_the_weights_need_not_be_readable(cache: PackedCache, model: Path) -> None:
+    (model / "consolidated.safetensors").symlink_to("/nowhere")
+    (model / "folder.safetensors").mkdir()
+    assert load(model)["packed_file"] == str(cache.entries()[0].path)
+
+
+def test_a_file_that_goes_before_it_is_opened_is_done_without(
+    cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights_of(*arguments: Any) -> Path:
+        path = packing.weights_of(*arguments)
+        path.unlink()
+        return path
+
+    monkeypatch.setattr("ferrule.loaded.weights_of", weights_of)
+    assert load(model)["packed_file"] is None
+
+
+def test_what_is_half_written_counts_and_is_removed_when_nobody_writes_it(
+    cache: PackedCache, model: Path, tmp_path: Path
+) -> None:
+    cache.directory.mkdir(parents=True)
+    abandoned, written = (cache.directory / f".{name}.safetensors.1-2.tmp" for name in ("abandoned", "written"))
+    for path in (abandoned, written):
+        path.write_bytes(bytes(1 << 20))
+        os.utime(path, (time.time() - 60, time.time() - 60))
+    with pytest.warns(RuntimeWarning, match="packed_cache_limit"), LLM(model, packed_cache_limit=(2 << 20) + 100):
+        pass
+    with written.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert main(["rm", "--all"]) == 0
+    assert list(cache.directory.iterdir()) == [written]
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "file"])
@@ -373,6 +415,36 @@ def test_quantize_refuses_where_something_would_be_lost(model: Path, tmp_path: P
     assert contents(model) == before
     assert contents(full) == {"notes.txt": b"mine"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link", model.name]
+
+
+def test_what_comes_to_the_output_meanwhile_stays(model: Path, tmp_path: Path) -> None:
+    for overwrite in (False, True):
+        output = tmp_path / f"overwrite {overwrite}"
+
+        def come(*_: int, output: Path = output) -> None:
+            output.mkdir(exist_ok=True)
+            (output / "notes.txt").write_text("mine")
+
+        with pytest.raises(ModelWriteError, match="cannot be written: Directory not empty"):
+            quantize(model, output, overwrite=overwrite, progress=come)
+        assert contents(output) == {"notes.txt": b"mine"}
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_an_overwritten_model_stays_until_another_is_whole(model: Path, tmp_path: Path) -> None:
+    """Where a process was killed between the two renames."""
+    old = tmp_path / ".out.1-2.old"
+    quantize(model, old)
+    os.utime(old, (0, 0))
+    seen: list[bool] = []
+    quantize(model, tmp_path / "out", progress=lambda *_: seen.append(old.exists()))
+    assert all(seen)
+    assert not old.exists()
+
+
+def test_quantize_refuses_a_mount_point_at_once(model: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="where something is mounted; it must be a directory in it"):
+        quantize(model, "/dev/shm" if Path("/dev/shm").is_mount() else "/proc")
 
 
 def test_quantize_overwrites_its_own_work_when_told(model: Path, tmp_path: Path) -> None:
@@ -513,6 +585,10 @@ def test_row30_packed_weights_larger_than_memory_are_refused_unless_they_may_pag
             LLM(directory, **options)  # pyright: ignore[reportArgumentType]
     assert not model_info(directory)["fits"]
     assert model_info(directory, allow_paging=True)["fits"]
+    # Random numbers are not mapped.
+    dummy = model_info(directory, allow_paging=True, load_format="dummy")
+    assert not dummy["fits"]
+    assert "allow_paging" not in dummy["verdict"]
     with LLM(directory, allow_paging=True, threads=1) as llm:
         assert llm.info()["mapped_bytes"] == weights
         assert llm.info()["kv_cache_bytes"] > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, ModelFiles, find_model, has_weights, is_repository, read_model_files
+from ferrule.loading.packed_cache import PackedCache
 from ferrule.options import QUANTIZATIONS, EngineOptions, check_load_format
 from ferrule.quantized import conversion_words, stored_words
 from ferrule.spec import Layer, ModelSpec
@@ -88,7 +89,10 @@ def inspect(
     if load_format == "dummy" or not_here:
         weights = None
     at = files.path if tokenizer is None else find_model(tokenizer, weights=False)
-    measured = _Measured(files.spec.to_json(), weights, checked, is_packed=files.packed is not None)
+    is_packed = files.packed is not None
+    maps = is_packed or PackedCache.open(checked.packed_cache_limit).limit > 0
+    may_page = checked.allow_paging and maps and load_format != "dummy"
+    measured = _Measured(files.spec.to_json(), weights, checked, is_packed=is_packed, may_page=may_page)
     figures = measured.figures()
     return files.spec, {
         **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at), figures["quantization"]),
@@ -153,6 +157,8 @@ class _Measured:
     options: EngineOptions
     is_packed: bool
     """Whether the weights have one format and can have no other."""
+    may_page: bool
+    """Whether an engine maps the weights, and may have more of them than memory."""
 
     def figures(self, quantization: str | None = None) -> dict[str, Any]:
         """What it comes to, in another format than the one asked for if there is one."""
@@ -172,14 +178,15 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:
     """Whether there can be an engine, and for how long a sequence."""
     memory, wanted = figures["memory"], figures["max_model_len"]
-    if not _has_room(memory) and measured.options.allow_paging:
+    of_others = memory["vectors"] + memory["buffers"]
+    if not _has_room(memory) and measured.may_page and of_others <= memory["available"]:
         needed, available = size_text(_least(memory)), size_text(memory["available"])
         verdict = f"Weights and buffers take {needed}, and {available} are available here:"
         return {"fits": True, "verdict": f"{verdict} weights are read from a packed file again and again, slowly."}
     if not _has_room(memory):
         needed, available = size_text(_least(memory)), size_text(memory["available"])
         verdict = f"It does not fit: weights and buffers take {needed}, and {available} are available here."
-        return {"fits": False, "verdict": f"{verdict} {_narrower(measured, figures['quantization'])}"}
+        return {"fits": False, "verdict": f"{verdict} {_narrower(measured, figures['quantization'])}".rstrip()}
     if memory["holds_tokens"] >= wanted:
         return {"fits": True, "verdict": f"It fits, with sequences of {wanted:,} tokens."}
     share = "half of what the weights leave" if measured.options.kv_cache_memory is None else "kv_cache_memory"
@@ -201,7 +208,8 @@ def _least(memory: dict[str, Any]) -> int:
 def _narrower(measured: _Measured, quantization: str) -> str:
     """The widest format of those that would fit."""
     if measured.is_packed:
-        return "With allow_paging they would be read from their file again and again, slowly."
+        advice = "With allow_paging they would be read from their file again and again, slowly."
+        return "" if measured.options.allow_paging else advice
     # What is kept as stored may be wider than any.
     wider = QUANTIZATIONS.index(quantization) if quantization in QUANTIZATIONS else QUANTIZATIONS.index("int8") - 1
     for other in QUANTIZATIONS[wider + 1 :]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,9 +14,10 @@ from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.encoding import Encoding
 from ferrule.encoding.texts import TextReader
-from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
 from ferrule.info import end_of_sequence, facts
 from ferrule.loading import EMBEDDED, find_model, read_model_files
+from ferrule.loading.packed_cache import hold, release
 from ferrule.lora import Adapters, LoRAAdapter
 from ferrule.metrics import EngineMetrics
 from ferrule.options import EngineOptions, check_load_format
@@ -107,11 +109,19 @@ class LoadedModel:
 
         dummy = load_format == "dummy"
         weights = None if dummy else weights_of(self._files, self._name, self._options, progress)
-        path = None if weights is None else os.fspath(weights)
-        engine = _native.Engine(self._files.spec.to_json(), path, self._options.to_json(), progress)
+        spec, native_options = self._files.spec.to_json(), self._options.to_json()
+        try:
+            engine = _native.Engine(spec, None if weights is None else os.fspath(weights), native_options, progress)
+        except ModelFileError:
+            # Another process may have removed it from the cache meanwhile.
+            if weights is None or weights == self._files.weights or weights.exists():
+                raise
+            weights = self._files.weights
+            engine = _native.Engine(spec, os.fspath(weights), native_options, progress)
+        self._packed_file = None if weights in (None, self._files.path) else weights
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
-        self._engine_info["packed_file"] = None if weights in (None, self._files.path) else path
+        self._engine_info["packed_file"] = None if self._packed_file is None else os.fspath(self._packed_file)
         wanted = max_model_len or self._files.spec.max_position_embeddings
         held = int(self._engine_info["max_model_len"])
         self._model = Model(
@@ -125,6 +135,9 @@ class LoadedModel:
         self._request_numbers = itertools.count()
         self._adapters = Adapters(self._driver)
         self._adapters.load_all(lora_modules)
+        if self._packed_file is not None:
+            hold(self._packed_file)
+            self._release = weakref.finalize(self, release, self._packed_file)
         self._loaded()
 
     def _loaded(self) -> None:
@@ -296,6 +309,8 @@ class LoadedModel:
         """Frees weights and cache. A call that still runs in another thread gets an EngineError."""
         self._driver.close()
         self._adapters.close()
+        if self._packed_file is not None:
+            self._release()
 
     def __enter__(self) -> Self:
         return self

@@ -45,20 +45,21 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     quantization: str = figures["quantization"]
     if quantization in FLOATS and not options.allow_paging:
         return files.weights
-    versions = (_native.version, str(_native.layout_version), str(_native.arithmetic_version))
     model = name if is_repository(name) else os.fspath(files.path.resolve())
-    path = cache.path_of(model, quantization, source_digest(files.path, (*versions, quantization, spec)))
+    digest = source_digest(files.path, spec, quantization)
+    path = cache.path_of(model, quantization, digest)
     if not _is_whole(spec, path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
             return files.weights  # the engine refuses it at once, and says why
         try:
             cache.prepare(figures["weight_bytes"] + figures["vector_bytes"])
-            _native.pack(spec, source, options.to_json(), os.fspath(path), {"model": model}, progress=progress)
+            metadata = {"model": model, "source": digest}
+            _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, progress=progress)
         except ModelWriteError as error:
             message = f"weights are packed in memory, and will be at the next start: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
             return files.weights
-    cache.use(path)
+    cache.touch(path)
     return path
 
 

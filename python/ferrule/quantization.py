@@ -17,6 +17,7 @@ from ferrule.checks import shown
 from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
 from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
+from ferrule.loading.packed_cache import source_digest
 from ferrule.options import QUANTIZATIONS, EngineOptions
 
 FORMATS = tuple(name for name in QUANTIZATIONS if name not in ("auto", "f32"))
@@ -27,6 +28,8 @@ _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "*/co
 """Everything that says what a model is, but for its weights; of the folders that sentence-transformers and chat
 templates have beside it, too."""
 _LARGEST_COPY = 1 << 30
+_OLD = ".old"
+"""The suffix of what was overwritten."""
 _ABANDONED = 10.0
 """Seconds after which a temporary directory that nobody has locked belongs to a process that was killed."""
 
@@ -50,9 +53,10 @@ def quantize(
     as a whole at the end or not at all; `overwrite` lets it take the place of one that `quantize` wrote before.
     `progress` is called with the bytes packed so far and in all.
 
-    With `calibrate`, a file of text or sequences of token ids, the model runs over `calibration_tokens` of them at the
-    most, and integer formats make their errors where they cost least (GPTQ). That takes a layer in f32 and the hidden
-    states of these tokens in memory, and far longer. On one instruction set the same text gives the same bits.
+    With `calibrate`, a file of text, of which `calibration_tokens` are read at the most, or sequences of token ids, the
+    model runs over them, and integer formats make their errors where they cost least (GPTQ). That takes a layer in f32
+    and the hidden states of these tokens in memory, and far longer. On one instruction set the same text gives the same
+    bits.
 
     Raises InvalidParameterError for a format that there is not, and for a directory that is the model's own, or holds
     something else; ModelWriteError where it cannot be written, and as loading the model and `calibration_sequences` do.
@@ -82,7 +86,7 @@ def quantize(
         config = {**read_json_object(files.path / _CONFIG), **packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _pack(files, folder / WEIGHTS, name, options, calibration=sequences, progress=progress)
-        _replace(target, folder)
+        _replace(target, folder, overwrite=overwrite)
     return target
 
 
@@ -97,8 +101,9 @@ def _pack(
 ) -> None:
     from ferrule import _native
 
-    spec, directory = files.spec.to_json(), os.fspath(files.path)
-    _native.pack(spec, directory, options.to_json(), os.fspath(path), {"model": name}, calibration, progress)
+    spec, source = files.spec.to_json(), os.fspath(files.path)
+    metadata = {"model": name, "source": source_digest(files.path, spec, options.quantization)}
+    _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, calibration, progress)
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
@@ -107,6 +112,10 @@ def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
         raise InvalidParameterError(f"output is {target}; it must not be the model's own directory, nor one around it")
     if not target.exists():
         return
+    if target.is_mount():
+        raise InvalidParameterError(
+            f"output is {target}, where something is mounted; it must be a directory in it: it appears as a whole"
+        )
     if not target.is_dir():
         raise InvalidParameterError(f"output is {target}, a file; it must be a directory, or not there yet")
     try:
@@ -197,12 +206,16 @@ def _blobs(source: Path) -> list[Path]:
     return [root / "blobs" for root in roots if root.name.startswith("models--")]
 
 
-def _replace(target: Path, folder: Path) -> None:
-    """Gives a filled directory its name; what was there is first moved away, and put back where that fails."""
+def _replace(target: Path, folder: Path, *, overwrite: bool) -> None:
+    """Gives a filled directory its name, if nothing has taken that meanwhile.
+
+    What is to be overwritten is first moved away, and put back where that fails. Where a process is killed between the
+    two it lies beside, until another one is whole.
+    """
     for path in [*folder.rglob("*"), folder]:
         _sync(path)
-    old = folder.with_name(f"{folder.name.removesuffix('.tmp')}-old.tmp")
-    replaces = target.exists()
+    replaces = overwrite and target.exists() and _is_ours(target)
+    old = folder.with_suffix(_OLD)
     if replaces:
         target.rename(old)
     try:
@@ -212,7 +225,8 @@ def _replace(target: Path, folder: Path) -> None:
             old.rename(target)
         raise
     _sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    for replaced in target.parent.glob(f".{target.name}.*{_OLD}"):
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

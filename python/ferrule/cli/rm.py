@@ -20,11 +20,14 @@ def command(names: tuple[str, ...], everything: bool) -> None:
     """
     if bool(names) == everything:
         raise click.UsageError("give names, or --all")
-    entries = PackedCache.open().entries()
+    cache = PackedCache.open()
+    entries = cache.entries()
     for name in names:
         if not any(name in (entry.name, entry.model) for entry in entries):
             known = ", ".join(entry.name for entry in entries) or "nothing"
             raise click.UsageError(f"{name!r} is not in the cache, which has {known}")
     chosen = [entry for entry in entries if everything or entry.name in names or entry.model in names]
-    PackedCache.open().remove(chosen)
+    cache.remove(chosen)
+    if everything:
+        cache.remove_abandoned()
     print(f"{len(chosen)} removed, {size_text(sum(entry.bytes for entry in chosen))}", file=sys.stderr)

@@ -7,11 +7,13 @@ were not used for longest go. What is mapped stays readable when its file goes, 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +28,27 @@ LIMIT = "FERRULE_PACKED_CACHE_LIMIT"
 """The variable for the bytes that packed files may take."""
 DEFAULT_LIMIT = 100 << 30
 SUFFIX = ".safetensors"
+HALF_WRITTEN = ".tmp"
+ABANDONED = 10.0
+"""Seconds after which a file that nobody has locked belongs to a process that was killed."""
 
 _HEADER = 1 << 20
 """Bytes of a file that tell it from others of its name, size and time: with safetensors, its header or most of it."""
 
-_used: set[Path] = set()
-"""Files that this process has opened."""
+_held: Counter[Path] = Counter()
+"""How many models of this process have a file open."""
+
+
+def hold(path: Path) -> None:
+    """Notes that a model has a file open, so that this process does not remove it."""
+    _held[path] += 1
+
+
+def release(path: Path) -> None:
+    """Notes that a model has closed it."""
+    _held[path] -= 1
+    if _held[path] <= 0:
+        del _held[path]
 
 
 @dataclass(frozen=True)
@@ -77,9 +94,8 @@ class PackedCache:
         readable = re.sub(r"[^\w.-]+", "--", name, flags=re.ASCII).strip("-.")[-80:]
         return self.directory / f"{readable or 'model'}-{quantization}-{digest}{SUFFIX}"
 
-    def use(self, path: Path) -> None:
-        """Notes that a file is used now, by this process."""
-        _used.add(path)
+    def touch(self, path: Path) -> None:
+        """Notes that a file is used now."""
         try:
             os.utime(path)
         except OSError:  # a directory that cannot be written to
@@ -94,6 +110,21 @@ class PackedCache:
         """Removes files; one that is gone already is as well. Raises OSError."""
         for entry in entries:
             entry.path.unlink(missing_ok=True)
+
+    def remove_abandoned(self) -> int:
+        """Removes what killed processes left half written; how many files. Raises OSError."""
+        removed = 0
+        for path in self._files(half_written=True):
+            try:
+                if time.time() - path.stat().st_mtime < ABANDONED:
+                    continue
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by whoever still writes it
+                    path.unlink()
+            except (FileNotFoundError, BlockingIOError):
+                continue
+            removed += 1
+        return removed
 
     def prepare(self, wanted: int) -> None:
         """Makes the directory, and room in it for so many bytes more: what was not used for longest goes.
@@ -118,13 +149,14 @@ class PackedCache:
             except OSError:  # another process removed it
                 continue
             files.append((stat.st_mtime, stat.st_size, path))
-        held = sum(size for _, size, _ in files)
-        if wanted + sum(size for _, size, path in files if path in _used) > self.limit:
+        half_written = sum(path.stat().st_size for path in self._files(half_written=True) if path.exists())
+        held = half_written + sum(size for _, size, _ in files)
+        if wanted + half_written + sum(size for _, size, path in files if path in _held) > self.limit:
             return False
         for _, size, path in sorted(files):
             if held + wanted <= self.limit:
                 break
-            if path in _used:
+            if path in _held:
                 continue
             try:
                 path.unlink(missing_ok=True)
@@ -133,27 +165,37 @@ class PackedCache:
             held -= size
         return held + wanted <= self.limit
 
-    def _files(self) -> list[Path]:
+    def _files(self, *, half_written: bool = False) -> list[Path]:
+        """Packed files, or those that are not whole yet."""
+        suffix = HALF_WRITTEN if half_written else SUFFIX
         try:
-            return [path for path in self.directory.iterdir() if path.suffix == SUFFIX and path.name[0] != "."]
+            return [
+                path
+                for path in self.directory.iterdir()
+                if path.suffix == suffix and path.name.startswith(".") == half_written
+            ]
         except OSError:  # not there, or not to be read
             return []
 
 
-def source_digest(path: Path, made_by: Iterable[str]) -> str:
-    """Names what a packed file is made from: the weights' files and everything else that `made_by` tells.
+def source_digest(path: Path, spec: str, quantization: str) -> str:
+    """Names what a packed file is made from: the weights' files, the spec, the quantization and ferrule itself."""
+    from ferrule import _native
 
-    Raises OSError.
-    """
+    versions = (_native.version, str(_native.layout_version), str(_native.arithmetic_version))
     digest = hashlib.blake2b(digest_size=8)
-    for text in made_by:
+    for text in (*versions, quantization, spec):
         digest.update(f"{len(text)} {text}".encode())
     for each in weight_files(path):
         real = each.resolve()
-        stat = real.stat()
-        with real.open("rb") as file:
-            header = hashlib.blake2b(file.read(_HEADER)).hexdigest()
-        digest.update(f"{real} {stat.st_size} {stat.st_mtime_ns} {header}\n".encode(errors="surrogateescape"))
+        try:
+            stat = real.stat()
+            with real.open("rb") as file:
+                header = hashlib.blake2b(file.read(_HEADER)).hexdigest()
+            state = f"{stat.st_size} {stat.st_mtime_ns} {header}"
+        except OSError:  # no file, or not ours: a load that needs it says so
+            state = "unreadable"
+        digest.update(f"{real} {state}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
