@@ -22,6 +22,14 @@ PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes packed files of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FERRULE_CACHE", str(tmp_path_factory.mktemp("ferrule")))
+        yield
+
+
 @pytest.fixture
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> type[fakes.Engine]:
     """A fake engine in place of the native one; its class attributes say how it behaves."""

@@ -152,7 +152,7 @@ class Engine:
     def __init__(
         self,
         spec: str,
-        model_dir: str,
+        weights: str,
         options: str,
         progress: Callable[[int, int], None] | None = None,
         draft: tuple[str, str | None, str] | None = None,
@@ -552,7 +552,7 @@ class Engine:
         return SampleTrace(candidates, stages, 0.5 if params["temperature"] else None, token)
 
 
-def measure(spec: str, model_dir: str | None, options: str) -> str:
+def measure(spec: str, weights: str | None, options: str) -> str:
     """What the engine says of itself, and a memory of round numbers."""
     wanted: int = json.loads(options)["max_model_len"] or json.loads(spec)["max_position_embeddings"]
     memory = {
@@ -564,12 +564,13 @@ def measure(spec: str, model_dir: str | None, options: str) -> str:
         "available": 1 << 30,
         "holds_tokens": wanted,
     }
-    engine = Engine(spec, model_dir or "", options)
+    engine = Engine(spec, weights or "", options)
     figures: dict[str, Any] = {
         "parameters_per_token": 5_000_000,
-        "checkpoint_bytes": None if model_dir is None else 10_000_000,
+        "checkpoint_bytes": None if weights is None else 10_000_000,
+        "mapped_bytes": 0,
     }
-    figures["stored_types"] = None if model_dir is None else {"BF16": {"tensors": 56, "bytes": 10_000_000}}
+    figures["stored_types"] = None if weights is None else {"BF16": {"tensors": 56, "bytes": 10_000_000}}
     return json.dumps({**json.loads(engine.info()), **figures, "max_model_len": wanted, "memory": memory})
 
 

@@ -402,6 +402,8 @@ def test_progress_and_options_reach_the_engine(
     assert seen == [(0, 100), (50, 100), (100, 100)]
     assert engine_of(llm).options == {
         "quantization": "bf16",
+        "mmap": True,
+        "allow_paging": False,
         "threads": 3,
         "max_model_len": 100,
         "kv_cache_dtype": "auto",

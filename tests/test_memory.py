@@ -37,21 +37,61 @@ def memory(field):
 
 import ferrule._native, numpy, tokenizers
 before = memory("VmRSS")
-llm = LLM(sys.argv[1], quantization=sys.argv[2], max_model_len=256)
+llm = LLM(sys.argv[1], quantization=sys.argv[2], max_model_len=256, packed_cache_limit=0)
 print(json.dumps([memory("VmHWM") - before, llm.info()["weight_bytes"]]))
+"""
+
+LARGEST_TENSOR = 32_000 * 768 * 2
+QUANTIZING = """
+import json, pathlib, sys, threading, time
+import ferrule, ferrule._native, numpy, tokenizers
+
+def anonymous():
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+
+before = peak = anonymous()
+
+def quantize():
+    global written
+    written = ferrule.quantize(sys.argv[1], sys.argv[1] + "-packed", format=sys.argv[2])
+
+thread = threading.Thread(target=quantize)
+thread.start()
+while thread.is_alive():
+    peak = max(peak, anonymous())
+    time.sleep(0.002)
+print(json.dumps([peak - before, (written / "model.safetensors").stat().st_size]))
 """
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("bf16", 16), ("int8", 8), ("int4", 4)])
 def test_a_load_takes_the_packed_weights_and_little_more(quantization: str, bits: int, tmp_path: Path) -> None:
     """The promise is packed weights, one tensor and 300 MB. Both copies of this model at once would be 270 MB more."""
-    shape = tmp_path / "llama-160m.json"
+    peak, packed = figures_of(CHILD, model_in(tmp_path), quantization)
+    assert bits <= 8 * packed / PARAMETERS < 1.25 * bits
+    assert peak < packed + LARGEST_TENSOR + (64 << 20)
+
+
+def test_quantizing_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
+    """Of anonymous memory: what is mapped, the model's files, gives way. All weights together are 280 MB."""
+    peak, packed = figures_of(QUANTIZING, model_in(tmp_path), "bf16")
+    assert packed >= 2 * PARAMETERS
+    assert peak < LARGEST_TENSOR + (64 << 20)
+
+
+def model_in(folder: Path) -> Path:
+    shape = folder / "llama-160m.json"
     shape.write_text(json.dumps(LLAMA_160M))
     generator = ROOT / "benches" / "random_checkpoint.py"
-    subprocess.run([sys.executable, str(generator), str(shape), str(tmp_path / "model")], check=True)
-    child = [sys.executable, "-c", CHILD, str(tmp_path / "model"), quantization]
+    subprocess.run([sys.executable, str(generator), str(shape), str(folder / "model")], check=True)
+    return folder / "model"
+
+
+def figures_of(program: str, model: Path, quantization: str) -> tuple[int, int]:
+    """What a program prints: a peak, and bytes of packed weights."""
+    child = [sys.executable, "-c", program, str(model), quantization]
     done = subprocess.run(child, capture_output=True, text=True, check=True)
     peak, packed = json.loads(done.stdout)
-    largest_tensor = 32_000 * 768 * 2
-    assert bits <= 8 * packed / PARAMETERS < 1.25 * bits
-    assert peak < packed + largest_tensor + (64 << 20)
+    return peak, packed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferrule import LLM, InvalidParameterError, SamplingParams
+from ferrule import LLM, InvalidParameterError, SamplingParams, quantize
 from test_invariance import MODELS, alone, bits, load, params, prompts
 
 pytestmark = pytest.mark.native
@@ -66,6 +66,17 @@ def test_a_draft_model(model: str, formats: tuple[str, str]) -> None:
         assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
         metrics = llm.metrics()
         assert 0 < metrics.accepted_tokens <= metrics.drafted_tokens
+
+
+def test_a_draft_model_that_is_packed(tmp_path: Path) -> None:
+    formats = ("int8", "int8")
+    config = {"model": str(quantize(MODELS["tiny"], tmp_path / "draft", format="int4")), **ALWAYS}
+    with load("tiny", formats, 64, 2, speculative_config=config) as llm:
+        outputs = llm.generate(prompts("tiny"), [params(number) for number in range(8)])
+        assert [bits(output.outputs[0]) for output in outputs] == alone("tiny", formats)
+        assert llm.metrics().accepted_tokens > 0
+        assert llm.info()["packed_file"] is None
+        assert llm.info()["mapped_bytes"] > 0
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])

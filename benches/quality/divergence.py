@@ -44,6 +44,10 @@ HELD_OUT = [
 """Files of the standard library that training left out (tools/train_tiny)."""
 
 
+LEFT_OUT = ("/test", "site-packages", "encodings/", "pydoc_data")
+"""Parts of paths of files that are no prose of programmers."""
+
+
 def held_out_windows(tokenizer: Path, count: int) -> NDArray[np.int64]:
     """`count` windows spread evenly over the held-out files of the interpreter at hand, [count, WINDOW]."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -52,6 +56,15 @@ def held_out_windows(tokenizer: Path, count: int) -> NDArray[np.int64]:
     ids = np.array(Tokenizer.from_file(str(tokenizer)).encode(text, add_special_tokens=False).ids, np.int64)
     windows = ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
     return windows[np.linspace(0, len(windows) - 1, min(count, len(windows))).round().astype(int)]
+
+
+def calibration_text() -> str:
+    """All other files of the standard library that training may have seen (tools/train_tiny), sorted by name."""
+    root = Path(sysconfig.get_path("stdlib"))
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    seen = [name for name in names if name not in HELD_OUT and not any(part in f"/{name}" for part in LEFT_OUT)]
+    texts = [(root / name).read_bytes() for name in seen]
+    return b"".join(text for text in texts if text.isascii()).decode()
 
 
 def log_probabilities(model: Model, ids: NDArray[np.int64]) -> Floats:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LogitsProcessorError,
         ModelFileError,
         ModelNotFoundError,
+        ModelWriteError,
         PromptError,
         QueueFullError,
         TokenizerError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     )
     from ferrule.params import SamplingParams
     from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
+    from ferrule.quantization import quantize
     from ferrule.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -65,6 +67,7 @@ _HOME = {
     "Comparison": "evaluation",
     "Perplexity": "evaluation",
     "model_info": "info",
+    "quantize": "quantization",
     "EngineMetrics": "metrics",
     "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -86,6 +89,7 @@ _HOME = {
     "LogitsProcessorError": "errors",
     "ModelFileError": "errors",
     "ModelNotFoundError": "errors",
+    "ModelWriteError": "errors",
     "PromptError": "errors",
     "QueueFullError": "errors",
     "TokenizerError": "errors",
@@ -115,6 +119,7 @@ __all__ = [
     "MessageFormat",
     "ModelFileError",
     "ModelNotFoundError",
+    "ModelWriteError",
     "ParsedMessage",
     "Perplexity",
     "PromptError",
@@ -133,6 +138,7 @@ __all__ = [
     "UnsupportedTaskError",
     "__version__",
     "model_info",
+    "quantize",
 ]
 
 

@@ -8,6 +8,10 @@ from ferrule.logits_processors import LogitsProcessors
 
 version: str
 """The version of the crates."""
+layout_version: int
+"""Names how packed weights lie in files."""
+arithmetic_version: int
+"""Names the bits that kernels give."""
 
 class Engine:
     """A model with its weights, its key-value cache, its threads and its scheduler."""
@@ -15,18 +19,19 @@ class Engine:
     def __init__(
         self,
         spec: str,
-        model_dir: str | None,
+        weights: str | None,
         options: str,
         progress: Callable[[int, int], None] | None = None,
         draft: tuple[str, str | None, str] | None = None,
     ) -> None:
-        """Packs the weights of a checkpoint directory or a GGUF file, or random ones where there is none.
+        """Packs the weights of a checkpoint or a GGUF file, or random ones where there is none; or maps a packed file.
 
-        `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, threads, max_model_len,
+        `spec` is the JSON of a ModelSpec, `options` that of the load's options (quantization, mmap, which is off where
+        a packed file is to be read into memory, allow_paging, threads, max_model_len,
         kv_cache_dtype, kv_cache_memory in bytes, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
         prefix_cache_dir, prefix_cache_dir_limit in bytes, max_queued_requests, target_itl in seconds,
         speculative_config). `progress` is called with the bytes packed so far and the bytes in all. `draft` is spec,
-        model_dir and options of a smaller model of the same vocabulary, which guesses for it.
+        weights and options of a smaller model of the same vocabulary, which guesses for it.
 
         Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, KeyboardInterrupt.
         """
@@ -292,10 +297,37 @@ def sample_distribution(
 ) -> tuple[list[int], list[float], int]:
     """What the sampler makes of a row of logits: the tokens kept, their probabilities, and the one chosen."""
 
-def measure(spec: str, model_dir: str | None, options: str) -> str:
+def pack(
+    spec: str,
+    weights: str | None,
+    options: str,
+    path: str,
+    metadata: dict[str, str],
+    calibration: list[list[int]] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Packs the weights of a checkpoint's directory or of a GGUF file, or random ones, into the file `path`.
+
+    With `calibration`, sequences of tokens, integer formats make their errors where they cost least as the model runs
+    over them.
+
+    `spec`, `options` and `progress` are those of an Engine; `metadata` is written beside what the file itself needs.
+    The file appears whole or not at all; one that was there stays until then.
+
+    Raises ModelWriteError where it cannot be written; ModelFileError, ConfigError, InvalidParameterError,
+    InsufficientMemoryError, KeyboardInterrupt.
+    """
+
+def packed_metadata(path: str) -> tuple[str, int]:
+    """The metadata of a packed file, as JSON, and the bytes of its tensors; reads the header alone.
+
+    Raises ModelFileError for what is no packed file of this version.
+    """
+
+def measure(spec: str, weights: str | None, options: str) -> str:
     """What an Engine of these arguments would be and what it would take of memory, as JSON.
 
-    Of the checkpoint the headers are read; without one the spec alone says what weights come to.
+    Of the checkpoint or the packed file the headers are read; without one the spec alone says what weights come to.
 
     Raises ModelFileError, ConfigError, InvalidParameterError.
     """

@@ -37,6 +37,10 @@ class ModelFileError(FerruleError, OSError):
     """A file of a model is missing, unreadable or malformed."""
 
 
+class ModelWriteError(FerruleError, OSError):
+    """A file of a model cannot be written: the disk is full, or may not be written to."""
+
+
 class TokenizerError(FerruleError, ValueError):
     """Text cannot be turned into tokens, or tokens into text."""
 

@@ -9,9 +9,9 @@
 them: what is too long loses tokens on the left, and a warning says so.
 """
 # The harness is an extra, and says of its types only some.
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUntypedClassDecorator=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ Scored: TypeAlias = tuple[tuple[str, str] | None, list[int], list[int]]
 """Texts of the context and of the continuation, for the harness's cache, and the ids of both."""
 
 
-@register_model("ferrule")
 class FerruleLM(TemplateLM):
     """A model that the harness asks for log-likelihoods and continuations."""
 
@@ -217,6 +216,9 @@ class FerruleLM(TemplateLM):
             continue_final_message=not add_generation_prompt,
             chat_template_kwargs=self._chat_template_kwargs,
         )
+
+
+register_model("ferrule")(FerruleLM)
 
 
 def generation_params(kwargs: Mapping[str, Any]) -> SamplingParams:

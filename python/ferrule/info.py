@@ -11,6 +11,7 @@ from typing import Any
 
 from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, ModelFiles, find_model, has_weights, is_repository, read_model_files
+from ferrule.loading.packed_cache import PackedCache
 from ferrule.options import QUANTIZATIONS, EngineOptions, check_load_format
 from ferrule.quantized import conversion_words, stored_words
 from ferrule.spec import Layer, ModelSpec
@@ -56,7 +57,8 @@ def model_info(
     - `layer_groups`: the layers by kind, each with `layers`, their indices, and `layer`, the fields of `spec.Layer`;
     - `checkpoint_bytes`: bytes of the tensors in the files; None where they are not here;
     - `stored_types`: of the tensors in the files, by the type as which they are stored, their number (`tensors`) and
-      their `bytes`; None likewise;
+      their `bytes`; None likewise, empty where they are packed;
+    - `mapped_bytes`: bytes of weights that are mapped from a packed file, which processes share;
     - `memory`: bytes of `weights`, `vectors` (norms, biases and tables), `kv_cache` (of one sequence of max_model_len
       tokens) and `buffers` (about, of a step of that sequence), of all four (`needed`), and of what is `available`
       here; `holds_tokens`, the longest sequence that an engine's cache would hold here, 0 if there can be none;
@@ -81,12 +83,16 @@ def inspect(
     check_load_format(load_format)
     checked = EngineOptions(**options)
     files = read_model_files(find_model(model, revision, weights=False))
-    weights: str | None = os.fspath(files.path)
+    checked = checked.of_packed(files.packed, files.path)
+    weights: str | None = os.fspath(files.weights)
     not_here = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)
     if load_format == "dummy" or not_here:
         weights = None
     at = files.path if tokenizer is None else find_model(tokenizer, weights=False)
-    measured = _Measured(files.spec.to_json(), weights, checked)
+    is_packed = files.packed is not None
+    maps = is_packed or PackedCache.open(checked.packed_cache_limit).limit > 0
+    may_page = checked.allow_paging and maps and load_format != "dummy"
+    measured = _Measured(files.spec.to_json(), weights, checked, is_packed=is_packed, may_page=may_page)
     figures = measured.figures()
     return files.spec, {
         **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at), figures["quantization"]),
@@ -149,6 +155,10 @@ class _Measured:
     weights: str | None
     """A directory or a file; None where there are none."""
     options: EngineOptions
+    is_packed: bool
+    """Whether the weights have one format and can have no other."""
+    may_page: bool
+    """Whether an engine maps the weights, and may have more of them than memory."""
 
     def figures(self, quantization: str | None = None) -> dict[str, Any]:
         """What it comes to, in another format than the one asked for if there is one."""
@@ -168,10 +178,15 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:
     """Whether there can be an engine, and for how long a sequence."""
     memory, wanted = figures["memory"], figures["max_model_len"]
+    of_others = memory["vectors"] + memory["buffers"]
+    if not _has_room(memory) and measured.may_page and of_others <= memory["available"]:
+        needed, available = size_text(_least(memory)), size_text(memory["available"])
+        verdict = f"Weights and buffers take {needed}, and {available} are available here:"
+        return {"fits": True, "verdict": f"{verdict} weights are read from a packed file again and again, slowly."}
     if not _has_room(memory):
         needed, available = size_text(_least(memory)), size_text(memory["available"])
         verdict = f"It does not fit: weights and buffers take {needed}, and {available} are available here."
-        return {"fits": False, "verdict": f"{verdict} {_narrower(measured, figures['quantization'])}"}
+        return {"fits": False, "verdict": f"{verdict} {_narrower(measured, figures['quantization'])}".rstrip()}
     if memory["holds_tokens"] >= wanted:
         return {"fits": True, "verdict": f"It fits, with sequences of {wanted:,} tokens."}
     share = "half of what the weights leave" if measured.options.kv_cache_memory is None else "kv_cache_memory"
@@ -192,6 +207,9 @@ def _least(memory: dict[str, Any]) -> int:
 
 def _narrower(measured: _Measured, quantization: str) -> str:
     """The widest format of those that would fit."""
+    if measured.is_packed:
+        advice = "With allow_paging they would be read from their file again and again, slowly."
+        return "" if measured.options.allow_paging else advice
     # What is kept as stored may be wider than any.
     wider = QUANTIZATIONS.index(quantization) if quantization in QUANTIZATIONS else QUANTIZATIONS.index("int8") - 1
     for other in QUANTIZATIONS[wider + 1 :]:

@@ -6,21 +6,25 @@ import itertools
 import json
 import os
 import random
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.encoding import Encoding
 from ferrule.encoding.texts import TextReader
-from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
 from ferrule.grammars import Grammars
 from ferrule.info import end_of_sequence, facts
-from ferrule.loading import EMBEDDED, find_model, read_model_files
+from ferrule.loading import EMBEDDED, ModelFiles, find_model, read_model_files
+from ferrule.loading.packed_cache import hold, release
 from ferrule.lora import Adapters, LoRAAdapter
 from ferrule.metrics import EngineMetrics
 from ferrule.options import EngineOptions, check_load_format
+from ferrule.packing import weights_of
 from ferrule.params import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
 from ferrule.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule.request import Model, Request, check_vocabulary
@@ -28,6 +32,7 @@ from ferrule.shapes import find_shape
 from ferrule.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from ferrule import _native
     from ferrule.chat import Message, Tool
     from ferrule.parsers import MessageFormat
 
@@ -46,6 +51,9 @@ class LoadedModel:
         model: str | os.PathLike[str] | None = None,
         *,
         quantization: str = "auto",
+        mmap: bool = True,
+        allow_paging: bool = False,
+        packed_cache_limit: int | None = None,
         threads: int | None = None,
         max_model_len: int | None = None,
         kv_cache_dtype: str = "auto",
@@ -80,8 +88,11 @@ class LoadedModel:
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.
         """
-        self._options = EngineOptions(
+        options = EngineOptions(
             quantization=quantization,
+            mmap=mmap,
+            allow_paging=allow_paging,
+            packed_cache_limit=packed_cache_limit,
             threads=threads,
             max_model_len=max_model_len,
             kv_cache_dtype=kv_cache_dtype,
@@ -98,16 +109,30 @@ class LoadedModel:
         check_load_format(load_format)
         self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
         self._files = read_model_files(find_model(model, revision))
+        self._options = options.of_packed(self._files.packed, self._files.path)
         self._tokenizer = Tokenizer(self._files.path if tokenizer is None else find_model(tokenizer))
         self._name = EMBEDDED if model is None else os.fspath(model)
-        from ferrule import _native
-
-        weights = None if load_format == "dummy" else os.fspath(self._files.path)
-        engine = _native.Engine(
-            self._files.spec.to_json(), weights, self._options.to_json(), progress, *self._draft_model(load_format)
-        )
+        parts = [(self._files, self._name, self._options), *self._draft_model()]
+        dummy = load_format == "dummy"
+        weights = [None if dummy else weights_of(*part, progress) for part in parts]
+        try:
+            engine = self._make_engine(parts, weights, progress)
+        except ModelFileError:
+            # Another process may have removed one from the cache meanwhile.
+            there = [
+                path if path is None or path.exists() else files.weights
+                for path, (files, _, _) in zip(weights, parts, strict=True)
+            ]
+            if there == weights:
+                raise
+            weights = there
+            engine = self._make_engine(parts, weights, progress)
+        packed = [
+            None if path in (None, files.path) else path for path, (files, _, _) in zip(weights, parts, strict=True)
+        ]
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
+        self._engine_info["packed_file"] = None if packed[0] is None else os.fspath(packed[0])
         wanted = max_model_len or self._files.spec.max_position_embeddings
         held = int(self._engine_info["max_model_len"])
         self._model = Model(
@@ -122,20 +147,37 @@ class LoadedModel:
         self._grammars = Grammars(self._tokenizer, self._model.vocab_size)
         self._adapters = Adapters(self._driver)
         self._adapters.load_all(lora_modules)
+        for path in filter(None, packed):
+            hold(path)
+        self._held = [weakref.finalize(self, release, path) for path in filter(None, packed)]
         self._loaded()
 
-    def _draft_model(self, load_format: str) -> list[tuple[str, str | None, str]]:
-        """The model that guesses, as the engine takes it; nothing if there is none."""
+    def _draft_model(self) -> list[tuple[ModelFiles, str, EngineOptions]]:
+        """The files, the name and the options of the model that guesses; nothing if there is none."""
         speculative = self._options.speculative
         if speculative is None or speculative.model is None:
             return []
         files = read_model_files(find_model(speculative.model, speculative.revision))
-        weights = None if load_format == "dummy" else os.fspath(files.path)
-        options = self._options.of_draft_model(speculative.quantization)
+        options = self._options.of_draft_model(speculative.quantization).of_packed(files.packed, files.path)
         context = files.spec.max_position_embeddings
         if options.max_model_len is not None and options.max_model_len > context:
             options = replace(options, max_model_len=context)
-        return [(files.spec.to_json(), weights, options.to_json())]
+        return [(files, speculative.model, options)]
+
+    @staticmethod
+    def _make_engine(
+        parts: Sequence[tuple[ModelFiles, str, EngineOptions]],
+        weights: Sequence[Path | None],
+        progress: Callable[[int, int], None] | None,
+    ) -> _native.Engine:
+        """The engine of a model, and of one that guesses for it if there are two, with the files of their weights."""
+        from ferrule import _native
+
+        model, *draft = [
+            (files.spec.to_json(), None if path is None else os.fspath(path), options.to_json())
+            for path, (files, _, options) in zip(weights, parts, strict=True)
+        ]
+        return _native.Engine(*model, progress, *draft)
 
     def _loaded(self) -> None:
         """What a subclass adds once the engine is there."""
@@ -306,6 +348,8 @@ class LoadedModel:
         """Frees weights and cache. A call that still runs in another thread gets an EngineError."""
         self._driver.close()
         self._adapters.close()
+        for let_go in self._held:
+            let_go()
 
     def __enter__(self) -> Self:
         return self

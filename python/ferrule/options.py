@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from ferrule.checks import check_number, check_whole, shown
@@ -32,6 +33,15 @@ class EngineOptions:
     """
 
     quantization: str = "auto"
+    mmap: bool = True
+    """Whether a packed file is mapped, so that several processes share it, or read into memory of this one.
+
+    Another program that truncates a mapped file ends this process.
+    """
+    allow_paging: bool = False
+    """Whether weights may be more than memory holds: they are mapped, and read again and again."""
+    packed_cache_limit: int | None = None
+    """Bytes that packed files may take in the cache, 0 for none; None: $FERRULE_PACKED_CACHE_LIMIT or 100 GiB."""
     threads: int | None = None
     """None: the processors that this process may use, by affinity and by the container's quota."""
     max_model_len: int | None = None
@@ -76,9 +86,14 @@ class EngineOptions:
             value: int | None = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, check_whole(name, value, 1, limit))
-        if not isinstance(cast("object", self.enable_prefix_caching), bool):
-            found = shown(self.enable_prefix_caching)
-            raise InvalidParameterError(f"enable_prefix_caching is {found}; it must be True or False")
+        for name in ("enable_prefix_caching", "mmap", "allow_paging"):
+            if not isinstance(cast("object", getattr(self, name)), bool):
+                raise InvalidParameterError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
+        if self.packed_cache_limit is not None:
+            limit = check_whole("packed_cache_limit", self.packed_cache_limit, 0, 2**63 - 1)
+            object.__setattr__(self, "packed_cache_limit", limit)
+        if self.allow_paging and not self.mmap:
+            raise InvalidParameterError("allow_paging is True; it needs mmap, which is False")
         object.__setattr__(self, "prefix_cache_dir", _checked_directory(self.prefix_cache_dir))
         for name in ("prefix_cache_dir", "prefix_cache_dir_limit"):
             needed = "enable_prefix_caching" if name == "prefix_cache_dir" else "prefix_cache_dir"
@@ -92,10 +107,10 @@ class EngineOptions:
 
     def to_json(self) -> str:
         """As the native module reads it."""
-        speculative = self.speculative
-        return json.dumps(
-            {**asdict(self), "speculative_config": None if speculative is None else speculative.engine_options()}
-        )
+        values = asdict(self)
+        del values["packed_cache_limit"]  # Python's own business
+        values["speculative_config"] = None if self.speculative is None else self.speculative.engine_options()
+        return json.dumps(values)
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
@@ -105,6 +120,20 @@ class EngineOptions:
     def of_draft_model(self, quantization: str) -> EngineOptions:
         """The options of a model that guesses beside the one of these options."""
         return replace(self, quantization=quantization, speculative_config=None)
+
+    def of_packed(self, packed: str | None, directory: Path) -> EngineOptions:
+        """The options with which to load a directory whose weights are packed as `packed` already, if they are.
+
+        Raises InvalidParameterError where they ask for another quantization.
+        """
+        if packed is None or self.quantization == packed:
+            return self
+        if self.quantization == "auto":
+            return replace(self, quantization=packed)
+        raise InvalidParameterError(
+            f"quantization is {self.quantization!r}; {directory} is packed as {packed!r}: "
+            f"it must be auto or {packed}, or the model the one that it was made from"
+        )
 
 
 def check_load_format(load_format: object) -> None:

@@ -1,8 +1,13 @@
-"""A Hugging Face checkpoint of a Llama or Qwen3 as GGUF, and quantized by llama.cpp itself."""
+"""A Hugging Face checkpoint of a Llama or Qwen3 as GGUF, and quantized by llama.cpp itself.
+
+`python -m adapters.gguf_file CHECKPOINT DIRECTORY` writes a file of each type.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +20,8 @@ import numpy.typing as npt
 FILE_TYPES = {
     "BF16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
     "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "IQ4_NL": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_NL,
+    "IQ4_XS": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_XS,
     "Q4_K_S": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
     "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
     "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
@@ -100,3 +107,18 @@ def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
 def tensor_bytes(file: Path) -> dict[str, int]:
     """Bytes of each tensor of a GGUF."""
     return {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors}
+
+
+def main() -> None:
+    """Write every type."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("directory", type=Path)
+    arguments = parser.parse_args()
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    for name in FILE_TYPES:
+        print(quantized(arguments.checkpoint, arguments.directory, name, os.cpu_count() or 1))
+
+
+if __name__ == "__main__":
+    main()

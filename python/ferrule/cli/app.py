@@ -15,8 +15,13 @@ COMMANDS = {
     "info": "Show what a model is and what it needs.",
     "bench": "Measure prefill and decode.",
     "eval": "Measure perplexity, distance from a reference, and tasks.",
+    "quantize": "Pack a model into a directory that loads at once.",
+    "list": "Show the packed files in the cache.",
+    "rm": "Remove packed files from the cache.",
 }
-"""Each is the function `command` of the module of its name."""
+"""Each is the function `command` of the module of its name, or of the one below."""
+MODULES = {"list": "listing"}
+"""A module `list` would hide the builtin in this package."""
 
 
 class _LazyGroup(click.Group):
@@ -26,7 +31,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ferrule.cli.{cmd_name}").command
+        command: click.Command = import_module(f"ferrule.cli.{MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

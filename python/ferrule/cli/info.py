@@ -137,17 +137,20 @@ def _files(info: Mapping[str, Any]) -> str:
         return "not here"
     types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
     stored = [] if info["stored_as"] is None else [info["stored_as"]]
-    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits a weight", *stored, f"tensors: {types}"])
+    how = f"tensors: {types}" if types else "packed"
+    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits a weight", *stored, how])
 
 
 def _weights(info: Mapping[str, Any]) -> str:
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
     each = f"; a token reads {size_text(read)}" if read < count else ""
+    mapped = ", mapped" if info["mapped_bytes"] else ""
     made = "" if info["conversion"] is None else f"; {info['conversion']}"
     by_format = info["weight_bytes_by_format"]
     formats = ", ".join(f"{size_text(of_format)} as {name}" for name, of_format in by_format.items())
     formats = f" ({formats})" if list(by_format) != [info["quantization"]] else ""
-    return f"{info['quantization']}: {size_text(count)}{formats}, {_bits(count, info)} bits a weight{each}{made}"
+    of_all = f"{size_text(count)}{formats}, {_bits(count, info)} bits a weight"
+    return f"{info['quantization']}: {of_all}{mapped}{each}{made}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:

@@ -51,6 +51,8 @@ def model_options(command: Command) -> Command:
             default="auto",
             help="Format of the weights; auto: int8.",
         ),
+        click.option("--no-mmap", "mmap", flag_value=False, default=True, help="Read a packed file into memory."),
+        click.option("--allow-paging", is_flag=True, help="Let weights be more than memory holds, and decoding slow."),
         click.option(
             "--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use."
         ),
@@ -116,14 +118,15 @@ def load(model: str | None, options: Mapping[str, Any]) -> LLM:
         options["speculative_config"] = speculative_config
     if not sys.stderr.isatty():
         return LLM(model, **options)
-    with _ProgressBar() as bar:
+    with ProgressBar("loading weights") as bar:
         return LLM(model, progress=bar.update, **options)
 
 
-class _ProgressBar:
-    """Bytes of weights, drawn once loading has taken long enough to be noticed."""
+class ProgressBar:
+    """Bytes of weights, and how long the rest will take; drawn once it has taken long enough to be noticed."""
 
-    def __init__(self) -> None:
+    def __init__(self, label: str) -> None:
+        self._label = label
         self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -134,15 +137,24 @@ class _ProgressBar:
             if time.monotonic() - self._start < QUICK_SECONDS or done >= total:
                 return
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
 
-            columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            figures = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._bar = Progress(
+                TextColumn(self._label), BarColumn(), *figures, console=Console(stderr=True), transient=True
+            )
             self._bar.start()
             self._task = self._bar.add_task("", total=total)
         self._bar.update(self._task, completed=done)
 
-    def __enter__(self) -> _ProgressBar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:

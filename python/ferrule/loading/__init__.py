@@ -1,11 +1,13 @@
 """From the name of a model or an adapter to its files: where they are, and what they say about it."""
 
 from ferrule.loading.adapter_files import AdapterFiles, read_adapter_files
-from ferrule.loading.model_files import ModelFiles, has_weights, read_model_files
+from ferrule.loading.model_files import PACKED_METHOD, WEIGHTS, ModelFiles, has_weights, read_model_files
 from ferrule.loading.resolve import EMBEDDED, find_adapter, find_model, is_repository
 
 __all__ = [
     "EMBEDDED",
+    "PACKED_METHOD",
+    "WEIGHTS",
     "AdapterFiles",
     "ModelFiles",
     "find_adapter",

@@ -17,6 +17,11 @@ from ferrule.params import STANDARD, SamplingParams
 from ferrule.quantized import read_stored_as
 from ferrule.spec import ModelSpec
 
+WEIGHTS = "model.safetensors"
+"""A model's weights, where they are in one file."""
+PACKED_METHOD = "ferrule"
+"""The `quant_method` of `quantization_config` in config.json where that file holds weights packed by ferrule."""
+
 GGUF_SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -44,6 +49,13 @@ class ModelFiles:
     """Whether exactly one of the labels is right."""
     sentence: SentenceFiles
     """What its embeddings are made of."""
+    packed: str | None = None
+    """The quantization as which the weights are packed; None where they are as their authors stored them."""
+
+    @property
+    def weights(self) -> Path:
+        """What an engine reads: the directory or the GGUF file, or the directory's packed file."""
+        return self.path if self.packed is None else self.path / WEIGHTS
 
 
 def read_model_files(path: Path) -> ModelFiles:
@@ -59,6 +71,7 @@ def _read_directory(directory: Path) -> ModelFiles:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
+    packed, config = _packed_as(config)
     spec = replace(model_spec(config), stored_as=read_stored_as(config, directory))
     sentence, spec = read_sentence_files(directory, spec)
     if "text_config" in config and "eos_token_id" not in config:
@@ -73,7 +86,18 @@ def _read_directory(directory: Path) -> ModelFiles:
         labels=() if spec.classifier is None else label_names(config),
         exclusive=config.text("problem_type", default="") != "multi_label_classification",
         sentence=sentence,
+        packed=packed,
     )
+
+
+def _packed_as(config: Config) -> tuple[str | None, Config]:
+    """What `ferrule quantize` says of the weights, and the configuration of the model that it was given."""
+    if "quantization_config" not in config:
+        return None, config
+    said = config.inner("quantization_config")
+    if said.values.get("quant_method") != PACKED_METHOD:
+        return None, config
+    return said.text("format"), config.without("quantization_config")
 
 
 def _read_gguf(path: Path) -> ModelFiles:
@@ -94,7 +118,7 @@ def _read_gguf(path: Path) -> ModelFiles:
 
 def has_weights(directory: Path) -> bool:
     """Whether the files of a model's weights are all there; says nothing of what they hold."""
-    if is_gguf(directory) or (directory / "model.safetensors").exists():
+    if is_gguf(directory) or (directory / WEIGHTS).exists():
         return True
     index = directory / "model.safetensors.index.json"
     if not index.exists():

@@ -12,7 +12,7 @@ use crate::gguf::{BlockType, GgufFile, TensorType};
 use crate::index::{INDEX_NAME, read_index};
 use crate::nearest::nearest;
 use crate::quantized::StoredAs;
-use crate::safetensors::{Entry, read_header};
+use crate::safetensors::{Entry, Header, read_header};
 use crate::tensor::{Numbers, Tensor, WeightTensor};
 
 const SINGLE_NAME: &str = "model.safetensors";
@@ -296,9 +296,9 @@ impl Checkpoint {
 /// Maps one safetensors file and reads its header.
 fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Fault> {
     let (mut file, bytes) = open_file(path)?;
-    let entries = read_header(&mut file, bytes)?;
+    let Header { tensors, .. } = read_header(&mut file, bytes)?;
     let map = map_file(&file, bytes)?;
-    Ok((map, entries))
+    Ok((map, tensors))
 }
 
 /// Why a folder cannot be loaded that has no safetensors file of the right name: `fault` of the others, unless there are

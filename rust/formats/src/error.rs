@@ -21,6 +21,8 @@ pub struct CheckpointError {
 pub enum Fault {
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
+    #[error("cannot be written: {0}")]
+    Write(std::io::Error),
     #[error("is not a regular file")]
     NotAFile,
     #[error("is empty (0 bytes): the download was interrupted or never started")]
@@ -106,6 +108,20 @@ pub enum Fault {
 
     #[error(transparent)]
     Gguf(#[from] GgufFault),
+
+    // A packed file.
+    #[error("has the layout {found:?}, where this build of ferrule reads {known:?}: pack the model anew")]
+    PackedLayout { found: String, known: String },
+    #[error("has data that begins at byte {begin}, which is no multiple of 4096")]
+    PackedStart { begin: u64 },
+    #[error("tensor {tensor:?} takes {bytes} bytes, which is no multiple of 64")]
+    PackedLine { tensor: String, bytes: usize },
+    #[error(
+        "tensor {tensor:?} takes {bytes} bytes, where the config asks for {expected}, filled up to a multiple of 64"
+    )]
+    PackedLength { tensor: String, bytes: usize, expected: usize },
+    #[error("tensor {tensor:?} holds {rows} rows, where the config leaves at most {expected} for it")]
+    PackedRows { tensor: String, rows: usize, expected: usize },
 
     // A tensor that a caller asked for.
     #[error("has no tensor {tensor:?}{}", did_you_mean(nearest))]

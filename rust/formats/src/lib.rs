@@ -17,6 +17,7 @@ mod fuzz;
 pub mod gguf;
 mod index;
 mod nearest;
+mod packed;
 mod quantized;
 mod safetensors;
 mod tensor;
@@ -28,6 +29,7 @@ pub use dtype::{Dtype, FloatDtype};
 pub use error::{CheckpointError, Fault};
 pub use gguf::GgufFile;
 pub use nearest::nearest;
+pub use packed::{PackedFile, PackedTensor, PackedWriter};
 pub use quantized::{
     Awq, BitsAndBytes, BitsAndBytesCodes, CompressedBits, CompressedKind, CompressedTensors, CompressedWeights, Fp8,
     Gptq, GptqBits, Mxfp4, StoredAs,

@@ -19,7 +19,7 @@ use crate::unique::{UniqueMap, check_new};
 /// The limit that the format itself sets.
 const MAX_HEADER: u64 = 100_000_000;
 /// Bytes before the header.
-const LENGTH_BYTES: u64 = 8;
+pub(crate) const LENGTH_BYTES: u64 = 8;
 /// No model has more; unbounded, a shape of `1,1,1,...` would cost four times its text.
 const MAX_DIMENSIONS: usize = 8;
 /// The start of a Git LFS pointer (<https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>).
@@ -40,10 +40,19 @@ pub(crate) struct Entry {
     pub bytes: Range<usize>,
 }
 
+/// What the header says.
+#[derive(Debug)]
+pub(crate) struct Header {
+    pub metadata: BTreeMap<String, String>,
+    pub tensors: BTreeMap<String, Entry>,
+    /// The byte of the file at which the data begins.
+    pub data_start: u64,
+}
+
 /// Reads the header of `file`, which has `file_bytes` bytes, and checks every claim that it makes against them.
 ///
 /// Takes memory for the header's text and the table, and reads nothing else.
-pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<BTreeMap<String, Entry>, Fault> {
+pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Header, Fault> {
     if file_bytes == 0 {
         return Err(Fault::Empty);
     }
@@ -52,17 +61,17 @@ pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<BTree
     if let Some(found) = text.chars().next().filter(|&first| first != '{') {
         return Err(Fault::HeaderNotObject { found });
     }
-    let RawHeader(raw) = serde_json::from_str(text).map_err(Fault::HeaderMalformed)?;
+    let RawHeader { metadata, tensors: raw } = serde_json::from_str(text).map_err(Fault::HeaderMalformed)?;
     let data_start = LENGTH_BYTES + text.len() as u64;
     let data_bytes = file_bytes - data_start;
 
-    let mut entries = BTreeMap::new();
+    let mut tensors = BTreeMap::new();
     for (name, tensor) in raw {
         let entry = checked_entry(&name, tensor, data_start, data_bytes)?;
-        entries.insert(name, entry);
+        tensors.insert(name, entry);
     }
-    check_cover(&entries, data_start, data_bytes)?;
-    Ok(entries)
+    check_cover(&tensors, data_start, data_bytes)?;
+    Ok(Header { metadata, tensors, data_start })
 }
 
 /// The header's text: the length is believed only after it has been held against the file's.
@@ -141,8 +150,11 @@ fn check_cover(entries: &BTreeMap<String, Entry>, data_start: u64, data_bytes: u
     Ok(())
 }
 
-/// The tensors as the text claims them.
-struct RawHeader(BTreeMap<String, RawTensor>);
+/// Metadata, and the tensors as the text claims them.
+struct RawHeader {
+    metadata: BTreeMap<String, String>,
+    tensors: BTreeMap<String, RawTensor>,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -164,22 +176,21 @@ impl<'de> Deserialize<'de> for RawHeader {
 
             fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<RawHeader, A::Error> {
                 let mut tensors = BTreeMap::new();
-                let mut metadata_seen = false;
+                let mut metadata = None;
                 while let Some(key) = access.next_key::<String>()? {
                     if key == "__metadata__" {
-                        if metadata_seen {
+                        if metadata.is_some() {
                             return Err(A::Error::custom("the key \"__metadata__\" comes twice"));
                         }
-                        metadata_seen = true;
-                        // Checked for its form; nothing in it is needed to read the tensors.
-                        access.next_value::<Option<UniqueMap<String>>>()?;
+                        let found = access.next_value::<Option<UniqueMap<String>>>()?;
+                        metadata = Some(found.map_or_else(BTreeMap::new, |found| found.0));
                         continue;
                     }
                     check_new(&tensors, &key)?;
                     let tensor = access.next_value()?;
                     tensors.insert(key, tensor);
                 }
-                Ok(RawHeader(tensors))
+                Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })
             }
         }
         deserializer.deserialize_map(Tensors)

@@ -1,13 +1,20 @@
 //! Weight matrices in the layout that the matmul reads.
 
-use std::ops::Range;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
 
-use crate::arch::{ByteLine, Isa, LANES};
+use bytemuck::Pod;
+
+use crate::arch::{ByteLine, Isa, LANES, LINE};
 use crate::disjoint::Tiles;
-use crate::memory::{AllocError, PageSlice};
+use crate::memory::{AllocError, PageSlice, SharedBytes};
+use crate::moments::InputStatistics;
 use crate::quant::grouped;
 use crate::quant::integer::{self, Steps};
-use crate::quant::{self, FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat, Line, StoredBlock};
+use crate::quant::{
+    self, CalibratedPanel, FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat, Line, PackCalibrated,
+    StoredBlock,
+};
 use crate::{Exec, PoolError};
 
 /// The rows of a stored matrix. A row holds the weights of one output.
@@ -33,6 +40,15 @@ pub trait RowSource: Sync {
     }
 }
 
+/// Bytes of the steps of a panel in one super-block.
+const STEPS: usize = size_of::<Steps>();
+
+/// Panels that are calibrated together at the most: a task's weights and targets then stay near the cache.
+const MOST_TOGETHER: usize = 4;
+
+/// Tasks that a thread has at least where panels are calibrated together.
+const TASKS_A_THREAD: usize = 4;
+
 /// Why a matrix was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
@@ -44,10 +60,37 @@ pub enum PackError {
     Pool(#[from] PoolError),
 }
 
+/// Names how the pieces of a packed matrix lie in memory, whatever the instruction set: panels of sixteen rows, the lines
+/// of each format, little-endian steps. Whoever changes any of it raises it, and files of matrices are packed anew.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Memory of others does not have what a matrix needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PieceError {
+    /// As many bytes as rows, columns and format ask for.
+    #[error("a piece of {expected} bytes is {found} bytes long")]
+    Length {
+        /// What the matrix takes.
+        expected: usize,
+        /// What is there.
+        found: usize,
+    },
+    /// A beginning on a cache line.
+    #[error("a piece begins {past} bytes past a cache line of {LINE} bytes")]
+    Alignment {
+        /// Bytes.
+        past: usize,
+    },
+    /// The matrix would not fit the address space.
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+}
+
 /// A matrix of weights, `[rows, cols]`: `rows` outputs, each over `cols` inputs.
 ///
 /// Stored in panels of sixteen rows; the last panel is filled up with rows of zeros. Rows may be stored in several
-/// formats, one below the other: each is a band of whole panels.
+/// formats, one below the other: each is a band of whole panels. The memory is the matrix's own or that of something
+/// else, such as a mapped file.
 #[derive(Debug)]
 pub struct PackedMatrix {
     rows: usize,
@@ -63,9 +106,38 @@ pub(crate) struct Band {
     pub panels: Range<usize>,
     panel_bytes: usize,
     panel_steps: usize,
-    data: PageSlice<u8>,
+    data: Piece<u8>,
     /// What integer formats have besides.
-    steps: PageSlice<Steps>,
+    steps: Piece<Steps>,
+}
+
+/// A part of what a matrix is stored in.
+#[derive(Debug)]
+enum Piece<T> {
+    Owned(PageSlice<T>),
+    Shared(SharedBytes),
+}
+
+impl<T: Pod> Piece<T> {
+    /// # Panics
+    /// If the memory is that of others, which is never written.
+    fn owned(&mut self) -> &mut [T] {
+        match self {
+            Self::Owned(slice) => slice,
+            Self::Shared(_) => unreachable!("a matrix is filled before it is anyone's but its own"),
+        }
+    }
+}
+
+impl<T: Pod> Deref for Piece<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Owned(slice) => slice,
+            Self::Shared(bytes) => bytemuck::cast_slice(bytes),
+        }
+    }
 }
 
 impl Band {
@@ -121,8 +193,8 @@ impl PackedMatrix {
         let mut packed = Self::zeroed(formats, cols)?;
         let Self { rows, bands, .. } = &mut packed;
         for band in bands {
-            let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
-            let steps = Tiles::of_rows(&mut band.steps, band.panel_steps, 1);
+            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, 1);
+            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, 1);
             exec.run(panels.len(), |index| {
                 let first = (band.panels.start + index) * LANES;
                 let (source, rows) = (Source { source, cols }, first..*rows);
@@ -130,6 +202,50 @@ impl PackedMatrix {
                 let mut steps = (!steps.is_empty()).then(|| steps.take(index));
                 let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
                 band.format.visit(PackPanel { isa: exec.isa, source, rows, steps, panel: panel.contiguous() });
+            })?;
+        }
+        Ok(packed)
+    }
+
+    /// As [`PackedMatrix::pack`], but that integer formats make errors where they cost least. `statistics` are those of
+    /// the inputs that the matrix will meet.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack`].
+    ///
+    /// # Panics
+    /// As [`PackedMatrix::pack`], and if the statistics are of another number of inputs.
+    pub fn pack_calibrated(
+        exec: &Exec<'_>,
+        formats: &[(Format, usize)],
+        cols: usize,
+        source: &dyn RowSource,
+        statistics: &InputStatistics,
+    ) -> Result<Self, PackError> {
+        assert_eq!(statistics.cols(), cols, "the inputs of the statistics");
+        if formats.iter().any(|(format, _)| !format.is_integer() || format.stored_block().is_some()) {
+            return Self::pack(exec, formats, cols, source);
+        }
+        let mut packed = Self::zeroed(formats, cols)?;
+        let Self { rows, bands, .. } = &mut packed;
+        for band in bands {
+            let together = (band.panels.len() / (TASKS_A_THREAD * exec.pool.threads())).clamp(1, MOST_TOGETHER);
+            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, together);
+            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, together);
+            exec.run(panels.len(), |index| {
+                let (mut panels, mut steps) = (panels.take(index), steps.take(index));
+                let first = (band.panels.start + panels.rows().start) * LANES;
+                let mut values = vec![0.0; panels.rows().len() * LANES * cols];
+                for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
+                    source.read_row(row, values);
+                }
+                let each =
+                    values.chunks_exact(LANES * cols).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
+                let each = each.zip(steps.contiguous().chunks_exact_mut(band.panel_steps));
+                let panels = each.map(|((values, lines), steps)| {
+                    CalibratedPanel::new(exec.isa, values, steps, bytemuck::cast_slice_mut(lines))
+                });
+                band.format.visit(PackPanels { isa: exec.isa, statistics, panels: &mut panels.collect::<Vec<_>>() });
             })?;
         }
         Ok(packed)
@@ -146,8 +262,8 @@ impl PackedMatrix {
     pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
-            let panels = Tiles::of_rows(&mut band.data, band.panel_bytes, 1);
-            let steps = Tiles::of_rows(&mut band.steps, band.panel_steps, 1);
+            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, 1);
+            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, 1);
             exec.run(panels.len(), |index| {
                 let mut panel = panels.take(index);
                 let panel = panel.contiguous();
@@ -160,7 +276,69 @@ impl PackedMatrix {
         Ok(packed)
     }
 
+    /// A matrix of what was packed before: `fill` gets each piece, zeros, in the order of [`PackedMatrix::contents`].
+    ///
+    /// # Errors
+    /// What `fill` returns, and [`AllocError`] if there is no memory for it.
+    ///
+    /// # Panics
+    /// As [`PackedMatrix::pack`].
+    pub fn filled<E: From<AllocError>>(
+        formats: &[(Format, usize)],
+        cols: usize,
+        mut fill: impl FnMut(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let mut packed = Self::zeroed(formats, cols)?;
+        for band in &mut packed.bands {
+            fill(band.data.owned())?;
+            fill(bytemuck::cast_slice_mut(band.steps.owned()))?;
+        }
+        Ok(packed)
+    }
+
+    /// A matrix of what was packed before and lies in memory that others own: its pieces, in the order of
+    /// [`PackedMatrix::contents`]. Nothing is copied.
+    ///
+    /// # Errors
+    /// [`PieceError`] for a piece of another length or alignment.
+    ///
+    /// # Panics
+    /// As [`PackedMatrix::pack`], and if there are fewer than two pieces for a format.
+    pub fn shared(
+        formats: &[(Format, usize)],
+        cols: usize,
+        pieces: impl IntoIterator<Item = SharedBytes>,
+    ) -> Result<Self, PieceError> {
+        let mut pieces = pieces.into_iter();
+        let mut piece = |expected: usize| {
+            let bytes = pieces.next().expect("two pieces for each format");
+            let past = bytes.as_ptr().addr() % LINE;
+            if bytes.len() != expected {
+                return Err(PieceError::Length { expected, found: bytes.len() });
+            }
+            if past != 0 && expected != 0 {
+                return Err(PieceError::Alignment { past });
+            }
+            Ok(bytes)
+        };
+        let band = |data: usize, steps: usize| Ok((Piece::Shared(piece(data)?), Piece::Shared(piece(steps * STEPS)?)));
+        Self::in_bands(formats, cols, band)
+    }
+
     fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {
+        // Several streams run through it at once: with small pages of the system a tenth of the time is translation.
+        Self::in_bands(formats, cols, |data, steps| {
+            let data = Piece::Owned(PageSlice::zeroed_in_huge_pages(data)?);
+            Ok((data, Piece::Owned(PageSlice::zeroed_in_huge_pages(steps)?)))
+        })
+    }
+
+    /// `band` makes the pieces of a band: so many bytes, and so many steps.
+    fn in_bands<E: From<AllocError>>(
+        formats: &[(Format, usize)],
+        cols: usize,
+        mut band: impl FnMut(usize, usize) -> Result<(Piece<u8>, Piece<Steps>), E>,
+    ) -> Result<Self, E> {
         let mut rows = 0;
         let mut bands = Vec::with_capacity(formats.len());
         for &(format, count) in formats {
@@ -168,25 +346,31 @@ impl PackedMatrix {
             assert!(format.is_integer() || formats.len() == 1, "{} is not alone", format.name());
             let block = format.stored_block().map_or(1, |block| block.inputs);
             assert!(cols.is_multiple_of(block), "{cols} inputs in blocks of {block}, {}", format.name());
-            let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
             let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
+            let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
             let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
-            // Several streams run through it at once: with small pages of the system a tenth of the time is
-            // translation.
-            let data = PageSlice::zeroed_in_huge_pages(bytes)?;
             let panel_steps = format.panel_steps(cols);
-            let steps = PageSlice::zeroed_in_huge_pages(panel_steps * panels.len())?;
+            let (data, steps) = band(bytes, panel_steps * panels.len())?;
             bands.push(Band { format, panels, panel_bytes, panel_steps, data, steps });
             rows += count;
         }
         Ok(Self { rows, cols, bands })
     }
 
+    /// The bytes of the two pieces of so many rows in a format: weights, and the steps that integer formats have
+    /// besides. `None` where they do not fit the address space.
+    #[must_use]
+    pub fn piece_bytes(format: Format, rows: usize, cols: usize) -> Option<[usize; 2]> {
+        let panels = rows.div_ceil(LANES);
+        let data = format.panel_bytes(cols)?.checked_mul(panels)?;
+        Some([data, (format.panel_steps(cols) * STEPS).checked_mul(panels)?])
+    }
+
     /// The bytes that such a matrix takes; `None` where they do not fit 64 bits.
     #[must_use]
     pub fn bytes_for(format: Format, rows: usize, cols: usize) -> Option<u64> {
-        let panel = format.panel_bytes(cols)? + format.panel_steps(cols) * size_of::<Steps>();
-        (rows.div_ceil(LANES) as u64).checked_mul(panel as u64)
+        let [data, steps] = Self::piece_bytes(format, rows, cols)?;
+        (data as u64).checked_add(steps as u64)
     }
 
     /// Outputs.
@@ -212,7 +396,14 @@ impl PackedMatrix {
         self.bands.iter().map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
-    /// The packed bytes, piece by piece in a fixed order. With rows, columns and formats they say all that the matrix is.
+    /// Bytes of it that lie in memory of others.
+    #[must_use]
+    pub fn shared_bytes(&self) -> usize {
+        let shared = |band: &&Band| matches!(band.data, Piece::Shared(_));
+        self.bands.iter().filter(shared).map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
+    }
+
+    /// The packed bytes, piece by piece in a fixed order: weights and steps of each format. With rows, columns and formats they say all that the matrix is.
     pub fn contents(&self) -> impl Iterator<Item = &[u8]> {
         self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
     }
@@ -281,6 +472,30 @@ impl FormatVisitor for PackPanel<'_> {
 
     fn grouped<F: GroupedFormat>(self) {
         grouped::pack_panel::<F>(&self.source.stored(self.rows, F::STORED), bytemuck::cast_slice_mut(self.panel));
+    }
+}
+
+/// Quantizes panels by what is known of their inputs.
+struct PackPanels<'a, 'p> {
+    isa: Isa,
+    statistics: &'a InputStatistics,
+    panels: &'a mut [CalibratedPanel<'p>],
+}
+
+impl FormatVisitor for PackPanels<'_, '_> {
+    type Output = ();
+
+    fn float<F: FloatFormat>(self) {
+        unreachable!("floating-point weights are not calibrated");
+    }
+
+    fn integer<F: IntegerFormat>(self) {
+        let Self { isa, statistics, panels } = self;
+        isa.run(PackCalibrated::<F> { statistics, panels, format: PhantomData });
+    }
+
+    fn grouped<F: GroupedFormat>(self) {
+        unreachable!("codes that are stored stay as they are");
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
 
@@ -204,6 +204,39 @@ impl<T> Drop for PageSlice<T> {
 impl<T> fmt::Debug for PageSlice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PageSlice").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// What owns memory that weights lie in.
+pub type BytesOwner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A part of memory that something else owns, such as a mapped file, and keeps as long as this lives.
+#[derive(Clone)]
+pub struct SharedBytes {
+    owner: BytesOwner,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// A range of what `owner` has; `None` where it does not reach that far.
+    #[must_use]
+    pub fn new(owner: BytesOwner, range: Range<usize>) -> Option<Self> {
+        (*owner).as_ref().get(range.clone())?;
+        Some(Self { owner, range })
+    }
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.range.clone()]
+    }
+}
+
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBytes").field("range", &self.range).finish_non_exhaustive()
     }
 }
 

@@ -3,9 +3,13 @@
 mod rotation;
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Format, PackError, PackedMatrix, Pool, PoolError, RowSource};
+use ferrule_kernels::arch::{ByteLine, Isa};
+use ferrule_kernels::{
+    AllocError, BytesOwner, Cancel, Exec, Format, PackError, PackedMatrix, PieceError, Pool, PoolError, RowSource,
+    SharedBytes,
+};
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
 
@@ -175,4 +179,82 @@ fn a_source_that_panics_and_a_raised_flag_are_errors() {
     let cancel = Cancel::new();
     cancel.cancel();
     assert_eq!(pack(&cancel, Format::F16, 40, 3, |_, _| ()).unwrap_err(), PackError::Pool(PoolError::Cancelled));
+}
+
+/// Memory that others own, from a cache line on.
+struct Owner(Vec<ByteLine>);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// The pieces of a matrix one after the other, each from a cache line on, in memory of something else.
+fn laid_out(matrix: &PackedMatrix) -> Vec<SharedBytes> {
+    let mut bytes = Vec::new();
+    let mut ranges = Vec::new();
+    for piece in matrix.contents() {
+        bytes.resize(bytes.len().next_multiple_of(64), 0u8);
+        ranges.push(bytes.len()..bytes.len() + piece.len());
+        bytes.extend_from_slice(piece);
+    }
+    let mut lines = vec![ByteLine([0; 64]); bytes.len().div_ceil(64)];
+    bytemuck::cast_slice_mut(&mut lines)[..bytes.len()].copy_from_slice(&bytes);
+    let owner: BytesOwner = Arc::new(Owner(lines));
+    ranges.into_iter().map(|range| SharedBytes::new(Arc::clone(&owner), range).unwrap()).collect()
+}
+
+fn rows_of(matrix: &PackedMatrix) -> Vec<f32> {
+    let mut values = vec![0.0; matrix.rows() * matrix.cols()];
+    values.chunks_mut(matrix.cols()).enumerate().for_each(|(row, out)| matrix.read_row(row, out));
+    values
+}
+
+#[test]
+fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
+    let all = Format::ALL.iter().map(|format| vec![(*format, 37)]);
+    for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
+        let pool = Pool::new(NonZeroUsize::MIN);
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &Cancel::new() };
+        let source = Rows(|row, out: &mut [f32]| out.fill(row as f32 / 7.0 - 2.0));
+        let packed = PackedMatrix::pack(&exec, &formats, 301, &source).unwrap();
+        let pieces: Vec<_> = packed.contents().collect();
+        let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::piece_bytes(format, rows, 301).unwrap());
+        assert_eq!(sizes.collect::<Vec<_>>(), pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>());
+
+        let shared = PackedMatrix::shared(&formats, 301, laid_out(&packed)).unwrap();
+        let mut next = pieces.iter();
+        let fill = |bytes: &mut [u8]| -> Result<(), AllocError> {
+            bytes.copy_from_slice(next.next().unwrap());
+            Ok(())
+        };
+        let filled = PackedMatrix::filled(&formats, 301, fill).unwrap();
+        assert_eq!((shared.shared_bytes(), filled.shared_bytes()), (packed.bytes(), 0));
+        for copy in [shared, filled] {
+            assert!(copy.contents().eq(packed.contents()), "{formats:?}");
+            assert!(copy.formats().eq(packed.formats()) && copy.bytes() == packed.bytes());
+            assert_eq!(rows_of(&copy), rows_of(&packed));
+        }
+    }
+}
+
+#[test]
+fn memory_of_others_that_does_not_fit_is_refused() {
+    let packed = pack(&Cancel::new(), Format::Int8, 32, 256, |row, out| out.fill(row as f32)).unwrap();
+    let [data, steps] = PackedMatrix::piece_bytes(Format::Int8, 32, 256).unwrap();
+    let shared = |pieces: Vec<SharedBytes>| PackedMatrix::shared(&[(Format::Int8, 32)], 256, pieces).unwrap_err();
+    let owner: BytesOwner = Arc::new(Owner(vec![ByteLine([0; 64]); (data + steps) / 64 + 2]));
+    let bytes = |first: usize, len: usize| SharedBytes::new(Arc::clone(&owner), first..first + len).unwrap();
+    let pieces = laid_out(&packed);
+    assert_eq!(
+        shared(vec![bytes(0, data - 64), pieces[1].clone()]),
+        PieceError::Length { expected: data, found: data - 64 }
+    );
+    assert_eq!(
+        shared(vec![pieces[0].clone(), bytes(0, steps + 64)]),
+        PieceError::Length { expected: steps, found: steps + 64 }
+    );
+    assert_eq!(shared(vec![bytes(32, data), pieces[1].clone()]), PieceError::Alignment { past: 32 });
+    assert!(SharedBytes::new(Arc::clone(&owner), 0..data + steps + 200).is_none());
 }

@@ -3,6 +3,7 @@
 
 mod adapter;
 mod batch;
+mod calibrate;
 mod fingerprint;
 mod kv_layout;
 mod layer;
@@ -21,6 +22,7 @@ mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorFault};
 pub use batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
@@ -31,4 +33,4 @@ pub use spec::{
     PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec, TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
-pub use weights::{LoadError, Progress, Source, WeightSizes};
+pub use weights::{LoadError, Progress, Source, WeightSizes, open_packed, pack_into};

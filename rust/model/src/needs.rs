@@ -7,7 +7,7 @@ use crate::kv_layout::KvLayout;
 use crate::layer::{FFN_ROWS, MIXTURE_ROWS};
 use crate::quantization::Quantization;
 use crate::spec::{AttentionSpec, DenseSpec, FfnSpec, LatentProjections, LayerSpec, ModelSpec, ProjectionsSpec};
-use crate::weights::{LoadError, Loader, Source, WeightSizes};
+use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
 /// What a model takes: the figures of one that is loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,9 @@ pub fn measure(
     quantization: Quantization,
     kv_format: KvFormat,
 ) -> Result<Needs, LoadError> {
+    if let Source::Packed { file, .. } = source {
+        check_quantization(file, quantization)?;
+    }
     let weights = Loader::new(spec, source, quantization).measure()?.sizes(spec);
     Ok(Needs { weights, kv_groups: KvLayout::new(spec, kv_format).groups })
 }

@@ -5,7 +5,7 @@
 
 use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8};
 
-use crate::weights::{Source, Stored};
+use crate::weights::{QUANTIZATION, Source, Stored};
 
 /// A way to store a model's weights: a row of the table, under the name that users write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +25,15 @@ impl Quantization {
     /// Every one, widest first.
     pub const ALL: &'static [Self] = &[
         //        name    ends   sensitive  usual
-        Self::row("f32", [F32, F32, F32]),
+        Self::F32,
         Self::row("bf16", [Bf16, Bf16, Bf16]),
         Self::row("f16", [F16, F16, F16]),
         Self::row("int8", [Int8, Int8, Int8]),
         Self::row("int4", [Int6, Int6, Int4]),
     ];
+
+    /// Nothing is lost.
+    pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
     /// What `auto` is for weights that are stored as floating-point numbers.
     const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
@@ -43,11 +46,15 @@ impl Quantization {
         Self { name, ends, sensitive, usual, as_stored: false }
     }
 
-    /// The one that is best for weights as they are stored.
+    /// The one that is best for weights as they are stored; of weights that are packed, the one that they are packed in.
     #[must_use]
     pub fn auto(source: Source<'_>) -> Self {
         match source {
             Source::Checkpoint(checkpoint) if checkpoint.is_quantized() => Self::STORED,
+            Source::Packed { file, .. } => {
+                let named = |each: &&Self| file.metadata(QUANTIZATION) == Some(each.name);
+                *Self::ALL.iter().chain([&Self::STORED]).find(named).unwrap_or(&Self::PLAIN)
+            }
             _ => Self::PLAIN,
         }
     }

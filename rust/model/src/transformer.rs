@@ -19,7 +19,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
-use crate::weights::{Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights};
+use crate::weights::{Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization};
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +78,9 @@ impl Transformer {
     ) -> Result<Self, LoadError> {
         let LoadOptions { quantization, kv_format, isa } = options;
         let exec = Exec { isa, pool: &pool, cancel };
+        if let Source::Packed { file, .. } = source {
+            check_quantization(file, quantization)?;
+        }
         let mut weights = Loader::new(&spec, source, quantization).load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
         let KvLayout { places, shapes, groups } = KvLayout::new(&spec, kv_format);
@@ -137,6 +140,12 @@ impl Transformer {
     #[must_use]
     pub fn weight_sizes(&self) -> WeightSizes {
         self.weights.sizes(&self.spec)
+    }
+
+    /// Bytes of the weights that lie in a mapped file, which other processes may share.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.weights.tensors().matrices.iter().map(|matrix| matrix.shared_bytes() as u64).sum()
     }
 
     /// How the weights are stored.
@@ -199,7 +208,7 @@ impl Transformer {
 }
 
 /// The hidden states of a batch's tokens, `[rows, hidden_size]`.
-fn embed(
+pub(crate) fn embed(
     exec: &Exec<'_>,
     spec: &ModelSpec,
     weights: &Embedding,

@@ -8,12 +8,11 @@ use ferrule_engine::{
 };
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Progress, Quantization, Source, Transformer};
+use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Progress, Quantization, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
 
-use crate::checkpoint;
 use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
 use crate::figures::describe;
 use crate::fork;
@@ -21,12 +20,17 @@ use crate::interrupt::Interrupt;
 use crate::lora::{self, LoraAdapter};
 use crate::options::Options;
 use crate::outputs::StepOutput;
+use crate::packing::{WeightFiles, reporter};
 use crate::processor::PythonProcessor;
 use crate::structured::Grammar;
 
 /// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
 /// program around the engine needs memory too.
 pub(crate) const DEFAULT_KV_SHARE: u64 = 2;
+
+/// The share of the free memory that mapped weights leave where they may be more than it: they are read from their file
+/// again and again as it is.
+const PAGING_SHARE: u64 = 4;
 
 /// A text's tokens, their kinds and its salt.
 type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
@@ -72,11 +76,11 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (spec, model_dir, options, progress=None, draft=None))]
+    #[pyo3(signature = (spec, weights, options, progress=None, draft=None))]
     fn new(
         py: Python<'_>,
         spec: &str,
-        model_dir: Option<&str>,
+        weights: Option<&str>,
         options: &str,
         progress: Option<Py<PyAny>>,
         draft: Option<(String, Option<String>, String)>,
@@ -85,16 +89,12 @@ impl Engine {
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
-        let mut report = |done: u64, total: u64| {
-            let Some(progress) = &progress else { return };
-            // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
-            Python::attach(|py| _ = progress.call1(py, (done, total)));
-        };
+        let mut report = reporter(progress);
         let pool = Arc::new(Pool::new(options.threads));
-        let load = |spec: ModelSpec, model_dir: Option<&str>, options: &Options, report: Progress<'_>| {
+        let load = |spec: ModelSpec, weights: Option<&str>, options: &Options, report: Progress<'_>| {
             let _gate = fork::keep_out();
-            let checkpoint = model_dir.map(|path| checkpoint::open(path, &spec)).transpose()?;
-            let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
+            let files = WeightFiles::open(weights, &spec, options.mmap)?;
+            let source = files.source(options.allow_paging);
             let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
             let load = LoadOptions { quantization, kv_format: options.kv_format, isa };
             Transformer::load(spec, source, load, Arc::clone(&pool), &interrupt.cancel, report)
@@ -103,21 +103,28 @@ impl Engine {
             LoadError::Cancelled => interrupt.take(),
             error => errors::load_error(&error),
         };
-        let mut model = py.detach(|| load(spec, model_dir, &options, &mut report)).map_err(load_error)?;
+        let mut model = py.detach(|| load(spec, weights, &options, &mut report)).map_err(load_error)?;
         interrupt.settle(py);
         let mut draft = match draft {
             None => None,
-            Some((spec, model_dir, options)) => {
+            Some((spec, weights, options)) => {
                 let spec = ModelSpec::from_json(&spec).map_err(|error| errors::spec_error(&error))?;
                 let options = Options::from_json(&options, &spec)?;
-                let loaded = py.detach(|| load(spec, model_dir.as_deref(), &options, &mut |_, _| {}));
+                let loaded = py.detach(|| load(spec, weights.as_deref(), &options, &mut |_, _| {}));
                 let model = loaded.map_err(load_error)?;
                 interrupt.settle(py);
                 Some(DraftModel { model, pages: Vec::new(), max_model_len: options.max_model_len })
             }
         };
 
-        let available = machine::available_memory();
+        let mapped = model.mapped_bytes() + draft.as_ref().map_or(0, |draft| draft.model.mapped_bytes());
+        let available = if mapped == 0 {
+            machine::available_memory()
+        } else {
+            // What is mapped counts as free until it is read, and cannot be given to the cache too.
+            let free = machine::memory_for_files();
+            free.saturating_sub(mapped).max(if options.allow_paging { free / PAGING_SHARE } else { 0 })
+        };
         let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
         if budget > available {
             return Err(InsufficientMemoryError::new_err(format!(
@@ -142,6 +149,7 @@ impl Engine {
         let pages = divide(&mut model, budget - draft_budget, max_model_len)?;
         let groups = model.kv_groups();
         let mut info = describe(&model.weight_sizes(), model.quantization(), groups, &options, isa);
+        info["mapped_bytes"] = json!(mapped);
         info["kv_cache_bytes"] =
             json!(groups.iter().zip(&pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>());
         info["kv_cache_tokens"] = json!(pages.iter().max().map(|pages| pages * PAGE_TOKENS));
@@ -179,7 +187,7 @@ impl Engine {
 
     /// Queues a request and returns its id.
     #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None, logits_processors=None, grammar=None))]
-    #[allow(clippy::too_many_arguments, reason = "Python names them")]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn add_request(
         &self,
         py: Python<'_>,

@@ -1,7 +1,7 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
 use ferrule_engine::{EncodeError, GrammarError, RequestError, VocabularyError};
-use ferrule_formats::CheckpointError;
+use ferrule_formats::{CheckpointError, Fault};
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
 use pyo3::PyErr;
@@ -13,6 +13,7 @@ import_exception!(ferrule.errors, EngineError);
 import_exception!(ferrule.errors, InsufficientMemoryError);
 import_exception!(ferrule.errors, InvalidParameterError);
 import_exception!(ferrule.errors, ModelFileError);
+import_exception!(ferrule.errors, ModelWriteError);
 import_exception!(ferrule.errors, PromptError);
 import_exception!(ferrule.errors, QueueFullError);
 import_exception!(ferrule.errors, TokenizerError);
@@ -23,11 +24,13 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
         LoadError::Spec(error) => spec_error(error),
+        LoadError::Checkpoint(error) if matches!(*error.fault, Fault::Write(_)) => ModelWriteError::new_err(message),
+        LoadError::PackedAs { .. } => ModelFileError::new_err(message),
         LoadError::Checkpoint(error) => checkpoint_error(error),
         LoadError::Shape { .. } => ConfigError::new_err(message),
-        LoadError::Memory { .. } => InsufficientMemoryError::new_err(message),
+        LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
-        LoadError::Panicked(_) => EngineError::new_err(message),
+        LoadError::Panicked(_) | LoadError::NotFinite { .. } => EngineError::new_err(message),
     }
 }
 

@@ -5,14 +5,14 @@ use ferrule_kernels::Format;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::machine;
-use ferrule_model::{KvGroup, LoadError, ModelSpec, Needs, Quantization, Source, WeightSizes, buffer_bytes};
+use ferrule_model::{KvGroup, LoadError, ModelSpec, Needs, Quantization, WeightSizes, buffer_bytes};
 use pyo3::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint;
 use crate::engine::DEFAULT_KV_SHARE;
 use crate::errors;
 use crate::options::Options;
+use crate::packing::WeightFiles;
 
 /// What a model is on this machine and under these options, whether it is loaded or not.
 pub(crate) fn describe(
@@ -52,20 +52,21 @@ pub(crate) fn describe(
 
 /// What a model would be and take, without loading it.
 #[pyfunction]
-#[pyo3(signature = (spec, model_dir, options))]
-pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, options: &str) -> PyResult<String> {
+#[pyo3(signature = (spec, weights, options))]
+pub(crate) fn measure(py: Python<'_>, spec: &str, weights: Option<&str>, options: &str) -> PyResult<String> {
     let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
     let options = Options::from_json(options, &spec)?;
     let isa = errors::chosen_isa()?;
     let measured = py.detach(|| {
-        let checkpoint = model_dir.map(|path| checkpoint::open(path, &spec)).transpose()?;
-        let source = checkpoint.as_ref().map_or(Source::Random, Source::Checkpoint);
+        let files = WeightFiles::open(weights, &spec, options.mmap)?;
+        let source = files.source(options.allow_paging);
         let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
         let needs = ferrule_model::measure(&spec, source, quantization, options.kv_format)?;
-        let stored = checkpoint.map(|checkpoint| (checkpoint.total_bytes(), checkpoint.stored()));
-        Ok::<_, LoadError>((needs, quantization, stored))
+        let is_mapped = options.mmap && matches!(files, WeightFiles::Packed(_));
+        Ok::<_, LoadError>((needs, quantization, files.stored(), is_mapped))
     });
-    let (Needs { weights, kv_groups }, quantization, stored) = measured.map_err(|error| errors::load_error(&error))?;
+    let (Needs { weights, kv_groups }, quantization, stored, is_mapped) =
+        measured.map_err(|error| errors::load_error(&error))?;
     let Options { max_model_len, max_num_seqs, max_num_batched_tokens: chunk, .. } = options;
 
     // One sequence, however long. Its prompt comes in chunks, unless it is read both ways; one row at a time has logits.
@@ -73,13 +74,14 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, model_dir: Option<&str>, optio
     let rows = if spec.causal { chunk.min(max_model_len) } else { max_model_len };
     let buffers = buffer_bytes(&spec, rows, 1);
     let kept = weights.weight_bytes.saturating_add(weights.vector_bytes);
-    let available = machine::available_memory();
+    let available = if is_mapped { machine::memory_for_files() } else { machine::available_memory() };
     // As an engine divides what the weights leave.
     let budget = options.kv_cache_memory.unwrap_or(available.saturating_sub(kept) / DEFAULT_KV_SHARE);
     let held = pages::divide(&kv_groups, budget, max_model_len, max_num_seqs, chunk)
         .map_or(0, |pages| pages::tokens_of_one(&kv_groups, &pages).min(max_model_len));
 
     let mut figures = describe(&weights, quantization, &kv_groups, &options, isa);
+    figures["mapped_bytes"] = json!(if is_mapped { weights.weight_bytes } else { 0 });
     figures["checkpoint_bytes"] = json!(stored.as_ref().map(|(bytes, _)| bytes));
     figures["stored_types"] = stored.map_or(Value::Null, |(_, types)| {
         let each = |(name, (tensors, bytes))| (name, json!({"tensors": tensors, "bytes": bytes}));

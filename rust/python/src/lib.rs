@@ -1,7 +1,6 @@
 //! The extension module `ferrule._native`: convert, detach, call, map the error; nothing else.
 
 mod ceilings;
-mod checkpoint;
 mod engine;
 mod errors;
 mod figures;
@@ -11,11 +10,12 @@ mod interrupt;
 mod lora;
 mod options;
 mod outputs;
+mod packing;
 mod processor;
 mod structured;
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::machine;
+use ferrule_kernels::{ARITHMETIC_VERSION, LAYOUT_VERSION, machine};
 use pyo3::prelude::*;
 
 #[pyfunction]
@@ -47,6 +47,8 @@ fn available_memory() -> u64 {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fork::register(module.py())?;
     module.add("version", env!("CARGO_PKG_VERSION"))?;
+    module.add("layout_version", LAYOUT_VERSION)?;
+    module.add("arithmetic_version", ARITHMETIC_VERSION)?;
     module.add_class::<ceilings::Ceilings>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<gguf::GgufFile>()?;
@@ -59,6 +61,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outputs::Candidate>()?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(figures::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::packed_metadata, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;
     module.add_function(wrap_pyfunction!(isa_names, module)?)?;
     module.add_function(wrap_pyfunction!(available_isas, module)?)?;

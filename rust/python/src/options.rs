@@ -51,6 +51,8 @@ struct Raw {
     quantization: String,
     threads: Option<i64>,
     max_model_len: Option<i64>,
+    mmap: bool,
+    allow_paging: bool,
     kv_cache_dtype: String,
     kv_cache_memory: Option<i64>,
     max_num_seqs: Option<i64>,
@@ -69,6 +71,10 @@ pub(crate) struct Options {
     pub quantization: Option<Quantization>,
     pub kv_format: KvFormat,
     pub threads: NonZeroUsize,
+    /// Whether a packed file is mapped, or read into memory.
+    pub mmap: bool,
+    /// Whether weights may be more than memory holds, where they are mapped.
+    pub allow_paging: bool,
     /// Tokens of a sequence, prompt and output together.
     pub max_model_len: usize,
     /// Bytes.
@@ -113,6 +119,8 @@ impl Options {
             quantization,
             kv_format,
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            mmap: raw.mmap,
+            allow_paging: raw.allow_paging,
             max_model_len: within("max_model_len", raw.max_model_len.unwrap_or(context), context)?,
             kv_cache_memory: raw
                 .kv_cache_memory

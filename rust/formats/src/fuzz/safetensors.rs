@@ -69,9 +69,9 @@ fn make(random: &mut Random) -> Vec<u8> {
 
 /// Reads a file; where it is taken, its tensors cover the data.
 fn read(file: &[u8], _: &mut Random) -> Result<(), Fault> {
-    let entries = read_header(&mut &*file, file.len() as u64)?;
+    let header = read_header(&mut &*file, file.len() as u64)?;
     let mut spans = Vec::new();
-    for entry in entries.values() {
+    for entry in header.tensors.values() {
         let elements: u64 = entry.shape.iter().map(|&size| size as u64).product();
         assert_eq!(elements * entry.dtype.bits(), 8 * entry.bytes.len() as u64);
         spans.push((entry.bytes.start, entry.bytes.end));

@@ -11,6 +11,8 @@ mod parts;
 mod types;
 mod value;
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
@@ -34,6 +36,12 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
+    /// Whether a file begins as GGUF does.
+    pub fn is_one(path: &Path) -> bool {
+        let mut magic = [0; MAGIC.len()];
+        File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
+    }
+
     /// Opens a file; of a model in several, any one, and with it the others beside it.
     ///
     /// Reads and checks the headers alone; takes memory for a table of the keys and the tensors.

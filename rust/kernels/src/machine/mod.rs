@@ -28,7 +28,14 @@ pub fn last_cache_bytes() -> usize {
 /// that it is in leaves below its limit, and what `RLIMIT_AS` leaves. `u64::MAX` where nothing says anything.
 #[must_use]
 pub fn available_memory() -> u64 {
-    available_memory_in(Path::new("/"), address_space_limit())
+    available_memory_in(Path::new("/"), address_space_limit(), &["inactive_file "])
+}
+
+/// Bytes that mapped files may take: as [`available_memory`], but what this container's programs have read of files
+/// counts as free, however recently, since that is where mapped files lie.
+#[must_use]
+pub fn memory_for_files() -> u64 {
+    available_memory_in(Path::new("/"), address_space_limit(), &["inactive_file ", "active_file "])
 }
 
 fn cpu_count_in(root: &Path, affinity: NonZeroUsize) -> NonZeroUsize {
@@ -45,17 +52,18 @@ fn cpu_count_in(root: &Path, affinity: NonZeroUsize) -> NonZeroUsize {
     cgroup::ancestry(root, Controller::Cpu).iter().filter_map(quota).fold(affinity, NonZeroUsize::min)
 }
 
-fn available_memory_in(root: &Path, address_space_limit: u64) -> u64 {
+/// `cached`: the fields of a group's statistics that count as usage, but give way.
+fn available_memory_in(root: &Path, address_space_limit: u64, cached: &[&str]) -> u64 {
     let free = |group: &Cgroup| {
-        let (limits, usage, reclaimable) = if group.unified {
-            (["memory.max", "memory.high"].as_slice(), "memory.current", "inactive_file ")
+        let (limits, usage, prefix) = if group.unified {
+            (["memory.max", "memory.high"].as_slice(), "memory.current", "")
         } else {
-            (["memory.limit_in_bytes"].as_slice(), "memory.usage_in_bytes", "total_inactive_file ")
+            (["memory.limit_in_bytes"].as_slice(), "memory.usage_in_bytes", "total_")
         };
         let limit = limits.iter().filter_map(|name| group.read_number(name)).min()?;
         let usage = group.read_number(usage)? as u64;
-        // Cached files count as usage, but give way.
-        let reclaimable = group.read("memory.stat").and_then(|text| field(&text, reclaimable)).unwrap_or(0);
+        let text = group.read("memory.stat").unwrap_or_default();
+        let reclaimable: u64 = cached.iter().filter_map(|name| field(&text, &format!("{prefix}{name}"))).sum();
         Some((limit as u64).saturating_sub(usage.saturating_sub(reclaimable)))
     };
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok();
@@ -141,7 +149,11 @@ mod tests {
         }
 
         fn memory(&self) -> u64 {
-            available_memory_in(&self.0, u64::MAX)
+            available_memory_in(&self.0, u64::MAX, &["inactive_file "])
+        }
+
+        fn memory_for_files(&self) -> u64 {
+            available_memory_in(&self.0, u64::MAX, &["inactive_file ", "active_file "])
         }
     }
 
@@ -204,6 +216,7 @@ mod tests {
         ]);
         assert_eq!(machine.cpus(16), 3);
         assert_eq!(machine.memory(), 50_000);
+        assert_eq!(machine.memory_for_files(), 50_005);
     }
 
     #[test]
@@ -248,7 +261,7 @@ mod tests {
     #[test]
     fn the_address_space_is_a_limit() {
         let machine = Fake::new(&[MEMINFO, ("proc/self/statm", "10 5 3 1 0 2 0\n")]);
-        assert_eq!(available_memory_in(&machine.0, 100 << 10), (100 << 10) - address_space(&machine.0));
-        assert_eq!(available_memory_in(&machine.0, 1), 0);
+        assert_eq!(available_memory_in(&machine.0, 100 << 10, &[]), (100 << 10) - address_space(&machine.0));
+        assert_eq!(available_memory_in(&machine.0, 1, &[]), 0);
     }
 }

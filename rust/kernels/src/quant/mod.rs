@@ -11,6 +11,7 @@
 mod bf16;
 mod f16;
 mod f32;
+mod gptq;
 pub mod grouped;
 mod int4;
 mod int6;
@@ -30,6 +31,7 @@ mod u8;
 pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
 pub use self::{iq4_nl::Iq4Nl, mxfp4::Mxfp4, q4_0::Q4_0, q4_k::Q4K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
+pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 
 use bytemuck::Pod;

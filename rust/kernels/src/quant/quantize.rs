@@ -4,7 +4,7 @@
 //! to its weights: several are tried, each mended by least squares. Then steps around the largest scale are tried for
 //! the super-block; with each step every group takes, of the three sub-scales nearest to its own scale, the one with
 //! the least squared error, and the step with the least error in all wins. `benches/quality` compares this search with
-//! others.
+//! others. Where it is known how much each input matters ([`gptq`](super::gptq)), squared errors count by that.
 //!
 //! Multiplications and additions round one by one, so every instruction set finds the same codes.
 
@@ -24,6 +24,31 @@ const STEPS: [f32; 9] = evenly(0.80, 1.12);
 const TINY: f32 = 1e-30;
 
 const SUPER_GROUPS: usize = SUPER / GROUP;
+
+/// How much the squared error of an input counts.
+pub(super) trait Importance: Copy {
+    /// `value`, which belongs to input `input` of group `group`, times what that input counts.
+    fn weigh<S: Simd>(self, simd: S, group: usize, input: usize, value: S::F32) -> S::F32;
+}
+
+/// All inputs count alike.
+#[derive(Clone, Copy)]
+struct Even;
+
+impl Importance for Even {
+    #[inline(always)]
+    fn weigh<S: Simd>(self, _: S, _: usize, _: usize, value: S::F32) -> S::F32 {
+        value
+    }
+}
+
+/// Each input of a super-block counts so much, `[group][input]`.
+impl Importance for &[[f32; GROUP]] {
+    #[inline(always)]
+    fn weigh<S: Simd>(self, simd: S, group: usize, input: usize, value: S::F32) -> S::F32 {
+        simd.mul(value, simd.splat(self[group][input]))
+    }
+}
 
 /// Numbers from `first` to `last`.
 const fn evenly<const N: usize>(first: f32, last: f32) -> [f32; N] {
@@ -62,7 +87,7 @@ pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps],
 }
 
 /// Rotates blocks of sixteen rows.
-struct Rotate<'a>(&'a mut [[[f32; LANES]; BLOCK]]);
+pub(super) struct Rotate<'a>(pub &'a mut [[[f32; LANES]; BLOCK]]);
 
 impl Kernel for Rotate<'_> {
     type Output = ();
@@ -96,8 +121,8 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let grid = Grid::new::<F>(simd);
-        let ideal = grid.ideal_scales(self.groups);
-        let (step, scales) = grid.step_and_scales::<F>(self.groups, &ideal);
+        let ideal = grid.ideal_scales(self.groups, Even);
+        let (step, scales) = grid.step_and_scales::<F>(self.groups, &ideal, Even);
         simd.store_f16(simd.add(step, not_finite(simd, self.groups)), &mut self.quantized.steps);
         for (index, (group, scale)) in self.groups.iter().zip(scales).enumerate() {
             let inverse = grid.inverse(simd.mul(scale, step));
@@ -113,7 +138,7 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
 
 /// NaN for each row that holds an infinity or NaN, else 0: such a row shall not come out as something else.
 #[inline(always)]
-fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
+pub(super) fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
     groups
         .as_flattened()
         .iter()
@@ -121,8 +146,8 @@ fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
 }
 
 /// The codes and sub-scales that there are.
-struct Grid<S: Simd> {
-    simd: S,
+pub(super) struct Grid<S: Simd> {
+    pub simd: S,
     lowest: S::F32,
     highest: S::F32,
     lowest_scale: S::F32,
@@ -131,7 +156,7 @@ struct Grid<S: Simd> {
 
 impl<S: Simd> Grid<S> {
     #[inline(always)]
-    fn new<F: IntegerFormat>(simd: S) -> Self {
+    pub fn new<F: IntegerFormat>(simd: S) -> Self {
         let [[lowest, highest], [lowest_scale, highest_scale]] =
             [F::CODES, F::SCALES].map(|pair| pair.map(|n| simd.splat(n as f32)));
         Self { simd, lowest, highest, lowest_scale, highest_scale }
@@ -139,13 +164,13 @@ impl<S: Simd> Grid<S> {
 
     /// 1 / scale.
     #[inline(always)]
-    fn inverse(&self, scale: S::F32) -> S::F32 {
+    pub fn inverse(&self, scale: S::F32) -> S::F32 {
         self.simd.div(self.simd.splat(1.0), self.simd.max(scale, self.simd.splat(TINY)))
     }
 
     /// The code nearest to `value / scale`.
     #[inline(always)]
-    fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
+    pub fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
         let Self { simd, lowest, highest, .. } = *self;
         simd.round(simd.max(simd.min(simd.mul(value, inverse), highest), lowest))
     }
@@ -162,21 +187,26 @@ impl<S: Simd> Grid<S> {
 
     /// Of each group the scale that leaves the least squared error.
     #[inline(always)]
-    fn ideal_scales(&self, groups: &[[[f32; LANES]; GROUP]]) -> [S::F32; SUPER_GROUPS] {
+    pub fn ideal_scales(
+        &self,
+        groups: &[[[f32; LANES]; GROUP]],
+        importance: impl Importance,
+    ) -> [S::F32; SUPER_GROUPS] {
         let simd = self.simd;
         let mut ideal = [simd.splat(0.0); SUPER_GROUPS];
-        for (ideal, group) in ideal.iter_mut().zip(groups) {
+        for (index, (ideal, group)) in ideal.iter_mut().zip(groups).enumerate() {
             let base = simd.div(self.peak(group), self.highest);
             let mut best_gain = simd.splat(-1.0);
             *ideal = base;
             for ratio in RATIOS {
                 let inverse = self.inverse(simd.mul(base, simd.splat(ratio)));
                 let (mut squares, mut products) = (simd.splat(0.0), simd.splat(0.0));
-                for column in group {
+                for (input, column) in group.iter().enumerate() {
                     let value = simd.load(column);
                     let code = self.code(value, inverse);
-                    squares = simd.add(squares, simd.mul(code, code));
-                    products = simd.add(products, simd.mul(code, value));
+                    let weighed = importance.weigh(simd, index, input, code);
+                    squares = simd.add(squares, simd.mul(weighed, code));
+                    products = simd.add(products, simd.mul(weighed, value));
                 }
                 // The best scale for these codes takes products^2 / squares off the squared error. Without a code other
                 // than zero that is NaN, which is never greater.
@@ -191,10 +221,11 @@ impl<S: Simd> Grid<S> {
 
     /// The step of each row, and each group's sub-scale.
     #[inline(always)]
-    fn step_and_scales<F: IntegerFormat>(
+    pub fn step_and_scales<F: IntegerFormat>(
         &self,
         groups: &[[[f32; LANES]; GROUP]],
         ideal: &[S::F32; SUPER_GROUPS],
+        importance: impl Importance,
     ) -> (S::F32, [S::F32; SUPER_GROUPS]) {
         let simd = self.simd;
         let mut best = (simd.splat(0.0), [self.lowest_scale; SUPER_GROUPS]);
@@ -210,12 +241,14 @@ impl<S: Simd> Grid<S> {
             let per_step = self.inverse(step);
             let mut total = simd.splat(0.0);
             let mut scales = best.1;
-            for ((scale, group), ideal) in scales.iter_mut().zip(groups).zip(ideal) {
+            for (index, ((scale, group), ideal)) in scales.iter_mut().zip(groups).zip(ideal).enumerate() {
                 let nearest = simd.round(self.clamp_scale(simd.mul(*ideal, per_step)));
                 let mut least_of_group = simd.splat(f32::INFINITY);
                 for offset in [-1.0, 0.0, 1.0] {
                     let tried = self.clamp_scale(simd.add(nearest, simd.splat(offset)));
-                    let error = self.error(group, simd.mul(tried, step));
+                    let error = self.error(group, simd.mul(tried, step), |input, error| {
+                        importance.weigh(simd, index, input, error)
+                    });
                     *scale = simd.select_greater(least_of_group, error, tried, *scale);
                     least_of_group = simd.min(error, least_of_group);
                 }
@@ -231,19 +264,19 @@ impl<S: Simd> Grid<S> {
     }
 
     #[inline(always)]
-    fn clamp_scale(&self, scale: S::F32) -> S::F32 {
+    pub fn clamp_scale(&self, scale: S::F32) -> S::F32 {
         self.simd.max(self.simd.min(scale, self.highest_scale), self.lowest_scale)
     }
 
-    /// The squared error of a group with the given scale.
+    /// The squared error of a group with the given scale; `weigh` says what the error of an input counts.
     #[inline(always)]
-    fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32) -> S::F32 {
+    fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32, weigh: impl Fn(usize, S::F32) -> S::F32) -> S::F32 {
         let simd = self.simd;
         let inverse = self.inverse(scale);
-        group.iter().fold(simd.splat(0.0), |sum, column| {
+        group.iter().enumerate().fold(simd.splat(0.0), |sum, (input, column)| {
             let value = simd.load(column);
             let error = simd.sub(simd.mul(self.code(value, inverse), scale), value);
-            simd.add(sum, simd.mul(error, error))
+            simd.add(sum, simd.mul(weigh(input, error), error))
         })
     }
 

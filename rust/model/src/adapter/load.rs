@@ -316,7 +316,7 @@ fn plan(views: Vec<View<'_>>, columns: usize) -> MatrixPlan<'_> {
         let format = format_of(view.tensor());
         (Stored::View(view), format)
     });
-    MatrixPlan::new(with_format.collect(), columns)
+    MatrixPlan::new(String::new(), with_format.collect(), columns)
 }
 
 fn format_of(tensor: &WeightTensor<'_>) -> Format {

@@ -10,7 +10,7 @@ use ferrule_kernels::{Exec, PoolError, Product, Scratch, for_row_runs, matmul_ea
 use super::ffn::{self, dense, let_through};
 use super::router::{Choice, choose};
 use super::rows::for_rows;
-use super::{AdapterRows, adapted, linear};
+use super::{AdapterRows, Observer, adapted, linear};
 use crate::spec::ExpertsSpec;
 use crate::weights::{Experts, Linear};
 
@@ -41,7 +41,7 @@ pub(super) struct MixturePass<'a> {
     pub exec: &'a Exec<'a>,
     pub weights: &'a Experts,
     pub spec: &'a ExpertsSpec,
-    /// They change the network that all tokens go through, and its gate.
+    /// They change the network that all tokens go through, and its gate; whoever sees rows sees those of experts too.
     pub adapters: AdapterRows<'a>,
 }
 
@@ -140,10 +140,12 @@ impl MixturePass<'_> {
         };
         let active = || weights.experts.iter().zip(&counts).filter(|(_, count)| **count > 0);
         let inner = inner.take(chosen.len() * spec.expert.inner_rows());
-        multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), gathered, inner)?;
+        let observer = self.adapters.observer;
+        multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), observer, gathered, inner)?;
         let activated = let_through(exec, &spec.expert, inner, activated)?;
         let given = given.take(chosen.len() * width);
-        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), Gathered::Each(activated), given)?;
+        let activated = Gathered::Each(activated);
+        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, given)?;
 
         let each = spec.experts_per_token;
         for_rows(exec, rows, out, width, |row, out| {
@@ -168,6 +170,7 @@ enum Gathered<'a> {
 fn multiply<'a>(
     exec: &Exec<'_>,
     experts: impl Iterator<Item = (&'a Linear, usize)> + Clone,
+    observer: Option<&dyn Observer>,
     mut x: Gathered<'_>,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
@@ -182,6 +185,7 @@ fn multiply<'a>(
                 rows
             }
         };
+        observer.map_or(Ok(()), |observer| observer.see(exec, linear.site, x_rows))?;
         let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
         left = out_left;
         products.push(Product { x: x_rows, w: &linear.weight, out: out_rows });

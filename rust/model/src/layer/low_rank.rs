@@ -9,7 +9,7 @@ use std::ops::Range;
 use ferrule_kernels::elementwise::add_scaled_columns;
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, Product, RowsMut, Scratch, matmul_each};
 
-use super::linear;
+use super::{Observer, linear};
 use crate::adapter::{Adapter, HeadsLowRank, LowRank};
 use crate::batch::{Batch, SequenceChunk};
 use crate::weights::Linear;
@@ -48,18 +48,24 @@ pub(crate) fn adapter_runs<'a>(batch: Batch<'a>, rows_of: impl Fn(&SequenceChunk
     runs
 }
 
-/// The adapters of rows that go through linear maps.
+/// The adapters of rows that go through linear maps, and who sees the rows.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterRows<'a> {
     runs: &'a [AdapterRun<'a>],
     /// Rows of the batch before the first of these.
     skipped: usize,
     buffers: &'a RefCell<Buffers>,
+    pub(super) observer: Option<&'a dyn Observer>,
 }
 
 impl<'a> AdapterRows<'a> {
     pub fn new(runs: &'a [AdapterRun<'a>], buffers: &'a RefCell<Buffers>) -> Self {
-        Self { runs, skipped: 0, buffers }
+        Self { runs, skipped: 0, buffers, observer: None }
+    }
+
+    /// The same, seen by `observer`.
+    pub fn observed(self, observer: Option<&'a dyn Observer>) -> Self {
+        Self { observer, ..self }
     }
 
     /// Those from row `first` on.
@@ -85,6 +91,7 @@ pub(crate) fn adapted(
     x: &[f32],
     out: &mut [f32],
 ) -> Result<(), PoolError> {
+    adapters.observer.map_or(Ok(()), |observer| observer.see(exec, map.site, x))?;
     linear(exec, map, x, out)?;
     let (columns, width) = (map.weight.cols(), map.weight.rows());
     let mut terms = Vec::new();

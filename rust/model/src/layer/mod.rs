@@ -22,6 +22,12 @@ pub(crate) use rows::RaggedRows;
 use crate::spec::{LayerSpec, NormSpec};
 use crate::weights::{Layer, Linear, Norm};
 
+/// Sees what goes into linear maps.
+pub(crate) trait Observer {
+    /// Rows that go into the map of number `site`.
+    fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError>;
+}
+
 /// Buffers of a layer, kept from layer to layer and from step to step. Shapes: `[rows, width]`.
 #[derive(Default)]
 pub(crate) struct LayerBuffers {

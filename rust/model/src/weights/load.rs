@@ -1,8 +1,12 @@
 //! How a model's weights come out of a checkpoint.
 
+use std::cell::RefCell;
+use std::path::PathBuf;
+
 use ferrule_formats::{Checkpoint, CheckpointError};
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
+use super::packed;
 use super::plan::{MatrixPlan, Measure, Pack, Packer};
 use super::sites::{HeadSplit, Site};
 use super::sizes::{MatrixSize, WeightSizes};
@@ -39,6 +43,12 @@ pub enum LoadError {
         /// What it is for.
         role: String,
     },
+    /// What goes into a matrix as the calibration's text runs is not finite.
+    #[error("calibration: an input of {role} is not a finite number")]
+    NotFinite {
+        /// The roles of its rows.
+        role: String,
+    },
     /// More than the machine or the container has.
     #[error("{what} needs {needs} bytes; {available} bytes are available here")]
     Memory {
@@ -49,12 +59,52 @@ pub enum LoadError {
         /// Bytes that the machine and the container have left.
         available: u64,
     },
+    /// As [`LoadError::Memory`], of weights that could be read as they are needed.
+    #[error(
+        "the model needs {needs} bytes for its packed weights; {available} bytes are available here (with allow_paging \
+         they are read from a packed file again and again, slowly)"
+    )]
+    Weights {
+        /// Bytes needed.
+        needs: u64,
+        /// Bytes that the machine and the container have left.
+        available: u64,
+    },
+    /// A packed file is of another quantization.
+    #[error("{}: is packed as {packed:?}, where {asked:?} is asked for", file.display())]
+    PackedAs {
+        /// The file.
+        file: PathBuf,
+        /// What its metadata says.
+        packed: String,
+        /// What it was to be loaded as.
+        asked: &'static str,
+    },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
     /// A defect of ferrule.
     #[error("a worker panicked while packing weights: {0}")]
     Panicked(String),
+}
+
+impl LoadError {
+    /// Of a matrix whose bytes cannot be counted.
+    pub(crate) fn too_large() -> Self {
+        PackError::Memory(AllocError { bytes: u64::MAX }).into()
+    }
+}
+
+impl From<AllocError> for LoadError {
+    fn from(error: AllocError) -> Self {
+        PackError::Memory(error).into()
+    }
+}
+
+impl From<PoolError> for LoadError {
+    fn from(error: PoolError) -> Self {
+        PackError::Pool(error).into()
+    }
 }
 
 impl From<PackError> for LoadError {
@@ -81,6 +131,8 @@ pub(crate) struct Loader<'a> {
     quantization: Quantization,
     /// Whether vectors are read; else they are as long, and checked, but nothing of the files is touched.
     reads: bool,
+    /// Gets each vector that is read, with its role.
+    vectors: Option<&'a RefCell<Vectors>>,
 }
 
 /// What a head of latent attention has of the one stored matrix.
@@ -91,12 +143,18 @@ struct HeadRows<'a> {
     values: Stored<'a>,
 }
 
+/// Vectors with their roles.
+pub(super) type Vectors = Vec<(String, Vec<f32>)>;
+
 /// A matrix's part: its role, its rows and its format.
 type RolePart<'r> = (&'r str, usize, Format);
 
+/// A head, or the bias of a head that is the embedding.
+type HeadOrBias<M> = (Option<Linear<M>>, Option<Vec<f32>>);
+
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
-        Self { spec, source, quantization, reads: true }
+        Self { spec, source, quantization, reads: true, vectors: None }
     }
 
     /// Packs all weights, tensor by tensor; the source's pages are given back after each.
@@ -105,9 +163,12 @@ impl<'a> Loader<'a> {
     /// [`LoadError`], before anything large is allocated where a file or the memory is at fault.
     pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
         let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec);
-        let available = machine::available_memory();
-        if total > available {
-            return Err(LoadError::Memory { what: "the model's packed weights", needs: total, available });
+        let (available, may_page) = match self.source {
+            Source::Packed { file, may_page } if file.is_mapped() => (machine::memory_for_files(), may_page),
+            _ => (machine::available_memory(), false),
+        };
+        if total > available && !may_page {
+            return Err(LoadError::Weights { needs: total, available });
         }
         self.weights(&mut Pack { exec, source: self.source, done: 0, total, progress, sites: Vec::new() })
     }
@@ -117,28 +178,30 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`] where a tensor is missing or is not what the spec says.
     pub fn measure(&self) -> Result<Weights<MatrixSize>, LoadError> {
-        Self { reads: false, ..*self }.weights(&mut Measure::default())
+        self.without_vectors().weights(&mut Measure::default())
     }
 
-    fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
-        let Self { spec, quantization, .. } = self;
-        let ends = quantization.ends();
-        let (hidden, width) = (spec.hidden_size, spec.embedding_width());
+    /// The same, but that vectors are as long only.
+    pub fn without_vectors(&self) -> Self {
+        Self { reads: false, ..*self }
+    }
+
+    /// The same, but that each vector that is read is noted too, with its role.
+    pub fn noting(&self, vectors: &'a RefCell<Vectors>) -> Self {
+        Self { vectors: Some(vectors), ..*self }
+    }
+
+    /// All weights as the packer makes them.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
         let embedding = self.embedding(packer)?;
-        let layers = spec.layers.iter().enumerate();
+        let layers = self.spec.layers.iter().enumerate();
         let layers = layers.map(|(index, layer)| self.layer(packer, index, layer)).collect::<Result<_, _>>()?;
-        let head_projection = match (spec.head, spec.embedding.width) {
-            (Some(_), Some(_)) => Some(self.linear(packer, "", &[("head_projection", width, ends)], hidden, false)?),
-            _ => None,
-        };
-        let (head, tied_head_bias) = match spec.head {
-            Some(head) if !head.tied => {
-                (Some(self.linear(packer, "", &[("head", spec.vocab_size, ends)], width, head.bias)?), None)
-            }
-            Some(head) if head.bias => (None, Some(self.vector("head.bias", spec.vocab_size)?)),
-            _ => (None, None),
-        };
-        let final_norm = self.norm("final_norm", spec.final_norm, hidden)?;
+        let head_projection = self.head_projection(packer)?;
+        let (head, tied_head_bias) = self.head(packer)?;
+        let final_norm = self.final_norm()?;
         let classifier = self.classifier(packer)?;
         let text_projections = self.text_projections(packer)?;
         let sites = std::mem::take(packer.sites());
@@ -155,8 +218,36 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// From `hidden_size` to the width of the head's rows.
+    pub fn head_projection<P: Packer>(&self, packer: &mut P) -> Result<Option<Linear<P::Matrix>>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        if spec.head.is_none() || spec.embedding.width.is_none() {
+            return Ok(None);
+        }
+        let part = [("head_projection", spec.embedding_width(), quantization.ends())];
+        self.linear(packer, "", &part, spec.hidden_size, false).map(Some)
+    }
+
+    /// A head of its own, or the bias of one that is the embedding.
+    pub fn head<P: Packer>(&self, packer: &mut P) -> Result<HeadOrBias<P::Matrix>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        Ok(match spec.head {
+            Some(head) if !head.tied => {
+                let part = [("head", spec.vocab_size, quantization.ends())];
+                (Some(self.linear(packer, "", &part, spec.embedding_width(), head.bias)?), None)
+            }
+            Some(head) if head.bias => (None, Some(self.vector("head.bias", spec.vocab_size)?)),
+            _ => (None, None),
+        })
+    }
+
+    /// After the last layer.
+    pub fn final_norm(&self) -> Result<Option<Norm>, LoadError> {
+        self.norm("final_norm", self.spec.final_norm, self.spec.hidden_size)
+    }
+
     /// In f32, as are the text's projections: they are small, and run once for a text.
-    fn classifier<P: Packer>(&self, packer: &mut P) -> Result<Option<Classifier<P::Matrix>>, LoadError> {
+    pub fn classifier<P: Packer>(&self, packer: &mut P) -> Result<Option<Classifier<P::Matrix>>, LoadError> {
         let Some(spec) = self.spec.classifier else { return Ok(None) };
         let hidden = self.spec.hidden_size;
         let dense = match spec.activation {
@@ -170,7 +261,8 @@ impl<'a> Loader<'a> {
         Ok(Some(Classifier { dense, norm, labels }))
     }
 
-    fn text_projections<P: Packer>(&self, packer: &mut P) -> Result<Vec<Linear<P::Matrix>>, LoadError> {
+    /// In f32.
+    pub fn text_projections<P: Packer>(&self, packer: &mut P) -> Result<Vec<Linear<P::Matrix>>, LoadError> {
         let mut columns = self.spec.hidden_size;
         let mut projections = Vec::new();
         for (i, spec) in self.spec.text_projections.iter().enumerate() {
@@ -182,7 +274,8 @@ impl<'a> Loader<'a> {
         Ok(projections)
     }
 
-    fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
+    /// Where hidden states begin.
+    pub fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, ends) = (spec.hidden_size, spec.embedding_width(), quantization.ends());
         let embedding = &spec.embedding;
@@ -216,7 +309,13 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn layer<P: Packer>(&self, packer: &mut P, index: usize, layer: &LayerSpec) -> Result<Layer<P::Matrix>, LoadError> {
+    /// Layer `index`.
+    pub fn layer<P: Packer>(
+        &self,
+        packer: &mut P,
+        index: usize,
+        layer: &LayerSpec,
+    ) -> Result<Layer<P::Matrix>, LoadError> {
         let at = format!("layers.{index}.");
         let norm = |role: &str, norm| self.norm(&format!("{at}{role}"), norm, self.spec.hidden_size);
         let down = self.quantization.down(index, self.spec.layers.len());
@@ -311,9 +410,21 @@ impl<'a> Loader<'a> {
         // Rows of kv_b, for each head: its keys' and its values'. Queries go through the keys' the other way round.
         let (mut key_up, mut value_up) = (Vec::with_capacity(heads), Vec::with_capacity(heads));
         for head in 0..heads {
-            let rows = self.head_rows(at, heads, spec, head)?;
-            key_up.push(packer.pack(self.plan(vec![(rows.keys, usual)], nope_dim))?);
-            value_up.push(packer.pack(self.plan(vec![(rows.values, self.quantization.values())], kv_rank))?);
+            let name = |what| format!("{at}kv_b.{head}.{what}");
+            let [keys, values] = if let Source::Packed { file, .. } = self.source {
+                [
+                    MatrixPlan::packed(file, name("keys"), kv_rank, nope_dim)?,
+                    MatrixPlan::packed(file, name("values"), value_dim, kv_rank)?,
+                ]
+            } else {
+                let rows = self.head_rows(at, heads, spec, head)?;
+                [
+                    self.in_formats(name("keys"), vec![(rows.keys, usual)], nope_dim),
+                    self.in_formats(name("values"), vec![(rows.values, self.quantization.values())], kv_rank),
+                ]
+            };
+            key_up.push(packer.pack(keys)?);
+            value_up.push(packer.pack(values)?);
         }
         let norm = self.present_norm(&format!("{at}kv_a_norm"), norm, kv_rank)?;
         let split = HeadSplit { heads, nope_dim, value_dim };
@@ -405,12 +516,12 @@ impl<'a> Loader<'a> {
     }
 
     /// The matrix of parts, each in the format beside it unless it stays as it is stored.
-    fn plan<'s>(&self, parts: Vec<(Stored<'s>, Format)>, columns: usize) -> MatrixPlan<'s> {
+    fn in_formats<'s>(&self, name: String, parts: Vec<(Stored<'s>, Format)>, columns: usize) -> MatrixPlan<'s> {
         let with_format = parts.into_iter().map(|(part, usual)| {
             let format = self.quantization.of(usual, &part, columns);
             (part, format)
         });
-        MatrixPlan::new(with_format.collect(), columns)
+        MatrixPlan::new(name, with_format.collect(), columns)
     }
 
     /// The matrix of `<at><role>.weight` of all parts, one below the other, and of their biases.
@@ -422,27 +533,38 @@ impl<'a> Loader<'a> {
         columns: usize,
         bias: bool,
     ) -> Result<Linear<P::Matrix>, LoadError> {
-        let mut stored = Vec::with_capacity(parts.len());
-        for (role, rows, format) in parts {
-            let weight = self.stored(&format!("{at}{role}.weight"), *rows, Some(columns))?;
-            stored.extend(weight.into_iter().map(|part| (part, *format)));
-        }
+        let mut plan = self.plan(at, parts, columns)?;
         let biases =
             || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.number(Site { parts, columns, heads: None });
-        Ok(Linear { weight: packer.pack(self.plan(stored, columns))?, bias, site })
+        plan.site = Some(site);
+        Ok(Linear { weight: packer.pack(plan)?, bias, site })
     }
 
+    /// The matrix of `<at><role>.weight` of all parts.
+    fn plan(&self, at: &str, parts: &[RolePart<'_>], columns: usize) -> Result<MatrixPlan<'_>, LoadError> {
+        let roles: Vec<_> = parts.iter().map(|(role, ..)| *role).collect();
+        let name = format!("{at}{}", roles.join("+"));
+        if let Source::Packed { file, .. } = self.source {
+            return MatrixPlan::packed(file, name, parts.iter().map(|(_, rows, _)| rows).sum(), columns);
+        }
+        let mut stored = Vec::with_capacity(parts.len());
+        for (role, rows, format) in parts {
+            let weight = self.stored(&format!("{at}{role}.weight"), *rows, Some(columns))?;
+            stored.extend(weight.into_iter().map(|part| (part, *format)));
+        }
+        Ok(self.in_formats(name, stored, columns))
+    }
+
+    /// What a checkpoint has of a role, or random numbers.
     fn stored(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<Stored<'_>>, LoadError> {
-        Ok(match self.source {
-            Source::Checkpoint(checkpoint) => {
-                let views = self.views(checkpoint, role, rows, columns)?;
-                views.into_iter().map(Stored::View).collect()
-            }
-            Source::Random => vec![Stored::Random(RandomMatrix::new(role, rows))],
-        })
+        let Source::Checkpoint(checkpoint) = self.source else {
+            return Ok(vec![Stored::Random(RandomMatrix::new(role, rows))]);
+        };
+        let views = self.views(checkpoint, role, rows, columns)?;
+        Ok(views.into_iter().map(Stored::View).collect())
     }
 
     /// The tensors of a role, whose numbers are checked too if they are to be read.
@@ -488,17 +610,22 @@ impl<'a> Loader<'a> {
         }
         let mut all = zeros("a vector", parts.iter().map(|(_, length)| length).sum())?;
         let mut left = all.as_mut_slice();
-        for ((role, length), stored) in parts.iter().zip(stored).filter(|_| self.reads) {
+        for ((role, length), stored) in parts.iter().zip(stored) {
             let (vector, others) = left.split_at_mut(*length);
             left = others;
-            let is_scale = role.as_ref().is_some_and(|role| role.ends_with("norm.weight"));
-            if is_scale && matches!(self.source, Source::Random) {
-                vector.fill(1.0);
+            let Some(role) = role else { continue };
+            match self.source {
+                Source::Packed { file, .. } => packed::vector(file, role, self.reads, vector)?,
+                Source::Random if self.reads && role.ends_with("norm.weight") => vector.fill(1.0),
+                Source::Checkpoint(_) if self.reads => {
+                    let rows = stored.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
+                    for (element, (part, row)) in vector.iter_mut().zip(rows) {
+                        part.read_row(row, std::slice::from_mut(element));
+                    }
+                }
+                Source::Random | Source::Checkpoint(_) => {}
             }
-            let rows = stored.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
-            for (element, (part, row)) in vector.iter_mut().zip(rows) {
-                part.read_row(row, std::slice::from_mut(element));
-            }
+            self.note(role, vector);
         }
         Ok(all)
     }
@@ -506,13 +633,24 @@ impl<'a> Loader<'a> {
     /// A table of so many rows of `hidden_size` columns.
     fn table(&self, role: &'static str, rows: usize) -> Result<Vec<f32>, LoadError> {
         let hidden = self.spec.hidden_size;
-        let parts = self.stored(role, rows, Some(hidden))?;
         let mut table = zeros(role, rows.saturating_mul(hidden))?;
+        if let Source::Packed { file, .. } = self.source {
+            packed::vector(file, role, self.reads, &mut table)?;
+            return Ok(table);
+        }
+        let parts = self.stored(role, rows, Some(hidden))?;
         let mut out = table.chunks_exact_mut(hidden);
         for part in parts.iter().filter(|_| self.reads) {
             (0..part.rows()).zip(&mut out).for_each(|(row, out)| part.read_row(row, out));
         }
+        self.note(role, &table);
         Ok(table)
+    }
+
+    fn note(&self, role: &str, vector: &[f32]) {
+        if let Some(vectors) = self.vectors {
+            vectors.borrow_mut().push((role.to_owned(), vector.to_owned()));
+        }
     }
 }
 

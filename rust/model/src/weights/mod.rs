@@ -3,6 +3,7 @@
 //! `M` is a matrix: packed, or, while a model's size is computed, nothing.
 
 mod load;
+mod packed;
 mod plan;
 mod sites;
 mod sizes;
@@ -13,8 +14,11 @@ use ferrule_kernels::norm::NormWeights;
 
 pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
+pub(crate) use packed::{PackedOutput, QUANTIZATION, check_quantization};
+pub use packed::{open_packed, pack_into};
 pub(crate) use plan::{MatrixPlan, Measure, Pack, Packer};
 pub(crate) use sites::{HeadSplit, Site};
+pub(crate) use sizes::MatrixSize;
 pub use sizes::WeightSizes;
 pub use stored::Source;
 pub(crate) use stored::{Stored, View};

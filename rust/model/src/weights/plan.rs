@@ -1,20 +1,28 @@
 //! Matrices that are to be packed, and who packs them.
 
+use ferrule_formats::PackedFile;
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, RowSource};
+use ferrule_kernels::{Exec, Format, InputStatistics, PackedMatrix, RowSource};
 
 use super::load::{LoadError, Progress};
+use super::packed;
 use super::sites::Site;
 use super::sizes::MatrixSize;
 use super::stored::{Source, Stored};
 use crate::random::RandomMatrix;
 
-/// A matrix that is to be packed: stored matrices, their rows one after the other.
+/// A matrix that is to be packed: stored matrices, their rows one after the other. Or one that was packed before.
 pub(crate) struct MatrixPlan<'a> {
+    /// The roles of the parts: what a packed file calls it.
+    pub name: String,
+    /// The number of the linear map that it is of, if it is one's.
+    pub site: Option<usize>,
     parts: Vec<Stored<'a>>,
+    /// The file that has it, packed.
+    file: Option<&'a PackedFile>,
     /// Formats and how many rows each holds, as the kernels take them.
-    bands: Vec<(Format, usize)>,
-    columns: usize,
+    pub bands: Vec<(Format, usize)>,
+    pub columns: usize,
 }
 
 /// What becomes of a plan: a size, or a matrix.
@@ -47,8 +55,7 @@ impl Packer for Measure {
     type Matrix = MatrixSize;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
-        let size = |&(format, rows): &_| MatrixSize::of(format, rows, plan.columns);
-        let size: MatrixSize = plan.bands.iter().map(size).sum();
+        let size = plan.size();
         self.bytes = self.bytes.saturating_add(size.bytes);
         Ok(size)
     }
@@ -73,11 +80,7 @@ impl Packer for Pack<'_> {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
         let matrix = plan.pack(&self.exec)?;
-        for part in &plan.parts {
-            if let (Source::Checkpoint(checkpoint), Stored::View(view)) = (self.source, part) {
-                checkpoint.release(view.tensor());
-            }
-        }
+        plan.release(self.source);
         self.done += matrix.bytes() as u64;
         (self.progress)(self.done, self.total);
         Ok(matrix)
@@ -90,9 +93,10 @@ impl Packer for Pack<'_> {
 
 impl<'a> MatrixPlan<'a> {
     /// The matrix of `parts`, each of which is to be stored in the format beside it.
-    pub fn new(parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
+    pub fn new(name: String, parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
         let formats: Vec<_> = parts.iter().map(|(part, format)| (*format, part.rows())).collect();
-        Self { parts: parts.into_iter().map(|(part, _)| part).collect(), bands: bands(&formats), columns }
+        let parts = parts.into_iter().map(|(part, _)| part).collect();
+        Self { name, site: None, parts, file: None, bands: bands(&formats), columns }
     }
 
     /// Gives each part that has some of the rows from `first` on its share of `out`, whose rows are `width` long.
@@ -113,13 +117,41 @@ impl<'a> MatrixPlan<'a> {
         }
     }
 
-    fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, PackError> {
-        match self.parts[0] {
+    /// A matrix of so many rows that a file has.
+    ///
+    /// # Errors
+    /// [`LoadError::Checkpoint`] where the file does not have it, or not so large.
+    pub fn packed(file: &'a PackedFile, name: String, rows: usize, columns: usize) -> Result<Self, LoadError> {
+        let bands = packed::bands(file, &name, rows, columns)?;
+        Ok(Self { name, site: None, parts: Vec::new(), file: Some(file), bands, columns })
+    }
+
+    pub fn size(&self) -> MatrixSize {
+        self.bands.iter().map(|&(format, rows)| MatrixSize::of(format, rows, self.columns)).sum()
+    }
+
+    pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
+        match (self.file, self.parts.first()) {
+            (Some(file), _) => packed::matrix(file, &self.name, &self.bands, self.columns),
             // Random bytes are as good as random numbers, and there is nothing to search for.
-            Stored::Random(RandomMatrix { seed, .. }) if self.bands[0].0.is_integer() => {
-                PackedMatrix::random(exec, &self.bands, self.columns, seed)
+            (None, Some(Stored::Random(RandomMatrix { seed, .. }))) if self.bands[0].0.is_integer() => {
+                Ok(PackedMatrix::random(exec, &self.bands, self.columns, *seed)?)
             }
-            _ => PackedMatrix::pack(exec, &self.bands, self.columns, self),
+            _ => Ok(PackedMatrix::pack(exec, &self.bands, self.columns, self)?),
+        }
+    }
+
+    /// As [`MatrixPlan::pack`], by what is known of the map's inputs.
+    pub fn pack_calibrated(&self, exec: &Exec<'_>, inputs: &InputStatistics) -> Result<PackedMatrix, LoadError> {
+        Ok(PackedMatrix::pack_calibrated(exec, &self.bands, self.columns, self, inputs)?)
+    }
+
+    /// Gives back the source's memory behind the parts.
+    pub fn release(&self, source: Source<'_>) {
+        for part in &self.parts {
+            if let (Source::Checkpoint(checkpoint), Stored::View(view)) = (source, part) {
+                checkpoint.release(view.tensor());
+            }
         }
     }
 }

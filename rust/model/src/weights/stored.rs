@@ -1,6 +1,6 @@
 //! What a role's weights are read from: a matrix within a checkpoint, or random numbers.
 
-use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, PackedFile, WeightTensor};
 use ferrule_kernels::RowSource;
 
 use super::load::LoadError;
@@ -12,6 +12,13 @@ use crate::spec::{ModelSpec, PartSpec};
 pub enum Source<'a> {
     /// A checkpoint's files.
     Checkpoint(&'a Checkpoint),
+    /// Weights that were packed before.
+    Packed {
+        /// What has them.
+        file: &'a PackedFile,
+        /// Whether they may be more than memory holds, and so be read again and again where the file is mapped.
+        may_page: bool,
+    },
     /// Random numbers, made as they are packed.
     Random,
 }

@@ -1,0 +1,357 @@
+//! Packed files: a model's weights as the kernels read them, to be mapped and used where they lie.
+//!
+//! A plain safetensors file, with what mapped memory asks for besides: the header is filled up with spaces so that the
+//! data begins at a multiple of 4096 bytes, and every tensor takes a multiple of 64, so that each begins on a cache line
+//! and there are no holes. What a tensor does not fill of its last line is zero. `layout` and `version` of the metadata
+//! say how matrices lie in the tensors, which is not this module's business.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use memmap2::Mmap;
+use serde_json::json;
+
+use crate::dtype::Dtype;
+use crate::error::{CheckpointError, Fault};
+use crate::folder::{Folder, open_file};
+use crate::nearest::nearest;
+use crate::safetensors::{Entry, Header, LENGTH_BYTES, read_header};
+
+/// The value of `layout` in the metadata of such a file.
+const LAYOUT: &str = "ferrule";
+
+/// What data begins at a multiple of: the smallest page that systems have.
+const DATA_ALIGNMENT: u64 = 4096;
+
+/// What tensors are a multiple of: a cache line.
+const LINE: usize = 64;
+
+/// A temporary file of this age that nobody has locked belongs to a process that was killed. Younger, it may be about to
+/// be locked.
+const ABANDONED: Duration = Duration::from_secs(10);
+
+/// An open packed file.
+#[derive(Debug)]
+pub struct PackedFile {
+    path: PathBuf,
+    metadata: BTreeMap<String, String>,
+    tensors: BTreeMap<String, Entry>,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Arc<Mmap>),
+    /// Each tensor is read when it is asked for.
+    File(File),
+}
+
+impl PackedFile {
+    /// Opens a packed file of this version, and maps it if so told. Reads and checks the header alone.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] for a file that is missing, malformed, a link out of its folder, or of another version.
+    pub fn open(path: &Path, version: u32, mapped: bool) -> Result<Self, CheckpointError> {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let Some(real) = Folder::open(parent)?.locate(name)? else {
+            return Err(Fault::Io(std::io::ErrorKind::NotFound.into()).of(path));
+        };
+        Self::open_real(&real, version, mapped).map_err(|fault| fault.of(path))
+    }
+
+    fn open_real(path: &Path, version: u32, mapped: bool) -> Result<Self, Fault> {
+        let (mut file, bytes) = open_file(path)?;
+        let Header { metadata, tensors, data_start } = read_header(&mut file, bytes)?;
+        let layout = format!("{LAYOUT} {version}");
+        let found = |key| metadata.get(key).map_or("none", String::as_str);
+        let found = format!("{} {}", found("layout"), found("version"));
+        if found != layout {
+            return Err(Fault::PackedLayout { found, known: layout });
+        }
+        if data_start % DATA_ALIGNMENT != 0 {
+            return Err(Fault::PackedStart { begin: data_start });
+        }
+        if let Some((tensor, entry)) = tensors.iter().find(|(_, entry)| entry.bytes.len() % LINE != 0) {
+            return Err(Fault::PackedLine { tensor: tensor.clone(), bytes: entry.bytes.len() });
+        }
+        let bytes = if mapped {
+            // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What
+            // remains is a program that truncates the file meanwhile: see the crate's documentation.
+            let map = unsafe { Mmap::map(&file) }?;
+            // The header was checked against `bytes`; a file that has shrunk since then is not what was checked.
+            if (map.len() as u64) < bytes {
+                return Err(Fault::TooShort { bytes: map.len() as u64 });
+            }
+            Bytes::Mapped(Arc::new(map))
+        } else {
+            Bytes::File(file)
+        };
+        Ok(Self { path: path.to_owned(), metadata, tensors, bytes })
+    }
+
+    /// Its real path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the metadata says under `key`.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
+    }
+
+    /// All of the metadata.
+    pub fn all_metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Bytes of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.bytes.len() as u64).sum()
+    }
+
+    /// The bytes that a tensor takes, those that fill its last line up among them; `None` where there is no such tensor.
+    pub fn bytes_of(&self, tensor: &str) -> Option<usize> {
+        self.tensors.get(tensor).map(|entry| entry.bytes.len())
+    }
+
+    /// Where the `bytes` bytes of a tensor lie in the file.
+    ///
+    /// # Errors
+    /// [`Fault::NoTensor`], and [`Fault::PackedLength`] where that is not what it takes.
+    pub fn range(&self, tensor: &str, bytes: usize) -> Result<Range<usize>, CheckpointError> {
+        let Some(entry) = self.tensors.get(tensor) else {
+            return Err(self.missing(tensor));
+        };
+        let found = entry.bytes.len();
+        if bytes.checked_next_multiple_of(LINE) != Some(found) {
+            return Err(Fault::PackedLength { tensor: tensor.to_owned(), bytes: found, expected: bytes }.of(&self.path));
+        }
+        Ok(entry.bytes.start..entry.bytes.start + bytes)
+    }
+
+    /// The error of a tensor that is not there.
+    pub fn missing(&self, tensor: &str) -> CheckpointError {
+        let nearest = nearest(tensor, self.tensors.keys().map(String::as_str)).map(str::to_owned);
+        Fault::NoTensor { tensor: tensor.to_owned(), nearest }.of(&self.path)
+    }
+
+    /// Whether it is mapped.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.bytes, Bytes::Mapped(_))
+    }
+
+    /// The mapped file, for whoever keeps parts of it; `None` where it is not mapped.
+    pub fn map(&self) -> Option<Arc<dyn AsRef<[u8]> + Send + Sync>> {
+        match &self.bytes {
+            Bytes::Mapped(map) => Some(Arc::clone(map) as Arc<_>),
+            Bytes::File(_) => None,
+        }
+    }
+
+    /// Copies what lies in a range of the file, as [`PackedFile::range`] gives it.
+    ///
+    /// # Errors
+    /// [`Fault::Io`] where the file is shorter than it was, or cannot be read.
+    ///
+    /// # Panics
+    /// If the range is not as long as `out`, or reaches past the end of a mapped file.
+    pub fn read(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), CheckpointError> {
+        match &self.bytes {
+            Bytes::Mapped(map) => out.copy_from_slice(&map[range]),
+            Bytes::File(file) => {
+                assert_eq!(range.len(), out.len(), "the length of a range");
+                read_at(file, range.start as u64, out).map_err(|error| Fault::Io(error).of(&self.path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A tensor that is going to be written.
+#[derive(Debug, Clone)]
+pub struct PackedTensor {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// What there is of it; the file has as many more as fill its last line.
+    pub bytes: u64,
+}
+
+/// A packed file as it is written: whole under its name, or not at all.
+#[derive(Debug)]
+pub struct PackedWriter {
+    path: PathBuf,
+    /// Where it is written until it is whole.
+    temporary: PathBuf,
+    file: File,
+    /// Those that have yet to be written, the next one last.
+    left: Vec<PackedTensor>,
+    is_finished: bool,
+}
+
+impl PackedWriter {
+    /// Begins a file of these tensors, in this order. What others left half written beside it is removed, and disk space is
+    /// taken for all of it.
+    ///
+    /// # Errors
+    /// [`Fault::Write`] where the disk is full or the folder cannot be written to.
+    pub fn create(
+        path: &Path,
+        version: u32,
+        metadata: &BTreeMap<String, String>,
+        tensors: Vec<PackedTensor>,
+    ) -> Result<Self, CheckpointError> {
+        let failed = |error| Fault::Write(error).of(path);
+        remove_abandoned(path);
+        let header = header_of(version, metadata, &tensors);
+        let bytes = tensors.iter().map(padded_bytes).sum::<u64>() + header.len() as u64;
+        let temporary = temporary_beside(path);
+        let file = File::create_new(&temporary).map_err(failed)?;
+        // Where the file system has no locks, nobody removes what it takes for abandoned either.
+        let _ = file.try_lock();
+        let left = tensors.into_iter().rev().collect();
+        let mut writer = Self { path: path.to_owned(), temporary, file, left, is_finished: false };
+        reserve(&writer.file, bytes).map_err(failed)?;
+        writer.file.write_all(&header).map_err(failed)?;
+        Ok(writer)
+    }
+
+    /// Writes the next tensor.
+    ///
+    /// # Errors
+    /// [`Fault::Write`].
+    ///
+    /// # Panics
+    /// If it is not the next one, or of another length.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let next = self.left.pop().expect("a tensor that was announced");
+        assert_eq!((next.name.as_str(), next.bytes), (name, bytes.len() as u64), "the tensors' order");
+        let padding = bytes.len().next_multiple_of(LINE) - bytes.len();
+        let written = self.file.write_all(bytes).and_then(|()| self.file.write_all(&[0; LINE][..padding]));
+        written.map_err(|error| Fault::Write(error).of(&self.path))
+    }
+
+    /// Puts the file under its name, where another may be.
+    ///
+    /// # Errors
+    /// [`Fault::Write`]; what was there before is then still there.
+    ///
+    /// # Panics
+    /// If tensors have yet to be written.
+    pub fn finish(mut self) -> Result<(), CheckpointError> {
+        assert!(self.left.is_empty(), "{} tensors have not been written", self.left.len());
+        let moved = self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path));
+        moved.map_err(|error| Fault::Write(error).of(&self.path))?;
+        self.is_finished = true;
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        // The file is whole and has its name; a system that cannot sync folders has no more to give.
+        let _ = File::open(parent.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        Ok(())
+    }
+}
+
+impl Drop for PackedWriter {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+fn padded_bytes(tensor: &PackedTensor) -> u64 {
+    tensor.bytes.next_multiple_of(LINE as u64)
+}
+
+/// What comes before the data.
+fn header_of(version: u32, metadata: &BTreeMap<String, String>, tensors: &[PackedTensor]) -> Vec<u8> {
+    let mut metadata = metadata.clone();
+    metadata.insert("layout".to_owned(), LAYOUT.to_owned());
+    metadata.insert("version".to_owned(), version.to_string());
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".to_owned(), json!(metadata));
+    let mut end = 0;
+    for tensor in tensors {
+        let (begin, bytes) = (end, padded_bytes(tensor));
+        end += bytes;
+        let entry = json!({
+            "dtype": tensor.dtype.name(),
+            "shape": [bytes * 8 / tensor.dtype.bits()],
+            "data_offsets": [begin, end],
+        });
+        header.insert(tensor.name.clone(), entry);
+    }
+    let mut text = serde_json::Value::Object(header).to_string().into_bytes();
+    let with_length = text.len() as u64 + LENGTH_BYTES;
+    let padding = with_length.next_multiple_of(DATA_ALIGNMENT) - with_length;
+    text.resize(text.len() + padding as usize, b' ');
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut text);
+    bytes
+}
+
+/// A name beside `path` that no other process gives, nor this one again.
+fn temporary_beside(path: &Path) -> PathBuf {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}-{now}.tmp", std::process::id()))
+}
+
+/// Removes what killed processes left of packed files in the folder of `path`.
+fn remove_abandoned(path: &Path) {
+    let Some(Ok(siblings)) = path.parent().map(fs::read_dir) else { return };
+    for sibling in siblings.flatten() {
+        let name = sibling.file_name();
+        let name = name.to_string_lossy();
+        if !(name.starts_with('.') && name.contains(".safetensors.") && name.ends_with(".tmp")) {
+            continue;
+        }
+        let old = |file: &File| file.metadata()?.modified()?.elapsed().map_err(std::io::Error::other);
+        let Ok(file) = File::open(sibling.path()) else { continue };
+        // Whoever still writes it has locked it.
+        if old(&file).is_ok_and(|age| age > ABANDONED) && file.try_lock().is_ok() {
+            let _ = fs::remove_file(sibling.path());
+        }
+    }
+}
+
+/// Takes room on the disk at once: better to know that it is full before the work than after it.
+fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+
+        let Ok(length) = i64::try_from(bytes) else { return Err(std::io::ErrorKind::FileTooLarge.into()) };
+        // SAFETY: changes a file that is ours, and no memory.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } != 0 {
+            let error = std::io::Error::last_os_error();
+            if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)) {
+                return Err(error);
+            }
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, bytes);
+    Ok(())
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+
+    file.read_exact_at(out, offset)
+}
+
+#[cfg(not(unix))]
+fn read_at(mut file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(out)
+}

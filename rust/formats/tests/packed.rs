@@ -1,0 +1,206 @@
+//! Packed files: what is written comes back, whole or not at all; what is wrong with one is refused.
+
+#![cfg(unix)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use ferrule_formats::{CheckpointError, Dtype, PackedFile, PackedTensor, PackedWriter};
+use proptest::prelude::*;
+use support::{file, folder};
+
+const VERSION: u32 = 7;
+
+fn tensor(name: &str, bytes: usize) -> PackedTensor {
+    PackedTensor { name: name.to_owned(), dtype: Dtype::U8, bytes: bytes as u64 }
+}
+
+fn metadata() -> BTreeMap<String, String> {
+    BTreeMap::from([("model".to_owned(), "a \"model\"".to_owned())])
+}
+
+fn write(path: &Path, tensors: &[(&str, Vec<u8>)]) -> Result<(), CheckpointError> {
+    let announced = tensors.iter().map(|(name, bytes)| tensor(name, bytes.len())).collect();
+    let mut writer = PackedWriter::create(path, VERSION, &metadata(), announced)?;
+    tensors.iter().try_for_each(|(name, bytes)| writer.write(name, bytes))?;
+    writer.finish()
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, CheckpointError>, fragments: &[&str]) {
+    let message = result.err().expect("this must be refused").to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "{fragment:?} is not in {message:?}");
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn what_is_written_comes_back(sizes in prop::collection::vec(1usize..300, 0..6), mapped in any::<bool>()) {
+        let folder = folder(&[]);
+        let path = folder.path().join("x.safetensors");
+        let names: Vec<_> = (0..sizes.len()).rev().map(|i| format!("tensor \"{i}\"")).collect();
+        let contents: Vec<_> = sizes.iter().enumerate().map(|(i, &size)| vec![i as u8 + 1; size]).collect();
+        let tensors: Vec<_> = names.iter().map(String::as_str).zip(contents).collect();
+        write(&path, &tensors).unwrap();
+
+        let packed = PackedFile::open(&path, VERSION, mapped).unwrap();
+        prop_assert_eq!(packed.metadata("model"), Some("a \"model\""));
+        prop_assert_eq!((packed.is_mapped(), packed.map().is_some()), (mapped, mapped));
+        for (name, bytes) in &tensors {
+            let range = packed.range(name, bytes.len()).unwrap();
+            prop_assert_eq!(range.start % 64, 0);
+            let mut out = vec![0; bytes.len()];
+            packed.read(range.clone(), &mut out).unwrap();
+            prop_assert_eq!(&out, bytes);
+            if let Some(map) = packed.map() {
+                prop_assert_eq!(&(*map).as_ref()[range], bytes.as_slice());
+            }
+        }
+        // Plain safetensors, for everyone else.
+        let raw = fs::read(&path).unwrap();
+        let plain = safetensors::SafeTensors::deserialize(&raw).unwrap();
+        prop_assert_eq!(plain.len(), tensors.len());
+        for (name, bytes) in &tensors {
+            let data = plain.tensor(name).unwrap().data().to_vec();
+            prop_assert_eq!(data.len() % 64, 0);
+            prop_assert!(data.starts_with(bytes) && data[bytes.len()..].iter().all(|byte| *byte == 0));
+        }
+        let data_start = 8 + u64::from_le_bytes(raw[..8].try_into().unwrap());
+        prop_assert_eq!(data_start % 4096, 0);
+    }
+}
+
+#[test]
+fn a_file_that_is_not_finished_was_never_there() {
+    let folder = folder(&[("x.safetensors", b"old")]);
+    let path = folder.path().join("x.safetensors");
+    let mut writer = PackedWriter::create(&path, VERSION, &metadata(), vec![tensor("a", 64), tensor("b", 64)]).unwrap();
+    writer.write("a", &[1; 64]).unwrap();
+    assert_eq!(names(folder.path()).len(), 2);
+    drop(writer);
+    assert_eq!((names(folder.path()), fs::read(&path).unwrap()), (vec!["x.safetensors".to_owned()], b"old".to_vec()));
+    write(&path, &[("a", vec![1; 10])]).unwrap();
+    assert_eq!(PackedFile::open(&path, VERSION, true).unwrap().total_bytes(), 64);
+}
+
+#[test]
+fn two_writers_of_one_file_both_succeed() {
+    let folder = folder(&[]);
+    let path = folder.path().join("x.safetensors");
+    let mut first = PackedWriter::create(&path, VERSION, &metadata(), vec![tensor("a", 3)]).unwrap();
+    write(&path, &[("a", vec![2; 3])]).unwrap();
+    let before = PackedFile::open(&path, VERSION, true).unwrap();
+    first.write("a", &[1; 3]).unwrap();
+    first.finish().unwrap();
+    let value = |packed: &PackedFile| {
+        let mut out = [0; 3];
+        packed.read(packed.range("a", 3).unwrap(), &mut out).unwrap();
+        out
+    };
+    assert_eq!(value(&before), [2; 3], "a mapped file stays what it was");
+    assert_eq!(value(&PackedFile::open(&path, VERSION, true).unwrap()), [1; 3]);
+    assert_eq!(names(folder.path()), ["x.safetensors"]);
+}
+
+#[test]
+fn what_killed_processes_left_is_removed_and_what_others_write_is_not() {
+    let old = SystemTime::now() - Duration::from_secs(60);
+    let folder = folder(&[]);
+    let path = folder.path().join("x.safetensors");
+    let leave = |name: &str, time| {
+        let file = File::create(folder.path().join(name)).unwrap();
+        file.set_modified(time).unwrap();
+        file
+    };
+    drop(leave(".y.safetensors.1-2.tmp", old));
+    drop(leave(".z.safetensors.1-2.tmp", SystemTime::now()));
+    drop(leave("mine.safetensors.tmp", old));
+    drop(leave(".mine.tmp", old));
+    let locked = leave(".w.safetensors.1-2.tmp", old);
+    locked.lock().unwrap();
+    write(&path, &[]).unwrap();
+    let expected =
+        [".mine.tmp", ".w.safetensors.1-2.tmp", ".z.safetensors.1-2.tmp", "mine.safetensors.tmp", "x.safetensors"];
+    assert_eq!(names(folder.path()), expected);
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_refused() {
+    let folder = folder(&[]);
+    let path = folder.path().join("none/x.safetensors");
+    refused(write(&path, &[]), &["none/x.safetensors", "cannot be written", "No such file"]);
+    refused(PackedFile::open(&path, VERSION, true), &["none", "No such file"]);
+    refused(PackedFile::open(&folder.path().join("x.safetensors"), VERSION, true), &["x.safetensors"]);
+}
+
+/// A header of these metadata and the tensor `a`, filled up so that the data begins at `start`.
+fn with_header(metadata: &str, tensor_bytes: usize, start: usize) -> Vec<u8> {
+    let mut header = format!(
+        r#"{{"__metadata__":{metadata},"a":{{"dtype":"U8","shape":[{tensor_bytes}],"data_offsets":[0,{tensor_bytes}]}}}}"#
+    );
+    header.push_str(&" ".repeat(start - 8 - header.len()));
+    file(header, &vec![0; tensor_bytes])
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said() {
+    let good = r#"{"layout":"ferrule","version":"7"}"#;
+    let cases: [(&[u8], &[&str]); 7] = [
+        (&with_header(r#"{"layout":"ferrule","version":"8"}"#, 64, 4096), &["layout \"ferrule 8\"", "\"ferrule 7\""]),
+        (&with_header(r#"{"layout":"other","version":"7"}"#, 64, 4096), &["layout \"other 7\"", "\"ferrule 7\""]),
+        (&with_header("{}", 64, 4096), &["layout \"none none\"", "pack the model anew"]),
+        (&with_header("null", 64, 4096), &["layout \"none none\""]),
+        (&with_header(good, 64, 4095), &["begins at byte 4095", "4096"]),
+        (&with_header(good, 63, 4096), &["\"a\"", "63 bytes", "multiple of 64"]),
+        (&with_header(good, 64, 4096)[..4096 + 63], &["\"a\"", "1 bytes are missing"]),
+    ];
+    for (bytes, fragments) in cases {
+        let folder = folder(&[("x.safetensors", bytes)]);
+        for mapped in [false, true] {
+            let opened = PackedFile::open(&folder.path().join("x.safetensors"), VERSION, mapped);
+            refused(opened, &[&["x.safetensors"], fragments].concat());
+        }
+    }
+    let folder = folder(&[("x.safetensors", &with_header(good, 128, 4096))]);
+    let packed = PackedFile::open(&folder.path().join("x.safetensors"), VERSION, true).unwrap();
+    for bytes in [0, 1, 64, 129, usize::MAX] {
+        refused(packed.range("a", bytes), &["\"a\"", "128 bytes", &bytes.to_string()]);
+    }
+    assert_eq!((packed.range("a", 65).unwrap(), packed.range("a", 128).unwrap()), (4096..4161, 4096..4224));
+    refused(packed.range("b", 64), &["no tensor \"b\""]);
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_read_is_an_error() {
+    let folder = folder(&[]);
+    let path = folder.path().join("x.safetensors");
+    write(&path, &[("a", vec![1; 8192])]).unwrap();
+    let packed = PackedFile::open(&path, VERSION, false).unwrap();
+    let range = packed.range("a", 8192).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+    refused(packed.read(range, &mut [0; 8192]), &["x.safetensors", "cannot be read"]);
+}
+
+#[test]
+fn a_link_that_leaves_the_folder_is_refused() {
+    let outside = folder(&[]);
+    write(&outside.path().join("x.safetensors"), &[]).unwrap();
+    let folder = folder(&[]);
+    let link = folder.path().join("model.safetensors");
+    std::os::unix::fs::symlink(outside.path().join("x.safetensors"), &link).unwrap();
+    refused(PackedFile::open(&link, VERSION, true), &["model.safetensors", "outside of the model's folder"]);
+}

@@ -1,0 +1,107 @@
+//! Symmetric updates: `C += A^T A` and `C -= A^T A`, where A has few rows. The upper triangle of C is computed.
+//!
+//! A lies in panels of columns, so that what a tile of C reads lies side by side. A number of C gets the sum over all
+//! rows of A at once, added up from the first to the last.
+
+use crate::arch::{Kernel, LANES, Simd};
+use crate::disjoint::{Tile, Tiles};
+use crate::quant::integer::{BLOCK, SUPER};
+use crate::{Exec, PoolError};
+
+/// Columns of a panel.
+pub(super) const PANEL: usize = 2 * LANES;
+
+/// Rows of A at the most: of a panel so many lie in memory.
+pub(super) const DEPTH: usize = SUPER;
+
+/// Rows and columns of C that a task has: those of a block of inputs.
+const TILE: usize = BLOCK;
+
+/// Whether a product is added or taken off.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sign {
+    Plus,
+    Minus,
+}
+
+/// Updates the first `count` rows and columns of `c: [stride][stride]` with the first `depth` rows of
+/// `a: [count / PANEL][DEPTH][PANEL]`.
+pub(super) fn rank_update(
+    exec: &Exec<'_>,
+    c: &mut [f32],
+    stride: usize,
+    count: usize,
+    a: &[f32],
+    depth: usize,
+    sign: Sign,
+) -> Result<(), PoolError> {
+    let tiles = Tiles::new(c, stride, 0..count, TILE, TILE);
+    let side = count / TILE;
+    let upper: Vec<_> = (0..side).flat_map(|down| (down..side).map(move |across| (down, across))).collect();
+    exec.run(upper.len(), |task| {
+        let (down, across) = upper[task];
+        exec.isa.run(Update { a, depth, sign, tile: tiles.take(down * side + across) });
+    })
+}
+
+/// One tile of C.
+struct Update<'a> {
+    a: &'a [f32],
+    depth: usize,
+    sign: Sign,
+    tile: Tile<'a, f32>,
+}
+
+impl Kernel for Update<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        // As many sums as wait for each other's multiply-adds, and as the registers hold.
+        if const { S::TILE_ROWS * S::TILE_PANELS >= 16 } {
+            self.tile::<S, 8, 2>(simd);
+        } else {
+            self.tile::<S, 4, 1>(simd);
+        }
+    }
+}
+
+impl Update<'_> {
+    /// All of the tile, R rows by P registers at a time.
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const P: usize>(&mut self, simd: S) {
+        let (rows, columns) = (self.tile.rows(), self.tile.columns());
+        for column in (0..columns.len()).step_by(P * LANES) {
+            for row in (0..rows.len()).step_by(R) {
+                let [left, right] = [rows.start + row, columns.start + column];
+                let lines = panel(self.a, left).iter().zip(panel(self.a, right)).take(self.depth);
+                let mut sums = [[simd.splat(0.0); P]; R];
+                for (left_line, right_line) in lines {
+                    let left: &[f32; R] = left_line[left % PANEL..].first_chunk().expect("within a panel");
+                    let right: &[[f32; LANES]; P] =
+                        right_line[right % PANEL..].as_chunks().0.first_chunk().expect("within a panel");
+                    let right: [S::F32; P] = std::array::from_fn(|p| simd.load(&right[p]));
+                    for (sums, left) in sums.iter_mut().zip(left) {
+                        for (sum, right) in sums.iter_mut().zip(right) {
+                            *sum = simd.mul_add(simd.splat(*left), right, *sum);
+                        }
+                    }
+                }
+                for (index, sums) in sums.into_iter().enumerate() {
+                    let out = &mut self.tile.row(row + index)[column..];
+                    for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
+                        let old = simd.load(out);
+                        let new = if self.sign == Sign::Plus { simd.add(old, sum) } else { simd.sub(old, sum) };
+                        simd.store(new, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The lines of the panel with column `column`.
+#[inline(always)]
+fn panel(a: &[f32], column: usize) -> &[[f32; PANEL]] {
+    &a.as_chunks().0[column / PANEL * DEPTH..][..DEPTH]
+}

@@ -1,0 +1,311 @@
+//! Calibrated packing against its definition, in f64 and with dumb loops.
+
+#[allow(dead_code, reason = "of the module that tests share")]
+mod rotation;
+
+use std::num::NonZeroUsize;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::{
+    CalibrationError, Cancel, Exec, Format, InputStatistics, Moments, PackedMatrix, Pool, PoolError, RowSource,
+};
+use proptest::prelude::*;
+use rotation::{BLOCK, rotated};
+
+/// A matrix in memory, `[rows][cols]`.
+struct Weights<'a>(&'a [f32], usize);
+
+impl RowSource for Weights<'_> {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        out.copy_from_slice(&self.0[row * self.1..][..self.1]);
+    }
+}
+
+/// Numbers of one sign or the other, never the same twice: [-1, 1).
+fn random(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state as i64) >> 40) as f32 / (1 << 23) as f32
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Rows whose numbers go together: sums of a few directions, and a little of their own.
+fn inputs(seed: u64, rows: usize, cols: usize, directions: usize) -> Vec<f32> {
+    let basis = random(seed, directions * cols);
+    let shares = random(seed + 1, rows * directions);
+    let own = random(seed + 2, rows * cols);
+    let mut x = Vec::with_capacity(rows * cols);
+    for row in 0..rows {
+        for col in 0..cols {
+            let common = (0..directions).map(|d| shares[row * directions + d] * basis[d * cols + col]).sum::<f32>();
+            x.push(common + 0.1 * own[row * cols + col]);
+        }
+    }
+    x
+}
+
+fn exec<T>(threads: usize, isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
+    let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
+    run(&Exec { isa, pool: &pool, cancel: &Cancel::new() })
+}
+
+fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, piece: usize) -> Option<InputStatistics> {
+    let mut moments = Moments::zeroed(cols).unwrap();
+    x.chunks(piece * cols).for_each(|x| moments.add(exec, x).unwrap());
+    assert_eq!(moments.rows(), (x.len() / cols) as u64);
+    moments.statistics(exec).unwrap()
+}
+
+/// One format for all rows.
+fn packed(
+    exec: &Exec<'_>,
+    format: Format,
+    weights: &[f32],
+    cols: usize,
+    inputs: Option<&InputStatistics>,
+) -> PackedMatrix {
+    let (bands, source) = ([(format, weights.len() / cols)], Weights(weights, cols));
+    match inputs {
+        None => PackedMatrix::pack(exec, &bands, cols, &source).unwrap(),
+        Some(inputs) => PackedMatrix::pack_calibrated(exec, &bands, cols, &source, inputs).unwrap(),
+    }
+}
+
+/// The squared error of the outputs of all rows.
+fn output_error(weights: &[f32], packed: &PackedMatrix, x: &[f32]) -> f64 {
+    let cols = packed.cols();
+    let mut back = vec![0.0; cols];
+    let mut sum = 0.0;
+    for (row, weights) in weights.chunks_exact(cols).enumerate() {
+        packed.read_row(row, &mut back);
+        let error: Vec<f64> = weights.iter().zip(&back).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
+        for x in x.chunks_exact(cols) {
+            let product = error.iter().zip(x).map(|(e, x)| e * f64::from(*x)).sum::<f64>();
+            sum += product * product;
+        }
+    }
+    sum
+}
+
+/// Numbers whose rows depend on a seed, as proptest draws them.
+#[derive(Debug, Clone)]
+struct Case {
+    rows: usize,
+    cols: usize,
+    /// Rows that are seen beyond those without which nothing is known.
+    more: usize,
+    seed: u64,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let cols = prop_oneof![1..40usize, 100..140usize, 250..262usize, 380..400usize, 500..520usize];
+    (1..35usize, cols, 0..400usize, any::<u64>()).prop_map(|(rows, cols, more, seed)| Case { rows, cols, more, seed })
+}
+
+/// The inverse of a positive definite matrix, `[n][n]`.
+fn inverse(mut a: Vec<f64>, n: usize) -> Vec<f64> {
+    let mut inverse: Vec<f64> = (0..n * n).map(|at| f64::from(u8::from(at / n == at % n))).collect();
+    for k in 0..n {
+        let pivot = a[k * n + k].recip();
+        for j in 0..n {
+            a[k * n + j] *= pivot;
+            inverse[k * n + j] *= pivot;
+        }
+        for i in (0..n).filter(|i| *i != k) {
+            let factor = a[i * n + k];
+            for j in 0..n {
+                a[i * n + j] -= factor * a[k * n + j];
+                inverse[i * n + j] -= factor * inverse[k * n + j];
+            }
+        }
+    }
+    inverse
+}
+
+/// U with `a = U^T U`, upper triangular.
+fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
+    let mut u = vec![0.0; n * n];
+    for i in 0..n {
+        for j in i..n {
+            let sum = (0..i).map(|k| u[k * n + i] * u[k * n + j]).sum::<f64>();
+            let left = a[i * n + j] - sum;
+            u[i * n + j] = if i == j { left.sqrt() } else { left / u[i * n + i] };
+        }
+    }
+    u
+}
+
+/// The sum of x x^T over rotated rows, its mean on the diagonal 1, and damped as GPTQ is.
+fn damped_moments(x: &[f32], cols: usize, n: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; n * n];
+    for x in x.chunks_exact(cols) {
+        let mut whole = vec![0.0; n];
+        whole[..cols].copy_from_slice(x);
+        let x: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
+        for i in 0..n {
+            for j in 0..n {
+                sums[i * n + j] += x[i] * x[j];
+            }
+        }
+    }
+    let mean = (0..n).map(|i| sums[i * n + i]).sum::<f64>() / n as f64;
+    sums.iter_mut().for_each(|sum| *sum /= mean);
+    (0..n).for_each(|i| sums[i * n + i] += 0.01);
+    sums
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// In int8 a code is nearest to its target, which GPTQ as published says in terms of the inverse.
+    #[test]
+    fn codes_are_nearest_to_what_gptq_makes_of_the_weights(case in case()) {
+        let Case { rows, cols, more, seed } = case;
+        let n = cols.next_multiple_of(BLOCK);
+        let x = inputs(seed, n + more, cols, 9);
+        let weights = random(seed ^ 77, rows * cols);
+        let u = upper_cholesky(&inverse(damped_moments(&x, cols, n), n), n);
+        let packed = exec(2, Isa::best(), |exec| {
+            packed(exec, Format::Int8, &weights, cols, statistics(exec, &x, cols, 100).as_ref())
+        });
+        let [lines, steps] = packed.contents().collect::<Vec<_>>().try_into().unwrap();
+        let supers = n.div_ceil(256);
+        for (row, weights) in weights.chunks_exact(cols).enumerate() {
+            let mut whole = vec![0.0; n];
+            whole[..cols].copy_from_slice(weights);
+            let mut targets: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
+            // Targets are sums in f32: where a block's weights are far smaller than others', steps come near to that.
+            let rounding = 1e-6 * targets.iter().fold(0.0f64, |largest, target| largest.max(target.abs()));
+            for k in 0..n {
+                // A panel has a line of 64 bytes for four inputs of sixteen rows, and steps for 256 of them.
+                let (panel, lane) = (row / 16, row % 16);
+                let code = f64::from(lines[(panel * n / 4 + k / 4) * 64 + lane * 4 + k % 4]) - 128.0;
+                let at = 2 * ((panel * supers + k / 256) * 16 + lane);
+                let step = half::f16::from_le_bytes([steps[at], steps[at + 1]]).to_f64();
+                let error = targets[k] - code * step;
+                let at_the_end = code.abs() == 127.0 && error * code > 0.0;
+                let is_nearest = error.abs() <= 0.502 * step + rounding;
+                prop_assert!(is_nearest || at_the_end, "row {row}, input {k}: {error}, steps of {step}");
+                let left = error / u[k * n + k];
+                (k + 1..n).for_each(|j| targets[j] -= left * u[k * n + j]);
+            }
+        }
+    }
+}
+
+const FORMATS: [Format; 3] = [Format::Int4, Format::Int6, Format::Int8];
+
+#[test]
+fn outputs_of_inputs_that_go_together_lose_less() {
+    for isa in Isa::available() {
+        for format in FORMATS {
+            for cols in [128, 200, 256, 300, 640] {
+                exec(2, isa, |exec| {
+                    let (x, weights) = (inputs(1, 1500, cols, 12), random(9, 40 * cols));
+                    let statistics = statistics(exec, &x, cols, 1500);
+                    let [plain, calibrated] = [None, statistics.as_ref()].map(|statistics| {
+                        output_error(&weights, &packed(exec, format, &weights, cols, statistics), &x[..200 * cols])
+                    });
+                    // Of 12 directions in 128 inputs most errors can be kept out.
+                    let name = (isa.name(), format.name(), cols);
+                    assert!(calibrated < 0.2 * plain, "{name:?}: {calibrated} of {plain}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn inputs_that_do_not_go_together_lose_no_more() {
+    exec(2, Isa::best(), |exec| {
+        for cols in [130, 512] {
+            let (x, weights) = (random(4, 6000 * cols), random(5, 32 * cols));
+            // Few rows say which inputs are large, and nothing else.
+            for seen in [1, 40, cols - 1, 6000] {
+                let statistics = statistics(exec, &x[..seen * cols], cols, 64);
+                let [plain, calibrated] = [None, statistics.as_ref()].map(|statistics| {
+                    output_error(&weights, &packed(exec, Format::Int4, &weights, cols, statistics), &x[..500 * cols])
+                });
+                assert!(calibrated < 1.1 * plain, "{cols}, {seen} rows: {calibrated} of {plain}");
+            }
+        }
+    });
+}
+
+#[test]
+fn threads_and_pieces_change_no_bit() {
+    let cols = 700;
+    let (x, weights) = (inputs(3, 900, cols, 20), random(8, 200 * cols));
+    for format in FORMATS {
+        let contents = |threads, piece| {
+            exec(threads, Isa::best(), |exec| {
+                let statistics = statistics(exec, &x, cols, piece);
+                let packed = packed(exec, format, &weights, cols, statistics.as_ref());
+                packed.contents().flatten().copied().collect::<Vec<u8>>()
+            })
+        };
+        let once = contents(1, 900);
+        for (threads, piece) in [(2, 900), (3, 7), (1, 256), (8, 300)] {
+            assert!(contents(threads, piece) == once, "{}: {threads} threads, {piece} rows", format.name());
+        }
+    }
+}
+
+#[test]
+fn floats_are_packed_as_they_are() {
+    exec(2, Isa::best(), |exec| {
+        let (x, weights) = (inputs(3, 300, 50, 5), random(8, 20 * 50));
+        let statistics = statistics(exec, &x, 50, 300);
+        let [plain, calibrated] =
+            [None, statistics.as_ref()].map(|statistics| packed(exec, Format::Bf16, &weights, 50, statistics));
+        assert!(plain.contents().eq(calibrated.contents()));
+    });
+}
+
+#[test]
+fn weights_that_are_not_finite_come_out_as_nan() {
+    exec(2, Isa::best(), |exec| {
+        let (x, mut weights) = (inputs(3, 500, 300, 5), random(8, 20 * 300));
+        weights[3 * 300 + 7] = f32::INFINITY;
+        let packed = packed(exec, Format::Int4, &weights, 300, statistics(exec, &x, 300, 500).as_ref());
+        let mut row = vec![0.0; 300];
+        for (index, finite) in [(2, true), (3, false), (4, true)] {
+            packed.read_row(index, &mut row);
+            assert_eq!(row.iter().all(|x| x.is_finite()), finite, "row {index}");
+        }
+    });
+}
+
+#[test]
+fn nothing_seen_is_nothing_known() {
+    exec(2, Isa::best(), |exec| {
+        assert!(statistics(exec, &[], 40, 1).is_none());
+        assert!(statistics(exec, &[0.0; 300 * 40], 40, 300).is_none());
+    });
+}
+
+#[test]
+fn inputs_that_are_not_finite_are_refused() {
+    for value in [f32::NAN, f32::INFINITY] {
+        exec(2, Isa::best(), |exec| {
+            let mut moments = Moments::zeroed(40).unwrap();
+            let mut x = random(1, 300 * 40);
+            x[40 * 40 + 3] = value;
+            moments.add(exec, &x).unwrap();
+            assert!(matches!(moments.statistics(exec), Err(CalibrationError::NotFinite)));
+        });
+    }
+}
+
+#[test]
+fn a_cancelled_calibration_says_so() {
+    let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
+    let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+    let mut moments = Moments::zeroed(300).unwrap();
+    moments.add(&exec, &random(1, 300 * 300)).unwrap();
+    cancel.cancel();
+    assert!(matches!(moments.add(&exec, &random(1, 300)), Err(PoolError::Cancelled)));
+    assert!(matches!(moments.statistics(&exec), Err(CalibrationError::Pool(PoolError::Cancelled))));
+}

@@ -1,0 +1,175 @@
+//! What goes into the linear maps of a layer, recorded as it runs.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use ferrule_kernels::{Exec, Moments, PoolError};
+
+use super::output::calibrated_site;
+use super::pass::Pass;
+use crate::layer::Observer;
+use crate::spec::LayerSpec;
+use crate::weights::{Layer, LoadError, MatrixPlan, MatrixSize, Packer, Site};
+
+/// Knows the inputs of linear maps.
+pub(super) trait Inputs {
+    /// The moments of what goes into the map of number `site`, which is packed next; `work` is told what was done for
+    /// it, in bytes of packed matrices.
+    fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError>;
+}
+
+/// Those of the map that is packed first, if they are known.
+impl Inputs for Option<Moments> {
+    fn take(&mut self, _: usize, _: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError> {
+        Ok(Option::take(self))
+    }
+}
+
+/// Says which of a layer's maps are quantized by their inputs.
+#[derive(Default)]
+pub(super) struct Wanted {
+    /// Their numbers and how many inputs they have, in the order of packing.
+    pub maps: Vec<(usize, usize)>,
+    /// Of all matrices.
+    pub bytes: u64,
+    sites: Vec<Site>,
+}
+
+impl Packer for Wanted {
+    type Matrix = MatrixSize;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        self.maps.extend(calibrated_site(&plan).map(|site| (site, plan.columns)));
+        let size = plan.size();
+        self.bytes = self.bytes.saturating_add(size.bytes);
+        Ok(size)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}
+
+/// The inputs of a layer's maps, recorded as they are asked for: each time of as many maps as memory has room for.
+pub(super) struct LayerInputs<'a, 's> {
+    pass: &'a mut Pass<'s>,
+    /// In f32.
+    layer: &'a Layer,
+    spec: &'a LayerSpec,
+    /// Maps that were not recorded yet; see [`Wanted`].
+    left: Vec<(usize, usize)>,
+    recorded: BTreeMap<usize, Moments>,
+    /// Bytes that may be recorded at a time; one map is in any case.
+    room: u64,
+    /// Work that running the layer stands for; none is left after the first time.
+    work: f64,
+}
+
+impl<'a, 's> LayerInputs<'a, 's> {
+    pub fn new(
+        pass: &'a mut Pass<'s>,
+        layer: &'a Layer,
+        spec: &'a LayerSpec,
+        maps: Vec<(usize, usize)>,
+        room: u64,
+        work: f64,
+    ) -> Self {
+        Self { pass, layer, spec, left: maps, recorded: BTreeMap::new(), room, work }
+    }
+
+    /// Runs the layer, and records the first of the maps that are left.
+    fn record(&mut self, work: &mut dyn FnMut(f64)) -> Result<(), LoadError> {
+        let mut room = self.room;
+        let mut recorder = Recorder::default();
+        let fit = self.left.iter().enumerate().take_while(|(index, (_, columns))| {
+            let bytes = Moments::bytes_for(*columns).unwrap_or(u64::MAX);
+            let fits = bytes <= room || *index == 0;
+            room = room.saturating_sub(bytes);
+            fits
+        });
+        let count = fit.count();
+        for (site, columns) in self.left.drain(..count) {
+            recorder.0.get_mut().insert(site, Moments::zeroed(columns)?);
+        }
+        let each = std::mem::take(&mut self.work) / self.pass.sequences() as f64;
+        self.pass.observe(self.layer, self.spec, &recorder, &mut || work(each))?;
+        self.recorded.append(&mut recorder.0.into_inner());
+        Ok(())
+    }
+}
+
+impl Inputs for LayerInputs<'_, '_> {
+    fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError> {
+        if self.left.iter().any(|(left, _)| *left == site) {
+            self.record(work)?;
+        }
+        Ok(self.recorded.remove(&site))
+    }
+}
+
+/// Adds up the moments of some maps, by their numbers.
+#[derive(Default)]
+struct Recorder(RefCell<BTreeMap<usize, Moments>>);
+
+impl Observer for Recorder {
+    fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError> {
+        self.0.borrow_mut().get_mut(&site).map_or(Ok(()), |moments| moments.add(exec, x))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::{Cancel, Format, PackedMatrix, Pool, RowSource};
+
+    use super::super::in_memory;
+    use super::*;
+    use crate::quantization::Quantization;
+    use crate::random::RandomMatrix;
+    use crate::spec::ModelSpec;
+    use crate::specs;
+    use crate::weights::{Loader, Source};
+
+    impl RowSource for RandomMatrix {
+        fn read_row(&self, row: usize, out: &mut [f32]) {
+            Self::read_row(self, row, out);
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_does_not_depend_on_how_much_is_at_a_time() {
+        let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
+        let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        let load = |name| Loader::new(&spec, Source::Random, Quantization::named(name).unwrap());
+        let (floats, mut wanted) = (load("f32"), Wanted::default());
+        load("int4").layer(&mut wanted, 0, &spec.layers[0]).unwrap();
+        assert_eq!(wanted.maps.iter().map(|(_, columns)| *columns).collect::<Vec<_>>(), [64, 64, 64, 96]);
+
+        let sequences: Vec<Vec<u32>> = [200, 256, 17].map(|length| (0..length).map(|i| i * i % 96).collect()).into();
+        let embedding = floats.embedding(&mut in_memory(exec, Source::Random, &mut |_, _| ())).unwrap();
+        let layer = floats.layer(&mut in_memory(exec, Source::Random, &mut |_, _| ()), 0, &spec.layers[0]).unwrap();
+        let mut pass = Pass::new(exec, &spec, &sequences, &embedding).unwrap();
+        let two = Moments::bytes_for(64).unwrap() * 2;
+        let found = [(u64::MAX, 3), (two, 6), (0, 12)].map(|(room, runs)| {
+            let (mut done, mut advanced) = (0, 0.0);
+            let mut inputs = LayerInputs::new(&mut pass, &layer, &spec.layers[0], wanted.maps.clone(), room, 100.0);
+            let mut packed = Vec::new();
+            for &(site, columns) in &wanted.maps {
+                let work = &mut |bytes| (done, advanced) = (done + 1, advanced + bytes);
+                let moments = inputs.take(site, work).unwrap().unwrap();
+                assert_eq!(moments.rows(), 473);
+                let statistics = moments.statistics(&exec).unwrap().unwrap();
+                let rows = RandomMatrix::new("rows", 20);
+                let matrix = PackedMatrix::pack_calibrated(&exec, &[(Format::Int4, 20)], columns, &rows, &statistics);
+                packed.extend(matrix.unwrap().contents().flatten().copied());
+            }
+            assert_eq!(done, runs, "sequences that ran");
+            assert!((advanced - 100.0).abs() < 1e-9, "{advanced}");
+            packed
+        });
+        assert!(found.iter().all(|packed| *packed == found[0]));
+    }
+}

@@ -1,0 +1,74 @@
+//! Quantizing a matrix by what goes into it, and writing it.
+
+use ferrule_kernels::{CalibrationError, Exec, PackedMatrix};
+
+use super::inputs::Inputs;
+use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site, Source};
+
+/// Where matrices go.
+pub(super) struct Output<'a> {
+    pub exec: Exec<'a>,
+    pub source: Source<'a>,
+    /// Work that is done, in bytes of packed matrices.
+    pub done: f64,
+    pub file: PackedOutput,
+    pub progress: Progress<'a>,
+}
+
+impl Output<'_> {
+    /// Tells that so much work is done.
+    pub fn advance(&mut self, bytes: f64) {
+        self.done += bytes;
+        (self.progress)((self.done as u64).min(self.file.total), self.file.total);
+    }
+}
+
+/// Quantizes each matrix by its inputs, and writes it.
+pub(super) struct Calibrated<'a, 'o> {
+    output: &'a mut Output<'o>,
+    inputs: &'a mut dyn Inputs,
+    /// What a byte of a matrix is of the work that it stands for.
+    pub share: f64,
+    sites: Vec<Site>,
+}
+
+impl<'a, 'o> Calibrated<'a, 'o> {
+    pub fn new(output: &'a mut Output<'o>, inputs: &'a mut dyn Inputs) -> Self {
+        Self { output, inputs, share: 1.0, sites: Vec::new() }
+    }
+}
+
+/// The linear map whose matrix is quantized by its inputs, if the plan is of one.
+pub(super) fn calibrated_site(plan: &MatrixPlan<'_>) -> Option<usize> {
+    plan.site.filter(|_| plan.bands.iter().all(|(format, _)| format.is_integer()))
+}
+
+impl Packer for Calibrated<'_, '_> {
+    type Matrix = PackedMatrix;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
+        let Self { output, inputs, .. } = self;
+        let exec = output.exec;
+        let moments = match calibrated_site(&plan) {
+            Some(site) => inputs.take(site, &mut |bytes| output.advance(bytes))?,
+            None => None,
+        };
+        let statistics = moments.map_or(Ok(None), |moments| moments.statistics(&exec));
+        let statistics = statistics.map_err(|error| match error {
+            CalibrationError::NotFinite => LoadError::NotFinite { role: plan.name.clone() },
+            CalibrationError::Pool(error) => error.into(),
+        })?;
+        let matrix = match &statistics {
+            Some(statistics) => plan.pack_calibrated(&exec, statistics)?,
+            None => plan.pack(&exec)?,
+        };
+        plan.release(output.source);
+        output.file.write(&plan, &matrix)?;
+        output.advance(self.share * matrix.bytes() as f64);
+        Ok(matrix)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}

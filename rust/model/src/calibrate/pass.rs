@@ -1,0 +1,151 @@
+//! Hidden states of all sequences on their way through the layers, one layer at a time.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use ferrule_kernels::kv::{KvFormat, KvStore, PAGE_TOKENS, PageId};
+use ferrule_kernels::{Exec, PoolError, Scratch};
+
+use crate::batch::{Batch, LogitRows, SequenceChunk};
+use crate::layer::{AdapterBuffers, AdapterRows, AttentionPass, LayerBuffers, Observer, RaggedRows};
+use crate::rope::RopeRows;
+use crate::spec::{LayerSpec, ModelSpec};
+use crate::transformer::embed;
+use crate::weights::{Embedding, Layer, LoadError};
+
+/// Sequences between two layers.
+pub(super) struct Pass<'a> {
+    exec: Exec<'a>,
+    spec: &'a ModelSpec,
+    sequences: &'a [Vec<u32>],
+    /// Of all sequences, one after the other: `[tokens, hidden_size]`.
+    hidden: Vec<f32>,
+    /// The pages of a sequence: the first ones of a cache that holds one.
+    pages: [Vec<PageId>; 1],
+    ropes: Vec<RopeRows>,
+    buffers: LayerBuffers,
+    adapters: RefCell<AdapterBuffers>,
+}
+
+impl<'a> Pass<'a> {
+    /// Sequences before the first layer.
+    pub fn new(
+        exec: Exec<'a>,
+        spec: &'a ModelSpec,
+        sequences: &'a [Vec<u32>],
+        embedding: &Embedding,
+    ) -> Result<Self, LoadError> {
+        let tokens = sequences.iter().map(Vec::len).sum::<usize>();
+        let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+        let mut pass = Self {
+            exec,
+            spec,
+            sequences,
+            hidden: vec![0.0; tokens * spec.hidden_size],
+            pages: [(0..longest.div_ceil(PAGE_TOKENS) as PageId).collect()],
+            ropes: Vec::new(),
+            buffers: LayerBuffers::default(),
+            adapters: RefCell::default(),
+        };
+        let mut narrow = Scratch::default();
+        for (tokens, rows) in pass.places() {
+            let chunk = [chunk(tokens, &pass.pages)];
+            let adapters = AdapterRows::new(&[], &pass.adapters);
+            embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, &mut pass.hidden[rows])?;
+        }
+        Ok(pass)
+    }
+
+    /// How many sequences there are.
+    pub fn sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// Leads all sequences through a layer; `each` is called after each of them.
+    pub fn advance(&mut self, layer: &Layer, spec: &LayerSpec, each: &mut dyn FnMut()) -> Result<(), LoadError> {
+        let mut hidden = std::mem::take(&mut self.hidden);
+        let mut store = self.store(spec)?;
+        for (tokens, rows) in self.places() {
+            self.run(layer, spec, tokens, &mut store, None, &mut hidden[rows])?;
+            each();
+        }
+        self.hidden = hidden;
+        Ok(())
+    }
+
+    /// Shows `observer` what goes into the maps of a layer, and leaves the sequences before it.
+    pub fn observe(
+        &mut self,
+        layer: &Layer,
+        spec: &LayerSpec,
+        observer: &dyn Observer,
+        each: &mut dyn FnMut(),
+    ) -> Result<(), LoadError> {
+        let mut store = self.store(spec)?;
+        for (tokens, rows) in self.places() {
+            let mut hidden = self.hidden[rows].to_vec();
+            self.run(layer, spec, tokens, &mut store, Some(observer), &mut hidden)?;
+            each();
+        }
+        Ok(())
+    }
+
+    /// The hidden states, as they are now.
+    pub fn into_hidden(self) -> Vec<f32> {
+        self.hidden
+    }
+
+    /// Each sequence, and which numbers of the hidden states are its own.
+    fn places(&self) -> impl Iterator<Item = (&'a [u32], Range<usize>)> + use<'a> {
+        let width = self.spec.hidden_size;
+        self.sequences.iter().scan(0, move |first, tokens| {
+            let rows = *first..*first + tokens.len() * width;
+            *first = rows.end;
+            Some((tokens.as_slice(), rows))
+        })
+    }
+
+    /// A cache of one sequence and one layer.
+    fn store(&self, spec: &LayerSpec) -> Result<KvStore, LoadError> {
+        Ok(KvStore::new(KvFormat::F32, spec.attention.kv_shape(), self.pages[0].len())?)
+    }
+
+    fn run(
+        &mut self,
+        layer: &Layer,
+        layer_spec: &LayerSpec,
+        tokens: &[u32],
+        store: &mut KvStore,
+        observer: Option<&dyn Observer>,
+        hidden: &mut [f32],
+    ) -> Result<(), PoolError> {
+        let Self { exec, spec, pages, ropes, buffers, adapters, .. } = self;
+        let chunk = [chunk(tokens, pages)];
+        let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, 1, ropes);
+        let pass = AttentionPass {
+            exec: *exec,
+            weights: &layer.attention,
+            spec: &layer_spec.attention,
+            causal: spec.causal,
+            ropes: &spec.ropes,
+            rows: &rows,
+            adapters: AdapterRows::new(&[], adapters).observed(observer),
+            group: 0,
+            place: 0,
+        };
+        pass.layer(layer_spec, layer, store, hidden, buffers)
+    }
+}
+
+/// A whole sequence.
+fn chunk<'a>(tokens: &'a [u32], pages: &'a [Vec<PageId>]) -> SequenceChunk<'a> {
+    SequenceChunk {
+        tokens,
+        first_position: 0,
+        prompt_len: tokens.len(),
+        pages,
+        token_types: &[],
+        logits: LogitRows::None,
+        adapter: None,
+    }
+}

@@ -1,0 +1,261 @@
+//! Packed weights in a file: written as a checkpoint is read, and found again by their roles.
+//!
+//! A matrix is named by the roles whose rows it holds, one below the other, and its `band`-th format:
+//! `layers.0.attention.q+k+v.0.int4` are the weights, `layers.0.attention.q+k+v.0.int4.steps` what integer formats have
+//! besides. Vectors are f32 under their roles. So a load needs the file and the spec, and nothing of the checkpoint.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use ferrule_formats::{CheckpointError, Dtype, Fault, PackedFile, PackedTensor, PackedWriter};
+use ferrule_kernels::arch::LANES;
+use ferrule_kernels::{Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, PieceError, SharedBytes};
+
+use super::load::{LoadError, Loader, Progress};
+use super::plan::{MatrixPlan, Packer};
+use super::sites::Site;
+use super::sizes::MatrixSize;
+use super::stored::Source;
+use crate::quantization::Quantization;
+use crate::spec::ModelSpec;
+
+/// The key of the metadata under which the quantization's name stands.
+pub(crate) const QUANTIZATION: &str = "quantization";
+
+/// Formats of a matrix, and how many rows each holds.
+type Bands = Vec<(Format, usize)>;
+
+/// Opens a packed file that this build can read; mapped, or to be read into memory of our own.
+///
+/// # Errors
+/// [`LoadError::Checkpoint`].
+pub fn open_packed(path: &Path, mapped: bool) -> Result<PackedFile, LoadError> {
+    Ok(PackedFile::open(path, LAYOUT_VERSION, mapped)?)
+}
+
+/// Holds what a file is packed as against what is asked for.
+pub(crate) fn check_quantization(file: &PackedFile, asked: Quantization) -> Result<(), LoadError> {
+    let packed = file.metadata(QUANTIZATION).unwrap_or("none");
+    if packed == asked.name() {
+        return Ok(());
+    }
+    Err(LoadError::PackedAs { file: file.path().to_owned(), packed: packed.to_owned(), asked: asked.name() })
+}
+
+/// Packs the weights of a source into a file, matrix by matrix: what is in memory at a time is one of them, and the
+/// vectors. `metadata` is written beside what the file itself needs.
+///
+/// # Errors
+/// [`LoadError`]; then there is no such file, or the one that was there before.
+pub fn pack_into(
+    path: &Path,
+    spec: &ModelSpec,
+    source: Source<'_>,
+    quantization: Quantization,
+    metadata: &BTreeMap<String, String>,
+    exec: Exec<'_>,
+    progress: Progress<'_>,
+) -> Result<(), LoadError> {
+    if let Source::Packed { file, .. } = source {
+        check_quantization(file, quantization)?;
+    }
+    let loader = Loader::new(spec, source, quantization);
+    let walk = |loader: &Loader<'_>, survey: &mut Survey| loader.weights(survey).map(drop);
+    let mut file = PackedOutput::create(path, &loader, quantization, metadata, walk)?;
+    let mut writing = Writing { exec, source, file: &mut file, done: 0, progress, sites: Vec::new() };
+    loader.without_vectors().weights(&mut writing)?;
+    file.finish()
+}
+
+/// A packed file that is being written. Its vectors are there; matrices follow.
+pub(crate) struct PackedOutput {
+    writer: PackedWriter,
+    /// Bytes of all matrices.
+    pub total: u64,
+}
+
+impl PackedOutput {
+    /// Begins a file of all that `walk` has the loader load; it will have the matrices in that order.
+    pub fn create(
+        path: &Path,
+        loader: &Loader<'_>,
+        quantization: Quantization,
+        metadata: &BTreeMap<String, String>,
+        walk: impl FnOnce(&Loader<'_>, &mut Survey) -> Result<(), LoadError>,
+    ) -> Result<Self, LoadError> {
+        let vectors = RefCell::default();
+        let mut survey = Survey::default();
+        walk(&loader.noting(&vectors), &mut survey)?;
+        let vectors = vectors.into_inner();
+        let of_vectors = vectors.iter().map(|(role, vector)| PackedTensor {
+            name: role.clone(),
+            dtype: Dtype::F32,
+            bytes: size_of_val(vector.as_slice()) as u64,
+        });
+        let tensors = of_vectors.chain(survey.tensors).collect();
+        let mut metadata = metadata.clone();
+        metadata.insert(QUANTIZATION.to_owned(), quantization.name().to_owned());
+        let mut writer = PackedWriter::create(path, LAYOUT_VERSION, &metadata, tensors)?;
+        for (role, vector) in &vectors {
+            let bytes: Vec<u8> = vector.iter().flat_map(|float| float.to_le_bytes()).collect();
+            writer.write(role, &bytes)?;
+        }
+        Ok(Self { writer, total: survey.bytes })
+    }
+
+    /// Writes the next matrix.
+    pub fn write(&mut self, plan: &MatrixPlan<'_>, matrix: &PackedMatrix) -> Result<(), LoadError> {
+        for ((name, _), bytes) in pieces(&plan.name, &plan.bands, plan.columns)?.into_iter().zip(matrix.contents()) {
+            if !bytes.is_empty() {
+                self.writer.write(&name, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the file under its name.
+    pub fn finish(self) -> Result<(), LoadError> {
+        Ok(self.writer.finish()?)
+    }
+}
+
+/// Says which tensors a packed file has.
+#[derive(Default)]
+pub(crate) struct Survey {
+    tensors: Vec<PackedTensor>,
+    /// Of all matrices.
+    bytes: u64,
+    sites: Vec<Site>,
+}
+
+impl Packer for Survey {
+    type Matrix = MatrixSize;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let size = plan.size();
+        self.bytes = self.bytes.saturating_add(size.bytes);
+        for (name, bytes) in pieces(&plan.name, &plan.bands, plan.columns)? {
+            // Bands without steps have no tensor for them.
+            if bytes > 0 {
+                self.tensors.push(PackedTensor { name, dtype: Dtype::U8, bytes: bytes as u64 });
+            }
+        }
+        Ok(size)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}
+
+/// Writes each matrix as soon as it is packed, and forgets it.
+struct Writing<'a> {
+    exec: Exec<'a>,
+    source: Source<'a>,
+    file: &'a mut PackedOutput,
+    done: u64,
+    progress: Progress<'a>,
+    sites: Vec<Site>,
+}
+
+impl Packer for Writing<'_> {
+    type Matrix = MatrixSize;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let matrix = plan.pack(&self.exec)?;
+        plan.release(self.source);
+        self.file.write(&plan, &matrix)?;
+        self.done += matrix.bytes() as u64;
+        (self.progress)(self.done, self.file.total);
+        Ok(MatrixSize::from(&matrix))
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}
+
+/// The names and bytes of a matrix's pieces, in the order of [`PackedMatrix::contents`].
+fn pieces(name: &str, bands: &[(Format, usize)], columns: usize) -> Result<Vec<(String, usize)>, LoadError> {
+    let mut pieces = Vec::with_capacity(2 * bands.len());
+    for (band, &(format, rows)) in bands.iter().enumerate() {
+        let [weights, steps] = PackedMatrix::piece_bytes(format, rows, columns).ok_or_else(LoadError::too_large)?;
+        let weights_name = weights_name(name, band, format);
+        let steps_name = format!("{weights_name}.steps");
+        pieces.extend([(weights_name, weights), (steps_name, steps)]);
+    }
+    Ok(pieces)
+}
+
+fn weights_name(name: &str, band: usize, format: Format) -> String {
+    format!("{name}.{band}.{}", format.name())
+}
+
+/// The formats in which a file has a matrix, and how many rows each holds.
+pub(super) fn bands(file: &PackedFile, name: &str, rows: usize, columns: usize) -> Result<Bands, LoadError> {
+    let mut bands: Bands = Vec::new();
+    let mut left = rows;
+    while left > 0 {
+        let named = |format: &Format| weights_name(name, bands.len(), *format);
+        let found = Format::ALL.iter().find_map(|format| Some((*format, file.bytes_of(&named(format))?)));
+        let Some((format, bytes)) = found else {
+            return Err(file.missing(&named(&bands.last().map_or(Format::Int8, |band| band.0))).into());
+        };
+        // Floating-point formats are alone; panels of the others are whole lines, so that their tensors are not filled up.
+        let panel = PackedMatrix::piece_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
+        let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
+        if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
+            let fault = Fault::PackedRows { tensor: named(&format), rows: held, expected: left };
+            return Err(CheckpointError { file: file.path().to_owned(), fault: Box::new(fault) }.into());
+        }
+        bands.push((format, held.min(left)));
+        left = left.saturating_sub(held);
+    }
+    ranges(file, name, &bands, columns)?;
+    Ok(bands)
+}
+
+/// Where the pieces of a matrix lie in a file, in the order of [`PackedMatrix::contents`].
+fn ranges(
+    file: &PackedFile,
+    name: &str,
+    bands: &[(Format, usize)],
+    columns: usize,
+) -> Result<Vec<Range<usize>>, LoadError> {
+    let range = |(piece, bytes): (String, usize)| Ok(if bytes == 0 { 0..0 } else { file.range(&piece, bytes)? });
+    pieces(name, bands, columns)?.into_iter().map(range).collect()
+}
+
+/// A matrix of a file: where it lies if that is mapped, else in memory of its own.
+pub(super) fn matrix(
+    file: &PackedFile,
+    name: &str,
+    bands: &[(Format, usize)],
+    columns: usize,
+) -> Result<PackedMatrix, LoadError> {
+    let mut ranges = ranges(file, name, bands, columns)?.into_iter();
+    if let Some(map) = file.map() {
+        let shared = ranges.map(|range| SharedBytes::new(map.clone(), range).expect("a tensor lies within the file"));
+        return PackedMatrix::shared(bands, columns, shared).map_err(|error| match error {
+            PieceError::Memory(error) => PackError::Memory(error).into(),
+            error => unreachable!("ranges of a packed file begin on lines and are as long as asked for: {error}"),
+        });
+    }
+    PackedMatrix::filled(bands, columns, |bytes| Ok(file.read(ranges.next().expect("a range for each piece"), bytes)?))
+}
+
+/// Reads the vector of a role, or only looks whether it is there and as long.
+pub(super) fn vector(file: &PackedFile, role: &str, reads: bool, out: &mut [f32]) -> Result<(), LoadError> {
+    let range = file.range(role, size_of_val(out))?;
+    if !reads {
+        return Ok(());
+    }
+    let mut bytes = vec![0; range.len()];
+    file.read(range, &mut bytes)?;
+    for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *value = f32::from_le_bytes(*stored);
+    }
+    Ok(())
+}

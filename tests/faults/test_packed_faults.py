@@ -1,0 +1,372 @@
+"""Packed files that are broken, and disks and processes that fail while one is written: rows 30, 64 and 65.
+
+What was there before stays, or nothing is; a file that loads is never wrong.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.isolated import assert_refused, folder_bytes, run
+from ferrule import quantize
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logits" / "llama"
+WEIGHTS = "model.safetensors"
+QKV = "layers.0.attention.q+k+v"
+
+WARM_UP = """
+    from ferrule import LLM
+    LLM(arguments[1], threads=1)
+"""
+LOAD = "LLM(arguments[0], threads=1)"
+LOAD_INTO_MEMORY = "LLM(arguments[0], threads=1, mmap=False)"
+
+Header = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed model that loads."""
+    return quantize(GOLDEN, tmp_path_factory.mktemp("packed") / "int4", format="int4")
+
+
+@pytest.fixture
+def broken(packed: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be broken."""
+    return Path(shutil.copytree(packed, tmp_path / "broken"))
+
+
+def read(folder: Path) -> tuple[Header, bytes]:
+    raw = (folder / WEIGHTS).read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def write(folder: Path, header: Header, data: bytes, start: int = 1 << 16) -> None:
+    """Writes a file whose data begin at byte `start`."""
+    text = json.dumps(header).encode().ljust(start - 8)
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def edited(change: Callable[[Header], object]) -> Callable[[Path], None]:
+    """Another header before the same data."""
+
+    def edit(folder: Path) -> None:
+        header, data = read(folder)
+        change(header)
+        write(folder, header, data)
+
+    return edit
+
+
+def says(**metadata: str) -> Callable[[Path], None]:
+    return edited(lambda header: header["__metadata__"].update(metadata))
+
+
+def renamed(old: str, new: str) -> Callable[[Path], None]:
+    return edited(lambda header: header.update({new: header.pop(old)}))
+
+
+def cut_short(folder: Path) -> None:
+    path = folder / WEIGHTS
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def shifted(folder: Path) -> None:
+    header, data = read(folder)
+    write(folder, header, data, start=(1 << 16) + 64)
+
+
+def shorter(tensor: str, size: int) -> Callable[[Path], None]:
+    """A tensor of another length, and the others after it moved along."""
+
+    def edit(folder: Path) -> None:
+        header, data = read(folder)
+        pieces = {name: data[slice(*entry["data_offsets"])] for name, entry in header.items() if name[0] != "_"}
+        pieces[tensor] = pieces[tensor][:size]
+        end, all_data = 0, b""
+        for name, piece in pieces.items():
+            element = 4 if header[name]["dtype"] == "F32" else 1
+            header[name] |= {"shape": [len(piece) // element], "data_offsets": [end, end + len(piece)]}
+            end += len(piece)
+            all_data += piece
+        write(folder, header, all_data)
+
+    return edit
+
+
+def replaced_by_the_model(folder: Path) -> None:
+    shutil.copy(GOLDEN / WEIGHTS, folder / WEIGHTS)
+
+
+def deleted(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+
+
+BROKEN: list[tuple[str, Callable[[Path], None], list[str]]] = [
+    ("another version", says(version="99"), ["layout", "ferrule 99", "pack the model anew"]),
+    ("another layout", says(layout="elsewhere"), ["elsewhere", "pack the model anew"]),
+    ("another quantization", says(quantization="int8"), ['packed as "int8"', '"int4"']),
+    ("no metadata", edited(lambda header: header.pop("__metadata__")), ["none none", "pack the model anew"]),
+    ("a checkpoint", replaced_by_the_model, ["none none", "pack the model anew"]),
+    ("one byte short", cut_short, ["missing (truncated?)"]),
+    ("data at no page", shifted, ["begins at byte 65600", "4096"]),
+    ("a tensor of 63 bytes", shorter("final_norm.weight", 60), ["final_norm.weight", "60 bytes", "multiple of 64"]),
+    ("a shorter vector", shorter("final_norm.weight", 192), ["final_norm.weight", "192 bytes", "256"]),
+    ("fewer rows", shorter("layers.0.ffn.down.0.int6", 64), ["layers.0.ffn.down", "0 rows"]),
+    ("fewer steps", shorter("embedding.0.int6.steps", 64), ["embedding.0.int6.steps", "64 bytes"]),
+    ("no steps", renamed("embedding.0.int6.steps", "nothing"), ["no tensor", "embedding.0.int6.steps"]),
+    ("another format", renamed("embedding.0.int6", "embedding.0.int8"), ["embedding.0.int8"]),
+    ("an unknown format", renamed("embedding.0.int6", "embedding.0.int3"), ["no tensor", "embedding.0"]),
+    ("no matrix", renamed(f"{QKV}.0.int4", "nothing"), ["no tensor", QKV]),
+    ("no file", deleted, [WEIGHTS]),
+]
+
+
+@pytest.mark.parametrize("load", [LOAD, LOAD_INTO_MEMORY], ids=["mapped", "read"])
+@pytest.mark.parametrize(("change", "fragments"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_a_broken_packed_file_is_refused(
+    change: Callable[[Path], None], fragments: list[str], load: str, broken: Path, packed: Path
+) -> None:
+    change(broken)
+    outcome = run(load, str(broken), str(packed), warm_up=WARM_UP)
+    assert_refused(outcome, "ModelFileError", [WEIGHTS, *fragments], file_bytes=folder_bytes(broken))
+
+
+def test_codes_of_any_bits_are_run_or_refused(broken: Path, packed: Path) -> None:
+    """Damage that no header shows: numbers that nobody meant, and no more than that."""
+    header, data = read(broken)
+    rng = random.Random(1)
+    write(broken, header, bytes(len(data) // 2) + rng.randbytes(len(data) - len(data) // 2))
+    prompt = """
+        with LLM(arguments[0], threads=1) as llm:
+            try:
+                llm.generate({"prompt_token_ids": [7, 8, 9]})
+            except RuntimeError as error:
+                assert "EngineError" in str(type(error)), error
+    """
+    outcome = run(prompt, str(broken), str(packed), warm_up=WARM_UP)
+    assert outcome.error is None, outcome.message
+
+
+# Rows 64 and 65: a model of three million weights, so that there is time to be killed in.
+
+LAYERS, HIDDEN, INNER, VOCAB = 3, 256, 1024, 1024
+KILLS = 20
+MOST_ATTEMPTS = 100
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random") / "model"
+    folder.mkdir()
+    config: dict[str, Any] = json.loads((GOLDEN / "config.json").read_text())
+    config |= {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "intermediate_size": INNER}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens": [VOCAB, HIDDEN], "model.norm": [HIDDEN]}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        shapes |= {f"{at}self_attn.{name}_proj": [HIDDEN, HIDDEN] for name in "qkvo"}
+        shapes |= {f"{at}mlp.{name}_proj": [INNER, HIDDEN] for name in ("gate", "up")}
+        shapes |= {f"{at}mlp.down_proj": [HIDDEN, INNER]}
+        shapes |= {f"{at}{name}_layernorm": [HIDDEN] for name in ("input", "post_attention")}
+    header: Header = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    # Any bits of numbers around a hundredth.
+    rng = random.Random(0)
+    data = bytearray(rng.randbytes(end))
+    data[1::2] = bytes(0x3C | byte & 0x80 for byte in data[1::2])
+    write(folder, header, bytes(data))
+    return folder
+
+
+QUANTIZE = """
+import sys
+from ferrule import quantize
+print("begin", flush=True)
+quantize(sys.argv[1], sys.argv[2], format=sys.argv[3], threads=1, overwrite=True)
+print("end", flush=True)
+"""
+FIRST_LOAD = """
+import sys
+from ferrule import LLM, packing
+packing.SMALLEST = 0
+print("begin", flush=True)
+LLM(sys.argv[1], quantization=sys.argv[3], threads=1, kv_cache_memory=1 << 24)
+print("end", flush=True)
+"""
+
+
+def begun(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A process that has just begun to work."""
+    command = [sys.executable, "-c", program, *arguments]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begin\n"
+    return child
+
+
+def seconds_of(program: str, *arguments: str, **environment: str) -> float:
+    """How long it works undisturbed."""
+    start = time.monotonic()
+    child = begun(program, *arguments, **environment)
+    with child:
+        begin = time.monotonic() - start
+        assert child.wait(timeout=120) == 0
+    return time.monotonic() - start - begin
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def leftovers(folder: Path, kept: set[str]) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name not in kept]
+
+
+def killed_after(child: subprocess.Popen[str], seconds: float) -> bool:
+    """Kills a process and says whether it was still at work."""
+    with child:
+        time.sleep(seconds)
+        child.kill()
+        assert child.stdout is not None
+        return "end" not in child.stdout.read()
+
+
+def test_row65_kill_9_while_a_model_is_quantized_leaves_the_old_one_or_none(model: Path, tmp_path: Path) -> None:
+    out, new = tmp_path / "out", tmp_path / "new"
+    quantize(model, out, format="int8")
+    old = contents(out)
+    seconds = seconds_of(QUANTIZE, str(model), str(new), "int4")
+    whole = contents(new)
+    rng = random.Random(65)
+    killed = 0
+    for attempt in range(MOST_ATTEMPTS):
+        # In turns there is none, or an older one of another format.
+        target, before = (new, None) if attempt % 2 == 0 else (out, old)
+        if attempt % 2 == 0:
+            shutil.rmtree(new, ignore_errors=True)
+        elif not out.exists() or contents(out) != old:
+            quantize(model, out, format="int8", overwrite=True)
+        killed += killed_after(begun(QUANTIZE, str(model), str(target), "int4"), rng.uniform(0, seconds))
+        after = contents(target) if target.exists() else None
+        assert after in (before, whole, None), f"attempt {attempt}: neither the old one nor the new, nor none"
+        if killed == KILLS:
+            break
+    assert killed == KILLS
+    for path in leftovers(tmp_path, {"out", "new"}):
+        os.utime(path, (0, 0))
+    for target in (out, new):
+        quantize(model, target, format="int4", overwrite=True)
+        assert contents(target) == whole
+    assert not leftovers(tmp_path, {"out", "new"}), "what the killed ones left is gone"
+
+
+def test_row65_kill_9_in_a_first_load_leaves_a_whole_packed_file_or_none(model: Path, tmp_path: Path) -> None:
+    environment = {"FERRULE_CACHE": str(tmp_path / "cache")}
+    folder = tmp_path / "cache" / "packed"
+    seconds = seconds_of(FIRST_LOAD, str(model), "-", "int4", **environment)
+    [(name, whole)] = contents(folder).items()
+    rng = random.Random(66)
+    killed = 0
+    for attempt in range(MOST_ATTEMPTS):
+        (folder / name).unlink(missing_ok=True)
+        killed += killed_after(begun(FIRST_LOAD, str(model), "-", "int4", **environment), rng.uniform(0, seconds))
+        found = {name: data for name, data in contents(folder).items() if not name.startswith(".")}
+        assert found in ({}, {name: whole}), f"attempt {attempt}: a file that is not whole has its name"
+        if killed == KILLS:
+            break
+    assert killed == KILLS
+    for path in leftovers(folder, {name}):
+        os.utime(path, (0, 0))
+    (folder / name).unlink(missing_ok=True)
+    seconds_of(FIRST_LOAD, str(model), "-", "int4", **environment)
+    assert contents(folder) == {name: whole}, "what the killed ones left is gone"
+
+
+def test_two_first_loads_at_once_both_succeed(model: Path, tmp_path: Path) -> None:
+    environment = {"FERRULE_CACHE": str(tmp_path / "cache")}
+    children = [begun(FIRST_LOAD, str(model), "-", "int4", **environment) for _ in range(3)]
+    for child in children:
+        with child:
+            assert child.wait(timeout=120) == 0
+    assert len(contents(tmp_path / "cache" / "packed")) == 1
+
+
+def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    seconds = seconds_of(QUANTIZE, str(model), str(tmp_path / "out"), "int4")
+    quantize(model, tmp_path / "out", format="int8", overwrite=True)
+    before = contents(tmp_path / "out")
+    child = begun(QUANTIZE, str(model), str(tmp_path / "out"), "int4")
+    with child:
+        time.sleep(seconds / 3)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) != 0
+    assert contents(tmp_path / "out") == before
+    assert not leftovers(tmp_path, {"out"})
+
+
+FULL_DISK = """
+    import resource, warnings
+    from ferrule import LLM, packing, quantize
+    packing.SMALLEST = 0
+    def fill_disk_up(): resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+"""
+
+
+def test_row64_a_full_disk_leaves_the_old_model(model: Path, tmp_path: Path) -> None:
+    """The limit on a file's size stands for the disk's: the system refuses to write more."""
+    out = quantize(model, tmp_path / "out", format="int8")
+    before = contents(out)
+    fault = """
+        fill_disk_up()
+        quantize(arguments[0], arguments[1], overwrite=True)
+    """
+    for output in (out, tmp_path / "new"):
+        outcome = run(fault, str(model), str(output), warm_up=FULL_DISK)
+        assert_refused(outcome, "ModelWriteError", [str(output / WEIGHTS), "cannot be written: File too large"])
+        assert "OSError" in outcome.bases
+    assert contents(out) == before
+    assert not leftovers(tmp_path, {"out"})
+
+
+def test_row64_with_a_full_disk_a_first_load_goes_on_in_memory(model: Path, tmp_path: Path) -> None:
+    fault = """
+        fill_disk_up()
+        with warnings.catch_warnings(record=True) as caught:
+            with LLM(arguments[0], quantization="int4", threads=1, kv_cache_memory=1 << 24) as llm:
+                assert llm.info()["packed_file"] is None
+                llm.generate({"prompt_token_ids": [7, 8, 9]})
+        [warning] = caught
+        assert "packed in memory" in str(warning.message) and "File too large" in str(warning.message), warning
+    """
+    environment = os.environ | {"FERRULE_CACHE": str(tmp_path)}
+    outcome = run(fault, str(model), warm_up=FULL_DISK, environment=environment)
+    assert outcome.error is None, outcome.message
+    assert not contents(tmp_path), "nothing half written"
+
+
+def test_row64_onto_its_own_input(packed: Path, model: Path) -> None:
+    before = contents(model)
+    fault = "quantize(arguments[0], arguments[1], overwrite=True)"
+    warm_up = "from ferrule import quantize"
+    outcome = run(fault, str(model), str(model), warm_up=warm_up)
+    assert_refused(outcome, "InvalidParameterError", [str(model), "must not be the model's own directory"])
+    outcome = run(fault, str(packed), str(packed), warm_up=warm_up)
+    assert_refused(outcome, "InvalidParameterError", [str(packed), "packed as 'int4' already"])
+    assert contents(model) == before

@@ -1,0 +1,247 @@
+"""Quantizing by what a text shows: less is lost, all that can be is calibrated, and it is the same every time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import TINY
+from ferrule import LLM, InvalidParameterError, TokenizerError, quantize
+from ferrule.calibration import WINDOW, calibration_sequences
+from ferrule.cli import main
+from ferrule.loading import WEIGHTS, read_model_files
+from ferrule.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+FAMILIES = ("llama", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "opt")
+"""Heads of all kinds, mixtures with and without a shared expert, latents, parallel and learned positions."""
+STDLIB = Path(sysconfig.get_path("stdlib"))
+SCORED = ("textwrap.py", "fractions.py", "reprlib.py", "linecache.py")
+"""Files that training left out."""
+SEEN = ("argparse.py", "typing.py", "ast.py", "logging/__init__.py", "http/client.py", "subprocess.py")
+
+
+def stdlib_text(names: tuple[str, ...]) -> str:
+    return "\n".join((STDLIB / name).read_text() for name in names)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "seen.txt"
+    path.write_text(stdlib_text(SEEN))
+    return path
+
+
+def random_sequences(vocab_size: int, count: int, length: int) -> list[list[int]]:
+    random = np.random.default_rng(5)
+    return random.integers(3, vocab_size, (count, length)).tolist()
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    raw = (path / WEIGHTS).read_bytes()
+    [length] = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__")
+    data = raw[8 + length :]
+    return {name: data[slice(*tensor["data_offsets"])] for name, tensor in header.items()}
+
+
+def log_probabilities(model: Path | None, windows: list[list[int]], **options: object) -> np.ndarray:
+    with LLM(model, kv_cache_dtype="f32", **options) as llm:  # type: ignore[arg-type]
+        logits = np.concatenate([llm.logits(window)[len(window) // 2 :] for window in windows]).astype(np.float64)
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def test_the_embedded_model_loses_far_less(text: Path, tmp_path: Path) -> None:
+    """Mean divergence on text that neither training nor calibration saw; all of it: benches/quality."""
+    ids = Tokenizer(TINY).encode(stdlib_text(SCORED), add_special_tokens=False)
+    windows = [ids[start : start + 256] for start in range(0, len(ids) - 256, 1024)][:16]
+    exact = log_probabilities(None, windows, quantization="f32")
+
+    def divergence(model: Path | None, quantization: str) -> float:
+        found = log_probabilities(model, windows, quantization=quantization)
+        return float((np.exp(exact) * (exact - found)).sum(axis=-1).mean())
+
+    packed = quantize(None, tmp_path / "packed", format="int4", calibrate=text, calibration_tokens=16_384)
+    calibrated, plain = divergence(packed, "int4"), divergence(None, "int4")
+    assert calibrated < 0.7 * plain, f"{calibrated} of {plain}"
+    with LLM(packed) as llm, LLM(quantization="int4") as other:
+        assert llm.info()["weight_bytes"] == other.info()["weight_bytes"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_map_is_calibrated_and_the_model_runs(family: str, tmp_path: Path) -> None:
+    model = GOLDEN / family
+    spec = read_model_files(model).spec
+    sequences = random_sequences(spec.vocab_size, 24, 60)
+    plain = quantize(model, tmp_path / "plain", format="int4")
+    calibrated = quantize(model, tmp_path / "calibrated", format="int4", calibrate=sequences)
+    before, after = tensors(plain), tensors(calibrated)
+    assert before.keys() == after.keys()
+    same = {name.rsplit(".", 2)[0] for name in before if "int" in name and before[name] == after[name]}
+    # Heads' shares of a latent are no linear maps of the batch's rows; nothing goes into an embedding but ids.
+    tied = spec.head is not None and spec.head.tied
+    allowed = {name for name in same if ".kv_b." in name or (name.startswith("embedding") and not tied)}
+    experts = {name for name in same if ".experts." in name}
+    assert len(experts) <= 2, "an expert that no token chose is as without calibration"
+    assert not any(name.endswith(".steps") for name in same - allowed - experts)
+    assert not {name for name in same - allowed - experts if name.count(".") >= 2 or name in ("head", "embedding")}
+
+    prompt = random_sequences(spec.vocab_size, 1, 40)[0]
+    exact, found, other = (
+        np.asarray(llm_logits(path, prompt, quantization))
+        for path, quantization in ((model, "f32"), (calibrated, "int4"), (plain, "int4"))
+    )
+    assert np.isfinite(found).all()
+    farthest = np.abs(other - exact).max()
+    assert np.abs(found - exact).max() <= 1.5 * farthest
+
+
+def llm_logits(model: Path, prompt: list[int], quantization: str) -> np.ndarray:
+    with LLM(model, threads=1, quantization=quantization) as llm:
+        return llm.logits(prompt)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+def test_threads_change_no_bit(family: str, quantization: str, tmp_path: Path) -> None:
+    model = GOLDEN / family
+    sequences = random_sequences(read_model_files(model).spec.vocab_size, 7, 60)
+    files = {
+        (
+            quantize(model, tmp_path / str(threads), format=quantization, calibrate=sequences, threads=threads)
+            / WEIGHTS
+        ).read_bytes()
+        for threads in (1, 2, 5)
+    }
+    assert len(files) == 1
+
+
+def test_progress_ends_with_all_of_it(tmp_path: Path) -> None:
+    model = GOLDEN / "mixtral"
+    seen: list[tuple[int, int]] = []
+    sequences = random_sequences(read_model_files(model).spec.vocab_size, 3, 60)
+    quantize(model, tmp_path / "packed", calibrate=sequences, progress=lambda done, total: seen.append((done, total)))
+    assert len({total for _, total in seen}) == 1
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    [total] = {total for _, total in seen}
+    assert total - 8 <= seen[-1][0] <= total
+    assert len({done for done, _ in seen}) > 10
+
+
+def test_windows_are_prompts_spread_over_the_text(text: Path, tmp_path: Path) -> None:
+    text = Path(shutil.copy(text, tmp_path))
+    text.write_text(text.read_text()[:30_000])
+    files = read_model_files(TINY)
+    tokenizer = Tokenizer(TINY)
+    all_of_it = calibration_sequences(text, files, 10**9)
+    first = len(tokenizer.first_ids)
+    assert {tuple(window[:first]) for window in all_of_it} == {tuple(tokenizer.first_ids)}
+    assert [token for window in all_of_it for token in window[first:]] == tokenizer.encode(
+        text.read_text(), add_special_tokens=False
+    )
+    length = max(map(len, all_of_it))
+    assert length == min(WINDOW, files.spec.max_position_embeddings)
+    some = calibration_sequences(text, files, 5 * length + 1)
+    assert some == [all_of_it[index * len(all_of_it) // 5] for index in range(5)]
+    assert calibration_sequences(text, files, 1) == all_of_it[:1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "a text of 0 tokens; it must have 256 at least"),
+        (b"Once upon a time", r"a text of \d+ tokens; it must have 256 at least"),
+        (b"ab\xff" * 9000, "not UTF-8 at byte 2"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(InvalidParameterError, match=f"^calibrate is {path}.*{message}"):
+        quantize(None, tmp_path / "packed", calibrate=path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"calibrate": []}, "^calibration has no sequences"),
+        ({"calibrate": [[1], []]}, r"^calibration\[1\] has 0 tokens; it must have from 1 to "),
+        ({"calibrate": [[1] * 100_000]}, r"^calibration\[0\] has 100000 tokens"),
+        ({"calibrate": [[1]], "calibration_tokens": 0}, "^calibration_tokens is 0"),
+        ({"calibrate": [[1]], "format": "bf16"}, "^format is 'bf16'; it must be one of integers"),
+    ],
+)
+def test_what_cannot_be_calibrated_with_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        quantize(None, tmp_path / "packed", **options)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        ([[1, -1]], r"calibrate\[0\]\[1\] is -1"),
+        ([[1], [1 << 40]], r"calibrate\[1\]\[0\] is 1099511627776; it must be .* 4095"),
+        ([[1.5]], r"calibrate\[0\]\[0\] is 1.5"),
+        ([None], r"calibrate\[0\] is None; it must be a list of token ids"),
+        (["some text"], r"calibrate\[0\] is 'some text'; it must be a list of token ids"),
+    ],
+)
+def test_sequences_of_other_things_are_refused(sequences: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        quantize(None, tmp_path / "packed", calibrate=sequences)
+
+
+def test_of_a_long_text_pieces_are_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a text take a hundred times its memory."""
+    path = tmp_path / "text"
+    path.write_text("".join(f"{number:07} words of a long text\n" for number in range(100_000)))
+    read: list[int] = []
+    encode_part = Tokenizer.encode_part
+
+    def counting(self: Tokenizer, part: str, *, begins: bool) -> list[int]:
+        read.append(len(part))
+        return encode_part(self, part, begins=begins)
+
+    monkeypatch.setattr(Tokenizer, "encode_part", counting)
+    files = read_model_files(TINY)
+    windows = calibration_sequences(path, files, 4096)
+    assert [len(window) for window in windows] == [512] * 8
+    assert sum(read) <= 16 * 4096
+    tokenizer = Tokenizer(TINY)
+    numbers = [int(tokenizer.decode(window)[:400].split("\n")[1][:7]) for window in windows]
+    assert numbers == sorted(numbers)
+    assert numbers[0] < 10
+    assert numbers[-1] > 99_000
+
+
+def test_a_model_without_a_tokenizer_takes_tokens_alone(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError):
+        quantize(GOLDEN / "llama", tmp_path / "packed", calibrate=text)
+
+
+def test_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "--calibrate", str(text), "--calibration-tokens", "512", "-o", str(tmp_path / "a")]) == 0
+    assert "int4" in capsys.readouterr().err
+    short = tmp_path / "short"
+    short.write_text("Hello")
+    assert main(["quantize", "--calibrate", str(short), "-o", str(tmp_path / "b")]) == 2
+    assert f"calibrate is {short}" in capsys.readouterr().err
+    assert main(["quantize", "--calibrate", str(tmp_path / "none"), "-o", str(tmp_path / "b")]) == 2
+    assert not (tmp_path / "b").exists()
