@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Generator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -100,10 +101,8 @@ class Tokenizer:
                 raise PromptError(f"{most} tokens hold no text beside {added} special ones")
             for part, length in zip(parts, _lengths([*map(len, parts)], most - added), strict=True):
                 part.truncate(length)
-        try:
+        with _errors_of(self._file):
             whole = backend.post_process(parts[0], None if second is None else parts[1])
-        except Exception as error:
-            raise TokenizerError(f"{self._file}: {error}") from error
         return whole.ids, whole.type_ids if self._gives_types else []
 
     def encode_part(self, text: str, *, begins: bool) -> list[int]:
@@ -183,12 +182,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
             raise PromptError(f"the text holds {found}; it must be valid Unicode") from None
-        try:
+        with _errors_of(self._file):
             if not offsets:
                 return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
             return backend.encode(text, add_special_tokens=add_special_tokens)
-        except Exception as error:
-            raise TokenizerError(f"{self._file}: {error}") from error
 
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
@@ -205,15 +202,26 @@ class Tokenizer:
         return self._backend
 
 
+@contextmanager
+def _errors_of(file: Path) -> Generator[None]:
+    """Names the file in what the library raises, which panics where a pattern is too costly for a text."""
+    try:
+        yield
+    except Exception as error:
+        raise TokenizerError(f"{file}: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{file}: {error}") from None
+
+
 def _load(file: Path) -> tokenizers.Tokenizer | None:
     import tokenizers
 
     if not file.exists():
         return None
-    try:
+    with _errors_of(file):
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise TokenizerError(f"{file}: {error}") from error
     # Some files carry the limits of their training, which would cut prompts silently.
     backend.no_truncation()
     backend.no_padding()

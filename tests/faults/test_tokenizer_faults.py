@@ -1,0 +1,100 @@
+"""Tokenizers that are malformed, and texts that cost a pattern all time (rows 36 to 38), each in its own process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import TINY
+from faults.isolated import PROMISED_SECONDS, SLACK, Outcome, assert_refused, run
+
+WARM_UP = f"""
+    from pathlib import Path
+    from ferrule.tokenizer import Tokenizer
+    Tokenizer(Path({str(TINY)!r})).encode("warm")
+"""
+READ = """
+    directory, piece, count = arguments
+    Tokenizer(Path(directory)).encode(piece * count)
+"""
+
+Json = dict[str, Any]
+
+
+def read(
+    directory: Path, change: Callable[[Json], None], piece: str = "Hello there, world. ", count: int = 1
+) -> Outcome:
+    """What becomes of a text with the embedded tokenizer, changed."""
+    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
+    change(tokenizer)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return run(READ, str(directory), piece, count, warm_up=WARM_UP)
+
+
+def model(**changes: object) -> Callable[[Json], None]:
+    return lambda tokenizer: tokenizer["model"].update(changes)
+
+
+def more_merges(*merges: object) -> Callable[[Json], None]:
+    return lambda tokenizer: tokenizer["model"]["merges"].extend(merges)
+
+
+def more_tokens(tokens: Json) -> Callable[[Json], None]:
+    return lambda tokenizer: tokenizer["model"]["vocab"].update(tokens)
+
+
+MALFORMED = {
+    "vocab-list": model(vocab=["a", "b"]),
+    "vocab-number": model(vocab=3),
+    "vocab-empty": model(vocab={}),
+    "id-negative": more_tokens({"never": -1}),
+    "id-large": more_tokens({"never": 1 << 32}),
+    "id-text": more_tokens({"never": "7"}),
+    "id-fraction": more_tokens({"never": 1.5}),
+    "merges-number": model(merges=7),
+    "merge-of-one": more_merges(["a"]),
+    "merge-of-three": more_merges(["a", "b", "c"]),
+    "merge-unknown": more_merges(["never", "seen"]),
+    "merge-to-unknown": more_merges(["the", "zzzzzz"]),
+    "merge-text": more_merges("a"),
+    "kind-unknown": model(type="Magic"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_row36_a_malformed_vocabulary(name: str, tmp_path: Path) -> None:
+    outcome = read(tmp_path, MALFORMED[name])
+    assert_refused(outcome, "TokenizerError", [str(tmp_path / "tokenizer.json")])
+
+
+def pattern(regex: str) -> Callable[[Json], None]:
+    def change(tokenizer: Json) -> None:
+        split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, tokenizer["pre_tokenizer"]]}
+
+    return change
+
+
+@pytest.mark.parametrize("regex", ["(a+)+$", "(a|a)+$", "(a*)*$b", "^(?:a?){40}a{40}$"])
+@pytest.mark.parametrize("count", [28, 3000])
+def test_row37_a_catastrophic_pattern(regex: str, count: int, tmp_path: Path) -> None:
+    """Refused, or tokenized all the same: in either case soon."""
+    outcome = read(tmp_path, pattern(regex), "a" * count + "!")
+    assert outcome.error in (None, "TokenizerError"), outcome.message
+    assert outcome.seconds < PROMISED_SECONDS * SLACK
+
+
+def test_row37_a_pattern_that_is_none(tmp_path: Path) -> None:
+    outcome = read(tmp_path, pattern("((("))
+    assert_refused(outcome, "TokenizerError", [str(tmp_path / "tokenizer.json"), "parenthesis"])
+
+
+@pytest.mark.parametrize("piece", ["^", "a", " ", "\n", "0", "\u00e9", "<", "|"])
+def test_row38_a_million_times_one_character(piece: str, tmp_path: Path) -> None:
+    outcome = read(tmp_path, lambda _: None, piece, 1_000_000)
+    assert outcome.error is None, outcome.message
+    assert outcome.seconds < PROMISED_SECONDS * SLACK
