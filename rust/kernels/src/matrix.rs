@@ -61,7 +61,8 @@ pub enum PackError {
 }
 
 /// Names how the pieces of a packed matrix lie in memory, whatever the instruction set: panels of sixteen rows, the lines
-/// of each format, little-endian steps. Whoever changes any of it raises it, and files of matrices are packed anew.
+/// of each format, little-endian steps, the rotation of integer formats' inputs. Whoever changes any of it raises it, and
+/// files of matrices are packed anew.
 pub const LAYOUT_VERSION: u32 = 1;
 
 /// Memory of others does not have what a matrix needs.
