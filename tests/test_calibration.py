@@ -92,7 +92,6 @@ def test_every_linear_map_is_calibrated_and_the_model_runs(family: str, tmp_path
     allowed = {name for name in same if ".kv_b." in name or (name.startswith("embedding") and not tied)}
     experts = {name for name in same if ".experts." in name}
     assert len(experts) <= 2, "an expert that no token chose is as without calibration"
-    assert not any(name.endswith(".steps") for name in same - allowed - experts)
     assert not {name for name in same - allowed - experts if name.count(".") >= 2 or name in ("head", "embedding")}
 
     prompt = random_sequences(spec.vocab_size, 1, 40)[0]
