@@ -193,8 +193,16 @@ fn weights_name(name: &str, band: usize, format: Format) -> String {
     format!("{name}.{band}.{}", format.name())
 }
 
-/// The formats in which a file has a matrix, and how many rows each holds.
-pub(super) fn bands(file: &PackedFile, name: &str, rows: usize, columns: usize) -> Result<Bands, LoadError> {
+/// The formats in which a file has a matrix, and how many rows each holds. `asked` is what the quantization says of it:
+/// a floating-point format is that one; codes may be others, such as those that were stored, but codes they are.
+pub(super) fn bands(
+    file: &PackedFile,
+    name: &str,
+    asked: Format,
+    rows: usize,
+    columns: usize,
+) -> Result<Bands, LoadError> {
+    let broken = |fault| CheckpointError { file: file.path().to_owned(), fault: Box::new(fault) };
     let mut bands: Bands = Vec::new();
     let mut left = rows;
     while left > 0 {
@@ -207,11 +215,18 @@ pub(super) fn bands(file: &PackedFile, name: &str, rows: usize, columns: usize) 
         let panel = PackedMatrix::piece_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
         let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
         if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
-            let fault = Fault::PackedRows { tensor: named(&format), rows: held, expected: left };
-            return Err(CheckpointError { file: file.path().to_owned(), fault: Box::new(fault) }.into());
+            return Err(broken(Fault::PackedRows { tensor: named(&format), rows: held, expected: left }).into());
         }
         bands.push((format, held.min(left)));
         left = left.saturating_sub(held);
+        if format != asked && !(format.is_integer() && asked.is_integer()) {
+            return Err(broken(Fault::PackedFormat { tensor: named(&format), asked: asked.name() }).into());
+        }
+        if let Some(block) = format.stored_block().map(|block| block.inputs)
+            && !columns.is_multiple_of(block)
+        {
+            return Err(broken(Fault::PackedBlocks { tensor: named(&format), block, inputs: columns }).into());
+        }
     }
     ranges(file, name, &bands, columns)?;
     Ok(bands)
