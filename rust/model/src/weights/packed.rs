@@ -24,6 +24,9 @@ use crate::spec::ModelSpec;
 /// The key of the metadata under which the quantization's name stands.
 pub(crate) const QUANTIZATION: &str = "quantization";
 
+/// What is read at a time: a disk takes a tenth of a second for it at the most, and then Ctrl-C is seen.
+const READ_BYTES: usize = 16 << 20;
+
 /// Formats of a matrix, and how many rows each holds.
 type Bands = Vec<(Format, usize)>;
 
@@ -251,6 +254,7 @@ pub(super) fn matrix(
     columns: usize,
 ) -> Result<PackedMatrix, LoadError> {
     let mut ranges = ranges(file, name, bands, columns)?.into_iter();
+    exec: &Exec<'_>,
     if let Some(map) = file.map() {
         let shared = ranges.map(|range| SharedBytes::new(map.clone(), range).expect("a tensor lies within the file"));
         return PackedMatrix::shared(bands, columns, shared).map_err(|error| match error {
@@ -258,7 +262,16 @@ pub(super) fn matrix(
             error => unreachable!("ranges of a packed file begin on lines and are as long as asked for: {error}"),
         });
     }
-    PackedMatrix::filled(bands, columns, |bytes| Ok(file.read(ranges.next().expect("a range for each piece"), bytes)?))
+    PackedMatrix::filled(bands, columns, |bytes| {
+        let range = ranges.next().expect("a range for each piece");
+        for (begin, bytes) in range.step_by(READ_BYTES).zip(bytes.chunks_mut(READ_BYTES)) {
+            if exec.cancel.poll() {
+                return Err(LoadError::Cancelled);
+            }
+            file.read(begin..begin + bytes.len(), bytes)?;
+        }
+        Ok(())
+    })
 }
 
 /// Reads the vector of a role, or only looks whether it is there and as long.
@@ -273,4 +286,62 @@ pub(super) fn vector(file: &PackedFile, role: &str, reads: bool, out: &mut [f32]
         *value = f32::from_le_bytes(*stored);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::{Cancel, Pool};
+
+    use super::*;
+    use crate::specs;
+
+    /// A packed file of random weights.
+    struct Model {
+        spec: ModelSpec,
+        path: std::path::PathBuf,
+        pool: Pool,
+    }
+
+    const INT4: &str = "int4";
+
+    impl Model {
+        fn new(name: &str) -> Self {
+            let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
+            let path = std::env::temp_dir().join(format!("ferrule-{name}-{}.safetensors", std::process::id()));
+            let model = Self { spec, path, pool: Pool::new(NonZeroUsize::MIN) };
+            model.pack(&model.path, Source::Random).unwrap();
+            model
+        }
+
+        fn exec<'a>(&'a self, cancel: &'a Cancel) -> Exec<'a> {
+            Exec { isa: Isa::best(), pool: &self.pool, cancel }
+        }
+
+        fn pack(&self, path: &Path, source: Source<'_>) -> Result<(), LoadError> {
+            let (quantization, cancel) = (Quantization::named(INT4).unwrap(), Cancel::new());
+            pack_into(path, &self.spec, source, quantization, &BTreeMap::new(), self.exec(&cancel), &mut |_, _| ())
+        }
+    }
+
+    impl Drop for Model {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    #[test]
+    fn a_load_into_memory_asks_whether_it_is_cancelled() {
+        let model = Model::new("cancelled");
+        let file = open_packed(&model.path, false).unwrap();
+        let source = Source::Packed { file: &file, may_page: false };
+        let cancel = Cancel::with_poll(|| true);
+        // The hook is asked now and then: not at once.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let loader = Loader::new(&model.spec, source, Quantization::named(INT4).unwrap());
+        assert!(matches!(loader.load(model.exec(&cancel), &mut |_, _| ()), Err(LoadError::Cancelled)));
+        assert!(loader.load(model.exec(&Cancel::new()), &mut |_, _| ()).is_ok());
+    }
 }

@@ -138,7 +138,7 @@ impl<'a> MatrixPlan<'a> {
 
     pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
         match (self.file, self.parts.first()) {
-            (Some(file), _) => packed::matrix(file, &self.name, &self.bands, self.columns),
+            (Some(file), _) => packed::matrix(exec, file, &self.name, &self.bands, self.columns),
             // Random bytes are as good as random numbers, and there is nothing to search for.
             (None, Some(Stored::Random(RandomMatrix { seed, .. }))) if self.bands[0].0.is_integer() => {
                 Ok(PackedMatrix::random(exec, &self.bands, self.columns, *seed)?)
