@@ -550,3 +550,14 @@ def test_what_else_a_progress_bar_raises_ends_nothing(model: Path, tmp_path: Pat
     quantize(model, tmp_path / "out", format="int4", progress=progress)
     with LLM(tmp_path / "out", threads=1) as llm:
         assert llm.info()["quantization"] == "int4"
+
+
+@pytest.mark.parametrize("calibration", [None, [[7, 8, 9]]], ids=["plain", "calibrated"])
+def test_packed_weights_are_not_packed_once_more(
+    calibration: list[list[int]] | None, model: Path, tmp_path: Path
+) -> None:
+    packed = quantize(model, tmp_path / "int4", format="int4") / WEIGHTS
+    spec, options = read_model_files(model).spec.to_json(), EngineOptions(quantization="int4", threads=1).to_json()
+    with pytest.raises(InvalidParameterError, match=f"{packed}: is packed already"):
+        _native.pack(spec, str(packed), options, str(tmp_path / "out"), {}, calibration)
+    assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ use ferrule_kernels::{Exec, Moments, machine};
 use crate::layer::{linear, norm_in_place};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
-use crate::weights::{Layer, LoadError, Loader, MatrixSize, Pack, PackedOutput, Packer, Progress, Source};
+use crate::weights::{Layer, LoadError, Loader, MatrixSize, Pack, PackedOutput, Packer, Progress, Source, refuse_packed};
 use inputs::{LayerInputs, Wanted};
 use output::{Calibrated, Output};
 use pass::Pass;
@@ -32,7 +32,7 @@ const SHARES: [f64; 3] = [0.4, 0.4, 0.2];
 /// the same file on one instruction set, whatever the threads.
 ///
 /// # Errors
-/// [`LoadError`]; then there is no such file, or the one that was there before.
+/// [`LoadError`], of a source that is packed too; then there is no such file, or the one that was there before.
 ///
 /// # Panics
 /// If a sequence is longer than the model's positions, or a token is beyond the vocabulary.
@@ -47,6 +47,7 @@ pub fn calibrate_into(
 ) -> Result<(), LoadError> {
     let floats = Loader::new(spec, source, Quantization::F32);
     let loader = Loader::new(spec, source, quantization);
+    refuse_packed(source)?;
     check_memory(spec, &floats, sequences)?;
     let file =
         PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;

@@ -80,6 +80,12 @@ pub enum LoadError {
         /// What it was to be loaded as.
         asked: &'static str,
     },
+    /// Weights that are packed were to be packed once more.
+    #[error("{}: is packed already; pack the checkpoint that it was made of", file.display())]
+    PackedAlready {
+        /// The file.
+        file: PathBuf,
+    },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,

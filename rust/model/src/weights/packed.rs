@@ -47,11 +47,19 @@ pub(crate) fn check_quantization(file: &PackedFile, asked: Quantization) -> Resu
     Err(LoadError::PackedAs { file: file.path().to_owned(), packed: packed.to_owned(), asked: asked.name() })
 }
 
+/// Weights are packed once: numbers of another format are made of a checkpoint's, not of codes.
+pub(crate) fn refuse_packed(source: Source<'_>) -> Result<(), LoadError> {
+    match source {
+        Source::Packed { file, .. } => Err(LoadError::PackedAlready { file: file.path().to_owned() }),
+        Source::Checkpoint(_) | Source::Random => Ok(()),
+    }
+}
+
 /// Packs the weights of a source into a file, matrix by matrix: what is in memory at a time is one of them, and the
 /// vectors. `metadata` is written beside what the file itself needs.
 ///
 /// # Errors
-/// [`LoadError`]; then there is no such file, or the one that was there before.
+/// [`LoadError`], of a source that is packed too; then there is no such file, or the one that was there before.
 pub fn pack_into(
     path: &Path,
     spec: &ModelSpec,
@@ -61,9 +69,7 @@ pub fn pack_into(
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
-    if let Source::Packed { file, .. } = source {
-        check_quantization(file, quantization)?;
-    }
+    refuse_packed(source)?;
     let loader = Loader::new(spec, source, quantization);
     let walk = |loader: &Loader<'_>, survey: &mut Survey| loader.weights(survey).map(drop);
     let mut file = PackedOutput::create(path, &loader, quantization, metadata, walk)?;
@@ -214,14 +220,6 @@ pub(super) fn bands(
         let Some((format, bytes)) = found else {
             return Err(file.missing(&named(&bands.last().map_or(Format::Int8, |band| band.0))).into());
         };
-        // Floating-point formats are alone; panels of the others are whole lines, so that their tensors are not filled up.
-        let panel = PackedMatrix::piece_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
-        let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
-        if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
-            return Err(broken(Fault::PackedRows { tensor: named(&format), rows: held, expected: left }).into());
-        }
-        bands.push((format, held.min(left)));
-        left = left.saturating_sub(held);
         if format != asked && !(format.is_integer() && asked.is_integer()) {
             return Err(broken(Fault::PackedFormat { tensor: named(&format), asked: asked.name() }).into());
         }
@@ -230,6 +228,14 @@ pub(super) fn bands(
         {
             return Err(broken(Fault::PackedBlocks { tensor: named(&format), block, inputs: columns }).into());
         }
+        // Floating-point formats are alone; panels of the others are whole lines, so that their tensors are not filled up.
+        let panel = PackedMatrix::piece_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
+        let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
+        if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
+            return Err(broken(Fault::PackedRows { tensor: named(&format), rows: held, expected: left }).into());
+        }
+        bands.push((format, held.min(left)));
+        left = left.saturating_sub(held);
     }
     ranges(file, name, &bands, columns)?;
     Ok(bands)
@@ -248,13 +254,13 @@ fn ranges(
 
 /// A matrix of a file: where it lies if that is mapped, else in memory of its own.
 pub(super) fn matrix(
+    exec: &Exec<'_>,
     file: &PackedFile,
     name: &str,
     bands: &[(Format, usize)],
     columns: usize,
 ) -> Result<PackedMatrix, LoadError> {
     let mut ranges = ranges(file, name, bands, columns)?.into_iter();
-    exec: &Exec<'_>,
     if let Some(map) = file.map() {
         let shared = ranges.map(|range| SharedBytes::new(map.clone(), range).expect("a tensor lies within the file"));
         return PackedMatrix::shared(bands, columns, shared).map_err(|error| match error {
@@ -343,5 +349,20 @@ mod tests {
         let loader = Loader::new(&model.spec, source, Quantization::named(INT4).unwrap());
         assert!(matches!(loader.load(model.exec(&cancel), &mut |_, _| ()), Err(LoadError::Cancelled)));
         assert!(loader.load(model.exec(&Cancel::new()), &mut |_, _| ()).is_ok());
+    }
+
+    #[test]
+    fn what_is_packed_is_not_packed_once_more() {
+        let model = Model::new("twice");
+        let before = std::fs::read(&model.path).unwrap();
+        let file = open_packed(&model.path, true).unwrap();
+        let source = Source::Packed { file: &file, may_page: false };
+        let out = model.path.with_extension("again.safetensors");
+        assert!(matches!(model.pack(&out, source), Err(LoadError::PackedAlready { file }) if file == model.path));
+        let (int4, cancel, sequences) = (Quantization::named(INT4).unwrap(), Cancel::new(), [vec![1, 2, 3]]);
+        let (what, exec) = ((int4, &sequences[..]), model.exec(&cancel));
+        let calibrated = crate::calibrate_into(&out, &model.spec, source, what, &BTreeMap::new(), exec, &mut |_, _| ());
+        assert!(matches!(calibrated, Err(LoadError::PackedAlready { .. })));
+        assert!(!out.exists() && std::fs::read(&model.path).unwrap() == before);
     }
 }
