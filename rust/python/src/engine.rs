@@ -85,7 +85,7 @@ impl Engine {
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
-        let mut report = reporter(progress);
+        let mut report = reporter(progress, &interrupt);
         let loaded = py.detach(|| {
             let _gate = fork::keep_out();
             let files = WeightFiles::open(weights, &spec, options.mmap)?;
@@ -95,6 +95,7 @@ impl Engine {
             let load = LoadOptions { quantization, kv_format: options.kv_format, isa };
             Transformer::load(spec, source, load, pool, &interrupt.cancel, &mut report)
         });
+        drop(report);
         let mut model = loaded.map_err(|error| match error {
             LoadError::Cancelled => interrupt.take(),
             error => errors::load_error(&error),
