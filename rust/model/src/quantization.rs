@@ -36,8 +36,8 @@ impl Quantization {
     /// What `auto` is for weights that are stored as floating-point numbers.
     const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
 
-    /// What it is for those that are quantized: each matrix as it is stored, where kernels know its blocks, else in a
-    /// wider format; what is not quantized as if nothing were, but for rows that are only looked up.
+    /// What it is for those that are quantized: each matrix as it is stored, where kernels know its blocks, else, as what
+    /// is not quantized, in a wider format.
     const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 
     const fn row(name: &'static str, [ends, sensitive, usual]: [Format; 3]) -> Self {
@@ -91,11 +91,12 @@ impl Quantization {
     /// Of a matrix, or a part of one, with so many columns, of which the table says `usual`.
     pub(crate) fn of(self, usual: Format, stored: &Stored<'_>, columns: usize) -> Format {
         let Stored::View(view) = stored else { return usual };
-        if !self.as_stored || !usual.is_integer() || !view.tensor().is_quantized() {
+        if !self.as_stored || !usual.is_integer() {
             return usual;
         }
         let bits = view.tensor().stored_bits();
-        // What has four bits or eight has a grid that blocks of 32 come nearer to than a rotation, which spreads it.
+        // What was quantized has a grid that blocks of 32 come nearer to than a rotation, which spreads it; what was not
+        // meets the same activations as its neighbours.
         let wider = match Q8_0.stored_block() {
             _ if bits < 4.0 => Int6,
             Some(block) if columns.is_multiple_of(block.inputs) => Q8_0,
