@@ -46,16 +46,22 @@ pub(super) enum Ahead<'a, const R: usize> {
 }
 
 impl<const R: usize> Ahead<'_, R> {
-    /// Asks for a share of it, at part `index` of a block and panel `p`: a little at a time, since whoever asks for more
-    /// than the cache can wait for waits himself.
+    /// Asks for a share of it, at part `index` of a block, whose lines of a panel are `of_block`, and panel `p`: a little
+    /// at a time, since whoever asks for more than the cache can wait for waits himself.
     #[inline(always)]
-    fn prefetch<S: Simd, U: Unpack>(&self, simd: S, block: usize, index: usize, p: usize, lines: &[ByteLine]) {
+    fn prefetch<S: Simd>(
+        &self,
+        simd: S,
+        (block, of_block): (usize, &Range<usize>),
+        index: usize,
+        p: usize,
+        lines: &[ByteLine],
+    ) {
         match self {
             Self::Weights { end, skip } => {
-                let first = U::first_line(block);
-                let each = (U::first_line(block + 1) - first).div_ceil(BLOCK_PAIRS);
+                let each = of_block.len().div_ceil(BLOCK_PAIRS);
                 for line in 0..each {
-                    let line = first + index * each + line + PREFETCH_LINES;
+                    let line = of_block.start + index * each + line + PREFETCH_LINES;
                     let line = if line < *end { line } else { line + skip };
                     simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
                 }
@@ -134,6 +140,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
             if codes.is_none() {
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
+            let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
@@ -145,13 +152,13 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
                     unroll!(p in 0..P {
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
-                        ahead.prefetch::<S, U>(simd, block, index, p, lines[p]);
+                        ahead.prefetch(simd, here, index, p, lines[p]);
                     });
                 } else {
                     unroll!(q in [0 1 2 3 4 5 6 7] {
                         add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
                         if q % 2 == 1 && q / 2 < P {
-                            ahead.prefetch::<S, U>(simd, block, index, q / 2, lines[q / 2]);
+                            ahead.prefetch(simd, here, index, q / 2, lines[q / 2]);
                         }
                     });
                 }
@@ -184,6 +191,7 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
             few = *paused;
         }
         for (block, [_, _, quads @ ..]) in blocks.zip(x) {
+            let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             let quads = quads.as_chunks::<PAIR_QUADS>().0;
@@ -192,7 +200,7 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
                 let x = Group { quads: &quads[index], words: &groups[block - first][index], starts, index };
                 let sums = if are_few { &mut few } else { in_memory(paused) };
                 add_group::<S, U, R, P>(simd, sums, &at, factors, x);
-                unroll!(p in 0..P { ahead.prefetch::<S, U>(simd, block, index, p, lines[p]) });
+                unroll!(p in 0..P { ahead.prefetch(simd, here, index, p, lines[p]) });
             }
         }
         if are_few {
@@ -357,12 +365,7 @@ fn add_factored<S: Simd, const P: usize>(
 
 /// `sums += values * scale`, of the bits of an f32, with sums in memory.
 #[inline(always)]
-fn add_product<S: Simd, const P: usize>(
-    simd: S,
-    sums: &mut [[f32; LANES]; P],
-    values: &[S::F32; P],
-    scale: i32,
-) {
+fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[S::F32; P], scale: i32) {
     let scale = simd.splat(f32::from_bits(scale.cast_unsigned()));
     unroll!(p in 0..P { simd.store(simd.mul_add(values[p], scale, simd.load(&sums[p])), &mut sums[p]) });
 }

@@ -51,7 +51,6 @@ impl RowSource for Stored<'_> {
             }
         }
     }
-
 }
 
 impl Stored<'_> {
