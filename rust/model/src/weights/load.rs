@@ -285,7 +285,11 @@ impl<'a> Loader<'a> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, ends) = (spec.hidden_size, spec.embedding_width(), quantization.ends());
         let embedding = &spec.embedding;
-        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, ends)], width, false)?.weight;
+        let tokens = match spec.head {
+            Some(head) if head.tied => ends,
+            _ => quantization.of_rows(&self.stored("embedding.weight", spec.vocab_size, Some(width))?[0]),
+        };
+        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?.weight;
         let projection = match embedding.width {
             Some(width) => Some(self.linear(packer, "", &[("embedding_projection", hidden, ends)], width, false)?),
             None => None,

@@ -177,7 +177,7 @@ impl RowSource for MatrixPlan<'_> {
     }
 
     fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
-        self.by_parts(first, row_bytes, out, |part, first, out| part.read_stored(first, row_bytes, out));
+        self.by_parts(first, row_bytes, out, |part, first, out| part.read_blocks(first, self.columns, out));
     }
 }
 
