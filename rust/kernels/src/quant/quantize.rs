@@ -113,15 +113,16 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
 
 /// NaN for each row that holds an infinity or NaN, else 0: such a row shall not come out as something else.
 #[inline(always)]
-fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
-    groups
-        .as_flattened()
-        .iter()
-        .fold(simd.splat(0.0), |sum, column| simd.add(sum, simd.mul(simd.load(column), simd.splat(0.0))))
+pub(super) fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
+    let mut sum = simd.splat(0.0);
+    for column in groups.as_flattened() {
+        sum = simd.add(sum, simd.mul(simd.load(column), simd.splat(0.0)));
+    }
+    sum
 }
 
 /// The codes and sub-scales that there are.
-struct Grid<S: Simd> {
+pub(super) struct Grid<S: Simd> {
     simd: S,
     lowest: S::F32,
     highest: S::F32,
@@ -131,7 +132,7 @@ struct Grid<S: Simd> {
 
 impl<S: Simd> Grid<S> {
     #[inline(always)]
-    fn new<F: IntegerFormat>(simd: S) -> Self {
+    pub(super) fn new<F: IntegerFormat>(simd: S) -> Self {
         let [[lowest, highest], [lowest_scale, highest_scale]] =
             [F::CODES, F::SCALES].map(|pair| pair.map(|n| simd.splat(n as f32)));
         Self { simd, lowest, highest, lowest_scale, highest_scale }
@@ -139,25 +140,27 @@ impl<S: Simd> Grid<S> {
 
     /// 1 / scale.
     #[inline(always)]
-    fn inverse(&self, scale: S::F32) -> S::F32 {
+    pub(super) fn inverse(&self, scale: S::F32) -> S::F32 {
         self.simd.div(self.simd.splat(1.0), self.simd.max(scale, self.simd.splat(TINY)))
     }
 
     /// The code nearest to `value / scale`.
     #[inline(always)]
-    fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
+    pub(super) fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
         let Self { simd, lowest, highest, .. } = *self;
         simd.round(simd.max(simd.min(simd.mul(value, inverse), highest), lowest))
     }
 
     /// The largest magnitude of each row.
     #[inline(always)]
-    fn peak(&self, group: &[[f32; LANES]]) -> S::F32 {
+    pub(super) fn peak(&self, group: &[[f32; LANES]]) -> S::F32 {
         let simd = self.simd;
-        group.iter().fold(simd.splat(0.0), |peak, column| {
+        let mut peak = simd.splat(0.0);
+        for column in group {
             let value = simd.load(column);
-            simd.max(simd.max(value, simd.sub(simd.splat(0.0), value)), peak)
-        })
+            peak = simd.max(simd.max(value, simd.sub(simd.splat(0.0), value)), peak);
+        }
+        peak
     }
 
     /// Of each group the scale that leaves the least squared error.
@@ -237,19 +240,22 @@ impl<S: Simd> Grid<S> {
 
     /// The squared error of a group with the given scale.
     #[inline(always)]
-    fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32) -> S::F32 {
+    pub(super) fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32) -> S::F32 {
         let simd = self.simd;
         let inverse = self.inverse(scale);
-        group.iter().fold(simd.splat(0.0), |sum, column| {
+        // No fold: its closure is a function of its own, without the instruction set, unless the optimizer dissolves it.
+        let mut sum = simd.splat(0.0);
+        for column in group {
             let value = simd.load(column);
             let error = simd.sub(simd.mul(self.code(value, inverse), scale), value);
-            simd.add(sum, simd.mul(error, error))
-        })
+            sum = simd.add(sum, simd.mul(error, error));
+        }
+        sum
     }
 
     /// Rounded to f16.
     #[inline(always)]
-    fn to_f16(&self, value: S::F32) -> S::F32 {
+    pub(super) fn to_f16(&self, value: S::F32) -> S::F32 {
         let mut narrow = [0; LANES];
         self.simd.store_f16(value, &mut narrow);
         self.simd.load_f16(&narrow)
