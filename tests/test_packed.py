@@ -29,6 +29,7 @@ from ferrule import (
 from ferrule.cli import main
 from ferrule.loading import WEIGHTS, read_model_files
 from ferrule.loading.packed_cache import DIRECTORY, LIMIT, PackedCache, age_text
+from ferrule.options import EngineOptions
 from ferrule.quantization import FORMATS
 from gguf_convert import convert
 
@@ -592,3 +593,47 @@ def test_row30_packed_weights_larger_than_memory_are_refused_unless_they_may_pag
     with LLM(directory, allow_paging=True, threads=1) as llm:
         assert llm.info()["mapped_bytes"] == weights
         assert llm.info()["kv_cache_bytes"] > 0
+
+
+class Stop(SystemExit):
+    """What a handler of SIGTERM may raise."""
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("calibration", [None, [[7, 8, 9]]], ids=["plain", "calibrated"])
+def test_ctrl_c_that_python_handles_within_a_progress_bar_ends_the_work(
+    raised: type[BaseException], calibration: list[list[int]] | None, model: Path, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        raise raised
+
+    files, options = read_model_files(model), EngineOptions(quantization="int4", threads=1)
+    arguments = (files.spec.to_json(), str(model), options.to_json(), str(tmp_path / "out"), {})
+    with pytest.raises(raised):
+        _native.pack(*arguments, calibration, progress)
+    assert calls == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_else_a_progress_bar_raises_ends_nothing(model: Path, tmp_path: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        raise ValueError("a bar that is too long")
+
+    quantize(model, tmp_path / "out", format="int4", progress=progress)
+    with LLM(tmp_path / "out", threads=1) as llm:
+        assert llm.info()["quantization"] == "int4"
+
+
+@pytest.mark.parametrize("calibration", [None, [[7, 8, 9]]], ids=["plain", "calibrated"])
+def test_packed_weights_are_not_packed_once_more(
+    calibration: list[list[int]] | None, model: Path, tmp_path: Path
+) -> None:
+    packed = quantize(model, tmp_path / "int4", format="int4") / WEIGHTS
+    spec, options = read_model_files(model).spec.to_json(), EngineOptions(quantization="int4", threads=1).to_json()
+    with pytest.raises(InvalidParameterError, match=f"{packed}: is packed already"):
+        _native.pack(spec, str(packed), options, str(tmp_path / "out"), {}, calibration)
+    assert not (tmp_path / "out").exists()

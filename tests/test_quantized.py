@@ -24,9 +24,9 @@ pytestmark = pytest.mark.native
 
 GOLDEN = Path(__file__).parent / "golden" / "quantized"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
-REQUANTIZED_TOLERANCE = 0.07
-"""Of the largest logit, where at most 0.059 was measured: these models are random and narrow, so errors do not even
-out. Weights in f32 beside activations in int8, in blocks of 128, would be 0.025 to 0.034 away."""
+REQUANTIZED_TOLERANCE = 0.03
+"""Of the largest logit: these models are random and narrow, so errors do not even out. Beside weights in f32,
+activations in int8, in groups of 32, would be 0.019 to 0.028 away."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -226,12 +226,18 @@ def test_what_was_made_of_it_is_told() -> None:
 
 
 def test_what_kernels_know_runs_as_it_is_stored() -> None:
-    for case, kept in (("gptq_sym_g32", "u4"), ("awq_g32", "u4"), ("gptq_8bit_g64", "u8"), ("fp8_block", None)):
+    """And an embedding of numbers stays so, where no head shares it."""
+    for case, kept in (
+        ("gptq_sym_g32", {"f16", "u4"}),
+        ("awq_g32", {"f16", "u4"}),
+        ("gptq_8bit_g64", {"f16", "u8"}),
+        ("fp8_block", {"bf16", "q8_0"}),
+    ):
         info = model_info(GOLDEN / case)
         with LLM(GOLDEN / case) as llm:
             assert info["weight_bytes_by_format"] == llm.info()["weight_bytes_by_format"]
         assert info["quantization"] == "stored"
-        assert set(info["weight_bytes_by_format"]) == {"int8", kept} - {None}
+        assert set(info["weight_bytes_by_format"]) == {"q8_0"} | kept
 
 
 def test_what_a_request_gets_does_not_depend_on_threads() -> None:

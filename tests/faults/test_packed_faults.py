@@ -24,6 +24,7 @@ from ferrule import quantize
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits" / "llama"
 WEIGHTS = "model.safetensors"
 QKV = "layers.0.attention.q+k+v"
+DOWN = "layers.0.ffn.down.0"
 
 WARM_UP = """
     from ferrule import LLM
@@ -88,13 +89,13 @@ def shifted(folder: Path) -> None:
     write(folder, header, data, start=(1 << 16) + 64)
 
 
-def shorter(tensor: str, size: int) -> Callable[[Path], None]:
+def resized(tensor: str, size: int) -> Callable[[Path], None]:
     """A tensor of another length, and the others after it moved along."""
 
     def edit(folder: Path) -> None:
         header, data = read(folder)
         pieces = {name: data[slice(*entry["data_offsets"])] for name, entry in header.items() if name[0] != "_"}
-        pieces[tensor] = pieces[tensor][:size]
+        pieces[tensor] = pieces[tensor][:size].ljust(size, b"\0")
         end, all_data = 0, b""
         for name, piece in pieces.items():
             element = 4 if header[name]["dtype"] == "F32" else 1
@@ -104,6 +105,19 @@ def shorter(tensor: str, size: int) -> Callable[[Path], None]:
         write(folder, header, all_data)
 
     return edit
+
+
+def both(first: Callable[[Path], None], second: Callable[[Path], None]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        first(folder)
+        second(folder)
+
+    return edit
+
+
+def in_format(name: str, size: int) -> Callable[[Path], None]:
+    """A matrix of 64 times 160 weights in another format, of so many bytes."""
+    return both(resized(f"{DOWN}.int6", size), renamed(f"{DOWN}.int6", f"{DOWN}.{name}"))
 
 
 def replaced_by_the_model(folder: Path) -> None:
@@ -122,12 +136,14 @@ BROKEN: list[tuple[str, Callable[[Path], None], list[str]]] = [
     ("a checkpoint", replaced_by_the_model, ["none none", "pack the model anew"]),
     ("one byte short", cut_short, ["missing (truncated?)"]),
     ("data at no page", shifted, ["begins at byte 65600", "4096"]),
-    ("a tensor of 63 bytes", shorter("final_norm.weight", 60), ["final_norm.weight", "60 bytes", "multiple of 64"]),
-    ("a shorter vector", shorter("final_norm.weight", 192), ["final_norm.weight", "192 bytes", "256"]),
-    ("fewer rows", shorter("layers.0.ffn.down.0.int6", 64), ["layers.0.ffn.down", "0 rows"]),
-    ("fewer steps", shorter("embedding.0.int6.steps", 64), ["embedding.0.int6.steps", "64 bytes"]),
+    ("a tensor of 63 bytes", resized("final_norm.weight", 60), ["final_norm.weight", "60 bytes", "multiple of 64"]),
+    ("a shorter vector", resized("final_norm.weight", 192), ["final_norm.weight", "192 bytes", "256"]),
+    ("fewer rows", resized("layers.0.ffn.down.0.int6", 64), ["layers.0.ffn.down", "0 rows"]),
+    ("fewer steps", resized("embedding.0.int6.steps", 64), ["embedding.0.int6.steps", "64 bytes"]),
     ("no steps", renamed("embedding.0.int6.steps", "nothing"), ["no tensor", "embedding.0.int6.steps"]),
     ("another format", renamed("embedding.0.int6", "embedding.0.int8"), ["embedding.0.int8"]),
+    ("a format whose blocks are longer than rows", in_format("q4_k", 6144), [f"{DOWN}.q4_k", "256 inputs", "160"]),
+    ("numbers for codes", in_format("bf16", 2 * 64 * 160), [f"{DOWN}.bf16", "cannot stand for int6"]),
     ("an unknown format", renamed("embedding.0.int6", "embedding.0.int3"), ["no tensor", "embedding.0"]),
     ("no matrix", renamed(f"{QKV}.0.int4", "nothing"), ["no tensor", QKV]),
     ("no file", deleted, [WEIGHTS]),

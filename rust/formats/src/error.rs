@@ -122,6 +122,10 @@ pub enum Fault {
     PackedLength { tensor: String, bytes: usize, expected: usize },
     #[error("tensor {tensor:?} holds {rows} rows, where the config leaves at most {expected} for it")]
     PackedRows { tensor: String, rows: usize, expected: usize },
+    #[error("tensor {tensor:?} is in a format that cannot stand for {asked}, which is asked for")]
+    PackedFormat { tensor: String, asked: &'static str },
+    #[error("tensor {tensor:?} is in blocks of {block} inputs, where the config asks for {inputs}")]
+    PackedBlocks { tensor: String, block: usize, inputs: usize },
 
     // A tensor that a caller asked for.
     #[error("has no tensor {tensor:?}{}", did_you_mean(nearest))]

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::dtype::Dtype;
 use crate::error::{CheckpointError, Fault};
-use crate::folder::{Folder, open_file};
+use crate::folder::{Folder, map_file, open_file};
 use crate::nearest::nearest;
 use crate::safetensors::{Entry, Header, LENGTH_BYTES, read_header};
 
@@ -80,18 +80,7 @@ impl PackedFile {
         if let Some((tensor, entry)) = tensors.iter().find(|(_, entry)| entry.bytes.len() % LINE != 0) {
             return Err(Fault::PackedLine { tensor: tensor.clone(), bytes: entry.bytes.len() });
         }
-        let bytes = if mapped {
-            // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What
-            // remains is a program that truncates the file meanwhile: see the crate's documentation.
-            let map = unsafe { Mmap::map(&file) }?;
-            // The header was checked against `bytes`; a file that has shrunk since then is not what was checked.
-            if (map.len() as u64) < bytes {
-                return Err(Fault::TooShort { bytes: map.len() as u64 });
-            }
-            Bytes::Mapped(Arc::new(map))
-        } else {
-            Bytes::File(file)
-        };
+        let bytes = if mapped { Bytes::Mapped(Arc::new(map_file(&file, bytes)?)) } else { Bytes::File(file) };
         Ok(Self { path: path.to_owned(), metadata, tensors, bytes })
     }
 

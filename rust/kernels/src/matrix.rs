@@ -61,7 +61,8 @@ pub enum PackError {
 }
 
 /// Names how the pieces of a packed matrix lie in memory, whatever the instruction set: panels of sixteen rows, the lines
-/// of each format, little-endian steps. Whoever changes any of it raises it, and files of matrices are packed anew.
+/// of each format, little-endian steps, the rotation of integer formats' inputs. Whoever changes any of it raises it, and
+/// files of matrices are packed anew.
 pub const LAYOUT_VERSION: u32 = 1;
 
 /// Memory of others does not have what a matrix needs.
@@ -234,16 +235,12 @@ impl PackedMatrix {
             let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, together);
             exec.run(panels.len(), |index| {
                 let (mut panels, mut steps) = (panels.take(index), steps.take(index));
-                let first = (band.panels.start + panels.rows().start) * LANES;
-                let mut values = vec![0.0; panels.rows().len() * LANES * cols];
-                for (row, values) in (first..*rows).zip(values.chunks_exact_mut(cols)) {
-                    source.read_row(row, values);
-                }
-                let each =
-                    values.chunks_exact(LANES * cols).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
+                let first = band.panels.start + panels.rows().start;
+                let each = (first..).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
                 let each = each.zip(steps.contiguous().chunks_exact_mut(band.panel_steps));
-                let panels = each.map(|((values, lines), steps)| {
-                    CalibratedPanel::new(exec.isa, values, steps, bytemuck::cast_slice_mut(lines))
+                let panels = each.map(|((panel, lines), steps)| {
+                    let values = Source { source, cols }.numbers(panel * LANES..*rows);
+                    CalibratedPanel::new(exec.isa, &values, steps, bytemuck::cast_slice_mut(lines))
                 });
                 band.format.visit(PackPanels { isa: exec.isa, statistics, panels: &mut panels.collect::<Vec<_>>() });
             })?;

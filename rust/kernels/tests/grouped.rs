@@ -5,6 +5,7 @@ mod guard;
 
 use dense::{Noise, noise, packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::Isa;
+use ferrule_kernels::quant::Q8_0;
 use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, PoolError, Product, RowSource, matmul, matmul_each};
 use guard::Guarded;
 use proptest::prelude::*;
@@ -107,6 +108,75 @@ proptest! {
                 prop_assert_eq!(four[row][input], factor * (code % 16.0 - f32::from(zero / 16)));
             }
         }
+    }
+}
+
+/// The weights that numbers in groups of 32 become as blocks of q8_0.
+fn as_q8_0(numbers: &[f32]) -> Vec<f32> {
+    let mut blocks = vec![0xff; numbers.len() / 32 * 34];
+    Q8_0::quantize(numbers, &mut blocks);
+    read_back(Format::Q8_0, 1, numbers.len(), |_, out: &mut [u8]| out.copy_from_slice(&blocks)).remove(0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Steps that f16 has, and codes of which the largest has seven bits: what was quantized before is what it was.
+    #[test]
+    fn whole_numbers_of_seven_bits_are_exact_in_q8_0(
+        groups in prop::collection::vec((1e-3f32..100.0, 64i8..=127, prop::array::uniform32(-64i8..=64)), 1..20),
+    ) {
+        let group = |(step, largest, codes): &(f32, i8, [i8; 32])| {
+            let step = half::f16::from_f32(*step).to_f32();
+            let mut codes = *codes;
+            codes[7] = *largest;
+            codes.map(|code| f32::from(code) * step)
+        };
+        let numbers: Vec<f32> = groups.iter().flat_map(group).collect();
+        prop_assert_eq!(as_q8_0(&numbers), numbers);
+    }
+
+    /// Values of e4m3 that are not below an eighth of the largest are whole numbers of a step that it is 64 to 120 of.
+    #[test]
+    fn floating_point_numbers_of_eight_bits_are_near_in_q8_0(
+        codes in prop::collection::vec((0u32..8, -6i32..=8, any::<bool>()), 32), scale in 0.1f32..1.0,
+    ) {
+        let number = |&(mantissa, exponent, minus): &(u32, i32, bool)| {
+            (8 + mantissa) as f32 * 2f32.powi(exponent - 3) * if minus { -scale } else { scale }
+        };
+        let mut numbers: Vec<f32> = codes.iter().map(number).collect();
+        numbers[3] = number(&(codes[3].0, 8, false));
+        let largest = numbers.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let squares = as_q8_0(&numbers).iter().zip(&numbers).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
+        // The others are within half a step, which is rounded to f16.
+        let small = numbers.iter().filter(|x| x.abs() < largest / 8.0).count() as f32;
+        let step = largest / 64.0;
+        let rounding = 1.1 * 32.0 * (largest / 2048.0).powi(2);
+        prop_assert!(squares <= 1.1 * small * (step / 2.0).powi(2) + rounding, "{squares}");
+    }
+
+    /// Whatever it is, it is as near as with the largest number for a step's 127 or nearer.
+    #[test]
+    fn any_numbers_are_near_in_q8_0(numbers in prop::collection::vec(-10f32..10.0, 64)) {
+        for (read, group) in as_q8_0(&numbers).chunks(32).zip(numbers.chunks(32)) {
+            let squares = |other: &[f32]| group.iter().zip(other).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
+            let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let step = half::f16::from_f32(largest / 127.0).to_f32();
+            let usual: Vec<_> = group.iter().map(|x| (x / step).round().clamp(-127.0, 127.0) * step).collect();
+            prop_assert!(squares(read) <= squares(&usual) * 1.0001);
+        }
+    }
+}
+
+#[test]
+fn zeros_stay_zeros_in_q8_0_and_what_is_not_finite_is_no_number() {
+    let mut numbers = [0.5f32; 96];
+    numbers[..32].fill(0.0);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        numbers[40] = bad;
+        let read = as_q8_0(&numbers);
+        assert_eq!(read[..32], [0.0; 32]);
+        assert!(read[32..64].iter().all(|x| x.is_nan()) && read[64..].iter().all(|x| (x - 0.5).abs() < 1e-3));
     }
 }
 

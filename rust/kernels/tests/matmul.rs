@@ -13,6 +13,9 @@ use guard::Guarded;
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
 
+/// Inputs that share a scale of activations where weights are not rotated; rows are whole groups.
+const GROUP: usize = 32;
+
 /// A dense matrix in f32.
 struct Dense {
     cols: usize,
@@ -39,14 +42,15 @@ fn in_blocks(rows: &[f32], cols: usize) -> Vec<f32> {
     rows.chunks(cols).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, fill))).collect()
 }
 
-/// What integer formats make of rotated activations: a byte and a scale for each block, by the definition.
-fn quantized(x: &[f32]) -> Vec<f32> {
+/// What becomes of activations: a byte each, and a scale for so many of them, by the definition. Integer formats have one
+/// for each block of rotated ones, grouped formats for each group.
+fn quantized(x: &[f32], inputs: usize) -> Vec<f32> {
     let block = |x: &[f32]| {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
         x.iter().map(|x| (x * inverse).round_ties_even() * (largest / 127.0)).collect::<Vec<_>>()
     };
-    x.chunks(BLOCK).flat_map(block).collect()
+    x.chunks(inputs).flat_map(block).collect()
 }
 
 /// Checks each output against f64, with the error that a chain of k roundings can have; of `k` inputs, or what more there
@@ -65,9 +69,9 @@ fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: 
         values.chunks_exact_mut(k).enumerate().for_each(|(row, values)| source.read_row(row, values));
         let source = Dense { cols, values: in_blocks(&values, k) };
         let w = PackedMatrix::pack(exec, &[(format, n)], cols, &source).unwrap();
-        (quantized(&rotated(&in_blocks(&x, k))), w, cols, 1.0 / BLOCK as f64)
+        (quantized(&rotated(&in_blocks(&x, k)), BLOCK), w, cols, 1.0 / BLOCK as f64)
     } else if format.is_integer() {
-        (x.chunks(k).flat_map(quantized).collect(), w, k, 1.0)
+        (quantized(&x, GROUP), w, k, 1.0)
     } else {
         (x, w, k, 1.0)
     };

@@ -1,14 +1,17 @@
 //! Packing: what comes out is what was put in, rounded to the format.
 
+#[allow(dead_code, reason = "of the module that tests share")]
+mod dense;
 mod rotation;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use dense::{packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{ByteLine, Isa};
 use ferrule_kernels::{
-    AllocError, BytesOwner, Cancel, Exec, Format, PackError, PackedMatrix, PieceError, Pool, PoolError, RowSource,
-    SharedBytes,
+    AllocError, BytesOwner, Cancel, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, PieceError, Pool, PoolError,
+    RowSource, SharedBytes,
 };
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
@@ -215,26 +218,24 @@ fn rows_of(matrix: &PackedMatrix) -> Vec<f32> {
 fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
     let all = Format::ALL.iter().map(|format| vec![(*format, 37)]);
     for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
-        let pool = Pool::new(NonZeroUsize::MIN);
-        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &Cancel::new() };
-        let source = Rows(|row, out: &mut [f32]| out.fill(row as f32 / 7.0 - 2.0));
-        let packed = PackedMatrix::pack(&exec, &formats, 301, &source).unwrap();
+        let cols = whole(&formats, 301);
+        let packed = with_exec(Isa::best(), 1, |exec| packed_bands(exec, &formats, cols, 3));
         let pieces: Vec<_> = packed.contents().collect();
-        let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::piece_bytes(format, rows, 301).unwrap());
+        let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::piece_bytes(format, rows, cols).unwrap());
         assert_eq!(sizes.collect::<Vec<_>>(), pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>());
 
-        let shared = PackedMatrix::shared(&formats, 301, laid_out(&packed)).unwrap();
+        let shared = PackedMatrix::shared(&formats, cols, laid_out(&packed)).unwrap();
         let mut next = pieces.iter();
         let fill = |bytes: &mut [u8]| -> Result<(), AllocError> {
             bytes.copy_from_slice(next.next().unwrap());
             Ok(())
         };
-        let filled = PackedMatrix::filled(&formats, 301, fill).unwrap();
+        let filled = PackedMatrix::filled(&formats, cols, fill).unwrap();
         assert_eq!((shared.shared_bytes(), filled.shared_bytes()), (packed.bytes(), 0));
         for copy in [shared, filled] {
             assert!(copy.contents().eq(packed.contents()), "{formats:?}");
             assert!(copy.formats().eq(packed.formats()) && copy.bytes() == packed.bytes());
-            assert_eq!(rows_of(&copy), rows_of(&packed));
+            assert!(rows_of(&copy) == rows_of(&packed), "{formats:?}");
         }
     }
 }
@@ -257,4 +258,39 @@ fn memory_of_others_that_does_not_fit_is_refused() {
     );
     assert_eq!(shared(vec![bytes(32, data), pieces[1].clone()]), PieceError::Alignment { past: 32 });
     assert!(SharedBytes::new(Arc::clone(&owner), 0..data + steps + 200).is_none());
+}
+
+/// FNV-1a, <http://www.isthe.com/chongo/tech/comp/fnv/>.
+fn hash<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Files of packed matrices outlive a build: the version that they bear must change with what lies in them.
+#[test]
+fn the_layout_is_that_of_its_version() {
+    let pinned = [
+        ("f32", 0x6fe0_af31_30f5_dcd4),
+        ("bf16", 0xa282_e61b_2986_3316),
+        ("f16", 0xb255_07fe_c6dc_fad6),
+        ("u8", 0xc8b6_5246_1063_8adf),
+        ("q8_0", 0xce94_8f47_d382_c4da),
+        ("int8", 0xe073_b1e0_ad13_fe3e),
+        ("q6_k", 0xc184_3e3f_7bfb_2d13),
+        ("int6", 0x4fcf_d172_4c77_bbf0),
+        ("u4", 0x6cfa_4801_ebe3_6f72),
+        ("q4_0", 0x023b_797e_faac_9cea),
+        ("q4_k", 0x80b2_4bb0_56b6_baf1),
+        ("iq4_nl", 0x023b_797e_faac_9cea),
+        ("int4", 0x746e_6a80_2394_9f75),
+        ("mxfp4", 0x5604_54ee_4e59_478b),
+    ];
+    for isa in Isa::available() {
+        let found = Format::ALL.iter().map(|format| {
+            let matrix = with_exec(isa, 1, |exec| packed(exec, *format, 37, 768, 11));
+            (format.name(), hash(matrix.contents().flatten()))
+        });
+        let found: Vec<_> = found.collect();
+        assert_eq!(LAYOUT_VERSION, 1, "write down what the matrix is in the new version");
+        assert_eq!(found, pinned, "{}: the layout has changed, so raise LAYOUT_VERSION", isa.name());
+    }
 }

@@ -3,7 +3,8 @@
 //! A few matrices carry most of what quantizing loses, and one costs few bytes: they get more bits. `benches/quality`
 //! is the study behind the table.
 
-use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8};
+use ferrule_formats::FloatDtype;
+use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8, Q8_0};
 
 use crate::weights::{QUANTIZATION, Source, Stored};
 
@@ -38,8 +39,8 @@ impl Quantization {
     /// What `auto` is for weights that are stored as floating-point numbers.
     const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
 
-    /// What it is for those that are quantized: each matrix as it is stored, where kernels know its blocks, else in the
-    /// next wider format of ours; what is not quantized as if nothing were.
+    /// What it is for those that are quantized: each matrix as it is stored, where kernels know its blocks, else, as what
+    /// is not quantized, in a wider format.
     const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 
     const fn row(name: &'static str, [ends, sensitive, usual]: [Format; 3]) -> Self {
@@ -97,12 +98,33 @@ impl Quantization {
     /// Of a matrix, or a part of one, with so many columns, of which the table says `usual`.
     pub(crate) fn of(self, usual: Format, stored: &Stored<'_>, columns: usize) -> Format {
         let Stored::View(view) = stored else { return usual };
-        if !self.as_stored || !usual.is_integer() || !view.tensor().is_quantized() {
+        if !self.as_stored || !usual.is_integer() {
             return usual;
         }
         let bits = view.tensor().stored_bits();
-        let wider = if bits < 4.0 { Int6 } else { Int8 };
+        // What was quantized has a grid that blocks of 32 come nearer to than a rotation, which spreads it; what was not
+        // meets the same activations as its neighbours.
+        let wider = match Q8_0.stored_block() {
+            _ if bits < 4.0 => Int6,
+            Some(block) if columns.is_multiple_of(block.inputs) => Q8_0,
+            _ => Int8,
+        };
         view.blocks(columns).and_then(|layout| Format::named(layout.name())).unwrap_or(wider)
+    }
+
+    /// Of a matrix whose rows are looked up, and which nothing is multiplied with: a token reads one of them, and wider
+    /// ones cost no time.
+    pub(crate) fn of_rows(self, stored: &Stored<'_>) -> Format {
+        let float = match stored {
+            Stored::View(view) if self.as_stored => view.tensor().float_dtype(),
+            _ => None,
+        };
+        match float {
+            Some(FloatDtype::F32) => F32,
+            Some(FloatDtype::Bf16) => Bf16,
+            Some(FloatDtype::F16) => F16,
+            None => self.ends,
+        }
     }
 
     /// Of all other matrices.

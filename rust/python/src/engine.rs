@@ -89,7 +89,7 @@ impl Engine {
         let options = Options::from_json(options, &spec)?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
-        let mut report = reporter(progress);
+        let mut report = reporter(progress, &interrupt);
         let pool = Arc::new(Pool::new(options.threads));
         let load = |spec: ModelSpec, weights: Option<&str>, options: &Options, report: Progress<'_>| {
             let _gate = fork::keep_out();
@@ -103,7 +103,9 @@ impl Engine {
             LoadError::Cancelled => interrupt.take(),
             error => errors::load_error(&error),
         };
-        let mut model = py.detach(|| load(spec, weights, &options, &mut report)).map_err(load_error)?;
+        let loaded = py.detach(|| load(spec, weights, &options, &mut report));
+        drop(report);
+        let mut model = loaded.map_err(load_error)?;
         interrupt.settle(py);
         let mut draft = match draft {
             None => None,

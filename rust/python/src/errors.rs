@@ -27,6 +27,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::Checkpoint(error) if matches!(*error.fault, Fault::Write(_)) => ModelWriteError::new_err(message),
         LoadError::PackedAs { .. } => ModelFileError::new_err(message),
         LoadError::Checkpoint(error) => checkpoint_error(error),
+        LoadError::PackedAlready { .. } => InvalidParameterError::new_err(message),
         LoadError::Shape { .. } => ConfigError::new_err(message),
         LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),

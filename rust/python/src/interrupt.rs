@@ -32,6 +32,12 @@ impl Interrupt {
         Self { cancel: Cancel::with_poll(hook), caught: Arc::default(), raised }
     }
 
+    /// Ends the work with what was raised elsewhere than in the hook, such as by a handler that ran in a callback.
+    pub fn raise(&self, error: PyErr) {
+        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.cancel.cancel();
+    }
+
     /// For work that came to its end although the flag went up at the last moment, or an interrupt was caught on the
     /// way: its result counts, and the interrupt is given back to Python, which raises it on the main thread.
     pub fn settle(&self, _py: Python<'_>) {

@@ -6,6 +6,7 @@ use std::path::Path;
 use ferrule_formats::{Checkpoint, GgufFile, PackedFile};
 use ferrule_kernels::{Exec, Pool};
 use ferrule_model::{LoadError, ModelSpec, Quantization, Source, calibrate_into, open_packed, pack_into};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -76,7 +77,7 @@ pub(crate) fn pack(
     calibration.as_deref().map_or(Ok(()), |sequences| check_calibration(sequences, &spec))?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
-    let mut report = reporter(progress);
+    let mut report = reporter(progress, &interrupt);
     let packed = py.detach(|| {
         let _gate = fork::keep_out();
         let files = WeightFiles::open(weights, &spec, true)?;
@@ -127,11 +128,14 @@ pub(crate) fn packed_metadata(path: &str) -> PyResult<(String, u64)> {
     Ok((json!(file.all_metadata()).to_string(), file.total_bytes()))
 }
 
-/// Tells Python how many bytes are packed, of how many.
-pub(crate) fn reporter(progress: Option<Py<PyAny>>) -> impl FnMut(u64, u64) + Send {
+/// Tells Python how many bytes are packed, of how many. What a progress bar raises must not end the work, but for what
+/// is no `Exception`: a signal's handler may run in the midst of it, and Ctrl-C is not the bar's to lose.
+pub(crate) fn reporter(progress: Option<Py<PyAny>>, interrupt: &Interrupt) -> impl FnMut(u64, u64) + Send {
     move |done, total| {
         let Some(progress) = &progress else { return };
-        // What a progress bar raises must not end the load; Ctrl-C comes through the interrupt.
-        Python::attach(|py| _ = progress.call1(py, (done, total)));
+        Python::attach(|py| match progress.call1(py, (done, total)) {
+            Err(error) if !error.is_instance_of::<PyException>(py) => interrupt.raise(error),
+            Ok(_) | Err(_) => {}
+        });
     }
 }

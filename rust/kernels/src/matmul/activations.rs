@@ -1,17 +1,17 @@
-//! Activations as the integer matmul reads them: bytes, with one scale for each block of inputs.
+//! Activations as the integer matmul reads them: bytes, with one scale for each block or group of inputs.
 //!
-//! A row's block of [`BLOCK`] inputs is rotated, if the weights are, and quantized by its largest magnitude, which becomes 127; nothing that other rows
-//! or other blocks hold has a part in it. Rows that are multiplied side by side are laid out side by side, quad by
-//! quad.
+//! Where the weights are rotated, a row's block of [`BLOCK`] inputs is too, and quantized by its largest magnitude, which
+//! becomes 127; where they are not, each group of 32 inputs is quantized by its own, since nothing spreads what stands
+//! out. Nothing that other rows or other blocks hold has a part in it. Rows that are multiplied side by side are laid out
+//! side by side, quad by quad.
 
 use std::ops::Range;
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
-use crate::quant::Format;
-use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, BLOCK_QUADS, Codes, GROUP, PAIR_QUADS, blocks};
-use crate::quant::rotation;
+use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, BLOCK_QUADS, Codes, GROUP, blocks};
+use crate::quant::{Format, grouped, rotation};
 use crate::{Exec, PoolError};
 
 /// Words that a row has in a block: its scale, what its accumulators begin with, and its quads.
@@ -24,7 +24,8 @@ const INLINE_INPUTS: usize = 4 * 1024;
 const TASKS_A_THREAD: usize = 4;
 
 /// The words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` is what takes the
-/// bias of the weights off the products; a quad is four bytes.
+/// bias of the weights off the products; a quad is four bytes. Where groups have scales of their own, the first two are
+/// nothing.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
 /// Words that a row has in a block where codes are multiplied: what partial sums begin with, for each kind of codes and
@@ -34,12 +35,19 @@ const START_WORDS: usize = Codes::ALL.len() * BLOCK_GROUPS;
 /// The words of one block of R rows, `[kind][group][row]`.
 pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes::ALL.len()];
 
-/// Words that a row has in a block where groups have factors.
-const SUM_WORDS: usize = 4 * BLOCK_PAIRS;
+/// Halves of a group of 32 inputs with factors: its quads are those of two groups of other formats.
+const HALVES: usize = grouped::GROUP / LANES;
 
-/// The words of one block of R rows, `[group of 32 inputs][start, starts of both halves, sum][row]`. Starts take the bias
-/// of the weights off the products; the sum is the group's activations', negative, an f32.
-pub(super) type SumsOfRows<const R: usize> = [[[i32; R]; 4]; BLOCK_PAIRS];
+/// Words that a row has in such a group, besides its quads.
+const OF_GROUP: usize = 5;
+
+/// Words that a row has in a block where groups have factors.
+const GROUP_WORDS: usize = OF_GROUP * BLOCK_PAIRS;
+
+/// The words of one block of R rows, `[group of 32 inputs][scale, start, starts of both halves, sum][row]`. The scale is
+/// an f32; starts take the bias of the weights off the products; the sum is that of the group's activations, negative, an
+/// f32.
+pub(super) type GroupsOfRows<const R: usize> = [[[i32; R]; OF_GROUP]; BLOCK_PAIRS];
 
 /// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
 pub(super) struct Activations<'a> {
@@ -47,7 +55,7 @@ pub(super) struct Activations<'a> {
     /// `[tile][block][kind][group][row]`, or nothing if no codes are multiplied.
     starts: &'a mut [i32],
     /// `[tile][block][group][word][row]`, or nothing if no groups have factors.
-    sums: &'a mut [i32],
+    groups: &'a mut [i32],
     blocks: usize,
     tile_rows: usize,
 }
@@ -55,9 +63,9 @@ pub(super) struct Activations<'a> {
 /// What activations are seen in, as the weights are that they will meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
-    /// Rotated, for integer formats.
+    /// Rotated, for integer formats: a scale for each block.
     Rotated,
-    /// As they are, for grouped formats, whose groups have factors.
+    /// As they are, for grouped formats, whose groups have factors: a scale for each group.
     Plain,
 }
 
@@ -96,11 +104,11 @@ impl Input<'_> {
         (self.x.len() / self.k).div_ceil(self.tile_rows) * blocks(self.k)
     }
 
-    /// Words of a piece, of what its partial sums begin with, and of its groups' sums.
+    /// Words of a piece, of what its partial sums begin with, and of its groups.
     fn piece_words(&self) -> [usize; 3] {
         let starts = if self.by_codes { START_WORDS } else { 0 };
-        let sums = if self.basis == Basis::Plain { SUM_WORDS } else { 0 };
-        [BLOCK_WORDS, starts, sums].map(|words| words * self.tile_rows)
+        let groups = if self.basis == Basis::Plain { GROUP_WORDS } else { 0 };
+        [BLOCK_WORDS, starts, groups].map(|words| words * self.tile_rows)
     }
 }
 
@@ -118,35 +126,35 @@ impl<'a> Activations<'a> {
         let mut room = buffer.take(inputs.iter().flat_map(sizes).sum());
         let mut split = |words| room.split_off_mut(..words).expect("room for all inputs");
         let quantized = inputs.iter().map(|input| {
-            let [words, starts, sums] = sizes(input).map(&mut split);
-            Self { words, starts, sums, blocks: blocks(input.k), tile_rows: input.tile_rows }
+            let [words, starts, groups] = sizes(input).map(&mut split);
+            Self { words, starts, groups, blocks: blocks(input.k), tile_rows: input.tile_rows }
         });
         let mut quantized: Vec<_> = quantized.collect();
         if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
-            for (&input, Self { words, starts, sums, .. }) in inputs.iter().zip(&mut quantized) {
-                exec.isa.run(QuantizePieces { input, pieces: 0..input.pieces(), words, starts, sums });
+            for (&input, Self { words, starts, groups, .. }) in inputs.iter().zip(&mut quantized) {
+                exec.isa.run(QuantizePieces { input, pieces: 0..input.pieces(), words, starts, groups });
             }
             return Ok(quantized);
         }
         let rows: usize = inputs.iter().map(|input| input.pieces() * input.tile_rows).sum();
         let task_rows = rows.div_ceil(TASKS_A_THREAD * exec.pool.threads());
-        let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, sums, .. })| {
+        let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, groups, .. })| {
             let task_pieces = task_rows.div_ceil(input.tile_rows);
-            let [words_of, starts_of, sums_of] = input.piece_words();
+            let [words_of, starts_of, groups_of] = input.piece_words();
             let tiles = |words, of_piece| Tiles::of_rows(words, of_piece, task_pieces);
-            (tiles(words, words_of), tiles(starts, starts_of), tiles(sums, sums_of))
+            (tiles(words, words_of), tiles(starts, starts_of), tiles(groups, groups_of))
         });
         let tiles: Vec<_> = tiles.collect();
         exec.run_each(tiles.iter().map(|(words, ..)| words.len()), |input, task| {
-            let (words, starts, sums) = &tiles[input];
+            let (words, starts, groups) = &tiles[input];
             let mut words = words.take(task);
-            let [mut starts, mut sums] = [starts, sums].map(|tiles| (!tiles.is_empty()).then(|| tiles.take(task)));
+            let [mut starts, mut groups] = [starts, groups].map(|tiles| (!tiles.is_empty()).then(|| tiles.take(task)));
             exec.isa.run(QuantizePieces {
                 input: inputs[input],
                 pieces: words.rows(),
                 words: words.contiguous(),
                 starts: starts.as_mut().map_or(&mut [], |starts| starts.contiguous()),
-                sums: sums.as_mut().map_or(&mut [], |sums| sums.contiguous()),
+                groups: groups.as_mut().map_or(&mut [], |groups| groups.contiguous()),
             });
         })?;
         drop(tiles);
@@ -180,10 +188,10 @@ impl<'a> Activations<'a> {
     /// # Panics
     /// If there is no such tile, or no groups with factors were to be met.
     #[inline(always)]
-    pub fn sums<const R: usize>(&self, index: usize) -> &[SumsOfRows<R>] {
+    pub fn groups<const R: usize>(&self, index: usize) -> &[GroupsOfRows<R>] {
         debug_assert_eq!(R, self.tile_rows);
-        let tile_sums = self.blocks * SUM_WORDS * R;
-        self.sums[index * tile_sums..][..tile_sums].as_chunks::<R>().0.as_chunks().0.as_chunks().0
+        let tile_groups = self.blocks * GROUP_WORDS * R;
+        self.groups[index * tile_groups..][..tile_groups].as_chunks::<R>().0.as_chunks().0.as_chunks().0
     }
 }
 
@@ -195,7 +203,7 @@ struct QuantizePieces<'a> {
     /// What partial sums begin with, if codes will be multiplied.
     starts: &'a mut [i32],
     /// What groups with factors need, if there will be any.
-    sums: &'a mut [i32],
+    groups: &'a mut [i32],
 }
 
 impl Kernel for QuantizePieces<'_> {
@@ -203,55 +211,49 @@ impl Kernel for QuantizePieces<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { input: Input { x, k, tile_rows, basis, .. }, pieces, words, starts, sums } = self;
+        let Self { input: Input { x, k, tile_rows, basis, .. }, pieces, words, starts, groups } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
-        let mut sums = sums.chunks_exact_mut(SUM_WORDS * tile_rows);
+        let mut groups = groups.chunks_exact_mut(GROUP_WORDS * tile_rows);
         for (piece, words) in pieces.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
             let (tile, block) = (piece / blocks(k), piece % blocks(k));
-            let (starts, sums) = (starts.next().unwrap_or_default(), sums.next().unwrap_or_default());
+            let (starts, groups) = (starts.next().unwrap_or_default(), groups.next().unwrap_or_default());
             let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
             if rows.len() < tile_rows {
                 words.fill(0);
                 starts.fill(0);
-                sums.fill(0);
+                groups.fill(0);
             }
             for (row, x) in rows.enumerate() {
                 let x = &x[block * BLOCK..k.min((block + 1) * BLOCK)];
-                let codes = match x.as_chunks().0.try_into() {
-                    Ok(whole) => quantize_block(simd, whole, row, tile_rows, basis, words),
-                    Err(_) => {
-                        let mut padded = [[0.0; LANES]; BLOCK / LANES];
-                        padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
-                        quantize_block(simd, &padded, row, tile_rows, basis, words)
+                let mut padded = [[0.0; LANES]; BLOCK / LANES];
+                let x = x.as_chunks().0.try_into().unwrap_or_else(|_| {
+                    padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
+                    &padded
+                });
+                let mut words = words[row..].iter_mut().step_by(tile_rows);
+                let head = words.by_ref().take(BLOCK_WORDS - BLOCK_QUADS);
+                let codes = match basis {
+                    Basis::Rotated => quantize_block(simd, x, head),
+                    Basis::Plain => {
+                        head.for_each(|word| *word = 0);
+                        quantize_groups(simd, x, groups[row..].iter_mut().step_by(tile_rows))
                     }
                 };
                 let quads = codes.as_flattened().as_chunks().0;
+                for (quad, word) in quads.iter().zip(words) {
+                    *word = bytemuck::cast(*quad);
+                }
                 if !starts.is_empty() {
                     write_starts::<S>(quads, starts[row..].iter_mut().step_by(tile_rows));
-                }
-                if !sums.is_empty() {
-                    write_sums::<S>(quads, sums[row..].iter_mut().step_by(tile_rows));
                 }
             }
         }
     }
 }
 
-/// Quantizes what row `row` of a tile holds in one block, to the tile's words. Returns the codes.
+/// Quantizes a block by its largest magnitude. Returns the scale and the codes.
 #[inline(always)]
-fn quantize_block<S: Simd>(
-    simd: S,
-    x: &[[f32; LANES]; BLOCK / LANES],
-    row: usize,
-    tile_rows: usize,
-    basis: Basis,
-    words: &mut [i32],
-) -> [[i8; LANES]; BLOCK / LANES] {
-    let x = x.map(|x| simd.load(&x));
-    let (x, shrink) = match basis {
-        Basis::Plain => (x, 1.0),
-        Basis::Rotated => (rotation::rotate(simd, x), rotation::SHRINK),
-    };
+fn quantize<S: Simd, const N: usize>(simd: S, x: [S::F32; N]) -> (f32, [S::I32; N]) {
     let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
     for x in x {
         largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
@@ -261,24 +263,69 @@ fn quantize_block<S: Simd>(
     let largest = simd.reduce_max(largest);
     let scale = largest / 127.0 + simd.reduce_add(not_finite);
     let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    let mut sum = simd.splat_i32(0);
-    let mut codes = [[0; LANES]; BLOCK / LANES];
-    for (x, codes) in x.into_iter().zip(&mut codes) {
-        let code = simd.to_i32(simd.mul(x, inverse));
-        sum = simd.add_i32(sum, code);
-        simd.store_i8(code, codes);
+    (scale, x.map(|x| simd.to_i32(simd.mul(x, inverse))))
+}
+
+/// Bytes of codes.
+#[inline(always)]
+fn narrow<S: Simd, const N: usize>(simd: S, codes: [S::I32; N]) -> [[i8; LANES]; N] {
+    let mut narrow = [[0; LANES]; N];
+    for (codes, narrow) in codes.into_iter().zip(&mut narrow) {
+        simd.store_i8(codes, narrow);
     }
-    let mut sums = [0; LANES];
-    simd.store_i32(sum, &mut sums);
-    words[row] = (scale * shrink).to_bits().cast_signed();
-    // Of what is not finite the codes are anything; the scale is what makes it NaN.
-    let sum = sums.into_iter().fold(0i32, i32::wrapping_add);
-    words[tile_rows + row] = sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS));
-    let quads = codes.as_flattened().as_chunks::<4>().0;
-    for (quad, word) in quads.iter().zip(words[2 * tile_rows + row..].iter_mut().step_by(tile_rows)) {
-        *word = bytemuck::cast(*quad);
+    narrow
+}
+
+/// The sum of sixteen codes. Of what is not finite they are anything; the scale is what makes it NaN.
+#[inline(always)]
+fn sum<S: Simd>(simd: S, codes: S::I32) -> i32 {
+    let mut lanes = [0; LANES];
+    simd.store_i32(codes, &mut lanes);
+    lanes.into_iter().fold(0, i32::wrapping_add)
+}
+
+/// What products begin with, so that the bias of the weights comes off them, where these are the codes' sum.
+#[inline(always)]
+fn start<S: Simd>(sum: i32) -> i32 {
+    sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS))
+}
+
+/// Quantizes a row's block, rotated, and writes what [`BlockOfRows`] has of it before the quads. Returns the codes.
+#[inline(always)]
+fn quantize_block<'a, S: Simd>(
+    simd: S,
+    x: &[[f32; LANES]; BLOCK / LANES],
+    words: impl Iterator<Item = &'a mut i32>,
+) -> [[i8; LANES]; BLOCK / LANES] {
+    let (scale, codes) = quantize(simd, rotation::rotate(simd, x.map(|x| simd.load(&x))));
+    let sum = sum(simd, codes.into_iter().fold(simd.splat_i32(0), |sum, codes| simd.add_i32(sum, codes)));
+    write(words, [(scale * rotation::SHRINK).to_bits().cast_signed(), start::<S>(sum)]);
+    narrow(simd, codes)
+}
+
+/// Quantizes the groups of a row's block, as they are, and writes what [`GroupsOfRows`] has of them. Returns the codes.
+#[inline(always)]
+fn quantize_groups<'a, S: Simd>(
+    simd: S,
+    x: &[[f32; LANES]; BLOCK / LANES],
+    mut words: impl Iterator<Item = &'a mut i32>,
+) -> [[i8; LANES]; BLOCK / LANES] {
+    let mut of_block = [[0; LANES]; BLOCK / LANES];
+    for (x, of_group) in x.as_chunks::<HALVES>().0.iter().zip(of_block.as_chunks_mut().0) {
+        let (scale, codes) = quantize(simd, x.map(|x| simd.load(&x)));
+        let halves = codes.map(|codes| sum(simd, codes));
+        let sum = halves[0].wrapping_add(halves[1]);
+        let [scale, negative] = [scale, sum.wrapping_neg() as f32 * scale].map(|word| word.to_bits().cast_signed());
+        write(&mut words, [scale, start::<S>(sum), start::<S>(halves[0]), start::<S>(halves[1]), negative]);
+        *of_group = narrow(simd, codes);
     }
-    codes
+    of_block
+}
+
+/// Writes values to the next words.
+#[inline(always)]
+fn write<'a, const N: usize>(words: impl Iterator<Item = &'a mut i32>, values: [i32; N]) {
+    values.into_iter().zip(words).for_each(|(value, word)| *word = value);
 }
 
 /// What partial sums of codes begin with: `[kind][group]`.
@@ -288,22 +335,6 @@ fn write_starts<'a, S: Simd>(quads: &[[i8; 4]], mut starts: impl Iterator<Item =
         for (quads, start) in quads.chunks_exact(GROUP / 4).zip(&mut starts) {
             // Of what is not finite the codes are anything, -128 too.
             *start = S::partial(shares(quads).map(|share| share.wrapping_mul(-kind.offset())));
-        }
-    }
-}
-
-/// What groups with factors need, as [`SumsOfRows`] has it.
-#[inline(always)]
-fn write_sums<'a, S: Simd>(quads: &[[i8; 4]], mut words: impl Iterator<Item = &'a mut i32>) {
-    for group in quads.chunks_exact(PAIR_QUADS) {
-        let (first, second) = group.split_at(PAIR_QUADS / 2);
-        let sum = |quads: &[[i8; 4]]| quads.as_flattened().iter().map(|code| i32::from(*code)).sum::<i32>();
-        let (first, second) = (sum(first), sum(second));
-        let start = |sum: i32| sum * -i32::from(S::WEIGHT_BIAS);
-        let negative = (-(first + second)) as f32;
-        let of_group = [start(first + second), start(first), start(second), negative.to_bits().cast_signed()];
-        for (value, word) in of_group.into_iter().zip(&mut words) {
-            *word = value;
         }
     }
 }

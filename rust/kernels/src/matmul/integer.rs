@@ -1,10 +1,10 @@
 //! The matmul of formats with codes: bytes times bytes, added up exactly in blocks of 128 inputs, or in groups of 32 or
 //! 16 where these have factors of their own.
 //!
-//! An output is one chain of multiply-adds over the blocks of its row, from the first to the last, beginning at zero:
-//! `sum = integer * (step * scale) + sum` in integer formats; in grouped ones, where a chain of the same kind over the
-//! groups of a block makes a number, `sum = number * scale + sum`. What is behind an `integer` is exact, so the ways to
-//! get there may differ, and do:
+//! An output is one chain of multiply-adds over its row, from the first block or group to the last, beginning at zero:
+//! `sum = integer * (step * scale) + sum`, in grouped formats with a factor for the step, and, where groups have offsets,
+//! then `sum = offset * activations' sum + sum`. What is behind an `integer` is exact, so the ways to get there may
+//! differ, and do:
 //!
 //! - Few rows read each weight once, from memory: panels are streams of memory, each with its software prefetch, and all
 //!   rows use what was unpacked. Integer formats unpack it in registers.

@@ -251,7 +251,7 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> Kernel for Streams<'
         let Self { of, first, groups, .. } = self;
         let x = of.x.tile::<R>(0);
         let starts = if S::BY_CODES { of.x.starts(0) } else { &[] };
-        let sums_of_x = if U::FACTORS.is_some() { of.x.sums(0) } else { &[] };
+        let groups_of_x = if U::FACTORS.is_some() { of.x.groups(0) } else { &[] };
         let mut sums = [[[0.0; LANES]; P]; R];
         for group in 0..groups {
             let (steps, lines) = of.panels::<P>(first + group * P);
@@ -261,7 +261,7 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> Kernel for Streams<'
                 simd.prefetch(steps[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
             let ahead = Ahead::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
-            let x = TileInput { x, starts, sums: sums_of_x, blocks: 0..of.blocks, cols: of.cols };
+            let x = TileInput { x, starts, groups: groups_of_x, blocks: 0..of.blocks, cols: of.cols };
             Micro { x, steps, lines, first_block: 0, ahead, sums: &mut sums, format: PhantomData::<U> }.run(simd);
             let columns = of.column..of.end.min(of.column + P * LANES);
             write(&sums, of.out, 0, &columns);
@@ -327,9 +327,9 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for RowTiles<'_, '_, U, R
             }
             let (tile_x, blocks, format) = (tile_of(tile), blocks.clone(), PhantomData::<U>);
             let starts = if S::BY_CODES { &x.starts(first_tile + tile)[blocks.clone()] } else { &[][..] };
-            let of_groups = if U::FACTORS.is_some() { &x.sums(first_tile + tile)[blocks.clone()] } else { &[][..] };
+            let of_groups = if U::FACTORS.is_some() { &x.groups(first_tile + tile)[blocks.clone()] } else { &[][..] };
             let (sums, cols) = (&mut sums[tile], cols);
-            let tile_x = TileInput { x: tile_x, starts, sums: of_groups, blocks, cols };
+            let tile_x = TileInput { x: tile_x, starts, groups: of_groups, blocks, cols };
             Micro { x: tile_x, steps, lines, first_block, ahead, sums, format }.run(simd);
             if let Some((out, columns)) = &mut out {
                 write(sums, out, tile * R, columns);

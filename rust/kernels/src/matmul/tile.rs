@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::{BlockOfRows, StartsOfRows, SumsOfRows};
+use super::activations::{BlockOfRows, GroupsOfRows, StartsOfRows};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
@@ -46,16 +46,22 @@ pub(super) enum Ahead<'a, const R: usize> {
 }
 
 impl<const R: usize> Ahead<'_, R> {
-    /// Asks for a share of it, at part `index` of a block and panel `p`: a little at a time, since whoever asks for more
-    /// than the cache can wait for waits himself.
+    /// Asks for a share of it, at part `index` of a block, whose lines of a panel are `of_block`, and panel `p`: a little
+    /// at a time, since whoever asks for more than the cache can wait for waits himself.
     #[inline(always)]
-    fn prefetch<S: Simd, U: Unpack>(&self, simd: S, block: usize, index: usize, p: usize, lines: &[ByteLine]) {
+    fn prefetch<S: Simd>(
+        &self,
+        simd: S,
+        (block, of_block): (usize, &Range<usize>),
+        index: usize,
+        p: usize,
+        lines: &[ByteLine],
+    ) {
         match self {
             Self::Weights { end, skip } => {
-                let first = U::first_line(block);
-                let each = (U::first_line(block + 1) - first).div_ceil(BLOCK_PAIRS);
+                let each = of_block.len().div_ceil(BLOCK_PAIRS);
                 for line in 0..each {
-                    let line = first + index * each + line + PREFETCH_LINES;
+                    let line = of_block.start + index * each + line + PREFETCH_LINES;
                     let line = if line < *end { line } else { line + skip };
                     simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
                 }
@@ -92,7 +98,7 @@ pub(super) struct TileInput<'a, const R: usize> {
     /// What partial sums begin with, where codes are multiplied.
     pub starts: &'a [StartsOfRows<R>],
     /// What groups with factors need.
-    pub sums: &'a [SumsOfRows<R>],
+    pub groups: &'a [GroupsOfRows<R>],
     /// Block 0 begins the chains; later ones go on.
     pub blocks: Range<usize>,
     /// Inputs of a row, in all its blocks.
@@ -134,6 +140,7 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
             if codes.is_none() {
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
+            let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
@@ -145,13 +152,13 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
                     unroll!(p in 0..P {
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
-                        ahead.prefetch::<S, U>(simd, block, index, p, lines[p]);
+                        ahead.prefetch(simd, here, index, p, lines[p]);
                     });
                 } else {
                     unroll!(q in [0 1 2 3 4 5 6 7] {
                         add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
                         if q % 2 == 1 && q / 2 < P {
-                            ahead.prefetch::<S, U>(simd, block, index, q / 2, lines[q / 2]);
+                            ahead.prefetch(simd, here, index, q / 2, lines[q / 2]);
                         }
                     });
                 }
@@ -167,30 +174,37 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 }
 
 impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
-    /// The blocks of weights whose groups have factors. Sums are in memory, as is what a block adds to them, and registers
-    /// are left to the integers; where few are enough for all, the compiler finds that out.
+    /// The blocks of weights whose groups have factors. Sums are in memory, and registers are left to the integers; of few
+    /// there is a copy, which the compiler gets into registers.
     #[inline(always)]
     fn add_factored_blocks<S: Simd>(self, simd: S, factors: Factors) {
-        let Self { x, lines, first_block, ahead, sums, .. } = self;
-        let TileInput { x, starts: group_starts, sums: group_sums, blocks, cols } = x;
+        let Self { x, lines, first_block, ahead, sums: paused, .. } = self;
+        let TileInput { x, starts: group_starts, groups, blocks, cols } = x;
         let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         if blocks.start == 0 {
-            *sums = [[[0.0; LANES]; P]; R];
+            *paused = [[[0.0; LANES]; P]; R];
         }
-        for (block, [scales, _, quads @ ..]) in blocks.zip(x) {
+        let mut few = [[[0.0; LANES]; P]; R];
+        let are_few = R * P <= SUMS_IN_REGISTERS;
+        if are_few {
+            few = *paused;
+        }
+        for (block, [_, _, quads @ ..]) in blocks.zip(x) {
+            let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
-            let mut of_block = [[[0.0; LANES]; P]; R];
             let quads = quads.as_chunks::<PAIR_QUADS>().0;
             for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
                 let starts = codes.map(|codes| &group_starts[block - first][codes as usize]);
-                let x = Group { quads: &quads[index], words: &group_sums[block - first][index], starts, index };
-                let of_block = if R * P > SUMS_IN_REGISTERS { in_memory(&mut of_block) } else { &mut of_block };
-                add_group::<S, U, R, P>(simd, of_block, &at, factors, x);
-                unroll!(p in 0..P { ahead.prefetch::<S, U>(simd, block, index, p, lines[p]) });
+                let x = Group { quads: &quads[index], words: &groups[block - first][index], starts, index };
+                let sums = if are_few { &mut few } else { in_memory(paused) };
+                add_group::<S, U, R, P>(simd, sums, &at, factors, x);
+                unroll!(p in 0..P { ahead.prefetch(simd, here, index, p, lines[p]) });
             }
-            unroll!(r in 0..R { add_row(simd, &mut sums[r], &of_block[r], scales[r]) });
+        }
+        if are_few {
+            *paused = few;
         }
     }
 }
@@ -280,15 +294,16 @@ fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
 #[derive(Clone, Copy)]
 struct Group<'a, const R: usize> {
     quads: &'a [[i32; R]; PAIR_QUADS],
-    words: &'a [[i32; R]; 4],
+    /// The scale, what products begin with, of all and of each half, and the sum.
+    words: &'a [[i32; R]; 5],
     /// What partial sums of the block's halves of groups begin with, where codes are multiplied.
     starts: Option<&'a [[i32; R]; BLOCK_GROUPS]>,
     /// The group's number in its block.
     index: usize,
 }
 
-/// Adds the products of one group with factors: `sums += factor * integers`, of both halves where each has its own,
-/// and then what the offset makes of the activations' sum.
+/// Adds the products of one group with factors: `sums += integers * (factor * scale)`, of both halves where each has its
+/// own factor, and then what the offset makes of the activations' sum.
 #[inline(always)]
 fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
     simd: S,
@@ -313,7 +328,7 @@ fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
                     }
                 });
             } else {
-                let starts = &x.words[if factors.halves { 1 + half } else { 0 }];
+                let starts = &x.words[if factors.halves { 2 + half } else { 1 }];
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
                 unroll!(q in [0 1 2 3 4 5 6 7] {
                     if q / (GROUP / 4) == half || !factors.halves {
@@ -323,42 +338,36 @@ fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
             }
             let mut factor = [simd.splat(0.0); P];
             unroll!(p in 0..P { factor[p] = U::factor(simd, pairs[p], half) });
-            unroll!(r in 0..R { add_factored(simd, &mut sums[r], &integers[r], &factor) });
+            unroll!(r in 0..R { add_factored(simd, &mut sums[r], &integers[r], &factor, x.words[0][r]) });
         }
     });
     if factors.offsets {
         let mut offset = [simd.splat(0.0); P];
         unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], 1) });
-        unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, x.words[3][r]) });
+        unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, x.words[4][r]) });
     }
 }
 
-/// `sums += integers * factor`
+/// `sums += integers * (factor * scale)`, of the bits of an f32, with sums in memory.
 #[inline(always)]
 fn add_factored<S: Simd, const P: usize>(
     simd: S,
     sums: &mut [[f32; LANES]; P],
     integers: &[S::I32; P],
     factor: &[S::F32; P],
+    scale: i32,
 ) {
-    unroll!(p in 0..P {
-        simd.store(simd.mul_add(simd.to_f32(integers[p]), factor[p], simd.load(&sums[p])), &mut sums[p]);
-    });
+    let mut row = [simd.splat(0.0); P];
+    load_row(simd, sums, &mut row);
+    add_scaled(simd, &mut row, integers, factor, f32::from_bits(scale.cast_unsigned()));
+    store_row(simd, &row, sums);
 }
 
-/// `sums += values * scale`, of the bits of an f32.
+/// `sums += values * scale`, of the bits of an f32, with sums in memory.
 #[inline(always)]
 fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[S::F32; P], scale: i32) {
     let scale = simd.splat(f32::from_bits(scale.cast_unsigned()));
     unroll!(p in 0..P { simd.store(simd.mul_add(values[p], scale, simd.load(&sums[p])), &mut sums[p]) });
-}
-
-/// The same of a row of values in memory.
-#[inline(always)]
-fn add_row<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[[f32; LANES]; P], scale: i32) {
-    let mut row = [simd.splat(0.0); P];
-    load_row(simd, values, &mut row);
-    add_product(simd, sums, &row, scale);
 }
 
 /// `sums += integers * (step * scale)`

@@ -4,7 +4,7 @@
 //! number. Weights share floating-point factors in groups of [`GROUP`] inputs, or in halves of them. Unpacked
 //! ([`Group`]), a group is bytes to multiply with those of the activations, and what their sum is multiplied with:
 //!
-//! `sum += activations' scale * (factor * integer - offset * activations' sum)`, of one group after the other.
+//! `sum += integer * (factor * activations' scale) - offset * activations' sum`, of one group after the other.
 //!
 //! A panel of sixteen rows is one run of lines of 64 bytes, group by group as far as the row reaches, where the factors
 //! of some groups stand before the codes of all of them ([`Layout`]). Codes lie as in [`integer`](super::integer): four

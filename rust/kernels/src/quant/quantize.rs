@@ -139,10 +139,11 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
 /// NaN for each row that holds an infinity or NaN, else 0: such a row shall not come out as something else.
 #[inline(always)]
 pub(super) fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
-    groups
-        .as_flattened()
-        .iter()
-        .fold(simd.splat(0.0), |sum, column| simd.add(sum, simd.mul(simd.load(column), simd.splat(0.0))))
+    let mut sum = simd.splat(0.0);
+    for column in groups.as_flattened() {
+        sum = simd.add(sum, simd.mul(simd.load(column), simd.splat(0.0)));
+    }
+    sum
 }
 
 /// The codes and sub-scales that there are.
@@ -177,12 +178,14 @@ impl<S: Simd> Grid<S> {
 
     /// The largest magnitude of each row.
     #[inline(always)]
-    fn peak(&self, group: &[[f32; LANES]]) -> S::F32 {
+    pub(super) fn peak(&self, group: &[[f32; LANES]]) -> S::F32 {
         let simd = self.simd;
-        group.iter().fold(simd.splat(0.0), |peak, column| {
+        let mut peak = simd.splat(0.0);
+        for column in group {
             let value = simd.load(column);
-            simd.max(simd.max(value, simd.sub(simd.splat(0.0), value)), peak)
-        })
+            peak = simd.max(simd.max(value, simd.sub(simd.splat(0.0), value)), peak);
+        }
+        peak
     }
 
     /// Of each group the scale that leaves the least squared error.
@@ -270,19 +273,27 @@ impl<S: Simd> Grid<S> {
 
     /// The squared error of a group with the given scale; `weigh` says what the error of an input counts.
     #[inline(always)]
-    fn error(&self, group: &[[f32; LANES]; GROUP], scale: S::F32, weigh: impl Fn(usize, S::F32) -> S::F32) -> S::F32 {
+    pub fn error(
+        &self,
+        group: &[[f32; LANES]; GROUP],
+        scale: S::F32,
+        weigh: impl Fn(usize, S::F32) -> S::F32,
+    ) -> S::F32 {
         let simd = self.simd;
         let inverse = self.inverse(scale);
-        group.iter().enumerate().fold(simd.splat(0.0), |sum, (input, column)| {
+        // No fold: its closure is a function of its own, without the instruction set, unless the optimizer dissolves it.
+        let mut sum = simd.splat(0.0);
+        for (input, column) in group.iter().enumerate() {
             let value = simd.load(column);
             let error = simd.sub(simd.mul(self.code(value, inverse), scale), value);
-            simd.add(sum, simd.mul(weigh(input, error), error))
-        })
+            sum = simd.add(sum, simd.mul(weigh(input, error), error));
+        }
+        sum
     }
 
     /// Rounded to f16.
     #[inline(always)]
-    fn to_f16(&self, value: S::F32) -> S::F32 {
+    pub(super) fn to_f16(&self, value: S::F32) -> S::F32 {
         let mut narrow = [0; LANES];
         self.simd.store_f16(value, &mut narrow);
         self.simd.load_f16(&narrow)

@@ -80,6 +80,12 @@ pub enum LoadError {
         /// What it was to be loaded as.
         asked: &'static str,
     },
+    /// Weights that are packed were to be packed once more.
+    #[error("{}: is packed already; pack the checkpoint that it was made of", file.display())]
+    PackedAlready {
+        /// The file.
+        file: PathBuf,
+    },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
@@ -279,7 +285,11 @@ impl<'a> Loader<'a> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, ends) = (spec.hidden_size, spec.embedding_width(), quantization.ends());
         let embedding = &spec.embedding;
-        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, ends)], width, false)?.weight;
+        let tokens = match spec.head {
+            Some(head) if head.tied => ends,
+            _ => quantization.of_rows(&self.stored("embedding.weight", spec.vocab_size, Some(width))?[0]),
+        };
+        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?.weight;
         let projection = match embedding.width {
             Some(width) => Some(self.linear(packer, "", &[("embedding_projection", hidden, ends)], width, false)?),
             None => None,
@@ -413,8 +423,8 @@ impl<'a> Loader<'a> {
             let name = |what| format!("{at}kv_b.{head}.{what}");
             let [keys, values] = if let Source::Packed { file, .. } = self.source {
                 [
-                    MatrixPlan::packed(file, name("keys"), kv_rank, nope_dim)?,
-                    MatrixPlan::packed(file, name("values"), value_dim, kv_rank)?,
+                    MatrixPlan::packed(file, name("keys"), usual, kv_rank, nope_dim)?,
+                    MatrixPlan::packed(file, name("values"), self.quantization.values(), value_dim, kv_rank)?,
                 ]
             } else {
                 let rows = self.head_rows(at, heads, spec, head)?;
@@ -548,7 +558,8 @@ impl<'a> Loader<'a> {
         let roles: Vec<_> = parts.iter().map(|(role, ..)| *role).collect();
         let name = format!("{at}{}", roles.join("+"));
         if let Source::Packed { file, .. } = self.source {
-            return MatrixPlan::packed(file, name, parts.iter().map(|(_, rows, _)| rows).sum(), columns);
+            // Parts are all numbers, and then alike, or all codes.
+            return MatrixPlan::packed(file, name, parts[0].2, parts.iter().map(|(_, rows, _)| rows).sum(), columns);
         }
         let mut stored = Vec::with_capacity(parts.len());
         for (role, rows, format) in parts {

@@ -14,7 +14,7 @@ use ferrule_kernels::norm::NormWeights;
 
 pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
-pub(crate) use packed::{PackedOutput, QUANTIZATION, check_quantization};
+pub(crate) use packed::{PackedOutput, QUANTIZATION, check_quantization, refuse_packed};
 pub use packed::{open_packed, pack_into};
 pub(crate) use plan::{MatrixPlan, Measure, Pack, Packer};
 pub(crate) use sites::{HeadSplit, Site};

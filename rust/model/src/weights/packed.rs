@@ -24,6 +24,9 @@ use crate::spec::ModelSpec;
 /// The key of the metadata under which the quantization's name stands.
 pub(crate) const QUANTIZATION: &str = "quantization";
 
+/// What is read at a time: a disk takes a tenth of a second for it at the most, and then Ctrl-C is seen.
+const READ_BYTES: usize = 16 << 20;
+
 /// Formats of a matrix, and how many rows each holds.
 type Bands = Vec<(Format, usize)>;
 
@@ -44,11 +47,19 @@ pub(crate) fn check_quantization(file: &PackedFile, asked: Quantization) -> Resu
     Err(LoadError::PackedAs { file: file.path().to_owned(), packed: packed.to_owned(), asked: asked.name() })
 }
 
+/// Weights are packed once: numbers of another format are made of a checkpoint's, not of codes.
+pub(crate) fn refuse_packed(source: Source<'_>) -> Result<(), LoadError> {
+    match source {
+        Source::Packed { file, .. } => Err(LoadError::PackedAlready { file: file.path().to_owned() }),
+        Source::Checkpoint(_) | Source::Random => Ok(()),
+    }
+}
+
 /// Packs the weights of a source into a file, matrix by matrix: what is in memory at a time is one of them, and the
 /// vectors. `metadata` is written beside what the file itself needs.
 ///
 /// # Errors
-/// [`LoadError`]; then there is no such file, or the one that was there before.
+/// [`LoadError`], of a source that is packed too; then there is no such file, or the one that was there before.
 pub fn pack_into(
     path: &Path,
     spec: &ModelSpec,
@@ -58,9 +69,7 @@ pub fn pack_into(
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
-    if let Source::Packed { file, .. } = source {
-        check_quantization(file, quantization)?;
-    }
+    refuse_packed(source)?;
     let loader = Loader::new(spec, source, quantization);
     let walk = |loader: &Loader<'_>, survey: &mut Survey| loader.weights(survey).map(drop);
     let mut file = PackedOutput::create(path, &loader, quantization, metadata, walk)?;
@@ -193,8 +202,16 @@ fn weights_name(name: &str, band: usize, format: Format) -> String {
     format!("{name}.{band}.{}", format.name())
 }
 
-/// The formats in which a file has a matrix, and how many rows each holds.
-pub(super) fn bands(file: &PackedFile, name: &str, rows: usize, columns: usize) -> Result<Bands, LoadError> {
+/// The formats in which a file has a matrix, and how many rows each holds. `asked` is what the quantization says of it:
+/// a floating-point format is that one; codes may be others, such as those that were stored, but codes they are.
+pub(super) fn bands(
+    file: &PackedFile,
+    name: &str,
+    asked: Format,
+    rows: usize,
+    columns: usize,
+) -> Result<Bands, LoadError> {
+    let broken = |fault| CheckpointError { file: file.path().to_owned(), fault: Box::new(fault) };
     let mut bands: Bands = Vec::new();
     let mut left = rows;
     while left > 0 {
@@ -203,12 +220,19 @@ pub(super) fn bands(file: &PackedFile, name: &str, rows: usize, columns: usize) 
         let Some((format, bytes)) = found else {
             return Err(file.missing(&named(&bands.last().map_or(Format::Int8, |band| band.0))).into());
         };
+        if format != asked && !(format.is_integer() && asked.is_integer()) {
+            return Err(broken(Fault::PackedFormat { tensor: named(&format), asked: asked.name() }).into());
+        }
+        if let Some(block) = format.stored_block().map(|block| block.inputs)
+            && !columns.is_multiple_of(block)
+        {
+            return Err(broken(Fault::PackedBlocks { tensor: named(&format), block, inputs: columns }).into());
+        }
         // Floating-point formats are alone; panels of the others are whole lines, so that their tensors are not filled up.
         let panel = PackedMatrix::piece_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
         let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
         if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
-            let fault = Fault::PackedRows { tensor: named(&format), rows: held, expected: left };
-            return Err(CheckpointError { file: file.path().to_owned(), fault: Box::new(fault) }.into());
+            return Err(broken(Fault::PackedRows { tensor: named(&format), rows: held, expected: left }).into());
         }
         bands.push((format, held.min(left)));
         left = left.saturating_sub(held);
@@ -230,6 +254,7 @@ fn ranges(
 
 /// A matrix of a file: where it lies if that is mapped, else in memory of its own.
 pub(super) fn matrix(
+    exec: &Exec<'_>,
     file: &PackedFile,
     name: &str,
     bands: &[(Format, usize)],
@@ -243,7 +268,16 @@ pub(super) fn matrix(
             error => unreachable!("ranges of a packed file begin on lines and are as long as asked for: {error}"),
         });
     }
-    PackedMatrix::filled(bands, columns, |bytes| Ok(file.read(ranges.next().expect("a range for each piece"), bytes)?))
+    PackedMatrix::filled(bands, columns, |bytes| {
+        let range = ranges.next().expect("a range for each piece");
+        for (begin, bytes) in range.step_by(READ_BYTES).zip(bytes.chunks_mut(READ_BYTES)) {
+            if exec.cancel.poll() {
+                return Err(LoadError::Cancelled);
+            }
+            file.read(begin..begin + bytes.len(), bytes)?;
+        }
+        Ok(())
+    })
 }
 
 /// Reads the vector of a role, or only looks whether it is there and as long.
@@ -258,4 +292,77 @@ pub(super) fn vector(file: &PackedFile, role: &str, reads: bool, out: &mut [f32]
         *value = f32::from_le_bytes(*stored);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::{Cancel, Pool};
+
+    use super::*;
+    use crate::specs;
+
+    /// A packed file of random weights.
+    struct Model {
+        spec: ModelSpec,
+        path: std::path::PathBuf,
+        pool: Pool,
+    }
+
+    const INT4: &str = "int4";
+
+    impl Model {
+        fn new(name: &str) -> Self {
+            let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
+            let path = std::env::temp_dir().join(format!("ferrule-{name}-{}.safetensors", std::process::id()));
+            let model = Self { spec, path, pool: Pool::new(NonZeroUsize::MIN) };
+            model.pack(&model.path, Source::Random).unwrap();
+            model
+        }
+
+        fn exec<'a>(&'a self, cancel: &'a Cancel) -> Exec<'a> {
+            Exec { isa: Isa::best(), pool: &self.pool, cancel }
+        }
+
+        fn pack(&self, path: &Path, source: Source<'_>) -> Result<(), LoadError> {
+            let (quantization, cancel) = (Quantization::named(INT4).unwrap(), Cancel::new());
+            pack_into(path, &self.spec, source, quantization, &BTreeMap::new(), self.exec(&cancel), &mut |_, _| ())
+        }
+    }
+
+    impl Drop for Model {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    #[test]
+    fn a_load_into_memory_asks_whether_it_is_cancelled() {
+        let model = Model::new("cancelled");
+        let file = open_packed(&model.path, false).unwrap();
+        let source = Source::Packed { file: &file, may_page: false };
+        let cancel = Cancel::with_poll(|| true);
+        // The hook is asked now and then: not at once.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let loader = Loader::new(&model.spec, source, Quantization::named(INT4).unwrap());
+        assert!(matches!(loader.load(model.exec(&cancel), &mut |_, _| ()), Err(LoadError::Cancelled)));
+        assert!(loader.load(model.exec(&Cancel::new()), &mut |_, _| ()).is_ok());
+    }
+
+    #[test]
+    fn what_is_packed_is_not_packed_once_more() {
+        let model = Model::new("twice");
+        let before = std::fs::read(&model.path).unwrap();
+        let file = open_packed(&model.path, true).unwrap();
+        let source = Source::Packed { file: &file, may_page: false };
+        let out = model.path.with_extension("again.safetensors");
+        assert!(matches!(model.pack(&out, source), Err(LoadError::PackedAlready { file }) if file == model.path));
+        let (int4, cancel, sequences) = (Quantization::named(INT4).unwrap(), Cancel::new(), [vec![1, 2, 3]]);
+        let (what, exec) = ((int4, &sequences[..]), model.exec(&cancel));
+        let calibrated = crate::calibrate_into(&out, &model.spec, source, what, &BTreeMap::new(), exec, &mut |_, _| ());
+        assert!(matches!(calibrated, Err(LoadError::PackedAlready { .. })));
+        assert!(!out.exists() && std::fs::read(&model.path).unwrap() == before);
+    }
 }

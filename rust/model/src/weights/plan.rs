@@ -117,12 +117,18 @@ impl<'a> MatrixPlan<'a> {
         }
     }
 
-    /// A matrix of so many rows that a file has.
+    /// A matrix of so many rows that a file has, where the quantization has it `asked`.
     ///
     /// # Errors
-    /// [`LoadError::Checkpoint`] where the file does not have it, or not so large.
-    pub fn packed(file: &'a PackedFile, name: String, rows: usize, columns: usize) -> Result<Self, LoadError> {
-        let bands = packed::bands(file, &name, rows, columns)?;
+    /// [`LoadError::Checkpoint`] where the file does not have it, or not so large, or numbers for codes.
+    pub fn packed(
+        file: &'a PackedFile,
+        name: String,
+        asked: Format,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, LoadError> {
+        let bands = packed::bands(file, &name, asked, rows, columns)?;
         Ok(Self { name, site: None, parts: Vec::new(), file: Some(file), bands, columns })
     }
 
@@ -132,7 +138,7 @@ impl<'a> MatrixPlan<'a> {
 
     pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
         match (self.file, self.parts.first()) {
-            (Some(file), _) => packed::matrix(file, &self.name, &self.bands, self.columns),
+            (Some(file), _) => packed::matrix(exec, file, &self.name, &self.bands, self.columns),
             // Random bytes are as good as random numbers, and there is nothing to search for.
             (None, Some(Stored::Random(RandomMatrix { seed, .. }))) if self.bands[0].0.is_integer() => {
                 Ok(PackedMatrix::random(exec, &self.bands, self.columns, *seed)?)
@@ -171,7 +177,7 @@ impl RowSource for MatrixPlan<'_> {
     }
 
     fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
-        self.by_parts(first, row_bytes, out, |part, first, out| part.read_stored(first, row_bytes, out));
+        self.by_parts(first, row_bytes, out, |part, first, out| part.read_blocks(first, self.columns, out));
     }
 }
 

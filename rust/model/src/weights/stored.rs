@@ -2,6 +2,7 @@
 
 use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, PackedFile, WeightTensor};
 use ferrule_kernels::RowSource;
+use ferrule_kernels::quant::{GroupedFormat, Q8_0};
 
 use super::load::LoadError;
 use crate::random::RandomMatrix;
@@ -57,16 +58,21 @@ impl RowSource for Stored<'_> {
             }
         }
     }
-
-    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
-        match self {
-            Self::View(view) => view.read_stored(first, row_bytes, out),
-            Self::Random(_) => unreachable!("random numbers are no blocks"),
-        }
-    }
 }
 
 impl Stored<'_> {
+    /// Rows from `first` on, of so many columns, in blocks: those that they consist of, else those of q8_0 that are
+    /// nearest to their numbers.
+    ///
+    /// # Panics
+    /// Of random numbers, which are packed without.
+    pub fn read_blocks(&self, first: usize, columns: usize, out: &mut [u8]) {
+        match self {
+            Self::View(view) => view.read_blocks(first, columns, out),
+            Self::Random(_) => unreachable!("random numbers are no blocks"),
+        }
+    }
+
     pub fn rows(&self) -> usize {
         match self {
             Self::View(view) => view.rows,
@@ -201,8 +207,14 @@ impl<'a> View<'a> {
         (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
     }
 
-    /// Rows from `first` on, in blocks: those that lie one after the other in the tensor are read as one.
-    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+    /// As [`Stored::read_blocks`]; rows of blocks that lie one after the other in the tensor are read as one.
+    fn read_blocks(&self, first: usize, columns: usize, out: &mut [u8]) {
+        let Some(layout) = self.blocks(columns) else {
+            let mut numbers = vec![0.0; out.len() / Q8_0::STORED.bytes * Q8_0::STORED.inputs];
+            self.read_rows(first, columns, &mut numbers);
+            return Q8_0::quantize(&numbers, out);
+        };
+        let row_bytes = columns / layout.inputs() * layout.bytes();
         let rows = out.len() / row_bytes;
         // Rows of blocks fill their stride: blocks lie in rows as they are stored.
         if rows > 1 && self.start(first + rows - 1) == self.start(first) + (rows - 1) * self.row_stride {
