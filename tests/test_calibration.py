@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sysconfig
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from conftest import TINY
-from ferrule import LLM, InvalidParameterError, TokenizerError, quantize
+from ferrule import LLM, InsufficientMemoryError, InvalidParameterError, TokenizerError, _native, quantize
 from ferrule.calibration import WINDOW, calibration_sequences
 from ferrule.cli import main
 from ferrule.loading import WEIGHTS, read_model_files
+from ferrule.options import EngineOptions
 from ferrule.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.native
@@ -203,3 +205,14 @@ def test_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"calibrate is {short}" in capsys.readouterr().err
     assert main(["quantize", "--calibrate", str(tmp_path / "none"), "-o", str(tmp_path / "b")]) == 2
     assert not (tmp_path / "b").exists()
+
+
+def test_a_model_whose_moments_no_machine_has_memory_for_is_refused_at_once(tmp_path: Path) -> None:
+    spec = json.loads(read_model_files(GOLDEN / "llama").spec.to_json())
+    for layer in spec["layers"]:
+        layer["ffn"]["intermediate_size"] = 1 << 21
+    options = EngineOptions(quantization="int4", threads=1).to_json()
+    with pytest.raises(InsufficientMemoryError, match=r"calibration.* moments ") as caught:
+        _native.pack(json.dumps(spec), None, options, str(tmp_path / "out"), {}, [[7, 8, 9]])
+    [needs, available] = [int(number) for number in re.findall(r"\d{3,}", str(caught.value))]
+    assert needs > 4 << 42 > available

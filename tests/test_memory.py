@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,49 @@ while thread.is_alive():
 print(json.dumps([peak - before, (written / "model.safetensors").stat().st_size]))
 """
 
+SMALL = LLAMA_160M | {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "intermediate_size": 2048,
+    "vocab_size": 4096,
+}
+CALIBRATING = """
+import json, pathlib, re, resource, sys, threading, time
+import ferrule, ferrule._native, numpy, tokenizers
+
+def memory(field):
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+
+def quantize():
+    sequences = [[3 + (i * i + j) % 4000 for i in range(256)] for j in range(16)]
+    output = sys.argv[1] + "-packed"
+    ferrule.quantize(sys.argv[1], output, format=sys.argv[2], calibrate=sequences, threads=1)
+
+# With little memory beside the mapped checkpoint it says how much it needs.
+mapped = pathlib.Path(sys.argv[1], "model.safetensors").stat().st_size
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + mapped + (24 << 20), limits[1]))
+try:
+    quantize()
+except ferrule.InsufficientMemoryError as error:
+    needs = int(re.search(r"needs (\\d+) bytes", str(error))[1])
+resource.setrlimit(resource.RLIMIT_AS, limits)
+
+before = peak = memory("RssAnon")
+thread = threading.Thread(target=quantize)
+thread.start()
+while thread.is_alive():
+    peak = max(peak, memory("RssAnon"))
+    time.sleep(0.002)
+print(json.dumps([peak - before, needs]))
+"""
+MOMENTS_OF_OTHERS = 3 * (512 + 256) * 512 * 4
+"""Of a layer's other maps: they are recorded together where memory has room for them."""
+
 
 @pytest.mark.parametrize(("quantization", "bits"), [("bf16", 16), ("int8", 8), ("int4", 4)])
 def test_a_load_takes_the_packed_weights_and_little_more(quantization: str, bits: int, tmp_path: Path) -> None:
@@ -81,9 +125,15 @@ def test_quantizing_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
     assert peak < LARGEST_TENSOR + (64 << 20)
 
 
-def model_in(folder: Path) -> Path:
-    shape = folder / "llama-160m.json"
-    shape.write_text(json.dumps(LLAMA_160M))
+def test_calibrating_takes_what_it_says_and_little_more(tmp_path: Path) -> None:
+    """All layers at once would be 134 MB in f32, and the moments of their inputs 190 MB."""
+    peak, needs = figures_of(CALIBRATING, model_in(tmp_path, SMALL), "int4")
+    assert needs / 2 < peak < needs + MOMENTS_OF_OTHERS + (16 << 20)
+
+
+def model_in(folder: Path, config: Mapping[str, object] = LLAMA_160M) -> Path:
+    shape = folder / "shape.json"
+    shape.write_text(json.dumps(config))
     generator = ROOT / "benches" / "random_checkpoint.py"
     subprocess.run([sys.executable, str(generator), str(shape), str(folder / "model")], check=True)
     return folder / "model"

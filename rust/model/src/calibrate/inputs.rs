@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use ferrule_kernels::{Exec, Moments, PoolError};
+use ferrule_kernels::{AllocError, Exec, Moments, PoolError, machine};
 
 use super::output::calibrated_site;
 use super::pass::Pass;
@@ -23,6 +23,15 @@ impl Inputs for Option<Moments> {
     fn take(&mut self, _: usize, _: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError> {
         Ok(Option::take(self))
     }
+}
+
+/// Moments of no rows yet, with `cols` inputs.
+pub(super) fn zeroed(cols: usize) -> Result<Moments, LoadError> {
+    Moments::zeroed(cols).map_err(|AllocError { bytes }| LoadError::Memory {
+        what: "calibration, for the moments of a map's inputs,",
+        needs: bytes,
+        available: machine::available_memory(),
+    })
 }
 
 /// Says which of a layer's maps are quantized by their inputs.
@@ -89,7 +98,7 @@ impl<'a, 's> LayerInputs<'a, 's> {
         });
         let count = fit.count();
         for (site, columns) in self.left.drain(..count) {
-            recorder.0.get_mut().insert(site, Moments::zeroed(columns)?);
+            recorder.0.get_mut().insert(site, zeroed(columns)?);
         }
         let each = std::mem::take(&mut self.work) / self.pass.sequences() as f64;
         self.pass.observe(self.layer, self.spec, &recorder, &mut || work(each))?;

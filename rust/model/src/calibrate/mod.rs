@@ -14,12 +14,14 @@ mod pass;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use ferrule_kernels::kv::{KvFormat, KvStore, PAGE_TOKENS};
 use ferrule_kernels::{Exec, Moments, machine};
 
 use crate::layer::{linear, norm_in_place};
+use crate::needs::buffer_bytes;
 use crate::quantization::Quantization;
-use crate::spec::ModelSpec;
-use crate::weights::{Layer, LoadError, Loader, MatrixSize, Pack, PackedOutput, Packer, Progress, Source, refuse_packed};
+use crate::spec::{LayerSpec, ModelSpec};
+use crate::weights::{LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, refuse_packed};
 use inputs::{LayerInputs, Wanted};
 use output::{Calibrated, Output};
 use pass::Pass;
@@ -45,10 +47,10 @@ pub fn calibrate_into(
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
+    refuse_packed(source)?;
     let floats = Loader::new(spec, source, Quantization::F32);
     let loader = Loader::new(spec, source, quantization);
-    refuse_packed(source)?;
-    check_memory(spec, &floats, sequences)?;
+    check_memory(spec, &floats, &loader, sequences)?;
     let file =
         PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;
     let mut output = Output { exec, source, done: 0.0, file, progress };
@@ -65,8 +67,9 @@ pub fn calibrate_into(
         loader.without_vectors().layer(&mut wanted, index, layer_spec)?;
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, source, &mut |_, _| ()), index, layer_spec)?;
-        // Half of it: matrices are quantized beside what was recorded.
-        let room = machine::available_memory() / 2;
+        // Half of what will be left: it is a guess what the machine's other programs take meanwhile.
+        let beside = beside_moments(spec, layer_spec, &wanted, sequences);
+        let room = machine::available_memory().saturating_sub(beside) / 2;
         let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.maps, room, before);
         let mut calibrated = Calibrated::new(&mut output, &mut inputs);
         calibrated.share = packing / wanted.bytes as f64;
@@ -122,27 +125,92 @@ fn in_memory<'a>(exec: Exec<'a>, source: Source<'a>, progress: Progress<'a>) -> 
 }
 
 fn moments(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Moments>, LoadError> {
-    let mut moments = Moments::zeroed(cols)?;
+    let mut moments = inputs::zeroed(cols)?;
     moments.add(exec, rows)?;
     Ok(Some(moments))
 }
 
-/// Holds what is in memory at a time, but for what is between a layer's operations, against what there is.
-fn check_memory(spec: &ModelSpec, floats: &Loader<'_>, sequences: &[Vec<u32>]) -> Result<(), LoadError> {
-    let tokens = sequences.iter().map(Vec::len).sum::<usize>() as u64;
-    let hidden = tokens.saturating_mul((spec.hidden_size * size_of::<f32>()) as u64);
-    let of_layer = |layer: &Layer<MatrixSize>| {
-        layer.tensors().matrices.into_iter().fold(0u64, |sum, size| sum.saturating_add(size.bytes))
-    };
-    let weights = floats.measure()?;
-    let needs = weights.layers.iter().map(of_layer).max().unwrap_or(0).saturating_add(hidden);
-    let available = machine::available_memory();
+/// Holds what is in memory at a time at the most against what there is.
+fn check_memory(
+    spec: &ModelSpec,
+    floats: &Loader<'_>,
+    loader: &Loader<'_>,
+    sequences: &[Vec<u32>],
+) -> Result<(), LoadError> {
+    let (needs, available) = (needs(spec, floats, loader, sequences)?, machine::available_memory());
     if needs > available {
-        return Err(LoadError::Memory {
-            what: "a layer in f32 with the hidden states of the calibration's tokens",
-            needs,
-            available,
-        });
+        let what = "calibration, with the hidden states of its tokens, a layer in f32 and quantized, and moments of its inputs,";
+        return Err(LoadError::Memory { what, needs, available });
     }
     Ok(())
+}
+
+/// Bytes that are in memory at a time at the most, where the moments of one map are.
+fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Result<u64, LoadError> {
+    let tokens = sequences.iter().map(Vec::len).sum::<usize>();
+    let (hidden, narrow) = (float_bytes(tokens, spec.hidden_size), float_bytes(tokens, spec.embedding_width()));
+    let moments = |columns: usize| Moments::bytes_for(columns).unwrap_or(u64::MAX);
+    let (floats, loader) = (floats.without_vectors(), loader.without_vectors());
+
+    let mut embedding = Measure::default();
+    loader.embedding(&mut embedding)?;
+    let mut ends = Measure::default();
+    loader.head_projection(&mut ends)?;
+    after_projection(&loader, spec, &mut ends)?;
+    let of_inputs = moments(spec.hidden_size).max(moments(spec.embedding_width()));
+    let mut most = embedding.bytes.max(ends.bytes.saturating_add(narrow).saturating_add(of_inputs));
+    for (index, layer_spec) in spec.layers.iter().enumerate() {
+        let (mut layer, mut wanted) = (Measure::default(), Wanted::default());
+        floats.layer(&mut layer, index, layer_spec)?;
+        loader.layer(&mut wanted, index, layer_spec)?;
+        let of_inputs = wanted.maps.iter().map(|(_, columns)| moments(*columns)).max().unwrap_or(0);
+        let beside = beside_moments(spec, layer_spec, &wanted, sequences);
+        most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
+    }
+    Ok(most.saturating_add(hidden))
+}
+
+/// Bytes that a layer takes besides its weights in f32 and moments: quantized, and what is between its operations as the
+/// longest sequence runs through it, a copy of its hidden states among that.
+fn beside_moments(spec: &ModelSpec, layer: &LayerSpec, wanted: &Wanted, sequences: &[Vec<u32>]) -> u64 {
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    let page = KvStore::page_bytes(KvFormat::F32, layer.attention.kv_shape()).unwrap_or(u64::MAX);
+    let keys_and_values = page.saturating_mul(longest.div_ceil(PAGE_TOKENS) as u64);
+    wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(keys_and_values)
+}
+
+fn float_bytes(rows: usize, width: usize) -> u64 {
+    (rows as u64).saturating_mul(width as u64).saturating_mul(size_of::<f32>() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::specs;
+
+    fn needs_of(change: impl FnOnce(&mut serde_json::Value), sequences: &[Vec<u32>]) -> u64 {
+        let mut json = specs::llama(96, 2);
+        change(&mut json);
+        let spec = ModelSpec::from_json(&json.to_string()).unwrap();
+        let load = |quantization| Loader::new(&spec, Source::Random, quantization);
+        needs(&spec, &load(Quantization::F32), &load(Quantization::named("int4").unwrap()), sequences).unwrap()
+    }
+
+    #[test]
+    fn all_that_grows_is_counted() {
+        let plain = needs_of(|_| (), &[vec![1; 64]]);
+        let hidden = 64 * 64 * 4;
+        assert_eq!(needs_of(|_| (), &[vec![1; 64], vec![1; 64]]), plain + hidden, "only one runs at a time");
+        let longer = needs_of(|_| (), &[vec![1; 128]]);
+        let keys_and_values = 64 * 2 * 2 * 16 * 4;
+        assert!(longer > plain + 2 * hidden + keys_and_values, "{longer}: with a copy, keys and values");
+        let inner = |json: &mut serde_json::Value| json["layers"][1]["ffn"]["intermediate_size"] = json!(1 << 12);
+        let wide = needs_of(inner, &[vec![1; 64]]);
+        let (floats, quantized) = (3 * 64 * (1 << 12) * 4, 3 * 64 * (1 << 12) / 2);
+        assert!(wide > Moments::bytes_for(1 << 12).unwrap() + floats + quantized, "{wide}: with moments");
+        let head = needs_of(|json| json["vocab_size"] = json!(1 << 20), &[vec![1; 64]]);
+        assert!(head > (64 << 20) / 2 + Moments::bytes_for(64).unwrap(), "{head}: with the head");
+    }
 }
