@@ -17,7 +17,7 @@ from ferrule.checks import shown
 from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
 from ferrule.gguf import is_gguf
 from ferrule.loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
-from ferrule.loading.packed_cache import source_digest
+from ferrule.loading.packed_cache import ABANDONED, source_digest
 from ferrule.options import QUANTIZATIONS, EngineOptions
 
 FORMATS = tuple(name for name in QUANTIZATIONS if name not in ("auto", "f32"))
@@ -30,8 +30,6 @@ templates have beside it, too."""
 _LARGEST_COPY = 1 << 30
 _OLD = ".old"
 """The suffix of what was overwritten."""
-_ABANDONED = 10.0
-"""Seconds after which a temporary directory that nobody has locked belongs to a process that was killed."""
 
 
 def quantize(
@@ -171,7 +169,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
     """Removes what killed processes left of this directory."""
     for folder in parent.glob(f"{prefix}*.tmp"):
         try:
-            if time.time() - folder.stat().st_mtime < _ABANDONED:
+            if time.time() - folder.stat().st_mtime < ABANDONED:
                 continue
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:  # gone meanwhile, or not ours

@@ -30,7 +30,7 @@ DEFAULT_LIMIT = 100 << 30
 SUFFIX = ".safetensors"
 HALF_WRITTEN = ".tmp"
 ABANDONED = 10.0
-"""Seconds after which a file that nobody has locked belongs to a process that was killed."""
+"""Seconds after which a file or a directory that nobody has locked belongs to a process that was killed."""
 
 _HEADER = 1 << 20
 """Bytes of a file that tell it from others of its name, size and time: with safetensors, its header or most of it."""

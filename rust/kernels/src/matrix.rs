@@ -400,12 +400,14 @@ impl PackedMatrix {
         self.bands.iter().filter(shared).map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
-    /// The packed bytes, piece by piece in a fixed order: weights and steps of each format. With rows, columns and formats they say all that the matrix is.
+    /// The packed bytes, piece by piece in a fixed order: weights and steps of each format. With rows, columns and formats
+    /// they say all that the matrix is.
     pub fn contents(&self) -> impl Iterator<Item = &[u8]> {
         self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
     }
 
-    /// Writes row `row` to `out`: floating-point weights as they are, others as near as f32 gets. This is how an embedding is looked up.
+    /// Writes row `row` to `out`: floating-point weights as they are, others as near as f32 gets. This is how an embedding
+    /// is looked up.
     ///
     /// # Panics
     /// If there is no such row or `out` is not `cols` long.

@@ -285,8 +285,9 @@ impl<'a> Loader<'a> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, ends) = (spec.hidden_size, spec.embedding_width(), quantization.ends());
         let embedding = &spec.embedding;
-        let tokens = match spec.head {
-            Some(head) if head.tied => ends,
+        let tokens = match (spec.head, self.source) {
+            (Some(head), _) if head.tied => ends,
+            (_, Source::Packed { file, .. }) => packed::first_format(file, "embedding").unwrap_or(ends),
             _ => quantization.of_rows(&self.stored("embedding.weight", spec.vocab_size, Some(width))?[0]),
         };
         let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?.weight;

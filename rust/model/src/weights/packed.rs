@@ -202,6 +202,11 @@ fn weights_name(name: &str, band: usize, format: Format) -> String {
     format!("{name}.{band}.{}", format.name())
 }
 
+/// The format of a matrix's first rows, if a file has them.
+pub(super) fn first_format(file: &PackedFile, name: &str) -> Option<Format> {
+    Format::ALL.iter().copied().find(|format| file.bytes_of(&weights_name(name, 0, *format)).is_some())
+}
+
 /// The formats in which a file has a matrix, and how many rows each holds. `asked` is what the quantization says of it:
 /// a floating-point format is that one; codes may be others, such as those that were stored, but codes they are.
 pub(super) fn bands(
