@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::slice::ChunksExact;
@@ -12,6 +13,7 @@ use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
+use crate::beams::{self, Searches};
 use crate::draft::{DraftLimits, DraftModel, Speculator};
 use crate::pace::Pace;
 use crate::pages::{DiskCache, Namespace, PAGE_NONE, Pages};
@@ -76,6 +78,7 @@ pub struct Engine<M> {
     next_id: u64,
     pace: Pace,
     speculator: Speculator<M>,
+    searches: Searches,
     pub(crate) metrics: Metrics,
     /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
     published: Arc<Mutex<Metrics>>,
@@ -143,6 +146,7 @@ impl<M: LanguageModel> Engine<M> {
             next_id: 0,
             pace: Pace::new(config.target_itl),
             speculator,
+            searches: Searches::default(),
             metrics: Metrics::default(),
             published: Arc::default(),
             dead: None,
@@ -204,8 +208,9 @@ impl<M: LanguageModel> Engine<M> {
             let tables = self.scheduler.pages.tables(namespace, shareable);
             let id = RequestId(self.next_id - 1);
             let prediction = std::mem::take(&mut request.params.prediction);
-            let grammar = request.params.structured_outputs.is_some();
-            let drafts = self.speculator.sources(request.prompt.len(), prediction, grammar);
+            let drafts = self.speculator.sources(&request, prediction);
+            let most_tokens = request.params.max_tokens.min(self.limits.tokens() - request.prompt.len());
+            self.searches.begin(id, &request.params, most_tokens);
             self.scheduler.add(Sequence::new(id, request, twin, tables, drafts));
         }
         self.publish();
@@ -221,7 +226,10 @@ impl<M: LanguageModel> Engine<M> {
         request.params.validate(vocab_size)?;
         check_prompt(&request.prompt, vocab_size)?;
         self.limits.check(request.prompt.len(), 1)?;
-        let waiting = self.scheduler.waiting.len();
+        if let Some(search) = &request.params.beam_search {
+            self.scheduler.check_beams(search.beam_width, request.prompt.len())?;
+        }
+        let (_, waiting) = self.scheduler.requests();
         match self.config.max_queued_requests {
             // Those for whom there is a place wait for no more than the next step.
             Some(limit) if waiting >= limit + self.scheduler.free_places() => {
@@ -238,7 +246,8 @@ impl<M: LanguageModel> Engine<M> {
     /// Ends a request in whatever state it is; its pages are free at once, and no step says anything of it any more.
     /// False if there is no such request, or it has ended before.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        let aborted = self.scheduler.remove(id).is_some();
+        let aborted = self.scheduler.remove(id);
+        self.searches.end(id);
         self.metrics.requests_finished.abort += u64::from(aborted);
         self.publish();
         aborted
@@ -275,8 +284,7 @@ impl<M: LanguageModel> Engine<M> {
 
     pub(crate) fn publish(&mut self) {
         let Self { metrics, scheduler, published, .. } = self;
-        metrics.running = scheduler.running.len();
-        metrics.waiting = scheduler.waiting.len();
+        (metrics.running, metrics.waiting) = scheduler.requests();
         metrics.preemptions = scheduler.preemptions;
         metrics.prefix_queries_tokens = scheduler.prefix_queries;
         metrics.prefix_hits_tokens = scheduler.prefix_hits;
@@ -388,6 +396,7 @@ impl<M: LanguageModel> Engine<M> {
         let logits = std::mem::take(&mut self.logits);
         let mut rest = logits.as_slice();
         let mut outputs = Vec::new();
+        let mut searched = BTreeSet::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
             let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
@@ -399,14 +408,23 @@ impl<M: LanguageModel> Engine<M> {
                 self.metrics.note_prompt(sequence.prompt_len, &sequence.timing);
             }
             let rows = rows.chunks_exact(vocab_size);
-            let output = (rows.len() > 0)
-                .then(|| advance(sequence, rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics));
+            let mut output = None;
+            let mut error = None;
+            if sequence.beam.is_some() {
+                error = rows.last().and_then(|row| beams::look_ahead(sequence, row, &mut self.sampler));
+                searched.insert(sequence.id);
+            } else if rows.len() > 0 {
+                let got = advance(sequence, rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics);
+                if let Some(FinishReason::Sampling(found)) = &got.finish {
+                    error = Some(found.clone());
+                }
+                output = Some(got);
+            }
             let pages = &mut self.scheduler.pages;
             if chunk.drafts > 0 {
                 pages.release_beyond(&mut sequence.tables, sequence.computed);
             }
-            let finish = output.as_ref().and_then(|output| output.finish.as_ref());
-            if let Some(FinishReason::Sampling(SampleError::NotFinite { .. })) = finish {
+            if let Some(SampleError::NotFinite { .. }) = error {
                 // Whatever made these logits may be in the pages.
                 pages.disown(&mut sequence.tables);
             } else {
@@ -416,6 +434,7 @@ impl<M: LanguageModel> Engine<M> {
             }
             outputs.extend(output);
         }
+        outputs.extend(self.searches.advance(&searched, &mut self.scheduler, &mut self.metrics));
         for output in &outputs {
             let Some(reason) = &output.finish else { continue };
             self.metrics.requests_finished.note(reason);
@@ -436,7 +455,8 @@ impl<M: LanguageModel> Engine<M> {
     pub(crate) fn die(&mut self, reason: String) {
         let finish = FinishReason::Dead { reason: reason.clone() };
         let output = |sequence: &Sequence| StepOutput { finish: Some(finish.clone()), ..StepOutput::empty(sequence) };
-        self.last_outputs = self.scheduler.sequences().map(output).collect();
+        self.last_outputs = self.scheduler.sequences().filter(|one| one.leads()).map(output).collect();
+        self.searches = Searches::default();
         self.metrics.requests_finished.error += self.last_outputs.len() as u64;
         let scheduler = new_scheduler(&self.model, &self.config);
         let old = std::mem::replace(&mut self.scheduler, scheduler);

@@ -9,6 +9,7 @@
 //! pages up and was computed again.
 #![forbid(unsafe_code)]
 
+mod beams;
 mod draft;
 mod encode;
 mod engine;
@@ -26,6 +27,7 @@ mod sequence;
 mod state;
 pub mod structured;
 
+pub use beams::Hypothesis;
 pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use engine::{Engine, EngineConfig, PrefixCacheDir};
@@ -33,7 +35,7 @@ pub use error::{ConfigError, EngineError};
 pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};
 pub use pages::{DiskCacheError, DiskStatistics, PAGE_NONE, PageStatistics, StateError};
-pub use params::{ParamError, SamplingParams, limits};
+pub use params::{BeamSearchParams, EarlyStopping, ParamError, SamplingParams, limits};
 pub use request::{Request, RequestError, RequestId};
 pub use sampling::{
     Distribution, LogitsProcessor, SampleError, SampleTrace, SharedProcessor, StageEffect, TokenLogprob, TokenLogprobs,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sequence::Sequence;
-use crate::{ConstraintError, RequestId, SampleError, SampleTrace, TokenLogprobs};
+use crate::{ConstraintError, Hypothesis, RequestId, SampleError, SampleTrace, TokenLogprobs};
 
 /// Why a request ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,6 +90,7 @@ impl StepOutput {
             entropies: Vec::new(),
             trace: Vec::new(),
             prompt_logprobs: Vec::new(),
+            beams: Vec::new(),
             timing: sequence.timing,
         }
     }
@@ -112,6 +113,8 @@ pub struct StepOutput {
     pub trace: Vec<SampleTrace>,
     /// Where they were asked for, those of the tokens of the prompt that follow the ones told before.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// What a beam search has found, with its end; the best first. It has no tokens else.
+    pub beams: Vec<Hypothesis>,
     /// When things happened so far.
     pub timing: RequestTiming,
 }

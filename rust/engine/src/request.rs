@@ -75,6 +75,32 @@ pub enum RequestError {
         /// Tokens of one sequence that all pages together hold.
         capacity: usize,
     },
+    /// Beams that could never be computed side by side.
+    #[error(
+        "beam_width is {beam_width}; a step computes {limit} sequences at the most (max_num_seqs, \
+         max_num_batched_tokens)"
+    )]
+    TooManyBeams {
+        /// Beams asked for.
+        beam_width: usize,
+        /// Sequences that a step computes at the most.
+        limit: usize,
+    },
+    /// Beams that the KV pages could not hold even at their first token.
+    #[error(
+        "beam_width is {beam_width}, which with a prompt of {tokens} tokens needs {needed} KV pages; there are {pages}: \
+         give the cache more memory (kv_cache_memory)"
+    )]
+    BeamsExceedKv {
+        /// Beams asked for.
+        beam_width: usize,
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Pages that they need.
+        needed: usize,
+        /// Pages that there are.
+        pages: usize,
+    },
     /// As many wait as may.
     #[error("the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}")]
     QueueFull {

@@ -6,10 +6,18 @@
 //! to those behind it. Drafts get what nobody else wants. When pages run out the last in rank gives all of its up and waits, to be computed again from its
 //! tokens; so it does when a request of a higher priority finds no room.
 //!
-//! Two facts keep everyone moving. The first in rank of those that run can take the pages of everyone else, while alone
-//! it fits: its length is limited to what the pools hold. So it advances in every step, and ends, and makes another the
-//! first. And a rank never changes and is a limited number of arrivals away from the newest one: so whoever waits comes
-//! to the head of the queue.
+//! Two facts keep everyone moving. Of those that run and have something to compute, the first in rank can take the pages
+//! of everyone else, while alone it fits: its length is limited to what the pools hold. So it advances in every step, and
+//! ends, and makes another the first. And a rank never changes and is a limited number of arrivals away from the newest
+//! one: so whoever waits comes to the head of the queue.
+//!
+//! A beam that waits for its siblings ([`beams`]) has nothing to compute, and what it knows belongs to its tokens: it
+//! loses nothing by its pages but the time to compute them again. So the first in rank takes them too, be it behind such
+//! beams; and where nobody else runs, they give pages and places up for the first in the queue. That one may be the
+//! sibling that they wait for, since the beams of a request have neighbouring ranks; so the beams of the first request
+//! all come as far as each other, one after another if need be, and go on.
+
+mod beams;
 
 use std::collections::VecDeque;
 
@@ -104,15 +112,27 @@ impl Scheduler {
         self.limits.max_num_seqs - self.running.len()
     }
 
-    /// Takes a sequence out, wherever it is; its pages are free.
-    pub fn remove(&mut self, id: RequestId) -> Option<Sequence> {
-        if let Some(index) = self.running.iter().position(|sequence| sequence.id == id) {
-            let mut sequence = self.running.remove(index);
-            self.pages.release(&mut sequence.tables);
-            return Some(sequence);
+    /// Takes the sequences of a request out, wherever they are; their pages are free. False if there are none.
+    pub fn remove(&mut self, id: RequestId) -> bool {
+        let mut taken = self.take(id);
+        taken.iter_mut().for_each(|sequence| self.pages.release(&mut sequence.tables));
+        !taken.is_empty()
+    }
+
+    /// Takes the sequences of a request out, wherever they are.
+    fn take(&mut self, id: RequestId) -> Vec<Sequence> {
+        let is_of_it = |sequence: &mut Sequence| sequence.id == id;
+        let mut taken: Vec<Sequence> = self.running.extract_if(.., is_of_it).collect();
+        while let Some(place) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            taken.extend(self.waiting.remove(place));
         }
-        let index = self.waiting.iter().position(|sequence| sequence.id == id)?;
-        self.waiting.remove(index)
+        taken
+    }
+
+    /// Requests that run, and requests that wait. One with several beams is where the first of them is.
+    pub fn requests(&self) -> (usize, usize) {
+        let leaders = |queue: &mut dyn Iterator<Item = &Sequence>| queue.filter(|sequence| sequence.leads()).count();
+        (leaders(&mut self.running.iter()), leaders(&mut self.waiting.iter()))
     }
 
     /// Every sequence: those that run, then those that wait, each by rank.
@@ -155,7 +175,7 @@ impl Scheduler {
 
     /// Plans as much of a running sequence as limits and pages allow, or more than the `planned` tokens of it; those behind
     /// it in rank give way, those before it do not.
-    fn schedule_one(&mut self, plan: &mut Schedule, index: usize, planned: usize) {
+    fn schedule_one(&mut self, plan: &mut Schedule, mut index: usize, planned: usize) {
         if planned == 0 && self.running[index].pending() > 1 {
             let Self { running, pages, .. } = self;
             let (found, more_to_come) = reuse(pages, &mut running[index], plan);
@@ -184,12 +204,17 @@ impl Scheduler {
                 return;
             }
             let last = self.running.len() - 1;
-            if last == index || planned > 0 {
+            let before_it = &self.running[..index];
+            if planned > 0 || last == index && (index == 0 || before_it.iter().any(|other| other.pending() > 0)) {
                 // It keeps what it holds and waits for those before it to end, or to take it.
                 return;
             }
-            plan.remove(last);
-            self.preempt_last();
+            if last == index {
+                index -= 1;
+                self.preempt(plan, index);
+            } else {
+                self.preempt(plan, last);
+            }
         }
     }
 
@@ -253,45 +278,59 @@ impl Scheduler {
     /// The first that waits for its turn alone, and not for another to compute the prompt of both.
     fn next_waiting(&self) -> Option<usize> {
         let is_under_way = |twin| self.running.iter().any(|sequence| sequence.id == twin && sequence.output_len() == 0);
-        self.waiting.iter().position(|sequence| !sequence.twin.is_some_and(is_under_way))
+        let may_run = |sequence: &Sequence| !sequence.is_ready() && !sequence.twin.is_some_and(is_under_way);
+        self.waiting.iter().position(may_run)
     }
 
-    /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its twin.
-    /// Says how many tokens were kept.
+    /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its twin or
+    /// of another beam. Says how many tokens were kept.
     fn take_over(&mut self, next: &mut Sequence) -> usize {
         let most = next.reusable();
         let kept = self.pages.reuse(&mut next.tables, &next.tokens, 0, most);
         next.note_reused(kept);
-        let shared = (next.prompt_len - 1).min(next.reusable());
-        let twin = self.running.iter().find(|sequence| Some(sequence.id) == next.twin && sequence.computed >= shared);
-        if let Some(twin) = twin.filter(|_| shared > next.computed)
-            && self.pages.fork(&mut next.tables, &twin.tables, shared)
+        let shared = |other: &Sequence| next.shared_with(other).min(other.computed);
+        let donor = self.running.iter().map(|other| (shared(other), other)).max_by_key(|&(shared, _)| shared);
+        if let Some((shared, donor)) = donor.filter(|&(shared, _)| shared > next.computed)
+            && self.pages.fork(&mut next.tables, &donor.tables, shared)
         {
             next.note_reused(shared);
         }
         kept
     }
 
-    /// Sends the last in rank back for a waiting sequence that goes before it and has a higher priority.
+    /// Sends the last in rank back for a waiting sequence that goes before it and has a higher priority, or if nobody
+    /// who runs has something to compute.
     fn make_way(&mut self, plan: &mut Schedule, place: usize) -> bool {
         let next = &self.waiting[place];
-        let yields = |last: &Sequence| last.params.priority > next.params.priority && last.rank() > next.rank();
-        if !self.running.last().is_some_and(yields) {
+        let Some(last) = self.running.last() else { return false };
+        let yields = last.params.priority > next.params.priority && last.rank() > next.rank();
+        if !yields && self.running.iter().any(|sequence| sequence.pending() > 0) {
             return false;
         }
-        plan.remove(self.running.len() - 1);
-        self.preempt_last()
+        self.preempt(plan, self.running.len() - 1);
+        true
     }
 
     /// Sends the last in rank of those that run back to the queue, without its pages. False if none runs.
     pub fn preempt_last(&mut self) -> bool {
-        let Some(mut sequence) = self.running.pop() else { return false };
+        let Some(sequence) = self.running.pop() else { return false };
+        self.send_back(sequence);
+        true
+    }
+
+    /// Sends one of those that run back to the queue, without its pages, and takes it out of the plan.
+    fn preempt(&mut self, plan: &mut Schedule, index: usize) {
+        plan.remove(index);
+        let sequence = self.running.remove(index);
+        self.send_back(sequence);
+    }
+
+    fn send_back(&mut self, mut sequence: Sequence) {
         self.pages.release(&mut sequence.tables);
         sequence.start_over();
         sequence.timing.preemptions += 1;
         self.preemptions += 1;
         self.add(sequence);
-        true
     }
 }
 
@@ -341,10 +380,13 @@ impl Schedule {
         }
     }
 
-    /// Takes the last of the running sequences out of the plan.
-    fn remove(&mut self, last: usize) {
-        if let Some(place) = self.chunks.iter().position(|chunk| chunk.index == last) {
+    /// Takes one of the running sequences out of the plan, and its index out of those behind it.
+    fn remove(&mut self, index: usize) {
+        if let Some(place) = self.chunks.iter().position(|chunk| chunk.index == index) {
             self.tokens -= self.chunks.remove(place).count;
+        }
+        for chunk in self.chunks.iter_mut().filter(|chunk| chunk.index > index) {
+            chunk.index -= 1;
         }
     }
 

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use ferrule_model::Adapter;
 
+use crate::beams::{Beam, Child};
 use crate::draft::Drafts;
 use crate::pages::PageTables;
-use crate::sampling::History;
+use crate::sampling::{Continuation, History, SampleError};
 use crate::structured::Constraint;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
@@ -26,13 +27,15 @@ pub(crate) struct Sequence {
     /// Leading tokens whose keys and values are in the pages. The next chunk starts here.
     pub computed: usize,
     pub tables: PageTables,
-    pub params: SamplingParams,
+    pub params: Arc<SamplingParams>,
     pub adapter: Option<Arc<Adapter>>,
     pub history: History,
     /// How far it has come in its grammar, where it has one. The tokens decide, not what is computed of them.
     pub constraint: Option<Constraint>,
     pub drafts: Drafts,
     pub timing: RequestTiming,
+    /// What it is to a beam search, where its request is one: the sequences of one request are its beams.
+    pub beam: Option<Beam>,
     /// The request with the same prompt whose pages it shares, once they are computed.
     pub twin: Option<RequestId>,
     /// Position of the first token of the prompt whose log-probability is still to be told; the prompt's end if none.
@@ -57,7 +60,8 @@ impl Sequence {
             drafts,
             twin,
             next_prompt_logprob: untold.min(prompt.len()),
-            params,
+            beam: params.beam_search.as_ref().map(|_| Beam::default()),
+            params: Arc::new(params),
             adapter,
             tokens: prompt,
             timing: RequestTiming::default(),
@@ -66,14 +70,26 @@ impl Sequence {
     }
 
     /// Its place among all: lower ones go first. It never changes.
-    pub fn rank(&self) -> (i64, RequestId) {
+    pub fn rank(&self) -> (i64, RequestId, usize) {
         let RequestId(arrival) = self.id;
-        ((arrival as i64).saturating_add(i64::from(self.params.priority) * PLACES_A_LEVEL), self.id)
+        let beam = self.beam.as_ref().map_or(0, |beam| beam.index);
+        ((arrival as i64).saturating_add(i64::from(self.params.priority) * PLACES_A_LEVEL), self.id, beam)
     }
 
-    /// Tokens that are not computed yet: one in a decode step, more in a prefill. Never zero while it lives.
+    /// Whether it is all of its request, or the first of its beams: there is always one.
+    pub fn leads(&self) -> bool {
+        self.beam.as_ref().is_none_or(|beam| beam.index == 0)
+    }
+
+    /// Whether it is a beam that knows how it may go on, and waits for its siblings to be as far.
+    pub fn is_ready(&self) -> bool {
+        self.beam.as_ref().is_some_and(|beam| beam.outlook.is_some())
+    }
+
+    /// Tokens that are to be computed: one in a decode step, more in a prefill. Zero of a beam that waits for its
+    /// siblings, whether its pages are still there or not, and of no other sequence.
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.computed
+        if self.is_ready() { 0 } else { self.tokens.len() - self.computed }
     }
 
     /// Tokens sampled so far.
@@ -92,6 +108,19 @@ impl Sequence {
     /// and those before each token of the prompt whose log-probability is to be told.
     pub fn reusable(&self) -> usize {
         if self.tells_prompt() { self.next_prompt_logprob - 1 } else { self.tokens.len() - 1 }
+    }
+
+    /// Leading tokens that need not be computed if another's pages hold them: those of the prompt that it has in common
+    /// with its twin, and all that it has in common with other beams of its request.
+    pub fn shared_with(&self, other: &Self) -> usize {
+        if Some(other.id) == self.twin {
+            return self.reusable().min(self.prompt_len - 1);
+        }
+        if other.id != self.id {
+            return 0;
+        }
+        let common = self.tokens.iter().zip(&other.tokens).take_while(|(own, other)| own == other).count();
+        common.min(self.reusable())
     }
 
     /// Whether log-probabilities of its prompt are still to be told.
@@ -147,11 +176,56 @@ impl Sequence {
 
     /// Appends a sampled token; the time since the one before, or since its arrival.
     pub fn push(&mut self, token: u32) -> Duration {
+        self.append(token);
+        self.note_token()
+    }
+
+    fn append(&mut self, token: u32) {
         self.tokens.push(token);
         self.history.push(token);
+    }
+
+    /// Takes note that it has a token more; the time since the one before, or since its arrival.
+    pub fn note_token(&mut self) -> Duration {
         let now = self.arrival.elapsed();
         let last = self.timing.last_token.replace(now);
         self.timing.first_token.get_or_insert(now);
         now - last.unwrap_or_default()
+    }
+
+    /// Of a beam, how it may go on, which is forgotten then; or why it cannot.
+    pub fn take_outlook(&mut self) -> (Vec<Continuation>, Option<SampleError>) {
+        match self.beam.as_mut().and_then(|beam| beam.outlook.take()) {
+            Some(Ok(continuations)) => (continuations, None),
+            Some(Err(error)) => (Vec::new(), Some(error)),
+            None => (Vec::new(), None),
+        }
+    }
+
+    /// A sequence of the same tokens, with tables that hold as much. Nothing is guessed for it.
+    pub fn fork(&self, tables: PageTables) -> Self {
+        Self {
+            id: self.id,
+            tokens: self.tokens.clone(),
+            prompt_len: self.prompt_len,
+            computed: self.computed,
+            tables,
+            params: Arc::clone(&self.params),
+            adapter: self.adapter.clone(),
+            history: self.history.clone(),
+            constraint: None,
+            drafts: Drafts::default(),
+            timing: RequestTiming { preemptions: 0, ..self.timing },
+            beam: None,
+            twin: self.twin,
+            next_prompt_logprob: self.next_prompt_logprob,
+            arrival: self.arrival,
+        }
+    }
+
+    /// Makes it the beam of a place that goes on by a token.
+    pub fn become_beam(&mut self, index: usize, child: &Child) {
+        self.append(child.token);
+        self.beam = Some(Beam { index, score: child.score, outlook: None });
     }
 }

@@ -1,5 +1,5 @@
-//! Random arrivals, aborts, forks, evictions, drafts, cancelled steps and small pools: whatever happens, pages are conserved, the
-//! limits hold, every request ends, and gets what it would have got alone.
+//! Random arrivals, aborts, forks, beams, evictions, drafts, cancelled steps and small pools: whatever happens, pages are
+//! conserved, the limits hold, every request ends, and gets what it would have got alone.
 
 mod fake;
 
@@ -10,9 +10,9 @@ use std::time::Duration;
 use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::structured::{Token, Whitespace};
 use ferrule_engine::{
-    DraftModel, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, Grammar, PrefixCacheDir, Request,
-    RequestError, RequestId, SampleTrace, SamplingParams, SpeculativeConfig, SpeculativeMethod, StructuredOutputs,
-    Text, TokenLogprobs, Vocabulary,
+    BeamSearchParams, DraftModel, EarlyStopping, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, Grammar,
+    Hypothesis, PrefixCacheDir, Request, RequestError, RequestId, SampleTrace, SamplingParams, SpeculativeConfig,
+    SpeculativeMethod, StructuredOutputs, Text, TokenLogprobs, Vocabulary,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -98,6 +98,7 @@ struct Got {
     logprobs: Vec<TokenLogprobs>,
     prompt_logprobs: Vec<TokenLogprobs>,
     trace: Vec<SampleTrace>,
+    beams: Vec<Hypothesis>,
     finish: Option<FinishReason>,
 }
 
@@ -132,7 +133,37 @@ fn grammar(seed: u64) -> Option<Arc<Grammar>> {
     seed.is_multiple_of(3).then(|| Arc::clone(&GRAMMARS[seed as usize / 3 % GRAMMARS.len()]))
 }
 
+/// One in a few is a beam search.
 fn params() -> impl Strategy<Value = SamplingParams> {
+    (sampled(), option::weighted(0.3, searched())).prop_map(|(sampled, search)| match search {
+        None => sampled,
+        Some(search) => SamplingParams {
+            beam_search: Some(search),
+            repetition_penalty: sampled.repetition_penalty,
+            presence_penalty: sampled.presence_penalty,
+            logit_bias: sampled.logit_bias,
+            no_repeat_ngram_size: sampled.no_repeat_ngram_size,
+            bad_words: sampled.bad_words,
+            seed: sampled.seed,
+            max_tokens: sampled.max_tokens,
+            min_tokens: sampled.min_tokens,
+            stop_token_ids: sampled.stop_token_ids,
+            priority: sampled.priority,
+            cache_salt: sampled.cache_salt,
+            ..SamplingParams::default()
+        },
+    })
+}
+
+fn searched() -> impl Strategy<Value = BeamSearchParams> {
+    let early_stopping =
+        prop_oneof![Just(EarlyStopping::Always), Just(EarlyStopping::Heuristic), Just(EarlyStopping::Never)];
+    (1..6_usize, -1.0..2.0_f64, early_stopping).prop_map(|(beam_width, length_penalty, early_stopping)| {
+        BeamSearchParams { beam_width, n: beam_width.div_ceil(2), length_penalty, early_stopping }
+    })
+}
+
+fn sampled() -> impl Strategy<Value = SamplingParams> {
     let filters = (
         prop_oneof![Just(0.0), Just(1.0), Just(0.6), Just(3.0)],
         prop_oneof![Just(0_usize), 1..10_usize],
@@ -295,6 +326,7 @@ fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::Step
         got.logprobs.extend(output.logprobs);
         got.prompt_logprobs.extend(output.prompt_logprobs);
         got.trace.extend(output.trace);
+        got.beams.extend(output.beams);
         got.finish = output.finish;
     }
 }
@@ -304,7 +336,7 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     let config = EngineConfig {
         pages: vec![64; scenario.windows.len()],
         max_model_len,
-        max_num_seqs: 1,
+        max_num_seqs: 5,
         max_num_batched_tokens: 1000,
         max_queued_requests: None,
         enable_prefix_caching: false,
@@ -401,6 +433,14 @@ impl Play<'_> {
                 }
                 Err(RequestError::QueueFull { waiting, limit }) => {
                     prop_assert_eq!((Some(limit), waiting >= limit), (scenario.config.max_queued_requests, true));
+                }
+                Err(RequestError::TooManyBeams { beam_width, limit }) => {
+                    let config = &scenario.config;
+                    let most = config.max_num_seqs.min(config.max_num_batched_tokens);
+                    prop_assert!(beam_width > limit && limit == most);
+                }
+                Err(RequestError::BeamsExceedKv { beam_width, needed, pages, .. }) => {
+                    prop_assert!(beam_width > 1 && needed > pages && scenario.config.pages.contains(&pages));
                 }
                 Err(error) => panic!("{error}"),
             }

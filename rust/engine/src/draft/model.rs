@@ -165,7 +165,7 @@ impl<M: LanguageModel> Guesser<M> {
                     entropy: false,
                     trace: None,
                     logits_processor: None,
-                    ..sequence.params.clone()
+                    ..(*sequence.params).clone()
                 },
             });
             let same = tokens.iter().zip(&sequence.tokens).take_while(|(read, token)| read == token).count();

@@ -11,7 +11,7 @@ use super::gain::{Offer, lengths};
 use super::model::{DraftModel, Guesser, Limits};
 use crate::sampling::Sampler;
 use crate::sequence::Sequence;
-use crate::{ConfigError, EngineConfig};
+use crate::{ConfigError, EngineConfig, Request};
 
 /// What a step may spend on drafts.
 #[derive(Debug, Clone, Copy)]
@@ -39,9 +39,13 @@ impl<M: LanguageModel> Speculator<M> {
         Ok(Self { config: config.speculative.clone(), costs: StepCosts::new(), model })
     }
 
-    /// The sources of a sequence with such a prompt and prediction, and with or without a grammar.
-    pub fn sources(&self, prompt_len: usize, prediction: Vec<u32>, grammar: bool) -> Drafts {
-        Drafts::new(self.config.method, self.model.is_some(), prompt_len, prediction, grammar)
+    /// The sources of a request's sequence, with the request's prediction. A beam has none: its next token is not sampled.
+    pub fn sources(&self, request: &Request, prediction: Vec<u32>) -> Drafts {
+        if request.params.beam_search.is_some() {
+            return Drafts::default();
+        }
+        let grammar = request.params.structured_outputs.is_some();
+        Drafts::new(self.config.method, self.model.is_some(), request.prompt.len(), prediction, grammar)
     }
 
     /// Gives the sequences that decode their drafts for the next step.

@@ -345,6 +345,22 @@ impl Pages {
         true
     }
 
+    /// Tables of another sequence of the same tokens, which holds the same pages.
+    pub fn share(&mut self, donor: &PageTables) -> PageTables {
+        for ((group, table), &passed) in self.groups.iter_mut().zip(&donor.tables).zip(&donor.passed) {
+            table[passed..].iter().for_each(|&page| group.pool.hold(page));
+        }
+        donor.clone()
+    }
+
+    /// The least pages of a group that so many sequences need which share a prompt of `tokens`, and the pages that there
+    /// are, where these are fewer.
+    pub fn lacks_for(&self, sequences: usize, tokens: usize) -> Option<(usize, usize)> {
+        let needed = |group: &Group| most_held(group.window, tokens, 1).saturating_sub(1) + sequences;
+        let lacking = self.groups.iter().map(|group| (needed(group), group.pool.total()));
+        lacking.into_iter().find(|(needed, total)| needed > total)
+    }
+
     /// Whether a sequence can be computed up to `tokens` in chunks of `chunk` with the pages that are free, when
     /// `promised` says how many of each group others still need for their own prefill.
     pub fn has_room(&self, tables: &PageTables, tokens: usize, chunk: usize, promised: &[usize]) -> bool {

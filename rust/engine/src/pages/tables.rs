@@ -7,7 +7,7 @@ use super::prefix::Place;
 use super::{Namespace, NodeId, PageTokens};
 
 /// The pages of one sequence.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PageTables {
     /// For each group, the page of every `PAGE_TOKENS` positions.
     pub(super) tables: Vec<Vec<PageId>>,

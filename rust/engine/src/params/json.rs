@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::limits::{self, IntegerRange};
-use super::{ParamError, SamplingParams, check_count};
+use super::{ParamError, SamplingParams, beams, check_count};
 
 /// The object as written: any value under each known name.
 #[derive(Deserialize)]
@@ -57,6 +57,7 @@ struct Fields {
     priority: Value,
     cache_salt: Value,
     prediction: Value,
+    beam_search: Value,
 }
 
 /// Reads the object. Ranges of reals are left to [`SamplingParams::validate`].
@@ -125,11 +126,12 @@ pub(super) fn read(text: &str, vocab_size: usize) -> Result<SamplingParams, Para
         structured_outputs: None,
         cache_salt: salt(&fields.cache_salt)?,
         prediction: tokens("prediction", &fields.prediction, vocab_size, limits::MAX_PREDICTION)?,
+        beam_search: beams::read(&fields.beam_search)?,
     })
 }
 
 /// A value as an error shows it.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     const LENGTH: usize = 64;
     let text = value.to_string();
     match text.char_indices().nth(LENGTH) {
@@ -138,7 +140,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn real(field: &'static str, value: &Value) -> Result<Option<f64>, ParamError> {
+pub(super) fn real(field: &'static str, value: &Value) -> Result<Option<f64>, ParamError> {
     let number = match value {
         Value::Null => return Ok(None),
         Value::Number(number) => number.as_f64(),
@@ -161,7 +163,7 @@ fn whole(value: &Value) -> Result<i128, bool> {
     Err(number.as_f64().is_some_and(|number| number.abs() >= i64::MAX as f64))
 }
 
-fn integer(range: &IntegerRange, value: &Value) -> Result<Option<usize>, ParamError> {
+pub(super) fn integer(range: &IntegerRange, value: &Value) -> Result<Option<usize>, ParamError> {
     let out_of_range = || ParamError::OutOfRange { field: range.field, value: shown(value), limit: range.to_string() };
     match whole(value) {
         _ if value.is_null() => Ok(None),
@@ -501,6 +503,7 @@ mod tests {
             structured_outputs: None,
             cache_salt: Some("a".into()),
             prediction: vec![7, 7, 1],
+            beam_search: None,
         };
         assert_eq!(SamplingParams::from_json(text, VOCAB), Ok(expected));
         let nulls = r#"{"seed": 0, "max_tokens": 16, "temperature": null, "top_k": null, "logprobs": null,

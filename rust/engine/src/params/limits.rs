@@ -139,5 +139,11 @@ pub const MAX_BAD_WORDS: usize = 1024;
 pub const MAX_BAD_WORD_TOKENS: usize = 256;
 /// Items of lists that may name much of a vocabulary: `allowed_token_ids`, `dry_sequence_breaker_ids`.
 pub const MAX_TOKEN_IDS: usize = 1 << 20;
+/// `beam_width`: each beam is a sequence of its own to the model.
+pub const BEAM_WIDTH: IntegerRange = IntegerRange::new("beam_width", 1, 128);
+/// `n` of a beam search; also at most `beam_width`.
+pub const BEAMS_TOLD: IntegerRange = IntegerRange::new("n", 1, 128);
+/// `length_penalty`. Beyond this, the longest or the shortest sequence wins whatever it says.
+pub const LENGTH_PENALTY: RealRange = RealRange::closed("length_penalty", -10.0, 10.0);
 /// Tokens of `prediction`: more than any context holds.
 pub const MAX_PREDICTION: usize = 1 << 22;

@@ -3,6 +3,7 @@
 //! Everything is checked here, once; the sampler's stages rely on it. Each violation names the field, the value and
 //! the limit, since the message is what a user of the Python API or of the HTTP server reads.
 
+mod beams;
 mod json;
 pub mod limits;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use crate::sampling::SharedProcessor;
 use crate::structured::Grammar;
 
+pub use beams::{BeamSearchParams, EarlyStopping};
 use limits::{IntegerRange, RealRange};
 
 /// Why sampling parameters were refused.
@@ -67,6 +69,12 @@ pub enum ParamError {
         count: usize,
         /// Items allowed.
         limit: usize,
+    },
+    /// A parameter that a beam search gives no meaning to.
+    #[error("{field} and beam_search cannot be used together")]
+    WithBeams {
+        /// The parameter's name.
+        field: &'static str,
     },
     /// Not a JSON object of known parameters.
     #[error("sampling parameters: {message}")]
@@ -165,6 +173,8 @@ pub struct SamplingParams {
     pub cache_salt: Option<Arc<str>>,
     /// Tokens that are expected to come: they are tried as drafts, and change nothing but the time that it takes.
     pub prediction: Vec<u32>,
+    /// That no token is drawn, and the likeliest continuations are looked for instead.
+    pub beam_search: Option<BeamSearchParams>,
 }
 
 impl Default for SamplingParams {
@@ -214,6 +224,7 @@ impl Default for SamplingParams {
             structured_outputs: None,
             cache_salt: None,
             prediction: Vec::new(),
+            beam_search: None,
         }
     }
 }
@@ -314,7 +325,8 @@ impl SamplingParams {
         let breakers = &self.dry_sequence_breaker_ids;
         check_tokens("dry_sequence_breaker_ids", breakers, limits::MAX_TOKEN_IDS, vocab_size)?;
         check_tokens("stop_token_ids", &self.stop_token_ids, limits::MAX_STOP_TOKEN_IDS, vocab_size)?;
-        check_tokens("prediction", &self.prediction, limits::MAX_PREDICTION, vocab_size)
+        check_tokens("prediction", &self.prediction, limits::MAX_PREDICTION, vocab_size)?;
+        self.beam_search.as_ref().map_or(Ok(()), |search| beams::check(search, self))
     }
 
     /// Whether the most likely token is taken every time.

@@ -267,6 +267,17 @@ impl<'a> Candidates<'a> {
         }
     }
 
+    /// The `count` most likely tokens, most likely first.
+    pub fn most_likely(mut self, count: usize) -> Vec<Candidate> {
+        self.keep_most_likely(count);
+        self.list();
+        let entries = self.room.ids.iter().zip(&self.room.logits);
+        let mut top: Vec<Candidate> = entries.map(|(&id, &logit)| Candidate { id, logit }).collect();
+        top.sort_unstable_by(by_likelihood);
+        top.truncate(count);
+        top
+    }
+
     /// What is left with its probabilities.
     pub fn weigh(&mut self) -> Weighed<'_> {
         self.list_if_few();
@@ -435,12 +446,8 @@ fn lowest_passing(highest: f32, passes: impl Fn(f32) -> bool) -> f32 {
 /// The ids of the `count` most likely tokens of a row that is sound, most likely first; forbidden ones come last.
 pub(super) fn most_likely(isa: Isa, logits: &[f32], count: usize) -> Vec<u32> {
     let mut room = Room::default();
-    let mut candidates = Candidates::new(isa, logits, &mut room).expect("the row was found sound before");
-    candidates.keep_most_likely(count);
-    candidates.list();
-    let entries = room.ids.into_iter().zip(room.logits);
-    let mut top: Vec<Candidate> = entries.map(|(id, logit)| Candidate { id, logit }).collect();
-    top.sort_unstable_by(by_likelihood);
+    let candidates = Candidates::new(isa, logits, &mut room).expect("the row was found sound before");
+    let top = candidates.most_likely(count);
     let forbidden = (0..).zip(logits).filter(|(_, logit)| **logit == f32::NEG_INFINITY).map(|(id, _)| id);
     top.iter().map(|candidate| candidate.id).chain(forbidden).take(count).collect()
 }

@@ -48,6 +48,10 @@
 //! A uniform number depends on the request's seed, the token's position and the purpose alone (see [`rng`]). That is
 //! what makes a seeded request the same alone, in a batch, after preemption, and under speculation.
 //!
+//! # Beams
+//! Of a beam search nothing is drawn. The stages down to `dry` act on log-probabilities, as Hugging Face's do there, and
+//! what the row is asked for is its most likely tokens (see `beams`); the others are refused beside it.
+//!
 //! # What stages remember
 //! Counts, indexes of repeats and mirostat's bound are in the [`History`], which a sequence carries along: successive
 //! positions are sampled and pushed one after another.
@@ -58,6 +62,7 @@
 
 mod allowed_token_ids;
 mod bad_words;
+mod beams;
 mod candidates;
 mod draw;
 mod dry;
@@ -89,6 +94,7 @@ mod trace;
 mod typical_p;
 mod xtc;
 
+pub(crate) use beams::Continuation;
 pub use history::History;
 pub use logits_processors::{LogitsProcessor, SharedProcessor};
 pub use logprobs::{TokenLogprob, TokenLogprobs};
@@ -222,12 +228,18 @@ pub struct Distribution {
 pub struct Sampler {
     isa: Isa,
     room: Room,
+    /// Log-probabilities of a row, where it is one of a beam search.
+    logprobs: Vec<f32>,
 }
 
 impl Default for Sampler {
     /// With the instruction set that the environment asks for, as everything else. It does not change what is sampled.
     fn default() -> Self {
-        Self { isa: Isa::from_environment().unwrap_or_else(|_| Isa::best()), room: Room::default() }
+        Self {
+            isa: Isa::from_environment().unwrap_or_else(|_| Isa::best()),
+            room: Room::default(),
+            logprobs: Vec::new(),
+        }
     }
 }
 

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use ferrule_model::KvGroup;
 use proptest::prelude::*;
 
@@ -113,7 +115,7 @@ fn a_higher_priority_goes_first_and_takes_a_place_if_it_must() {
     let mut scheduler = scheduler(100, 2, 50);
     for (id, priority) in [(0, 1), (1, 1), (2, 1), (3, 0), (4, 1)] {
         let mut new = sequence(&scheduler, id, 5);
-        new.params.priority = priority;
+        Arc::make_mut(&mut new.params).priority = priority;
         scheduler.add(new);
         if id == 1 {
             scheduler.schedule(usize::MAX);
@@ -127,7 +129,7 @@ fn a_higher_priority_goes_first_and_takes_a_place_if_it_must() {
     assert_eq!(ids(&mut scheduler.waiting.iter()), [1, 2, 4]);
     // A level is worth a limited number of arrivals.
     let mut late = sequence(&scheduler, 300, 5);
-    late.params.priority = 0;
+    Arc::make_mut(&mut late.params).priority = 0;
     scheduler.add(late);
     assert_eq!(ids(&mut scheduler.waiting.iter()), [1, 2, 4, 300]);
 }
@@ -196,7 +198,7 @@ proptest! {
             match event {
                 Event::Add { tokens, priority } => {
                     let mut new = sequence(&scheduler, next, tokens);
-                    new.params.priority = priority;
+                    Arc::make_mut(&mut new.params).priority = priority;
                     scheduler.add(new);
                     next += 1;
                 }
@@ -235,7 +237,7 @@ proptest! {
                     // As in the engine, none grows beyond what the pool holds.
                     let grown = scheduler.sequences().filter(|sequence| sequence.tokens.len() >= pages * 16);
                     let grown: Vec<RequestId> = grown.map(|sequence| sequence.id).collect();
-                    grown.into_iter().for_each(|id| drop(scheduler.remove(id)));
+                    assert!(grown.into_iter().all(|id| scheduler.remove(id)));
                 }
             }
             prop_assert!(scheduler.running.is_sorted_by_key(Sequence::rank));
