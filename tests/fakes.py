@@ -53,6 +53,14 @@ class SampleTrace:
 
 
 @dataclass(frozen=True)
+class Beam:
+    token_ids: list[int]
+    cumulative_logprob: float
+    score: float
+    stop_token: int | None = None
+
+
+@dataclass(frozen=True)
 class StepOutput:
     request_id: int
     token_ids: list[int]
@@ -63,6 +71,7 @@ class StepOutput:
     entropies: list[float] = field(default_factory=list[float])
     trace: list[SampleTrace] = field(default_factory=list[SampleTrace])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    beams: list[Beam] = field(default_factory=list[Beam])
     queued_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None

@@ -40,6 +40,7 @@ FLOORS: list[set[str]] = [
     {"driver"},
     {"lora"},
     {"request", "score", "evaluation", "distillation"},
+    {"beams"},
     {"run", "loaded", "collector"},
     {"registry"},
     {"engine_thread"},

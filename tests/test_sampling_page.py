@@ -14,7 +14,18 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "sampling.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
 NOT_OF_STAGES = {
-    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "entropy", "prediction"),
+    *(
+        "n",
+        "best_of",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "prompt_logprobs",
+        "entropy",
+        "prediction",
+    ),
     *("skip_special_tokens", "include_stop_str_in_output"),
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ferrule.async_llm import AsyncLLM
+    from ferrule.beams import BeamSearchParams
     from ferrule.errors import (
         ChatTemplateError,
         ConfigError,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ferrule.lora import LoRAAdapter, LoRARequest
     from ferrule.metrics import EngineMetrics
     from ferrule.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
         ClassificationOutput,
         CompletionOutput,
         EmbeddingOutput,
@@ -57,6 +60,7 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
+    "BeamSearchParams": "beams",
     "LoRAAdapter": "lora",
     "LoRARequest": "lora",
     "SamplingParams": "params",
@@ -69,6 +73,8 @@ _HOME = {
     "model_info": "info",
     "quantize": "quantization",
     "EngineMetrics": "metrics",
+    "BeamSearchOutput": "outputs",
+    "BeamSearchSequence": "outputs",
     "ClassificationOutput": "outputs",
     "CompletionOutput": "outputs",
     "EmbeddingOutput": "outputs",
@@ -100,6 +106,9 @@ _HOME = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ChatTemplateError",
     "ClassificationOutput",
     "Comparison",

@@ -181,6 +181,20 @@ class Vocabulary:
 class Grammar:
     """What the output of a request must be, compiled for a vocabulary."""
 
+class Beam:
+    """A sequence that a beam search has found."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def cumulative_logprob(self) -> float: ...
+    @property
+    def score(self) -> float:
+        """`cumulative_logprob` over the number of tokens to the power of the length penalty."""
+    @property
+    def stop_token(self) -> int | None:
+        """The token that ended it, where one did."""
+
 class StepOutput:
     """What one request got in a step."""
 
@@ -208,6 +222,9 @@ class StepOutput:
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
         """Of successive tokens of the prompt from prompt_logprobs_from, in this step and before the first token."""
+    @property
+    def beams(self) -> list[Beam]:
+        """What a beam search has found, the best first, with its end. It has no tokens else."""
     @property
     def queued_seconds(self) -> float | None:
         """From arrival until first scheduled."""

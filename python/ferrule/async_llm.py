@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
+from ferrule.beams import BeamSearchParams
 from ferrule.checks import check_number, shown
 from ferrule.collector import Collector
 from ferrule.driver import Driver
@@ -20,10 +21,17 @@ from ferrule.encoding.queue import Portion
 from ferrule.encoding.texts import TextInput, TextOrPair
 from ferrule.engine_thread import EngineThread
 from ferrule.errors import InvalidParameterError
-from ferrule.loaded import LoadedModel, only_params, stream_params
+from ferrule.loaded import LoadedModel, beam_params, only_params, stream_params
 from ferrule.lora import LoRA, LoRAAdapter
 from ferrule.metrics import EngineMetrics
-from ferrule.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput, RerankOutput, StreamDelta
+from ferrule.outputs import (
+    BeamSearchOutput,
+    ClassificationOutput,
+    EmbeddingOutput,
+    RequestOutput,
+    RerankOutput,
+    StreamDelta,
+)
 from ferrule.params import SamplingParams
 from ferrule.prompt import Prompt
 from ferrule.registry import Load, Registry
@@ -50,6 +58,8 @@ class _Asked(NamedTuple):
 
     prompt: object
     message_format: object
+    search: BeamSearchParams | None = None
+    """Where it is a beam search."""
 
 
 class AsyncLLM(LoadedModel):
@@ -160,6 +170,26 @@ class AsyncLLM(LoadedModel):
                 yield delta
                 if delta.output is not None:
                     return
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: LoRA | None = None,
+    ) -> BeamSearchOutput:
+        """As `LLM.beam_search`, for one prompt; cancelling the task ends it.
+
+        One that `abort` ended has found nothing.
+        """
+        search = beam_params(params)
+        asked = _Asked(prompt, None, search)
+        async with self._collecting(
+            asked, search.sampling(), request_id, priority=priority, lora_request=lora_request
+        ) as collector:
+            return cast("BeamSearchOutput", await collector.next_output())
 
     async def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
         """Loads a low-rank adapter that PEFT saved, in a thread of its own, for requests to ask for by `name`.
@@ -326,12 +356,20 @@ class AsyncLLM(LoadedModel):
         lora_request: object,
     ) -> AsyncGenerator[Collector, None]:
         """A request from its admission to its end; `asked` is called where it takes long to make."""
-        collector = Collector(self._name_of(request_id), params.n)
+        collector = Collector(self._name_of(request_id), params.best_of or params.n)
         self._registry.admit(collector)
         try:
 
             def read() -> Request:
                 given = asked if isinstance(asked, _Asked) else asked()
+                if given.search is not None:
+                    return self._beam_request(
+                        given.prompt,
+                        given.search,
+                        request_id=collector.request_id,
+                        priority=priority,
+                        lora_request=lora_request,
+                    )
                 return self._request(
                     given.prompt,
                     params,
@@ -394,4 +432,6 @@ def _size(prompt: object, params: SamplingParams) -> int:
     allowed = len(params.allowed_token_ids or ())
     # Breakers of repeats are looked for in the whole vocabulary.
     words = LONG + 1 if params.dry_multiplier else sum(map(len, (*params.bad_words, *params.bad_words_ids)))
-    return length + params.n * (sum(map(len, params.stop)) + len(params.logit_bias) + allowed + words)
+    return length + (params.best_of or params.n) * (
+        sum(map(len, params.stop)) + len(params.logit_bias) + allowed + words
+    )

@@ -66,6 +66,8 @@ class Collector:
             self.fail(failure)
             return
         self.ended = self.request.finished
+        if self.request.ranks and not self.ended:
+            return  # which of them are the best is known at the end
         if delta.token_ids or completion.finish_reason is not None:
             self._news.set()
 

@@ -8,14 +8,16 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ferrule.beams import BeamSearchParams
 from ferrule.checks import check_whole, shown
 from ferrule.distillation import check_count, export, top_logprobs_task, unpack
 from ferrule.encoding import Plan
 from ferrule.encoding.texts import Text, TextInput, TextOrPair, portions
 from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
-from ferrule.loaded import LoadedModel, stream_params
+from ferrule.loaded import LoadedModel, beam_params, stream_params
 from ferrule.lora import LoRA, LoRAAdapter
 from ferrule.outputs import (
+    BeamSearchOutput,
     Candidate,
     ClassificationOutput,
     EmbeddingOutput,
@@ -169,6 +171,34 @@ class LLM(LoadedModel):
         return self.generate(
             prompts, sampling_params, priority=priority, message_format=message_format, lora_request=lora_request
         )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        priority: int | Sequence[int] = 0,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, as far as a beam search finds them; the best first.
+
+        The search is that of Hugging Face's `generate(num_beams=...)`: same sequences, same scores. It shares steps,
+        pages and the prefix cache with all other requests, and finds the same beside any of them. `priority` and
+        `lora_request` are as in `generate`.
+
+        Raises InvalidParameterError too where `beam_width` is more than `max_num_seqs`, or more than the key-value
+        cache has pages for, and as `generate`.
+        """
+        search = beam_params(params)
+        several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
+        priorities = _list_of_one_each("priority", priority, len(several))
+        adapters = _list_of_one_each("lora_request", lora_request, len(several))
+        requests = [
+            self._beam_request(prompt, search, priority=level, lora_request=lora)
+            for prompt, level, lora in zip(several, priorities, adapters, strict=True)
+        ]
+        self._finish(requests)
+        return [request.output() for request in requests]
 
     def score(
         self,

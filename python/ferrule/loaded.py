@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from ferrule.beams import BeamRequest, BeamSearchParams
 from ferrule.checks import check_whole, shown
 from ferrule.driver import Driver
 from ferrule.encoding import Encoding
@@ -419,6 +420,29 @@ class LoadedModel:
             grammar=self._grammars.compile(params.structured_outputs),
         )
 
+    def _beam_request(
+        self,
+        prompt: object,
+        search: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        priority: object = 0,
+        lora_request: object = None,
+    ) -> BeamRequest:
+        self._encoding.check_generates("text")
+        params = search.sampling()
+        check_vocabulary(params, self._model.vocab_size)
+        priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
+        return BeamRequest(
+            str(next(self._request_numbers)) if request_id is None else request_id,
+            self._read_prompt(prompt),
+            search,
+            params.completed(self._files.defaults),
+            self._model,
+            priority=priority,
+            lora=self._adapters.find(lora_request),
+        )
+
     def _chat_template(self, chosen: object, tools: object) -> str:
         """A template by its name, or by itself; without either the model's own, for tools if there are any."""
         templates = self._tokenizer.chat_templates
@@ -465,6 +489,17 @@ def stream_params(params: object) -> SamplingParams:
     Raises InvalidParameterError.
     """
     checked = only_params(params)
-    if checked.n != 1:
-        raise InvalidParameterError(f"n is {checked.n}; a stream has one completion: the limit is 1")
+    for name, count in (("n", checked.n), ("best_of", checked.best_of or 1)):
+        if count != 1:
+            raise InvalidParameterError(f"{name} is {count}; a stream has one completion: the limit is 1")
     return checked
+
+
+def beam_params(params: object) -> BeamSearchParams:
+    """The parameters of a beam search.
+
+    Raises InvalidParameterError.
+    """
+    if not isinstance(params, BeamSearchParams):
+        raise InvalidParameterError(f"params is {shown(params)}; it must be a BeamSearchParams")
+    return params

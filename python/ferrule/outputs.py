@@ -102,6 +102,23 @@ class RequestOutput:
     prompt. None until the engine has said something of it."""
 
 
+@dataclass
+class BeamSearchSequence(CompletionOutput):
+    """A continuation that a beam search has found."""
+
+    score: float = 0.0
+    """What sequences are compared by: `cumulative_logprob`, over the number of tokens to the power of `length_penalty`.
+    The log-probabilities are those that penalties and biases have changed."""
+
+
+@dataclass
+class BeamSearchOutput(RequestOutput):
+    """A prompt and what a beam search has found."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list[BeamSearchSequence])
+    """The best first; `outputs` has the same. Fewer than asked for where no more can be, none where it was aborted."""
+
+
 @dataclass(frozen=True)
 class Score:
     """How likely a continuation is after its prompt."""

@@ -96,6 +96,9 @@ class SamplingParams:
 
     n: int = 1
     """Completions of each prompt."""
+    best_of: int | None = None
+    """Completions that are computed of each prompt. The `n` whose tokens have the highest mean log-probability are
+    returned, the best first (OpenAI's meaning). None for `n`; a stream takes no more than that."""
     temperature: float | None = None
     """Divides the logits; 0 always takes the likeliest token. Else 1."""
     top_p: float | None = None
@@ -187,6 +190,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
             "n": check_whole("n", self.n, 1, MAX_N),
+            "best_of": _checked_best_of(self.best_of, self.n),
             "dry_sequence_breakers": _checked_strings(
                 "dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS
             ),
@@ -225,6 +229,11 @@ class SamplingParams:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def ranks(self) -> bool:
+        """Whether more completions are computed than are returned."""
+        return self.best_of is not None and self.best_of > self.n
+
     def completed(self, defaults: SamplingParams) -> SamplingParams:
         """These parameters, with fields that are None taken from `defaults`, else from the neutral values."""
         missing = {name: getattr(defaults, name) for name in STANDARD if getattr(self, name) is None}
@@ -239,6 +248,15 @@ class SamplingParams:
 def _check_structure(structure: object) -> None:
     if structure is not None and not isinstance(structure, StructuredOutputsParams):
         raise InvalidParameterError(f"structured_outputs is {shown(structure)}; it must be a StructuredOutputsParams")
+
+
+def _checked_best_of(best_of: object, n: int) -> int | None:
+    if best_of is None:
+        return None
+    checked = check_whole("best_of", best_of, 1, MAX_N)
+    if checked < n:
+        raise InvalidParameterError(f"best_of is {checked}; it must be at least n, {n}")
+    return checked
 
 
 def _checked_bias(bias: object) -> dict[int, float]:

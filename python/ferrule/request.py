@@ -7,10 +7,10 @@ import itertools
 import json
 import time
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
@@ -104,7 +104,7 @@ class Completion:
         """The sum of what is known of the message, where it has a format."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
-        self.cumulative_logprob = None if params.logprobs is None else 0.0
+        self.cumulative_logprob = 0.0
         self.entropies: list[float] | None = [] if params.entropy else None
         self.processors: LogitsProcessors | None = None
         if params.logits_processors:
@@ -124,14 +124,14 @@ class Completion:
         self._cache_salt = prompt.cache_salt
         self._params = params
         self._prediction = prediction
-        self._tokenizer = model.tokenizer
+        self.tokenizer = model.tokenizer
         self._bad_words = bad_words_ids(params, model.tokenizer)
         self._breakers = breaker_ids(params, model.tokenizer)
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
-        self._own_stop_ids = set(params.stop_token_ids)
+        self.own_stop_ids = set(params.stop_token_ids)
         ends = () if params.ignore_eos else (*model.eos_token_ids, *prompt.stop_token_ids)
-        self._all_stop_ids = self._own_stop_ids.union(ends)
+        self._all_stop_ids = self.own_stop_ids.union(ends)
         self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._detokenizer = None
         if model.tokenizer.available or params.stop or message_format is not None:
@@ -149,36 +149,34 @@ class Completion:
                 reasoning_open=message_format.reasoning_open(end), seed=f"{self.seed} {digest}"
             )
 
-    def engine_params(self, trace: int | None, streams: bool) -> str:
+    def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:
         """The parameters as the engine reads them; stop strings are not its business."""
         params = self._params
-        return json.dumps(
-            {
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
-                "min_p": params.min_p,
-                "repetition_penalty": params.repetition_penalty,
-                **{name: getattr(params, name) for name in (*NUMBERS, *WHOLE_NUMBERS)},
-                "dry_sequence_breaker_ids": self._breakers,
-                "bad_words": self._bad_words,
-                "allowed_token_ids": params.allowed_token_ids,
-                "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
-                "seed": self.seed,
-                "max_tokens": self._max_tokens,
-                "min_tokens": min(params.min_tokens, self._max_tokens),
-                "stop_token_ids": sorted(self._all_stop_ids),
-                "logprobs": params.logprobs,
-                "entropy": params.entropy,
-                "prompt_logprobs": self._prompt_logprobs,
-                "prompt_logprobs_from": self._prompt_logprobs_from,
-                "priority": self._priority,
-                "cache_salt": self._cache_salt,
-                "trace": trace,
-                "streams": streams,
-                "prediction": list(self._prediction),
-            }
-        )
+        return {
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            **{name: getattr(params, name) for name in (*NUMBERS, *WHOLE_NUMBERS)},
+            "dry_sequence_breaker_ids": self._breakers,
+            "bad_words": self._bad_words,
+            "allowed_token_ids": params.allowed_token_ids,
+            "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
+            "seed": self.seed,
+            "max_tokens": self._max_tokens,
+            "min_tokens": min(params.min_tokens, self._max_tokens),
+            "stop_token_ids": sorted(self._all_stop_ids),
+            "logprobs": 0 if params.logprobs is None and params.ranks else params.logprobs,
+            "entropy": params.entropy,
+            "prompt_logprobs": self._prompt_logprobs,
+            "prompt_logprobs_from": self._prompt_logprobs_from,
+            "priority": self._priority,
+            "cache_salt": self._cache_salt,
+            "trace": trace,
+            "streams": streams,
+            "prediction": list(self._prediction),
+        }
 
     def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
         """Takes in what a step says of the prompt, before `add` takes the rest.
@@ -194,13 +192,10 @@ class Completion:
         Raises EngineError where the engine failed on this request, LogitsProcessorError where a processor of it did.
         """
         self.step = step
-        if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
-            raise self.processors.error
-        if step.finish_reason == "error":
-            raise EngineError(step.error or "the engine failed on this request")
+        self.raise_error(step)
         start, text = len(self.token_ids), ""
         for position, token in enumerate(step.token_ids):
-            self._count(token, step.logprobs[position] if self.logprobs is not None else None)
+            self._count(token, step.logprobs[position] if step.logprobs else None)
             if self.entropies is not None:
                 self.entropies.append(step.entropies[position])
             last = position == len(step.token_ids) - 1
@@ -210,13 +205,20 @@ class Completion:
                 break
         if self._stop.matched is None and step.finish_reason is not None:
             self.finish_reason = step.finish_reason
-            self.stop_reason = step.stop_token if step.stop_token in self._own_stop_ids else None
+            self.stop_reason = step.stop_token if step.stop_token in self.own_stop_ids else None
             text += self._flush()
         if self._stop.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self._stop.matched
         self.text += text
         logprobs = None if self.logprobs is None else self.logprobs[start:]
         return StreamDelta(text, self.token_ids[start:], logprobs, message=self._told_apart(text))
+
+    def raise_error(self, step: _native.StepOutput) -> None:
+        """Raises what `add` does for a step that says that something failed."""
+        if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
+            raise self.processors.error
+        if step.finish_reason == "error":
+            raise EngineError(step.error or "the engine failed on this request")
 
     def abort(self) -> StreamDelta:
         """Ends it where it is: text that was held back comes out."""
@@ -225,6 +227,11 @@ class Completion:
         self.finish_reason = "abort"
         return StreamDelta(text, [], None if self.logprobs is None else [], message=self._told_apart(text))
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, where their log-probabilities are known."""
+        return self.cumulative_logprob / max(len(self.token_ids), 1)
+
     def output(self) -> CompletionOutput:
         """The state so far."""
         return CompletionOutput(
@@ -232,7 +239,7 @@ class Completion:
             text=self.text,
             token_ids=list(self.token_ids),
             logprobs=None if self.logprobs is None else list(self.logprobs),
-            cumulative_logprob=self.cumulative_logprob,
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self.seed,
@@ -253,12 +260,13 @@ class Completion:
         self.last_token_time = time.perf_counter()
         self.first_token_time = self.first_token_time or self.last_token_time
         self.token_ids.append(token)
-        if logprobs is not None and self.logprobs is not None and self.cumulative_logprob is not None:
-            self.logprobs.append(self._by_token(logprobs))
+        if logprobs is not None:
             self.cumulative_logprob += logprobs.sampled[1]
+            if self.logprobs is not None:
+                self.logprobs.append(self._by_token(logprobs))
 
     def _by_token(self, logprobs: _native.TokenLogprobs) -> TokenLogprobs:
-        texts = self._tokenizer.token_text
+        texts = self.tokenizer.token_text
         return {t: Logprob(logprob, rank, texts(t)) for t, logprob, rank in [logprobs.sampled, *logprobs.top]}
 
     def _read(self, token: int) -> str:
@@ -278,7 +286,7 @@ class Request:
 
     `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
     for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model, `grammar` what the
-    outputs must be.
+    outputs must be. `completion` makes the continuations.
     """
 
     def __init__(
@@ -294,14 +302,18 @@ class Request:
         message_format: MessageFormat | None = None,
         lora: _native.LoraAdapter | None = None,
         grammar: _native.Grammar | None = None,
+        completion: Callable[..., Completion] = Completion,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self._lora = lora
         self._grammar = grammar
+        self._n = params.n
+        self.ranks = params.ranks
+        """Whether more completions are computed than are told of, which are the best of them."""
         prediction = read_prediction(params.prediction, model)
         self.completions = [
-            Completion(
+            completion(
                 index,
                 prompt,
                 params,
@@ -312,7 +324,7 @@ class Request:
                 message_format=message_format,
                 prediction=prediction,
             )
-            for index in range(params.n)
+            for index in range(params.best_of or params.n)
         ]
         self.arrival = time.perf_counter()
 
@@ -329,7 +341,7 @@ class Request:
         return [
             Work(
                 self.prompt.token_ids,
-                completion.engine_params(trace, streams),
+                json.dumps(completion.engine_fields(trace, streams)),
                 completion.index or None,
                 self._lora,
                 completion.processors,
@@ -345,12 +357,18 @@ class Request:
             request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=list(self.prompt.token_ids),
-            outputs=[completion.output() for completion in self.completions],
+            outputs=self._outputs(),
             finished=self.finished,
             metrics=_metrics(self.arrival, len(self.prompt.token_ids), self.completions),
             prompt_logprobs=None if first.prompt_logprobs is None else list(first.prompt_logprobs),
             num_cached_tokens=None if first.step is None else first.step.cached_tokens,
         )
+
+    def _outputs(self) -> list[CompletionOutput]:
+        if not self.ranks:
+            return [completion.output() for completion in self.completions]
+        best = sorted(self.completions, key=lambda completion: -completion.mean_logprob)[: self._n]
+        return [replace(completion.output(), index=index) for index, completion in enumerate(best)]
 
 
 def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completion]) -> RequestMetrics:

@@ -61,7 +61,9 @@ pub(crate) fn request_error(error: &RequestError) -> PyErr {
     let message = error.to_string();
     match error {
         RequestError::NoLogits => UnsupportedTaskError::new_err(message),
-        RequestError::Param(_) => InvalidParameterError::new_err(message),
+        RequestError::Param(_) | RequestError::TooManyBeams { .. } | RequestError::BeamsExceedKv { .. } => {
+            InvalidParameterError::new_err(message)
+        }
         RequestError::QueueFull { .. } => QueueFullError::new_err(message),
         RequestError::Dead { .. } => EngineError::new_err(message),
         _ => PromptError::new_err(message),

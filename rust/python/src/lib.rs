@@ -59,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outputs::TokenLogprobs>()?;
     module.add_class::<outputs::SampleTrace>()?;
     module.add_class::<outputs::Candidate>()?;
+    module.add_class::<outputs::Beam>()?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(figures::measure, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;

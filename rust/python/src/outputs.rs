@@ -17,6 +17,7 @@ pub(crate) struct StepOutput {
     entropies: Vec<f64>,
     trace: Vec<Py<SampleTrace>>,
     prompt_logprobs: Vec<Py<TokenLogprobs>>,
+    beams: Vec<Py<Beam>>,
     queued_seconds: Option<f64>,
     first_token_seconds: Option<f64>,
     last_token_seconds: Option<f64>,
@@ -24,6 +25,15 @@ pub(crate) struct StepOutput {
     cached_tokens: usize,
     drafted_tokens: usize,
     accepted_tokens: usize,
+}
+
+/// A sequence that a beam search has found.
+#[pyclass(frozen, get_all, module = "ferrule._native")]
+pub(crate) struct Beam {
+    token_ids: Vec<u32>,
+    cumulative_logprob: f64,
+    score: f64,
+    stop_token: Option<u32>,
 }
 
 /// Log-probabilities, before any sampler stage.
@@ -69,6 +79,7 @@ impl StepOutput {
             logprobs: told(output.logprobs)?,
             entropies: output.entropies,
             prompt_logprobs: told(output.prompt_logprobs)?,
+            beams: output.beams.into_iter().map(|beam| Py::new(py, Beam::from(beam))).collect::<PyResult<_>>()?,
             queued_seconds: timing.first_scheduled.as_ref().map(Duration::as_secs_f64),
             first_token_seconds: timing.first_token.as_ref().map(Duration::as_secs_f64),
             last_token_seconds: timing.last_token.as_ref().map(Duration::as_secs_f64),
@@ -78,6 +89,13 @@ impl StepOutput {
             accepted_tokens: timing.accepted_tokens,
             trace: output.trace.into_iter().map(|trace| sample_trace(py, trace)).collect::<PyResult<_>>()?,
         })
+    }
+}
+
+impl From<engine::Hypothesis> for Beam {
+    fn from(hypothesis: engine::Hypothesis) -> Self {
+        let engine::Hypothesis { token_ids, cumulative_logprob, score, stop_token } = hypothesis;
+        Self { token_ids, cumulative_logprob, score, stop_token }
     }
 }
 

@@ -1,0 +1,315 @@
+"""Beam search and best-of-n: the same beside whoever, refused by name, ended at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule import (
+    LLM,
+    AsyncLLM,
+    BeamSearchOutput,
+    BeamSearchParams,
+    EngineMetrics,
+    InvalidParameterError,
+    LogitsProcessorError,
+    PromptError,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from ferrule.logits_processors import Logits, Tokens
+from ferrule.prompt import TokensPrompt
+from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, favour_new, prompts, told
+from test_batch_invariance import params as others_params
+from test_invariance import load
+
+pytestmark = pytest.mark.native
+
+FORMATS = [("f32", "f32"), ("int4", "f16")]
+OTHERS = 16
+OF_SAMPLING = ["bad_words_ids", "skip_special_tokens", "include_stop_str_in_output"]
+"""Fields that mean what they mean elsewhere."""
+SEARCHES: list[BeamSearchParams] = [
+    BeamSearchParams(beam_width=4, max_tokens=24),
+    BeamSearchParams(beam_width=3, max_tokens=30, n=2, length_penalty=-0.5, early_stopping="never", min_tokens=5),
+    BeamSearchParams(
+        beam_width=5,
+        max_tokens=20,
+        early_stopping=True,
+        repetition_penalty=1.3,
+        no_repeat_ngram_size=2,
+        bad_words_ids=[[9], [10, 11]],
+        stop_token_ids=list(range(40, 60)),
+        logit_bias={70: 1.0},
+        logits_processors=[favour_new],
+    ),
+]
+
+Found = list[list[tuple[list[int], str, str, str | None, int | str | None]]]
+
+
+def search_prompts() -> list[TokensPrompt]:
+    """They begin as those of others do."""
+    return prompts()[-len(SEARCHES) :]
+
+
+def found(outputs: list[BeamSearchOutput]) -> Found:
+    """Tokens and scores to the last bit."""
+    return [
+        [
+            (
+                each.token_ids,
+                each.score.hex(),
+                (each.cumulative_logprob or 0.0).hex(),
+                each.finish_reason,
+                each.stop_reason,
+            )
+            for each in output.sequences
+        ]
+        for output in outputs
+    ]
+
+
+@cache
+def alone(formats: tuple[str, str]) -> Found:
+    """Each search by itself, nothing shared, on one thread."""
+    with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
+        outputs = [
+            llm.beam_search(prompt, search)[0] for prompt, search in zip(search_prompts(), SEARCHES, strict=True)
+        ]
+    assert [len(output.sequences) for output in outputs] == [4, 2, 5]
+    return found(outputs)
+
+
+async def beside_others(llm: AsyncLLM) -> tuple[Found, list[Any]]:
+    """All searches and some other requests at once."""
+
+    async def other(number: int) -> RequestOutput:
+        last = None
+        async for output in llm.generate(prompts()[number], others_params(number)):
+            last = output
+        assert last is not None
+        return last
+
+    searches = [
+        asyncio.create_task(llm.beam_search(prompt, search))
+        for prompt, search in zip(search_prompts(), SEARCHES, strict=True)
+    ]
+    others = [asyncio.create_task(other(number)) for number in range(OTHERS)]
+    return found(list(await asyncio.gather(*searches))), [told(output) for output in await asyncio.gather(*others)]
+
+
+@cache
+def others_alone(formats: tuple[str, str]) -> list[Any]:
+    """The other requests, each by itself."""
+    with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
+        return [told(llm.generate(prompts()[number], others_params(number))[0]) for number in range(OTHERS)]
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("few_pages", [False, True])
+@pytest.mark.parametrize("drafts", [None, {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}])
+def test_a_search_finds_the_same_beside_others(
+    formats: tuple[str, str], few_pages: bool, drafts: dict[str, Any] | None
+) -> None:
+    """Small chunks, prefixes from the cache, structured and speculative requests, and pages for a quarter of them."""
+    options: dict[str, Any] = {"speculative_config": drafts} if drafts else {}
+    if few_pages:
+        with load("tiny", formats, 64, 2) as small:
+            options["kv_cache_memory"] = FEW_PAGES * PAGE_TOKENS * small.info()["kv_bytes_per_token"]
+    llm = AsyncLLM(quantization=formats[0], kv_cache_dtype=formats[1], max_num_batched_tokens=64, threads=2, **options)
+
+    async def twice() -> None:
+        async with llm:
+            for _ in range(2):
+                searches, others = await beside_others(llm)
+                assert searches == alone(formats)
+                assert others == others_alone(formats)
+            check(llm.metrics())
+
+    def check(metrics: EngineMetrics) -> None:
+        assert metrics.prefix_hits_tokens > 0
+        assert (metrics.preemptions > 0) == few_pages
+        assert metrics.pages_free == metrics.pages_total
+        assert (metrics.accepted_tokens > 0) == (drafts is not None)
+
+    asyncio.run(twice())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        ({"beam_width": 0}, ["beam_width is 0", "1 to 128"]),
+        ({"beam_width": 10**9}, ["beam_width is 1000000000", "1 to 128"]),
+        ({"beam_width": 2.5}, ["beam_width is 2.5"]),
+        ({"n": 0}, ["n is 0"]),
+        ({"n": 5}, ["n is 5", "beam_width, 4"]),
+        ({"length_penalty": math.nan}, ["length_penalty is nan", "-10 to 10"]),
+        ({"length_penalty": 11}, ["length_penalty is 11", "-10 to 10"]),
+        ({"early_stopping": "maybe"}, ["early_stopping is 'maybe'", "'never'"]),
+        ({"early_stopping": 1}, ["early_stopping is 1"]),
+        ({"max_tokens": 0}, ["max_tokens is 0"]),
+        ({"min_tokens": 9}, ["min_tokens is 9", "max_tokens, 8"]),
+        ({"temperature": 0.7}, ["temperature is 0.7", "beam search"]),
+        ({"stop": "\n"}, ["stop is", "beam search"]),
+        ({"structured_outputs": StructuredOutputsParams(regex="a")}, ["structured_outputs", "beam search"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty is 0"]),
+        ({"stop_token_ids": [-1]}, ["stop_token_ids[0]"]),
+        ({"ignore_eos": "yes"}, ["ignore_eos"]),
+    ],
+)
+def test_what_makes_no_search_is_named(arguments: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(InvalidParameterError) as refused:
+        BeamSearchParams(**({"beam_width": 4, "max_tokens": 8} | arguments))
+    assert all(fragment in str(refused.value) for fragment in fragments), refused.value
+
+
+def test_what_an_engine_cannot_search_is_named() -> None:
+    with LLM(max_num_seqs=3, threads=1) as llm:
+        page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
+        with pytest.raises(InvalidParameterError, match=r"beam_width is 4.*3 sequences.*max_num_seqs"):
+            llm.beam_search("x", BeamSearchParams(beam_width=4, max_tokens=8))
+        with pytest.raises(InvalidParameterError, match="stop_token_ids holds the token id 4096"):
+            llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=8, stop_token_ids=[4096]))
+        with pytest.raises(InvalidParameterError, match="params is SamplingParams"):
+            llm.beam_search("x", SamplingParams())  # type: ignore[arg-type]
+        with pytest.raises(PromptError, match="empty"):
+            llm.beam_search({"prompt_token_ids": []}, BeamSearchParams(beam_width=2, max_tokens=8))
+        assert not llm.metrics().running
+    refused = pytest.raises(InvalidParameterError, match=r"beam_width is 6.*100 tokens needs 12 KV pages.*8")
+    with LLM(kv_cache_memory=8 * page_bytes, threads=1) as llm, refused:
+        llm.beam_search({"prompt_token_ids": [9] * 100}, BeamSearchParams(beam_width=6, max_tokens=8))
+
+
+def test_a_search_as_it_is_told() -> None:
+    prompt = "The capital of France is"
+    with LLM(threads=1) as llm:
+        output, other = llm.beam_search([prompt, "Once"], BeamSearchParams(beam_width=3, max_tokens=12))
+        assert (output.prompt, output.finished, len(output.sequences), len(other.sequences)) == (prompt, True, 3, 3)
+        assert output.outputs == output.sequences
+        scores = [each.score for each in output.sequences]
+        assert scores == sorted(scores, reverse=True)
+        for index, each in enumerate(output.sequences):
+            assert each.index == index
+            assert each.cumulative_logprob == pytest.approx(each.score * len(each.token_ids))
+            assert each.text == llm.detokenize(each.token_ids)
+            assert each.finish_reason in ("stop", "length")
+        metrics = output.metrics
+        assert metrics.output_tokens == sum(len(each.token_ids) for each in output.sequences)
+        assert metrics.time_to_first_token is not None
+        assert metrics.time_to_first_token <= metrics.total_time
+        # What the model itself says of the sequence.
+        best = output.sequences[0]
+        score = llm.score(prompt, best.token_ids)
+        assert score[0].logprob == pytest.approx(best.cumulative_logprob, abs=1e-5)
+        # A stop token ends a sequence and is none of its text.
+        stop = best.token_ids[3]
+        ended = llm.beam_search(prompt, BeamSearchParams(beam_width=3, max_tokens=12, stop_token_ids=[stop]))[0]
+        stopped = [each for each in ended.sequences if each.finish_reason == "stop"]
+        assert stopped
+        assert all(each.token_ids[-1] == stop == each.stop_reason for each in stopped)
+        assert all(each.text == llm.detokenize(each.token_ids[:-1]) for each in stopped)
+
+
+def test_a_processor_that_fails_ends_its_search() -> None:
+    def nothing(output: Tokens, logits: Logits) -> None:
+        if len(output) == 5:
+            logits[3] = math.nan
+
+    search = BeamSearchParams(beam_width=3, max_tokens=12, logits_processors=[nothing])
+    with LLM(threads=1) as llm:
+        with pytest.raises(LogitsProcessorError, match=r"logits_processors\[0\]"):
+            llm.beam_search("Once", search)
+        metrics = llm.metrics()
+        assert metrics.pages_free == metrics.pages_total
+
+
+def test_a_search_that_is_ended_leaves_nothing() -> None:
+    search = BeamSearchParams(beam_width=4, max_tokens=2000, ignore_eos=True)
+
+    async def run() -> None:
+        async with AsyncLLM(threads=1) as llm:
+            aborted = asyncio.create_task(llm.beam_search("Once", search, "one"))
+            cancelled = asyncio.create_task(llm.beam_search("Twice", search))
+            while llm.metrics().generated_tokens < 10:
+                await asyncio.sleep(0.01)
+            await llm.abort("one")
+            output = await aborted
+            assert (output.sequences, output.request_id) == ([], "one")
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            while llm.metrics().running:
+                await asyncio.sleep(0.01)
+            metrics = llm.metrics()
+            assert metrics.pages_free == metrics.pages_total
+            found = await llm.beam_search("Once", BeamSearchParams(beam_width=2, max_tokens=3))
+            assert len(found.sequences) == 2
+
+    asyncio.run(run())
+
+
+def mean(output: Any) -> float:
+    return output.cumulative_logprob / len(output.token_ids)
+
+
+def test_the_best_of_several() -> None:
+    sampled: dict[str, Any] = {"temperature": 1.2, "seed": 3, "max_tokens": 12, "logprobs": 0}
+    prompt = "Once upon a time"
+    with LLM(threads=1) as llm:
+        every = llm.generate(prompt, SamplingParams(n=6, **sampled))[0].outputs
+        expected = sorted(every, key=mean, reverse=True)
+        assert expected != every
+        best = llm.generate(prompt, SamplingParams(n=2, best_of=6, **sampled))[0]
+        assert [each.token_ids for each in best.outputs] == [each.token_ids for each in expected[:2]]
+        assert [each.index for each in best.outputs] == [0, 1]
+        assert [each.seed for each in best.outputs] == [each.seed for each in expected[:2]]
+        # Log-probabilities are told where they were asked for.
+        plain = SamplingParams(n=2, best_of=6, **(sampled | {"logprobs": None}))
+        untold = llm.generate(prompt, plain)[0].outputs
+        assert [each.token_ids for each in untold] == [each.token_ids for each in best.outputs]
+        assert all(each.logprobs is None and each.cumulative_logprob is None for each in untold)
+        # As many as are returned: in their own order.
+        same = llm.generate(prompt, SamplingParams(n=6, best_of=6, **sampled))[0].outputs
+        assert [each.token_ids for each in same] == [each.token_ids for each in every]
+        with pytest.raises(InvalidParameterError, match="best_of is 3; a stream"):
+            llm.stream(prompt, SamplingParams(best_of=3))
+
+    async def last() -> list[RequestOutput]:
+        async with AsyncLLM(threads=1) as llm:
+            return [output async for output in llm.generate(prompt, plain)]
+
+    (only,) = asyncio.run(last())
+    assert only.finished
+    assert [each.token_ids for each in only.outputs] == [each.token_ids for each in best.outputs]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        ({"best_of": 0}, ["best_of is 0", "1 to 128"]),
+        ({"best_of": 129}, ["best_of is 129"]),
+        ({"best_of": 2, "n": 3}, ["best_of is 2", "n, 3"]),
+    ],
+)
+def test_a_best_of_that_is_none_is_named(arguments: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(InvalidParameterError) as refused:
+        SamplingParams(**arguments)
+    assert all(fragment in str(refused.value) for fragment in fragments)
+
+
+def test_the_page_works() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "beam-search.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/beam-search.md", "exec"), names)
+    assert len(names["output"].sequences) == 4
+    fields = BeamSearchParams.__dataclass_fields__
+    assert [name for name in fields if f"`{name}`" not in page and "penalty" not in name] == OF_SAMPLING
