@@ -85,6 +85,10 @@ def test_entropies_are_those_of_the_models_probabilities(tiny: LLM) -> None:
     expected = -(probabilities * np.log(probabilities)).sum(axis=1)
     assert completion.entropies == pytest.approx(expected.tolist(), rel=1e-9)
     assert tiny.generate("x", GREEDY)[0].outputs[0].entropies is None
+    deltas = list(tiny.stream("Once upon a time,", params))
+    assert [one for delta in deltas for one in delta.entropies or []] == completion.entropies
+    assert all(len(delta.entropies or []) == len(delta.token_ids) for delta in deltas)
+    assert all(delta.entropies is None for delta in tiny.stream("x", GREEDY))
 
 
 def test_bad_words_do_not_come(tiny: LLM) -> None:

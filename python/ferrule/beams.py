@@ -88,9 +88,9 @@ class BeamSearchParams:
                 raise InvalidParameterError(f"n is {self.n}; the limit is beam_width, {width}")
         penalty = check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         object.__setattr__(self, "length_penalty", penalty)
-        if self.early_stopping != NEVER and not isinstance(self.early_stopping, bool):
-            given = shown(self.early_stopping)
-            raise InvalidParameterError(f"early_stopping is {given}; it must be True, False or 'never'")
+        early: object = self.early_stopping
+        if early != NEVER and not isinstance(early, bool):
+            raise InvalidParameterError(f"early_stopping is {shown(early)}; it must be True, False or 'never'")
         for name, neutral in (("temperature", 0), ("stop", ()), ("structured_outputs", None)):
             if getattr(self, name) != neutral:
                 given = shown(getattr(self, name))

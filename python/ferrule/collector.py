@@ -111,6 +111,7 @@ class Collector:
             None if completion.logprobs is None else completion.logprobs[start:],
             self.request.output() if self.request.finished else None,
             None if message is None else message.since(known),
+            None if completion.entropies is None else completion.entropies[start:],
         )
 
     async def _wait(self) -> None:

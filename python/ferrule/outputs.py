@@ -157,6 +157,8 @@ class StreamDelta:
     """All of it, with the last delta."""
     message: MessageDelta | None = None
     """What is new of the message, where a message format was chosen."""
+    entropies: list[float] | None = None
+    """As in `CompletionOutput`, one for each of these tokens."""
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,8 @@ class Completion:
             self.finish_reason, self.stop_reason = "stop", self._stop.matched
         self.text += text
         logprobs = None if self.logprobs is None else self.logprobs[start:]
-        return StreamDelta(text, self.token_ids[start:], logprobs, message=self._told_apart(text))
+        entropies = None if self.entropies is None else self.entropies[start:]
+        return StreamDelta(text, self.token_ids[start:], logprobs, message=self._told_apart(text), entropies=entropies)
 
     def raise_error(self, step: _native.StepOutput) -> None:
         """Raises what `add` does for a step that says that something failed."""
@@ -225,7 +226,13 @@ class Completion:
         text = self._flush()
         self.text += text
         self.finish_reason = "abort"
-        return StreamDelta(text, [], None if self.logprobs is None else [], message=self._told_apart(text))
+        return StreamDelta(
+            text,
+            [],
+            None if self.logprobs is None else [],
+            message=self._told_apart(text),
+            entropies=None if self.entropies is None else [],
+        )
 
     @property
     def mean_logprob(self) -> float:

@@ -288,8 +288,7 @@ impl Scheduler {
         let most = next.reusable();
         let kept = self.pages.reuse(&mut next.tables, &next.tokens, 0, most);
         next.note_reused(kept);
-        let shared = |other: &Sequence| next.shared_with(other).min(other.computed);
-        let donor = self.running.iter().map(|other| (shared(other), other)).max_by_key(|&(shared, _)| shared);
+        let donor = self.running.iter().map(|other| (next.shared_with(other), other)).max_by_key(|&(shared, _)| shared);
         if let Some((shared, donor)) = donor.filter(|&(shared, _)| shared > next.computed)
             && self.pages.fork(&mut next.tables, &donor.tables, shared)
         {

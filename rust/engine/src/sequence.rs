@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::Adapter;
 
 use crate::beams::{Beam, Child};
@@ -110,17 +111,19 @@ impl Sequence {
         if self.tells_prompt() { self.next_prompt_logprob - 1 } else { self.tokens.len() - 1 }
     }
 
-    /// Leading tokens that need not be computed if another's pages hold them: those of the prompt that it has in common
-    /// with its twin, and all that it has in common with other beams of its request.
+    /// Leading tokens that need not be computed since another's pages hold them: those of the prompt that it has in common
+    /// with its twin, and whole pages of what it has in common with other beams of its request. (Whole ones, since a
+    /// smallest pool holds no copy of a page that others may look for.)
     pub fn shared_with(&self, other: &Self) -> usize {
+        let most = self.reusable().min(other.computed);
         if Some(other.id) == self.twin {
-            return self.reusable().min(self.prompt_len - 1);
+            return most.min(self.prompt_len - 1);
         }
         if other.id != self.id {
             return 0;
         }
         let common = self.tokens.iter().zip(&other.tokens).take_while(|(own, other)| own == other).count();
-        common.min(self.reusable())
+        common.min(most) / PAGE_TOKENS * PAGE_TOKENS
     }
 
     /// Whether log-probabilities of its prompt are still to be told.

@@ -4,7 +4,8 @@ mod fake;
 
 use fake::{FakeModel, VOCAB, config, engine, first_state, logits_after, mix};
 use ferrule_engine::{
-    BeamSearchParams, Engine, EngineConfig, FinishReason, Hypothesis, Request, RequestError, SampleError, SamplingParams,
+    BeamSearchParams, Engine, EngineConfig, FinishReason, Hypothesis, Request, RequestError, SampleError,
+    SamplingParams,
 };
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PAGE_TOKENS;
@@ -195,4 +196,29 @@ fn more_beams_than_places_or_pages_are_refused_at_once() {
     assert!(!engine.has_unfinished_requests());
     engine.add_request(request(&prompt, 7, 5)).unwrap();
     assert_eq!(fake::run(&mut engine)[0].beams.len(), 7);
+}
+
+/// A step computes something, however small the pool: one beam never holds pages that another needs to go on.
+#[test]
+fn no_step_is_idle_in_the_smallest_of_pools() {
+    for (pages, window) in [(2, Some(15)), (3, Some(20)), (4, None)] {
+        let config = EngineConfig {
+            pages: vec![pages],
+            max_model_len: 64,
+            max_num_seqs: 3,
+            max_num_batched_tokens: 9,
+            ..config()
+        };
+        for first in 0..20 {
+            let mut engine = engine(&config, &[window]);
+            let prompt: Vec<u32> = (first..first + 10).collect();
+            engine.add_request(request(&prompt, if pages == 2 { 2 } else { 3 }, 50)).unwrap();
+            let mut steps = 0;
+            while engine.has_unfinished_requests() {
+                engine.step(&Cancel::new()).unwrap();
+                steps += 1;
+                assert_eq!(engine.model().batches.borrow().len(), steps);
+            }
+        }
+    }
 }

@@ -66,10 +66,10 @@ mod tests {
         let all = [(1, logprob(3.0)), (3, logprob(3.0)), (2, logprob(2.0)), (0, logprob(1.0))];
         assert_eq!(continuations(&plain, &[], 9).unwrap(), all);
         assert_eq!(continuations(&plain, &[], 1).unwrap(), all[..1]);
-        // Penalties act on log-probabilities, which are negative: of a token that is there already, twice the surprise.
-        let penalty = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::default() };
+        // Penalties act on log-probabilities, which are negative: of tokens that are there already, three times as much.
+        let penalty = SamplingParams { repetition_penalty: 3.0, ..SamplingParams::default() };
         let found = continuations(&penalty, &[3], 2).unwrap();
-        assert_eq!(found, [(2, logprob(2.0)), (1, f64::from((logprob(3.0) * 2.0) as f32))]);
+        assert_eq!(found, [(2, logprob(2.0)), (1, f64::from((logprob(3.0) * 3.0) as f32))]);
     }
 
     #[test]
