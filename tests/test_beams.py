@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conftest import TINY
 from ferrule import (
     LLM,
     AsyncLLM,
@@ -19,13 +20,15 @@ from ferrule import (
     EngineMetrics,
     InvalidParameterError,
     LogitsProcessorError,
+    LoRARequest,
     PromptError,
     RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
 )
 from ferrule.logits_processors import Logits, Tokens
-from ferrule.prompt import TokensPrompt
+from ferrule.prompt import TextPrompt, TokensPrompt
+from lora_files import random_adapter
 from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, favour_new, prompts, told
 from test_batch_invariance import params as others_params
 from test_invariance import load
@@ -216,6 +219,22 @@ def test_a_search_as_it_is_told() -> None:
         assert stopped
         assert all(each.token_ids[-1] == stop == each.stop_reason for each in stopped)
         assert all(each.text == llm.detokenize(each.token_ids[:-1]) for each in stopped)
+
+
+def test_adapters_salts_and_priorities_are_those_of_a_request(tmp_path: Path) -> None:
+    adapter = LoRARequest("a", 1, str(random_adapter(tmp_path / "a", TINY, alpha=64.0)))
+    search = BeamSearchParams(beam_width=3, max_tokens=10)
+    prompt = "Once upon a time there was a king who had three daughters"
+    salted: TextPrompt = {"prompt": prompt, "cache_salt": "mine"}
+    with LLM(threads=1) as llm:
+        plain = llm.beam_search(prompt, search)
+        changed = llm.beam_search(prompt, search, lora_request=adapter)
+        assert found(changed) != found(plain)
+        both = llm.beam_search([prompt, prompt], search, priority=[1, -1], lora_request=[adapter, None])
+        assert (found(both[:1]), found(both[1:])) == (found(changed), found(plain))
+        assert both[0].num_cached_tokens == both[1].num_cached_tokens != 0
+        other = llm.beam_search(salted, search)
+        assert (found(other), other[0].num_cached_tokens) == (found(plain), 0)
 
 
 def test_a_processor_that_fails_ends_its_search() -> None:

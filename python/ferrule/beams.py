@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
@@ -88,7 +88,7 @@ class BeamSearchParams:
                 raise InvalidParameterError(f"n is {self.n}; the limit is beam_width, {width}")
         penalty = check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         object.__setattr__(self, "length_penalty", penalty)
-        early: object = self.early_stopping
+        early = cast("object", self.early_stopping)
         if early != NEVER and not isinstance(early, bool):
             raise InvalidParameterError(f"early_stopping is {shown(early)}; it must be True, False or 'never'")
         for name, neutral in (("temperature", 0), ("stop", ()), ("structured_outputs", None)):

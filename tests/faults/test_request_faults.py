@@ -17,11 +17,14 @@ WARM_UP = """
     llm = LLM(threads=1, max_model_len=512)
     llm.generate("Hi", SamplingParams(max_tokens=2))
     llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=2))
-    from ferrule import StructuredOutputsParams
+    from ferrule import BeamSearchParams, StructuredOutputsParams
     def structured(**structure):
         params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(**structure))
         return llm.generate("Hi", params)
     structured(json_object=True)
+    def beams(**search):
+        return llm.beam_search("Hi", BeamSearchParams(**{"beam_width": 2, "max_tokens": 8, **search}))
+    beams()
 """
 
 
@@ -107,6 +110,13 @@ def test_row34_no_code_of_a_model_runs(tmp_path: Path) -> None:
         (49, "SamplingParams(n=10**9)", "InvalidParameterError", ["n is 1000000000"]),
         (49, "SamplingParams(logprobs=10**6)", "InvalidParameterError", ["logprobs", "1000000"]),
         (49, "SamplingParams(prompt_logprobs=10**6)", "InvalidParameterError", ["prompt_logprobs", "1000000"]),
+        (46, "beams(length_penalty=float('nan'))", "InvalidParameterError", ["length_penalty is nan", "-10 to 10"]),
+        (49, "beams(beam_width=0)", "InvalidParameterError", ["beam_width is 0", "1 to 128"]),
+        (49, "beams(beam_width=10**9)", "InvalidParameterError", ["beam_width is 1000000000", "1 to 128"]),
+        (49, "beams(n=3)", "InvalidParameterError", ["n is 3", "beam_width, 2"]),
+        (49, "SamplingParams(best_of=10**9)", "InvalidParameterError", ["best_of is 1000000000", "1 to 128"]),
+        (55, "beams(early_stopping='maybe')", "InvalidParameterError", ["early_stopping is 'maybe'", "'never'"]),
+        (55, "beams(stop='x')", "InvalidParameterError", ["stop is 'x'"]),
         (50, "SamplingParams(max_tokens=-1)", "InvalidParameterError", ["max_tokens", "-1"]),
         (50, "SamplingParams(max_tokens=2**63)", "InvalidParameterError", ["max_tokens"]),
         (51, "llm.generate('x', SamplingParams(logit_bias={4096: 1.0}))", "InvalidParameterError", ["4096", "4095"]),

@@ -11,7 +11,7 @@
 //! ends, and makes another the first. And a rank never changes and is a limited number of arrivals away from the newest
 //! one: so whoever waits comes to the head of the queue.
 //!
-//! A beam that waits for its siblings ([`beams`]) has nothing to compute, and what it knows belongs to its tokens: it
+//! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and what it knows belongs to its tokens: it
 //! loses nothing by its pages but the time to compute them again. So the first in rank takes them too, be it behind such
 //! beams; and where nobody else runs, they give pages and places up for the first in the queue. That one may be the
 //! sibling that they wait for, since the beams of a request have neighbouring ranks; so the beams of the first request
