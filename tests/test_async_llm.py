@@ -29,11 +29,11 @@ from ferrule import (
 
 def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Engine]) -> None:
     with LLM() as plain:
-        expected = plain.generate("The capital", sampled(9, logprobs=2))[0]
+        expected = plain.generate("The capital", sampled(9, logprobs=2, entropy=True))[0]
 
     async def test() -> None:
         async with AsyncLLM() as llm:
-            outputs = [output async for output in llm.generate("The capital", sampled(9, logprobs=2))]
+            outputs = [output async for output in llm.generate("The capital", sampled(9, logprobs=2, entropy=True))]
             assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
             for before, after in pairwise(outputs):
                 count = len(before.outputs[0].token_ids)
@@ -41,10 +41,11 @@ def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Eng
                 assert after.outputs[0].token_ids[:count] == before.outputs[0].token_ids
             assert outputs[-1].outputs == expected.outputs
             assert outputs[-1].prompt_token_ids == expected.prompt_token_ids
-            deltas = [delta async for delta in llm.stream("The capital", sampled(9, logprobs=2))]
+            deltas = [delta async for delta in llm.stream("The capital", sampled(9, logprobs=2, entropy=True))]
             assert "".join(delta.text for delta in deltas) == expected.outputs[0].text
             assert [token for delta in deltas for token in delta.token_ids] == expected.outputs[0].token_ids
             assert [row for delta in deltas for row in delta.logprobs or []] == expected.outputs[0].logprobs
+            assert [one for delta in deltas for one in delta.entropies or []] == expected.outputs[0].entropies
             assert [delta.output is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
             await all_free(llm)
 
