@@ -72,9 +72,13 @@ def test_drafts_change_nothing_of_it(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_beams_as_transformers_has_them(case: str) -> None:
-    """Sequences, and scores to a millionth: transformers adds them up in float32."""
+    """Sequences, and scores to a millionth: transformers adds them up in float32.
+
+    golden/beams has settings with penalties and with what is forbidden, made in the same way by transformers 5.23.
+    """
     prompt, _, settings = read(case)
-    assert len(settings) == 6
+    settings |= json.loads((GOLDEN / "beams" / f"{case}.json").read_text())["settings"]
+    assert len(settings) == 10
     with LLM(GOLDEN / "logits" / case, quantization="f32", kv_cache_dtype="f32") as llm:
         for name, setting in settings.items():
             output = llm.beam_search(prompt, BeamSearchParams(**named(setting["arguments"])))[0]
