@@ -11,7 +11,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint rust-test python-test develop release harness wheel sdist bench tools clean
+.PHONY: help demo test check lint rust-test python-test develop release harness dist bench tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,17 +51,10 @@ release: $(VENV)/ready ## install the release build
 harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py, which skips without it
 	scripts/install-dev $(BIN)/python eval
 
-wheel: $(VENV)/ready ## dist/*.whl, tested in a fresh venv without a Rust toolchain
-	rm -f dist/*.whl
-	$(MATURIN) build --release --out dist
+dist: $(VENV)/ready ## dist/*.tar.gz and, built from it, dist/*.whl, tested in a fresh venv without a Rust toolchain
+	rm -f dist/*.tar.gz dist/*.whl
+	$(MATURIN) build --release --sdist --out dist
 	scripts/try-wheel $(PYTHON) dist/*.whl
-
-sdist: $(VENV)/ready ## dist/*.tar.gz, and a wheel built from it and tested
-	rm -f dist/*.tar.gz
-	$(MATURIN) sdist --out dist
-	rm -rf target/from-sdist
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir target/from-sdist dist/*.tar.gz
-	scripts/try-wheel $(PYTHON) target/from-sdist/*.whl
 
 bench: release ## this machine's ceilings, and the embedded model's prefill and decode beside them
 	$(BIN)/ferrule bench --machine

@@ -132,6 +132,39 @@ def test_what_it_leaves_must_be_logits(processor: Any, message: str, tiny: LLM) 
         tiny.generate(PROMPT, greedy(processor))
 
 
+def test_what_it_does_to_its_array_is_no_concern_of_others(tiny: LLM) -> None:
+    alone = tokens(tiny.generate(PROMPT, greedy()))
+
+    def reshape(_: Any, logits: Any) -> None:
+        logits.shape = (2, -1)
+
+    def retype(_: Any, logits: Any) -> None:
+        logits.dtype = np.int32
+
+    def lock(_: Any, logits: Any) -> None:
+        logits.flags.writeable = False
+
+    for harmless in (reshape, retype, lock):
+        assert tokens(tiny.generate(PROMPT, greedy(harmless, lambda _, logits: logits[100] and None))) == alone
+
+    def shrink(_: Any, logits: Any) -> None:
+        logits.resize(1, refcheck=False)
+
+    with pytest.raises(LogitsProcessorError, match="ValueError: cannot resize"):
+        tiny.generate(PROMPT, greedy(shrink))
+    assert tokens(tiny.generate(PROMPT, greedy(lambda _, logits: None))) == alone
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_what_is_no_exception_ends_the_request_too(kind: type[BaseException], tiny: LLM) -> None:
+    def leave(*_: Any) -> None:
+        raise kind
+
+    with pytest.raises(LogitsProcessorError, match=rf"logits_processors\[0\] raised {kind.__name__}") as caught:
+        tiny.generate(PROMPT, greedy(leave))
+    assert isinstance(caught.value.__cause__, kind)
+
+
 def test_forbidding_everything_names_the_stage(tiny: LLM) -> None:
     with pytest.raises(EngineError, match=r"every one is forbidden \(last by logits_processors"):
         tiny.generate(PROMPT, greedy(lambda _, logits: logits.fill(-np.inf)))

@@ -67,15 +67,17 @@ def alone(folder: Path, model: str, formats: tuple[str, str]) -> list[Any]:
     if (model, formats) not in _alone:
         with with_adapters(folder, model, formats, 512, 1, enable_prefix_caching=False) as llm:
             _alone[model, formats] = [
-                told(llm.generate(prompt, params(n), lora_request=name_of(n))[0]) for n, prompt in enumerate(prompts())
+                told(llm.generate(prompt, params(n, model), lora_request=name_of(n))[0])
+                for n, prompt in enumerate(prompts(model))
             ]
     return _alone[model, formats]
 
 
-def at_once(llm: LLM) -> list[Any]:
+def at_once(llm: LLM, model: str) -> list[Any]:
     """All of them."""
     numbers = range(REQUESTS)
-    outputs = llm.generate(prompts(), [params(n) for n in numbers], lora_request=[name_of(n) for n in numbers])
+    asked = [params(number, model) for number in numbers]
+    outputs = llm.generate(prompts(model), asked, lora_request=[name_of(number) for number in numbers])
     return [told(output) for output in outputs]
 
 
@@ -97,8 +99,8 @@ def test_mixed(adapters: Path, model: str, formats: tuple[str, str], enable_pref
     for tokens, threads in ((16, 1), (512, 2)):
         cached = {"enable_prefix_caching": enable_prefix_caching}
         with with_adapters(adapters, model, formats, tokens, threads, **cached) as llm:
-            assert at_once(llm) == alone(adapters, model, formats)
-            assert at_once(llm) == alone(adapters, model, formats)
+            assert at_once(llm, model) == alone(adapters, model, formats)
+            assert at_once(llm, model) == alone(adapters, model, formats)
             assert (llm.metrics().prefix_hits_tokens > 0) == enable_prefix_caching
 
 
@@ -106,7 +108,7 @@ def test_mixed(adapters: Path, model: str, formats: tuple[str, str], enable_pref
 def test_prefixes_from_the_disk(adapters: Path, model: str, formats: tuple[str, str], tmp_path: Path) -> None:
     for restarted in (False, True):
         with with_adapters(adapters, model, formats, 512, 2, prefix_cache_dir=tmp_path / "pages") as llm:
-            assert at_once(llm) == alone(adapters, model, formats)
+            assert at_once(llm, model) == alone(adapters, model, formats)
             assert (llm.metrics().disk_hits_tokens > 0) == restarted
 
 
@@ -115,7 +117,7 @@ def test_a_cache_that_holds_a_few_of_them(adapters: Path, model: str, formats: t
     with with_adapters(adapters, model, formats, 64, 2) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
     with with_adapters(adapters, model, formats, 64, 2, kv_cache_memory=FEW_PAGES * page_bytes) as llm:
-        assert at_once(llm) == alone(adapters, model, formats)
+        assert at_once(llm, model) == alone(adapters, model, formats)
         metrics = llm.metrics()
         assert metrics.preemptions > 0 or model == "mistral_swa"
         assert metrics.pages_free == metrics.pages_total

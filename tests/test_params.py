@@ -64,7 +64,7 @@ BAD: list[tuple[str, object, str]] = [
     ("stop", "a" * 5000, "limit is 4096"),
     ("dynatemp_range", -0.1, "0 to 100"),
     ("dynatemp_exponent", math.nan, "0 to 100"),
-    ("top_n_sigma", -1, "0 to 100"),
+    ("top_n_sigma", -2, "-1 to 100"),
     ("typical_p", 0, "above 0"),
     ("typical_p", 1.1, "up to 1"),
     ("epsilon_cutoff", 2, "0 to 1"),
@@ -257,6 +257,11 @@ def test_max_tokens_is_the_rest_of_the_context_at_most(llm: LLM, engine_of: Call
 def test_token_ids_outside_the_vocabulary(params: SamplingParams, llm: LLM) -> None:
     with pytest.raises(InvalidParameterError, match="holds the token id 4096; the vocabulary has ids from 0 to 4095"):
         llm.generate("x", params)
+
+
+def test_what_means_the_same_is_the_same() -> None:
+    assert SamplingParams(allowed_token_ids=[7, 5, 7]) == SamplingParams(allowed_token_ids=[5, 7])
+    assert SamplingParams(top_n_sigma=-1) == SamplingParams()
 
 
 def test_a_seed_is_drawn_and_reported(llm: LLM) -> None:

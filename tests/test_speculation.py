@@ -50,7 +50,7 @@ BAD_PREDICTIONS: list[tuple[object, str]] = [
     ({"type": "content"}, "a mapping must be"),
     ({"type": "image", "content": "a"}, "a mapping must be"),
     ({"type": "content", "content": [{"type": "image_url"}]}, "a mapping must be"),
-    ("a" * ((1 << 24) + 1), "16777217 characters; the limit is 16777216"),
+    ("a" * ((1 << 22) + 1), "4194305 characters; the limit is 4194304"),
 ]
 
 

@@ -251,7 +251,8 @@ def test_response_formats() -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     assert read(schema) == StructuredOutputsParams(json=PERSON)
     wrong: Any = None
-    for value in ({"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}, {}, wrong):
+    schemas = [{"type": "json_schema", "json_schema": schema} for schema in ({}, {"schema": None}, wrong)]
+    for value in ({"type": "xml"}, {"type": "json_schema"}, *schemas, {}, wrong):
         with pytest.raises(InvalidParameterError, match="response_format"):
             read(value)
 

@@ -432,6 +432,7 @@ def _size(prompt: object, params: SamplingParams) -> int:
     allowed = len(params.allowed_token_ids or ())
     # Breakers of repeats are looked for in the whole vocabulary.
     words = LONG + 1 if params.dry_multiplier else sum(map(len, (*params.bad_words, *params.bad_words_ids)))
+    length += len(params.prediction or ())
     return length + (params.best_of or params.n) * (
         sum(map(len, params.stop)) + len(params.logit_bias) + allowed + words
     )

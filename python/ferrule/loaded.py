@@ -8,7 +8,7 @@ import os
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -332,7 +332,8 @@ class LoadedModel:
     def info(self) -> dict[str, Any]:
         """What is loaded and how: the model's sizes, formats, bytes and limits, and the machine's part in it."""
         said = facts(self._name, self._files, self._tokenizer, self._engine_info["quantization"])
-        return {**said, **self._engine_info}
+        speculative = self._options.speculative
+        return {**said, **self._engine_info, "speculative_config": None if speculative is None else asdict(speculative)}
 
     def lora_adapters(self) -> list[LoRAAdapter]:
         """The low-rank adapters that requests may ask for, the oldest first."""

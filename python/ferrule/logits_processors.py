@@ -23,10 +23,17 @@ LogitsProcessor: TypeAlias = (
 """Called before each token with the tokens of the output so far, int32 `[tokens]`, and the logits, float32 `[vocab]`;
 with the prompt's tokens before these where it has three parameters. (vLLM's signatures.)
 
-It changes the logits in place, or returns others of the same shape. Minus infinity forbids a token. The array of
-logits belongs to the engine and is used again for the next token and for other requests: whoever wants to keep it makes
-a copy. Arrays of tokens cannot be written.
+It changes the logits in place, or returns others of the same shape. Minus infinity forbids a token. The memory of the
+logits belongs to the engine and is used again for the next token and for other requests: whoever wants to keep them
+makes a copy. Arrays of tokens cannot be written.
 """
+
+
+def room_for_logits(vocab_size: int) -> Logits:
+    """An array whose memory stays where it is, whatever is done to arrays of it: none of them owns it."""
+    import numpy as np
+
+    return np.frombuffer(bytearray(np.dtype(np.float32).itemsize * vocab_size), dtype=np.float32)
 
 
 class LogitsProcessors:
@@ -46,7 +53,7 @@ class LogitsProcessors:
     def __call__(self, output: bytes) -> None:
         """Changes the logits of the token after `output`, int32 ids.
 
-        Raises LogitsProcessorError, which ends the request; what else is no Exception passes.
+        Raises LogitsProcessorError, which ends the request, whatever a processor raised; only a Ctrl-C passes.
         """
         import numpy as np
 
@@ -54,26 +61,30 @@ class LogitsProcessors:
         for index, (processor, wants_prompt) in enumerate(self._processors):
             try:
                 given = (self._prompt, tokens) if wants_prompt else (tokens,)
-                self._take(processor(*given, self.logits))
+                # An array of its own: what becomes of its shape, type and flags is no concern of whoever comes next.
+                logits = self.logits.view()
+                self._take(processor(*given, logits), logits)
                 highest = self.logits.max()
                 if not highest < np.inf:
                     raise ValueError(f"the highest logit is {highest}; logits must be finite, or minus infinity")
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 message = f"logits_processors[{index}] raised {type(error).__name__}: {error}"
                 self.error = LogitsProcessorError(message)
                 raise self.error from error
 
-    def _take(self, returned: object) -> None:
-        if returned is None or returned is self.logits:
+    def _take(self, returned: object, given: Logits) -> None:
+        if returned is None or returned is given:
             return
         import numpy as np
 
         what = shown(type(returned))
-        given = cast("npt.NDArray[Any] | None", returned if isinstance(returned, np.ndarray) else None)
-        if given is None or given.shape != self.logits.shape:
-            what = what if given is None else f"an array of shape {given.shape}"
+        others = cast("npt.NDArray[Any] | None", returned if isinstance(returned, np.ndarray) else None)
+        if others is None or others.shape != self.logits.shape:
+            what = what if others is None else f"an array of shape {others.shape}"
             raise TypeError(f"it returned {what}; it must return None, or an array of shape {self.logits.shape}")
-        np.copyto(self.logits, given, casting="same_kind")
+        np.copyto(self.logits, others, casting="same_kind")
 
 
 def _wants_prompt(processor: Callable[..., Any]) -> bool:

@@ -26,7 +26,7 @@ MAX_STOP_TOKEN_IDS = 1024
 """Stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 MAX_BAD_WORDS = 512
-"""Forbidden words of a request, and forbidden sequences; a word is one or two of the engine's 1,024 sequences."""
+"""Forbidden words of a request, and forbidden sequences; a word is one or two of the engine's 1,536 sequences."""
 MAX_BAD_WORD_TOKENS = 256
 """Tokens of a forbidden sequence."""
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
@@ -50,7 +50,7 @@ NUMBERS: dict[str, tuple[float, float, bool]] = {
     "frequency_penalty": (-2, 2, False),
     "dynatemp_range": (0, 100, False),
     "dynatemp_exponent": (0, 100, False),
-    "top_n_sigma": (0, 100, False),
+    "top_n_sigma": (-1, 100, False),
     "typical_p": (0, 1, True),
     "epsilon_cutoff": (0, 1, False),
     "eta_cutoff": (0, 1, False),
@@ -118,7 +118,7 @@ class SamplingParams:
     dynatemp_exponent: float = 1.0
     """The power of the entropy, as a share of its most, by which it does."""
     top_n_sigma: float = 0.0
-    """Keeps logits within this many standard deviations of the highest; 0 keeps all."""
+    """Keeps logits within this many standard deviations of the highest; 0 or -1 keeps all."""
     typical_p: float = 1.0
     """Keeps the tokens of this probability together whose surprise is nearest to the entropy; 1 keeps all."""
     epsilon_cutoff: float = 0.0
@@ -206,6 +206,7 @@ class SamplingParams:
         }
         for name, (low, high, above_low) in NUMBERS.items():
             checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)
+        checked["top_n_sigma"] = max(check_number("top_n_sigma", self.top_n_sigma, -1, 100), 0.0)
         for name, (least, most) in WHOLE_NUMBERS.items():
             checked[name] = check_whole(name, getattr(self, name), least, most)
         for name, (low, high, above_low) in NUMBERS_OF_MODELS.items():
@@ -302,7 +303,7 @@ def _checked_allowed(ids: object) -> tuple[int, ...] | None:
     allowed = _checked_token_ids("allowed_token_ids", ids, MAX_ALLOWED_TOKEN_IDS)
     if not allowed:
         raise InvalidParameterError("allowed_token_ids is empty; it must have at least one token id")
-    return allowed
+    return tuple(sorted(set(allowed)))
 
 
 def _checked_bad_words_ids(given: object) -> tuple[tuple[int, ...], ...]:

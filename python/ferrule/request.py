@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.driver import Work
 from ferrule.errors import EngineError, InvalidParameterError
-from ferrule.logits_processors import Logits, LogitsProcessors
+from ferrule.logits_processors import Logits, LogitsProcessors, room_for_logits
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
 from ferrule.parsers import MessageDelta, MessageFormat
@@ -48,6 +48,19 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
                 raise InvalidParameterError(f"{field} holds the token id {token}; {limit}")
 
 
+PREDICTED_CHARACTERS = 16
+"""Characters of a prediction that are read for each token that the context has room for: tokens are shorter."""
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """What parameters that are text mean in the model's tokens; the same for every completion."""
+
+    bad_words: list[list[int]]
+    breakers: list[int]
+    prediction: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Model:
     """What requests need to know of the model."""
@@ -63,9 +76,7 @@ class Model:
     @cached_property
     def logits(self) -> Logits:
         """Where logits processors find the logits, of whichever request has its turn: float32 `[vocab]`."""
-        import numpy as np
-
-        return np.empty(self.vocab_size, dtype=np.float32)
+        return room_for_logits(self.vocab_size)
 
 
 def read_prediction(prediction: object, model: Model) -> list[int]:
@@ -75,6 +86,8 @@ def read_prediction(prediction: object, model: Model) -> list[int]:
     """
     if prediction is None:
         return []
+    if isinstance(prediction, str):
+        prediction = prediction[: model.max_model_len * PREDICTED_CHARACTERS]
     ids = model.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str) else prediction
     # A tokenizer may know tokens that the model has not.
     known = itertools.takewhile(lambda token: token < model.vocab_size, cast("Sequence[int]", ids))
@@ -95,7 +108,7 @@ class Completion:
         priority: int,
         prompt_logprobs_from: int,
         message_format: MessageFormat | None,
-        prediction: Sequence[int],
+        restrictions: Restrictions,
     ) -> None:
         self.index = index
         self.seed = (seed + index) % 2**64
@@ -123,10 +136,8 @@ class Completion:
         self._priority = priority
         self._cache_salt = prompt.cache_salt
         self._params = params
-        self._prediction = prediction
+        self._restrictions = restrictions
         self.tokenizer = model.tokenizer
-        self._bad_words = bad_words_ids(params, model.tokenizer)
-        self._breakers = breaker_ids(params, model.tokenizer)
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
         self.own_stop_ids = set(params.stop_token_ids)
@@ -159,8 +170,8 @@ class Completion:
             "min_p": params.min_p,
             "repetition_penalty": params.repetition_penalty,
             **{name: getattr(params, name) for name in (*NUMBERS, *WHOLE_NUMBERS)},
-            "dry_sequence_breaker_ids": self._breakers,
-            "bad_words": self._bad_words,
+            "dry_sequence_breaker_ids": self._restrictions.breakers,
+            "bad_words": self._restrictions.bad_words,
             "allowed_token_ids": params.allowed_token_ids,
             "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
             "seed": self.seed,
@@ -175,7 +186,7 @@ class Completion:
             "cache_salt": self._cache_salt,
             "trace": trace,
             "streams": streams,
-            "prediction": list(self._prediction),
+            "prediction": list(self._restrictions.prediction),
         }
 
     def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
@@ -318,7 +329,11 @@ class Request:
         self._n = params.n
         self.ranks = params.ranks
         """Whether more completions are computed than are told of, which are the best of them."""
-        prediction = read_prediction(params.prediction, model)
+        restrictions = Restrictions(
+            bad_words_ids(params, model.tokenizer),
+            breaker_ids(params, model.tokenizer),
+            read_prediction(params.prediction, model),
+        )
         self.completions = [
             completion(
                 index,
@@ -329,7 +344,7 @@ class Request:
                 priority=priority,
                 prompt_logprobs_from=prompt_logprobs_from,
                 message_format=message_format,
-                prediction=prediction,
+                restrictions=restrictions,
             )
             for index in range(params.best_of or params.n)
         ]

@@ -14,7 +14,7 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int
 
     Raises InvalidParameterError, TokenizerError.
     """
-    forbidden = [list(ids) for ids in params.bad_words_ids]
+    forbidden = dict.fromkeys(map(tuple, params.bad_words_ids))
     for index, word in enumerate(params.bad_words):
         for text in (word.lstrip() or word, " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False)
@@ -22,9 +22,9 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int
                 raise InvalidParameterError(
                     f"bad_words[{index}] has {len(ids)} tokens; the limit is {MAX_BAD_WORD_TOKENS}"
                 )
-            if ids and ids not in forbidden:
-                forbidden.append(ids)
-    return forbidden
+            if ids:
+                forbidden[tuple(ids)] = None
+    return [list(ids) for ids in forbidden]
 
 
 def breaker_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[int]:

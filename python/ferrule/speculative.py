@@ -20,9 +20,9 @@ NUM_SPECULATIVE_TOKENS = {"ngram": 15, "draft_model": 7}
 """With the token that they follow they are as many rows as the matmuls of few rows take at once: the most, or half of
 them where drafts have their price."""
 PROMPT_LOOKUP_MIN, PROMPT_LOOKUP_MAX = 2, 8
-MAX_PREDICTION_LENGTH = 1 << 24
+MAX_PREDICTION_LENGTH = 1 << 22
 """Characters of a prediction that is text."""
-MAX_PREDICTION_TOKENS = 1 << 22
+MAX_PREDICTION_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,7 @@ class StructuredOutputsParams:
                 return cls(json_object=True)
             case "json_schema":
                 described = cast("object", response_format.get("json_schema"))
-                if not isinstance(described, Mapping) or "schema" not in described:
+                if not isinstance(described, Mapping) or cast("Mapping[str, Any]", described).get("schema") is None:
                     found = shown(cast("object", described))
                     raise InvalidParameterError(
                         f"response_format.json_schema is {found}; it must be an object with a schema"

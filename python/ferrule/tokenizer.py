@@ -62,7 +62,6 @@ class Tokenizer:
         self._special_ids: frozenset[int] = frozenset()
         self._pieces = None
         self._bytes: dict[int, bytes] = {}
-        self._containing: dict[str, tuple[int, ...]] = {}
         if self._backend is not None:
             added = self._backend.get_added_tokens_decoder()
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -140,11 +139,13 @@ class Tokenizer:
         return self._backend.decode([token_id], skip_special_tokens=False)
 
     def ids_containing(self, text: str) -> tuple[int, ...]:
-        """The tokens whose text contains this one, ids ascending. Looks at all of them, once for each text."""
-        if text not in self._containing:
-            ids = sorted(self.vocabulary().values())
-            self._containing[text] = tuple(each for each in ids if text in self.token_text(each))
-        return self._containing[text]
+        """The tokens whose text contains this one, ids ascending. Looks at all of them."""
+        return tuple(token_id for token_id, token in self._texts if text in token)
+
+    @cached_property
+    def _texts(self) -> list[tuple[int, str]]:
+        """Every token's id and text, ids ascending."""
+        return [(token_id, self.token_text(token_id)) for token_id in sorted(self.vocabulary().values())]
 
     def token_bytes(self, vocab_size: int) -> tuple[list[bytes], set[int]]:
         """The bytes that each id below `vocab_size` stands for, none where it has no token, and the special ids.

@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(refused(r#""allowed_token_ids": []"#), ParamError::Empty { field: "allowed_token_ids" });
         assert_eq!(refused(r#""bad_words": [[1], []]"#), ParamError::Empty { field: "an item of bad_words" });
         for (field, list, count, limit) in [
-            ("bad_words", vec![vec![1]; 1025], 1025, limits::MAX_BAD_WORDS),
+            ("bad_words", vec![vec![1]; 1537], 1537, limits::MAX_BAD_WORDS),
             ("bad_words", vec![vec![1; 257]], 257, limits::MAX_BAD_WORD_TOKENS),
         ] {
             assert_eq!(refused(&format!("\"{field}\": {list:?}")), ParamError::TooMany { field, count, limit });

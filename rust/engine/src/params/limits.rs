@@ -134,7 +134,7 @@ pub const MIROSTAT_ETA: RealRange = RealRange::open_below("mirostat_eta", 0.0, 1
 /// `no_repeat_ngram_size`: an index is walked through by as many steps.
 pub const NO_REPEAT_NGRAM_SIZE: IntegerRange = IntegerRange::new("no_repeat_ngram_size", 0, 1024);
 /// Items of `bad_words`: each is compared with the text before every token.
-pub const MAX_BAD_WORDS: usize = 1024;
+pub const MAX_BAD_WORDS: usize = 1536;
 /// Tokens of an item of `bad_words`.
 pub const MAX_BAD_WORD_TOKENS: usize = 256;
 /// Items of lists that may name much of a vocabulary: `allowed_token_ids`, `dry_sequence_breaker_ids`.
