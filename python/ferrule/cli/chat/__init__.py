@@ -8,12 +8,22 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ferrule.cli.model import check_model, load, model_options, prefix_cache_option, speculative_options
+from ferrule.cli.help import Command
+from ferrule.cli.model import check_model, complete_model, load, model_options, prefix_cache_option, speculative_options
 from ferrule.cli.sampling import params, sampling_options, split_options
 
 
-@click.command("chat")
-@click.argument("model", required=False)
+@click.command(
+    "chat",
+    cls=Command,
+    examples=[
+        ("With the model that ships with ferrule:", "ferrule chat"),
+        ("With a model of the hub:", 'ferrule chat Qwen/Qwen3-0.6B --system "Answer in one sentence."'),
+        ("With a server:", "ferrule chat --url http://127.0.0.1:8000/v1"),
+        ("From a script, one message a line:", "ferrule chat < questions.txt > answers.txt"),
+    ],
+)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--system", help="What the model is told first.")
 @click.option("--url", metavar="URL", help="Talk with a server of OpenAI's API: http://host:port/v1.")
 @click.option(
@@ -42,7 +52,10 @@ def command(
     verbose: bool,
     **options: Any,
 ) -> int:
-    """Talk with MODEL, or with the small model that ships with ferrule. Ctrl-D ends it."""
+    """Talk with MODEL, or with the small model that ships with ferrule. Ctrl-D ends it.
+
+    /help lists what can be typed besides messages. What was typed stays in ~/.local/state/ferrule for the next time.
+    """
     from ferrule.cli.chat.answers import Answers, LocalAnswers
     from ferrule.cli.chat.commands import complete
     from ferrule.cli.chat.conversation import Conversation
