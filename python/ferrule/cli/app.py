@@ -15,6 +15,7 @@ TOPICS = {
     "Use a model": {
         "run": "Continue a prompt.",
         "chat": "Talk with a model.",
+        "serve": "Answer over HTTP, as OpenAI's API does, with a chat page.",
         "run-batch": "Answer a file of requests.",
     },
     "Understand and measure": {
