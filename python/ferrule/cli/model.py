@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -121,11 +122,18 @@ def loading(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
     """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
-    options = loading(options)
+    with load_progress() as progress:
+        return LLM(model, progress=progress, **loading(options))
+
+
+@contextmanager
+def load_progress() -> Generator[Callable[[int, int], None] | None, None, None]:
+    """What a load calls to show how far it is; None where stderr is no terminal."""
     if not sys.stderr.isatty():
-        return LLM(model, **options)
+        yield None
+        return
     with ProgressBar("loading weights") as bar:
-        return LLM(model, progress=bar.update, **options)
+        yield bar.update
 
 
 class ProgressBar:
