@@ -24,7 +24,7 @@ _FLOAT: dict[str, Any] = {"type": float}
 _INT: dict[str, Any] = {"type": int}
 
 
-def _ids(context: click.Context, parameter: click.Parameter, texts: Any) -> Any:
+def _ids(context: click.Context, parameter: click.Parameter, texts: str | tuple[str, ...] | None) -> Any:
     """Reads token ids with commas between them: of one option, or of each where it may be repeated."""
     if isinstance(texts, tuple):
         return tuple(_ids(context, parameter, text) for text in texts)

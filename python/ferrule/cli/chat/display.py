@@ -50,9 +50,11 @@ class PlainDisplay:
         self._stream = stream
         self._terminal = stream.isatty()
         self._reasoned = False
+        self._answered = False
 
     def add(self, delta: Delta) -> None:
         """As `Display.add`."""
+        self._answered = self._answered or bool(delta.content) or delta.usage is not None
         if self._terminal and delta.reasoning:
             self._reasoned = True
             self._stream.write(harmless(delta.reasoning))
@@ -64,9 +66,10 @@ class PlainDisplay:
         self._stream.flush()
 
     def close(self) -> None:
-        """As `Display.close`."""
-        self._stream.write("\n")
-        self._stream.flush()
+        """As `Display.close`. An answer without text is a line too, and what failed is none."""
+        if self._answered or self._reasoned:
+            self._stream.write("\n")
+            self._stream.flush()
 
 
 class MarkdownDisplay:

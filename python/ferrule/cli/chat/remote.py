@@ -59,9 +59,9 @@ class RemoteAnswers:
         usage: Mapping[str, Any] = {}
         with self._asked("chat/completions", TIMEOUT, body) as response:
             for event in _events(response, f"{self._base}/chat/completions"):
-                usage = event.get("usage") or usage
-                for choice in cast("list[dict[str, Any]]", event.get("choices") or []):
-                    delta = choice.get("delta") or {}
+                usage = _object(event.get("usage")) or usage
+                for choice in _objects(event.get("choices")):
+                    delta = _object(choice.get("delta"))
                     finished = choice.get("finish_reason") or finished
                     # DeepSeek's name and OpenRouter's.
                     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
@@ -74,12 +74,7 @@ class RemoteAnswers:
     def _models(self) -> list[dict[str, Any]]:
         with self._asked("models", FIRST_TIMEOUT) as response:
             answer = _json(response.read(LONGEST_LINE), f"{self._base}/models")
-        models = answer.get("data")
-        return (
-            [cast("dict[str, Any]", each) for each in cast("list[object]", models) if isinstance(each, dict)]
-            if (isinstance(models, list))
-            else []
-        )
+        return _objects(answer.get("data"))
 
     @contextmanager
     def _asked(
@@ -91,8 +86,7 @@ class RemoteAnswers:
         headers = {**self._headers, "Content-Type": "application/json", "User-Agent": "ferrule"}
         request = urllib.request.Request(url, data, headers)  # noqa: S310  # the scheme was checked
         try:
-            # A redirect would send the key elsewhere.
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout) as response:
+            with _opener().open(request, timeout=timeout) as response:
                 yield response
         except urllib.error.HTTPError as error:
             with error:
@@ -105,9 +99,28 @@ class RemoteAnswers:
             raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        """Leaves the redirect an error."""
+def _opener() -> urllib.request.OpenerDirector:
+    """Proxies as the environment has them, and no redirects: one would send the key elsewhere."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
+def _object(value: object) -> dict[str, Any]:
+    """What a server should have sent as an object; empty where it did not."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Likewise of a list of objects."""
+    return [_object(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
 
 
 def _checked_url(url: str) -> str:
@@ -164,9 +177,9 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 def _text_of(answer: Mapping[str, Any]) -> str:
     """OpenAI's `error.message`, or what comes near it."""
-    error = answer.get("error") or answer.get("detail") or answer
-    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
-    return shown(error) if not isinstance(message, str) else message
+    error: object = answer.get("error") or answer.get("detail") or answer
+    message: object = _object(error).get("message", error)
+    return message if isinstance(message, str) else shown(error)
 
 
 def _usage(usage: Mapping[str, Any], began: float, first: float | None, finished: str | None) -> Usage:
