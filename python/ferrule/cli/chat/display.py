@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from ferrule.cli.chat.answers import Delta
@@ -17,6 +17,7 @@ from ferrule.cli.terminal import harmless, is_styled
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 INTERVAL = 0.05
 """Seconds between two drawings, or four times what one takes: a long block of code is slow to colour."""
@@ -88,7 +89,7 @@ class MarkdownDisplay:
         """Columns of the lines that are drawn, and will be drawn again."""
         self._drawn_at = 0.0
         self._interval = 0.0
-        self._draw([], [_dim("...")])
+        self._draw([], self._lines(_dim("...")))
 
     def add(self, delta: Delta) -> None:
         """As `Display.add`."""
@@ -105,40 +106,40 @@ class MarkdownDisplay:
         self._show(final=True)
 
     def _show(self, *, final: bool = False) -> None:
-        from ferrule.cli.chat.markdown import Markdown, last_block
+        from ferrule.cli.chat.markdown import Markdown, blocks
 
-        done: list[RenderableType] = []
-        growing: list[RenderableType] = []
+        done: list[str] = []
+        growing: list[str] = []
         if self._reasoning:
             ended = final or bool(self._content)
             lines = (self._reasoning.rstrip("\n") if ended else self._reasoning).split("\n")
-            last = [] if ended else [lines.pop()]
-            done += map(_dim, lines)
-            growing += map(_dim, last)
-            self._reasoning = "".join(last)
-        if self._content.strip():
-            cut = len(self._content) if final else last_block(self._content)
-            before, after = self._content[:cut], self._content[cut:]
-            for text, parts in ((before, done), (after, growing)):
-                if text.strip():
-                    parts.extend(["", Markdown(text)] if self._printed or done else [Markdown(text)])
-            self._content = after
+            self._reasoning = "" if ended else lines.pop()
+            done += self._lines(_dim("\n".join(lines))) if lines else []
+            growing += self._lines(_dim(self._reasoning)) if self._reasoning else []
+        # Each block by itself, so that it looks the same whatever came with it.
+        *whole, last = blocks(self._content)
+        for block, lines in (*((each, done) for each in whole), (last, done if final else growing)):
+            drawn = _without_empty_ends(self._lines(Markdown(block))) if block.strip() else []
+            if drawn and (self._printed or done):
+                lines.append("")
+            lines.extend(drawn)
+        self._content = "" if final else last
         self._printed = self._printed or bool(done)
         self._draw(done, growing)
 
-    def _draw(self, done: list[RenderableType], growing: list[RenderableType]) -> None:
+    def _draw(self, done: Sequence[str], growing: Sequence[str]) -> None:
         """Prints what is done over what was drawn, and draws below it the end of what grows."""
-        lines = self._lines(growing)[-max(self._console.height - 1, 1) :]
-        text = "".join(f"{line}\n" for line in self._lines(done)) + "\n".join(lines)
+        growing = growing[-max(self._console.height - 1, 1) :]
+        text = "".join(f"{line}\n" for line in done) + "\n".join(growing)
         self._console.file.write(f"{_SYNCHRONIZED}{self._up()}\x1b[J{text}{_SHOWN}")
         self._console.file.flush()
-        self._drawn = [_columns(line) for line in lines]
+        self._drawn = [_columns(line) for line in growing]
 
-    def _lines(self, parts: Iterable[RenderableType]) -> list[str]:
+    def _lines(self, shown: RenderableType) -> list[str]:
         with self._console.capture() as captured:
-            for part in parts:
-                self._console.print(part)
-        return captured.get().removesuffix("\n").split("\n") if captured.get() else []
+            self._console.print(shown)
+        # rich fills lines with spaces, which would be copied too.
+        return [line.rstrip(" ") for line in captured.get().removesuffix("\n").split("\n")]
 
     def _up(self) -> str:
         """Moves the cursor to where the drawing began; a window made narrower has broken its lines anew."""
@@ -154,6 +155,15 @@ def _dim(text: str) -> RenderableType:
 
 
 def _columns(line: str) -> int:
+    return _plain(line).cell_len
+
+
+def _plain(line: str) -> Text:
     from rich.text import Text
 
-    return Text.from_ansi(line).cell_len
+    return Text.from_ansi(line)
+
+
+def _without_empty_ends(lines: list[str]) -> list[str]:
+    full = [number for number, line in enumerate(lines) if _plain(line).plain.strip()]
+    return lines[full[0] : full[-1] + 1] if full else []

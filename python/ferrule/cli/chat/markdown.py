@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import ClassVar
 
 import rich.markdown
@@ -38,13 +39,18 @@ class Markdown(rich.markdown.Markdown):
                     child.type = "hardbreak"
 
 
-def last_block(text: str) -> int:
-    """Where the last block of a text begins: whatever follows, the blocks before it stay as they are."""
-    starts = [token.map[0] for token in _parser().parse(text) if token.level == 0 and token.map is not None]
-    if not starts:
-        return 0
+def blocks(text: str) -> list[str]:
+    """The blocks of a text, each with the empty lines after it: whatever follows, all but the last stay as they are.
+
+    A line that is not whole begins none of its own: `3` would be a paragraph, and `3.` goes on with a list.
+    """
+    whole = text[: text.rfind("\n") + 1]
+    starts = [token.map[0] for token in _parser().parse(whole) if token.level == 0 and token.map is not None]
     # Lines end at a newline alone, which str.splitlines sees otherwise.
-    return sum(len(line) + 1 for line in text.split("\n")[: starts[-1]])
+    lines = text.split("\n")
+    cuts = [0, *starts[1:], len(lines)]
+    found = ["\n".join(lines[first:last]) for first, last in pairwise(cuts)]
+    return [*(f"{block}\n" for block in found[:-1]), found[-1]]
 
 
 @cache
