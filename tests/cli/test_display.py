@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from cli.terminal import Screen
 from ferrule.cli.chat.answers import Delta
-from ferrule.cli.chat.display import MarkdownDisplay, PlainDisplay, display
+from ferrule.cli.chat.display import INTERVAL, MarkdownDisplay, PlainDisplay, display
 from ferrule.cli.chat.markdown import blocks
 
 BLOCKS = [
@@ -114,6 +115,18 @@ def test_an_answer_cannot_command_the_terminal(text: str) -> None:
     screen.write(recorded.file.getvalue())  # which knows none of these
     assert "after" in screen.text()
     assert not {"\x1b]", "\x1b[2J", "\x9b", "\x00", "\x07"} & set(recorded.file.getvalue())
+
+
+def test_what_comes_before_a_silence_is_shown_in_it() -> None:
+    recorded = Recorded(12, 40)
+    recorded.display._interval = INTERVAL
+    recorded.display.add(Delta("first "))
+    recorded.display.add(Delta("second"))
+    deadline = time.monotonic() + 10
+    while "second" not in recorded.file.getvalue():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    recorded.display.close()
 
 
 def test_a_narrower_window_is_counted_anew() -> None:

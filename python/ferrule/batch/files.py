@@ -79,8 +79,10 @@ class BatchInput:
                 return Line(self._number, content)
         raise StopIteration
 
-    def close(self) -> None:
-        """Closes the file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
 
 

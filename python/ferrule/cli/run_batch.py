@@ -72,8 +72,7 @@ def command(words: tuple[str, ...], served_model_name: tuple[str, ...], quiet: b
     if source.exists() and target.exists() and source.samefile(target):
         raise click.UsageError(f"{target}: INPUT and OUTPUT are the same file")
     keywords = loading(options)
-    requests = BatchInput(source)
-    with BatchOutput(target) as output:
+    with BatchInput(source) as requests, BatchOutput(target) as output:
         resumed = output.resume(requests)
         show = _Shown(requests, resumed, quiet=quiet)
         if requests.bytes and requests.bytes_read >= requests.bytes:

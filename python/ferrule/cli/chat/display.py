@@ -8,6 +8,7 @@ drawn twice, and what is left in the scrollback is the answer as it reads.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -89,24 +90,42 @@ class MarkdownDisplay:
         """Columns of the lines that are drawn, and will be drawn again."""
         self._drawn_at = 0.0
         self._interval = 0.0
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._closed = False
         self._draw([], self._lines(_dim("...")))
 
     def add(self, delta: Delta) -> None:
         """As `Display.add`."""
-        self._reasoning += harmless(delta.reasoning)
-        self._content += harmless(delta.content)
-        if delta.usage is None and time.monotonic() - self._drawn_at >= self._interval:
-            began = time.monotonic()
-            self._show()
-            self._drawn_at = time.monotonic()
-            self._interval = max(INTERVAL, 4 * (self._drawn_at - began))
+        with self._lock:
+            self._reasoning += harmless(delta.reasoning)
+            self._content += harmless(delta.content)
+            wait = self._drawn_at + self._interval - time.monotonic()
+            if wait <= 0:
+                self._show()
+            elif self._timer is None:  # what comes before a long silence must not wait for its end
+                self._timer = threading.Timer(wait, self._show_late)
+                self._timer.daemon = True
+                self._timer.start()
 
     def close(self) -> None:
         """As `Display.close`."""
-        self._show(final=True)
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._show(final=True)
+
+    def _show_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            if not self._closed:
+                self._show()
 
     def _show(self, *, final: bool = False) -> None:
         from ferrule.cli.chat.markdown import Markdown, blocks
+
+        began = time.monotonic()
 
         done: list[str] = []
         growing: list[str] = []
@@ -126,6 +145,8 @@ class MarkdownDisplay:
         self._content = "" if final else last
         self._printed = self._printed or bool(done)
         self._draw(done, growing)
+        self._drawn_at = time.monotonic()
+        self._interval = max(INTERVAL, 4 * (self._drawn_at - began))
 
     def _draw(self, done: Sequence[str], growing: Sequence[str]) -> None:
         """Prints what is done over what was drawn, and draws below it the end of what grows."""

@@ -88,6 +88,8 @@ class RemoteAnswers:
         try:
             with _opener().open(request, timeout=timeout) as response:
                 yield response
+        except RemoteError:  # of what was read
+            raise
         except urllib.error.HTTPError as error:
             with error:
                 raise RemoteError(f"{url}: {error.code} {error.reason}: {_message(error)}") from error
