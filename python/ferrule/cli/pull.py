@@ -28,8 +28,8 @@ from ferrule.loading.resolve import EMBEDDED, find_model, is_repository
 def command(name: str, **options: Any) -> None:
     """Download a model from the Hugging Face hub, and print where it is.
 
-    What was downloaded before is not downloaded again, and what was interrupted goes on where it stopped. Other
-    programs find it in the same place: HF_HOME moves it, HF_TOKEN opens what is private, HF_ENDPOINT names a mirror.
+    Files that are here already are not downloaded again. Other programs find them in the same place: HF_HOME moves it,
+    HF_TOKEN opens what is private, HF_ENDPOINT names a mirror, HF_HUB_OFFLINE forbids the network.
     """
     if name == EMBEDDED:
         raise click.UsageError(f"{name!r} ships with ferrule; there is nothing to download")
@@ -42,7 +42,7 @@ def command(name: str, **options: Any) -> None:
     try:
         path = find_model(name, options["revision"])
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print("\ninterrupted; files that are complete stay, and the same command fetches the others", file=sys.stderr)
         raise
     print(path)
     if not options["quiet"]:
