@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -20,47 +21,33 @@ def commands() -> dict[str, click.Command]:
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """The command lines of ferrule in a line of a shell."""
-    lines: list[list[str]] = []
-    for part in text.replace("$'\\n\\n'", "'x'").split(";"):
-        words = shlex.split(part.partition("|")[0], comments=True)
-        words = [word for word in words if "=" not in word or word.startswith("-") or " " in word]
-        if words[:1] == ["ferrule"]:
-            redirected = [number for number, word in enumerate(words) if word in ("<", ">")]
-            lines.append(words[1 : redirected[0] if redirected else None])
-    return lines
+    """The command lines of ferrule in a line of a shell, without what they read and write."""
+    # $(...) of one that another command runs, $'...' of a newline, variables in front of a command.
+    plain = re.sub(r"eval \"\$\((.*)\)\"|\$(?=')|\b[A-Z_]+=\w+ ", r"\1", text)
+    lines = [shlex.split(re.split(r"[<>|]", part)[0]) for part in plain.split(";")]
+    assert all(words[0] == "ferrule" for words in lines), text
+    return [words[1:] for words in lines]
 
 
-EXAMPLES = [
-    (name, typed)
-    for name, command in commands().items()
-    if isinstance(command, Command)
-    for _, typed in command.examples
-]
+EXAMPLES = [typed for command in commands().values() if isinstance(command, Command) for _, typed in command.examples]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"serve"}))
 def test_every_command_teaches_by_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"Usage: ferrule {name}" in text
     assert "\nExamples:\n  # " in text
-    assert "  --help" in text or "-h, --help" in text
-    if name != "completion":
-        assert COMMANDS[name]
 
 
-@pytest.mark.parametrize(("name", "typed"), EXAMPLES)
-def test_an_example_can_be_typed(name: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("typed", EXAMPLES)
+def test_an_example_can_be_typed(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in ("my-model", "my-model-int4"):
         (tmp_path / file).mkdir()
     for file in ("wiki.test.raw", "text.txt", "in.jsonl"):
         (tmp_path / file).touch()
-    lines = command_lines(typed) or [shlex.split(typed)[-1:]]
-    if typed.startswith("eval"):
-        lines = [typed.split("ferrule ")[1].rstrip(')"').split()]
-    for line in lines:
+    for line in command_lines(typed):
         assert line[0] in COMMANDS, typed
         commands()[line[0]].make_context(line[0], line[1:])  # which raises where something is not known
 
