@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fakes
+from cli.terminal import Terminal
 from ferrule.batch import files, runner
 from ferrule.cli import main
 
@@ -299,6 +300,17 @@ def test_killed_in_the_middle_it_goes_on_where_it_stopped(tmp_path: Path, sent: 
     answers = read(target)
     assert answers[: len(before)] == before
     assert [said(answer) for answer in answers] == [said(answer) for answer in read(expected)]
+
+
+def test_progress_keeps_to_its_line(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    written(source, *(chat_request(number, ignore_eos=True, max_tokens=30) for number in range(80)))
+    with Terminal([sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)], size=(24, 20)) as terminal:
+        assert terminal.end() == 0
+    *shown, last = terminal.written.split("\r\x1b[K")
+    assert last.startswith("80 lines answered, 0 errors, ")
+    assert [line for line in shown if "%: " in line]
+    assert all(len(line) < 20 for line in shown)
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:

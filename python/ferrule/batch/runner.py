@@ -30,6 +30,8 @@ class Progress:
 
     answered: int
     """Lines of the output."""
+    bytes: int
+    """Of the input, up to the last line that is answered."""
     failed: int = 0
     """Those of this run that are errors."""
 
@@ -59,7 +61,7 @@ async def run_batch(
         async with room:
             return await _answer(application, llm, line)
 
-    progress = Progress(resumed)
+    progress = Progress(resumed, requests.bytes_read)
     window: deque[tuple[asyncio.Task[tuple[bytes, bool]], int]] = deque()
     held = 0
 
@@ -72,6 +74,7 @@ async def run_batch(
             task.cancel()
         held -= size
         output.write(line)
+        progress.bytes += size
         progress.answered += 1
         progress.failed += failed
         if notify is not None:

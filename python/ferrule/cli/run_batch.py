@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import time
 from importlib.util import find_spec
@@ -116,10 +117,13 @@ class _Shown:
         if self._quiet or now - self._said < INTERVALS[0 if self._terminal else 1]:
             return
         self._said = now
-        share = self._requests.bytes_read / max(self._requests.bytes, 1)
-        text = f"{self._counts(progress)}, {min(share, 1):.0%} of the input read"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
+        share = min(progress.bytes / max(self._requests.bytes, 1), 1)
+        text = f"{share:.0%}: {self._counts(progress)}"
+        if self._terminal:
+            # One that is broken into two could not be taken away.
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr)
 
     def end(self, progress: Progress | None) -> None:
         """Says what came of it; None where nothing was left to do."""
