@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import fakes
+from cli.terminal import Terminal
 from ferrule.cli import main
 from ferrule.cli.run import command as run_command
 from ferrule.cli.sampling import FURTHER
@@ -71,6 +72,12 @@ def test_run_stops_at_a_text(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     main(["run", "x", "-n", "8", "-q", "--stop", text[5:7]])
     assert capsys.readouterr().out == text[: text.index(text[5:7])] + "\n"
+
+
+def test_a_prompt_cannot_command_the_terminal() -> None:
+    with Terminal(command("run", "\x1b]0;title\x07x", "-n", "1")) as terminal:
+        assert terminal.end() == 0
+    assert "\N{SYMBOL FOR ESCAPE}]0;title\N{SYMBOL FOR BELL}x" in terminal.written
 
 
 def test_prompt_from_stdin() -> None:

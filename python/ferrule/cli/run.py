@@ -13,6 +13,7 @@ from ferrule.cli.help import Command
 from ferrule.cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule.cli.prompt import prompt_arguments, split_words
 from ferrule.cli.sampling import greedy_by_default, params, sampling_options, split_options, summary
+from ferrule.cli.terminal import harmless
 
 
 @click.command(
@@ -39,13 +40,14 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) 
     sampling, loading = split_options(options)
     wanted = params(sampling)
     with load(model, loading) as llm:
-        if sys.stdout.isatty() and not as_json:
-            sys.stdout.write(prompt)  # for people, the text as it reads; for programs, what the model wrote
+        terminal = sys.stdout.isatty()
+        if terminal and not as_json:
+            sys.stdout.write(harmless(prompt))  # for people, the text as it reads; for programs, what the model wrote
         output = None
         for delta in llm.stream(prompt, greedy_by_default(wanted, llm)):
             output = delta.output
             if delta.text and not as_json:
-                sys.stdout.write(delta.text)
+                sys.stdout.write(harmless(delta.text) if terminal else delta.text)
                 sys.stdout.flush()
         if output is None:
             return
