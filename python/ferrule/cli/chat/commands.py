@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from ferrule.checks import shown
 from ferrule.cli.chat.conversation import PARAMETERS, nearest, with_parameters
@@ -16,8 +19,16 @@ if TYPE_CHECKING:
     from ferrule.cli.chat.session import Session
 
 
+WIDEST = 100
+"""Columns of what is wrapped."""
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns, WIDEST)
 
 
 def _system(session: Session, rest: str) -> None:
@@ -34,7 +45,7 @@ def _params(session: Session, rest: str) -> None:
         return _say(_given(session))
     if not rest:
         _say(_given(session))
-        return _say(f"/params NAME VALUE sets one of {', '.join(PARAMETERS)}")
+        return _say(click.wrap_text(f"/params NAME VALUE sets one of {', '.join(PARAMETERS)}", _columns()))
     name, value = _name_and_value(rest)
     if value is None:
         with_parameters(conversation.params, {name: None})  # is there such a name?
@@ -111,10 +122,11 @@ def _retry(session: Session, _rest: str) -> None:
 
 
 def _help(_session: Session, _rest: str) -> None:
-    for name, (_, usage, text) in COMMANDS.items():
-        _say(f"  {f'/{name} {usage}'.rstrip():24}{text}")
-    _say('A message of several lines stands between """ and """, or has a \\ at the end of each line but the last.')
-    _say("Ctrl-C stops an answer, Ctrl-D ends it")
+    formatter = click.HelpFormatter(width=_columns())
+    formatter.write_dl([(f"/{name} {usage}".rstrip(), text) for name, (_, usage, text) in COMMANDS.items()])
+    formatter.write_text('A message of several lines stands between """ and """, or ends all but the last with a \\.')
+    formatter.write_text("Ctrl-C stops an answer, Ctrl-D ends it.")
+    _say(formatter.getvalue().rstrip("\n"))
 
 
 def _exit(_session: Session, _rest: str) -> None:
