@@ -45,6 +45,7 @@ FLOORS: list[set[str]] = [
     {"engine_thread"},
     {"llm", "async_llm"},
     {"bench", "harness", "server"},
+    {"batch"},
     {"cli"},
     {"__main__"},
 ]
