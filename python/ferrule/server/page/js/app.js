@@ -1,0 +1,284 @@
+// The page put together: what is shown, and what each action does to it.
+
+import { answers } from "./answers.js";
+import { composer } from "./composer.js";
+import { append, choose, newConversation, path, siblings } from "./conversation.js";
+import { askForKey, askToDelete, showKeys } from "./dialogs.js";
+import { byId } from "./dom.js";
+import { drawers } from "./drawers.js";
+import { contextUse, showContext } from "./figures.js";
+import { listing } from "./listing.js";
+import { modelPicker } from "./models.js";
+import { clearNotice, notice } from "./notice.js";
+import { panel } from "./panel.js";
+import { shortcuts } from "./shortcuts.js";
+import * as store from "./store.js";
+import { themeSwitch } from "./theme.js";
+import { thread } from "./thread.js";
+import { download, readFile } from "./transfer.js";
+
+const CURRENT = "ferrule-conversation";
+const UNAUTHORIZED = 401;
+
+let conversation = newConversation();
+
+const sides = drawers();
+const models = modelPicker(() => (conversation.model = models.chosen()));
+const settings = panel(() => keepIfBegun());
+const list = listing({ open, rename, exportOne, remove });
+const messages = thread({ edit, regenerate, goOn, choose: chooseVersion, branch });
+const running = answers({ begin, progress, keep, done });
+const writer = composer({ send, stop: () => running.stop(conversation.id) });
+
+function show() {
+  const now = running.of(conversation.id);
+  messages.show(conversation, now?.answer.id);
+  writer.setRunning(now !== null);
+  meter();
+  document.title = conversation.title ? `${conversation.title} · ferrule` : "ferrule";
+}
+
+function meter() {
+  const shown = path(conversation).filter(({ role }) => role === "assistant");
+  const model = shown.at(-1)?.model ?? models.chosen();
+  showContext(byId("context"), contextUse(shown, models.all(), model));
+}
+
+async function refreshList() {
+  const entries = await store.list();
+  if (!entries.some(({ id }) => id === conversation.id)) entries.unshift({ id: conversation.id, title: conversation.title });
+  list.show(entries, conversation.id);
+}
+
+// --- Conversations
+
+function adopt(next) {
+  conversation = next;
+  sessionStorage.setItem(CURRENT, conversation.id);
+  models.choose(conversation.model);
+  settings.show(conversation);
+  messages.toEnd();
+  show();
+}
+
+/** A new conversation has the settings of the one before. */
+async function create() {
+  if (path(conversation).length > 0) {
+    const { model, system, parameters } = conversation;
+    adopt(newConversation({ model, system, parameters }));
+    await refreshList();
+  }
+  sides.closeAll();
+  writer.focus();
+}
+
+async function open(id) {
+  if (id !== conversation.id) {
+    const found = running.of(id)?.conversation ?? (await store.load(id));
+    if (!found) return refreshList();
+    adopt(found);
+    await refreshList();
+  }
+  if (sides.closeAll()) writer.focus();
+}
+
+async function rename(id, title) {
+  conversation.title = title;
+  await keep(conversation);
+  show();
+}
+
+async function exportOne() {
+  download([conversation], conversation.title);
+}
+
+async function exportAll() {
+  const all = await store.loadAll();
+  if (all.length > 0) download(all, `ferrule ${new Date().toISOString().slice(0, 10)}`);
+  else notice("There is no conversation to export yet.");
+}
+
+async function importFile(file) {
+  try {
+    const read = readFile(await file.text());
+    await store.save(...read);
+    if (read.length > 0) adopt(read[0]);
+    await refreshList();
+    clearNotice();
+  } catch (error) {
+    notice(error.message);
+  }
+}
+
+async function remove(id, title) {
+  if (!(await askToDelete(title))) return;
+  running.stop(id);
+  await store.remove(id);
+  const [next] = await store.list();
+  adopt(next ? await store.load(next.id) : newConversation({ ...conversation, parameters: conversation.parameters }));
+  await refreshList();
+  writer.focus();
+}
+
+async function keep(kept) {
+  try {
+    await store.save(kept);
+    await refreshList();
+  } catch (error) {
+    notice(`The conversation could not be kept in this browser: ${error.message}`);
+  }
+}
+
+function keepIfBegun() {
+  if (path(conversation).length > 0) keep(conversation);
+}
+
+// --- Messages and answers
+
+function send(text) {
+  if (models.chosen() === null) {
+    notice("There is no model to ask yet.", start);
+    return false;
+  }
+  const last = path(conversation).at(-1) ?? null;
+  const message = append(conversation, last?.id ?? null, { role: "user", content: text });
+  messages.toEnd();
+  answer(message.id);
+  return true;
+}
+
+function answer(parent, kept) {
+  if (running.of(conversation.id)) return;
+  conversation.model = models.chosen();
+  running.start(conversation, parent, conversation.model, kept);
+}
+
+function edit(node, text) {
+  if (running.of(conversation.id)) return;
+  if (node.role === "user") {
+    const message = append(conversation, node.parent, { role: "user", content: text });
+    answer(message.id);
+  } else {
+    const { model, reasoning } = node;
+    append(conversation, node.parent, {
+      role: "assistant", content: text, tokens: [], model, reasoning, figures: null, finish: "stop", error: null,
+    });
+    keep(conversation);
+  }
+  show();
+  writer.focus();
+}
+
+function regenerate(node) {
+  answer(node.parent);
+}
+
+function goOn(node) {
+  answer(node.parent, { content: node.content, tokens: [...node.tokens], reasoning: node.reasoning });
+}
+
+/** Another version of an answer: as it was up to a token, then `text`, then what the model makes of it. */
+function branch(node, index, text) {
+  const before = node.tokens.slice(0, index);
+  const top = node.tokens[index].top;
+  const logprob = top.find(([other]) => other === text)[1];
+  const content = before.map((token) => token.text).join("") + text;
+  answer(node.parent, { content, tokens: [...before, { text, logprob, top }], reasoning: node.reasoning });
+  writer.focus();
+}
+
+function chooseVersion(node, button) {
+  choose(conversation, node);
+  keep(conversation);
+  show();
+  messages.view(node)?.element.querySelector(`[data-act="${button}"]:not(:disabled), [data-act="copy"]`)?.focus();
+}
+
+function begin(begun) {
+  keep(begun);
+  if (begun === conversation) show();
+}
+
+function progress(changed, node) {
+  if (changed !== conversation) return;
+  messages.refresh(conversation, node, true);
+  meter();
+}
+
+async function done(finished, node) {
+  if (await store.load(finished.id)) await keep(finished);
+  if (finished === conversation) show();
+  if (node.error?.status === UNAUTHORIZED && (await askForKey(node.error.message)) && finished === conversation) regenerate(node);
+}
+
+// --- Keys
+
+function lastOf(role) {
+  return path(conversation).findLast((node) => node.role === role);
+}
+
+function version(step) {
+  const node = path(conversation).findLast((shown) => siblings(conversation, shown).length > 1);
+  const beside = node ? siblings(conversation, node) : [];
+  const next = beside[beside.indexOf(node) + step];
+  if (next) {
+    choose(conversation, next);
+    keep(conversation);
+    show();
+  }
+}
+
+function escape() {
+  if (!sides.closeAll()) running.stop(conversation.id);
+}
+
+// --- Beginning
+
+async function start() {
+  try {
+    await models.load();
+    models.choose(conversation.model);
+    meter();
+  } catch (error) {
+    notice(error.message, start);
+  }
+}
+
+async function restore() {
+  try {
+    const [latest] = await store.list();
+    const found = await store.load(sessionStorage.getItem(CURRENT) ?? latest?.id ?? "");
+    adopt(found ?? conversation);
+    await refreshList();
+  } catch (error) {
+    adopt(conversation);
+    list.show([], conversation.id);
+    notice(`This browser keeps no conversations: ${error.message}`);
+  }
+}
+
+themeSwitch();
+shortcuts({
+  create,
+  conversations: () => sides.toggle("sidebar"),
+  settings: () => sides.toggle("settings"),
+  regenerate: () => lastOf("assistant") && regenerate(lastOf("assistant")),
+  edit: () => lastOf("user") && messages.view(lastOf("user")).edit(),
+  keys: showKeys,
+  version,
+  escape,
+});
+byId("new").addEventListener("click", create);
+byId("export-all").addEventListener("click", exportAll);
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", ({ target }) => {
+  if (target.files[0]) importFile(target.files[0]);
+  target.value = "";
+});
+byId("keys").addEventListener("click", showKeys);
+for (const example of document.querySelectorAll("#examples button")) {
+  example.addEventListener("click", () => writer.fill(example.textContent));
+}
+await restore();
+await start();
+writer.focus();

@@ -1,0 +1,52 @@
+// What an answer took, in words: time to the first token, tokens per second, tokens; and how full the context is.
+
+import { el } from "./dom.js";
+import { contextTokens, speed } from "./generation.js";
+
+const whole = new Intl.NumberFormat("en");
+
+/** The figures of an answer, as far as they are known. */
+export function figureList({ figures, finish, model }) {
+  if (!figures) return [];
+  const { firstToken, completionTokens, cachedTokens } = figures;
+  const rate = firstToken === undefined ? null : speed(figures);
+  return [
+    firstToken !== undefined && figure(duration(firstToken), "to the first token", "ttft"),
+    rate !== null && figure(`${whole.format(Math.round(rate * 10) / 10)}`, "tokens/s", "speed"),
+    completionTokens > 0 && figure(whole.format(completionTokens), completionTokens === 1 ? "token" : "tokens", "count"),
+    cachedTokens > 0 && figure(whole.format(cachedTokens), "of the prompt from the cache", "cached"),
+    finish === "length" && figure("cut", "at the limit of tokens", "finish"),
+    finish === "stopped" && figure("stopped", "", "finish"),
+  ].filter(Boolean);
+}
+
+/** How full the context is behind an answer, as `{used, of, about}`; null where it is not known. */
+export function contextUse(answers, models, model) {
+  const of = models.find(({ id }) => id === model)?.max_model_len;
+  if (!of) return null;
+  const last = answers.at(-1);
+  if (!last?.figures) return { used: 0, of, about: false };
+  const exact = contextTokens(last.figures);
+  if (exact !== null) return { used: exact, of, about: false };
+  // The server counts at the end; until then the answer before and what came since are a lower bound.
+  const before = answers.slice(0, -1).findLast(({ figures }) => figures && contextTokens(figures) !== null);
+  return { used: (before ? contextTokens(before.figures) : 0) + (last.figures.completionTokens ?? 0), of, about: true };
+}
+
+/** Shows the use of the context in its meter. */
+export function showContext(meter, use) {
+  meter.hidden = use === null;
+  if (use === null) return;
+  const words = `${use.about ? "≥ " : ""}${whole.format(use.used)} of ${whole.format(use.of)} tokens`;
+  const bar = el("span", { class: "lead", "aria-hidden": "true" });
+  bar.style.setProperty("--share", Math.min(1, use.used / use.of));
+  meter.replaceChildren(el("span", { class: "visually-hidden" }, "Context: "), el("span", {}, words), bar);
+}
+
+function figure(value, words, name) {
+  return el("span", { class: "figure", "data-figure": name }, el("b", {}, value), words ? ` ${words}` : null);
+}
+
+function duration(milliseconds) {
+  return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
+}

@@ -1,0 +1,83 @@
+// The conversations kept in this browser. The one that is shown has its buttons below its title.
+
+import { byId, el } from "./dom.js";
+import { button } from "./icons.js";
+
+/** The list: `{show(entries, currentId)}`; `act` has `open(id)`, `rename(id, title)`, `exportOne(id)`, `remove(id, title)`. */
+export function listing(act) {
+  const list = byId("conversations");
+  const filter = byId("filter");
+  let entries = [];
+  let current = null;
+  let renaming = false;
+
+  filter.addEventListener("input", render);
+  return { show };
+
+  /** Shows entries `{id, title}`. */
+  function show(newEntries, currentId) {
+    if (currentId !== current) renaming = false;
+    entries = newEntries;
+    current = currentId;
+    render();
+  }
+
+  function render() {
+    const wanted = filter.value.trim().toLowerCase();
+    const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const shown = entries.filter(({ title }) => title.toLowerCase().includes(wanted));
+    if (!renaming || !list.querySelector("input")) list.replaceChildren(...shown.map(item));
+    if (focused) list.querySelector(`[data-key="${focused}"]`)?.focus();
+  }
+
+  function item({ id, title }) {
+    if (id !== current) return el("li", {}, opener(id, title));
+    return el("li", { class: "current" }, renaming ? renamer(id, title) : opener(id, title), renaming ? null : tools(id, title));
+  }
+
+  function opener(id, title) {
+    const now = id === current ? "true" : null;
+    const name = title || "New conversation";
+    return el("button", { type: "button", class: "opener", "aria-current": now, "data-key": id, click: () => act.open(id) }, name);
+  }
+
+  function tools(id, title) {
+    const quiet = { quiet: true, class: "icon-button" };
+    const rename = () => {
+      renaming = true;
+      render();
+      list.querySelector("input")?.select();
+    };
+    return el(
+      "div",
+      { class: "actions", role: "group", "aria-label": "This conversation" },
+      button("edit", "Rename", rename, { ...quiet, "data-key": "rename" }),
+      button("export", "Export", () => act.exportOne(id), { ...quiet, "data-key": "export" }),
+      button("remove", "Delete", () => act.remove(id, title), { ...quiet, class: "icon-button dangerous", "data-key": "remove" }),
+    );
+  }
+
+  function renamer(id, title) {
+    const input = el("input", { type: "text", "aria-label": "Title", maxlength: "200", keydown, blur: () => finish(true) });
+    input.value = title;
+    return input;
+
+    function keydown(event) {
+      if (event.key === "Enter") finish(true);
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        finish(false);
+      }
+    }
+
+    function finish(keeps) {
+      if (!renaming) return;
+      renaming = false;
+      const wanted = input.value.trim();
+      if (keeps && wanted !== "" && wanted !== title) act.rename(id, wanted);
+      list.replaceChildren();
+      render();
+      list.querySelector("[data-key=rename]")?.focus();
+    }
+  }
+}
