@@ -15,6 +15,7 @@ card.addEventListener("pointerenter", () => clearTimeout(leaving));
 card.addEventListener("pointerleave", hideSoon);
 card.addEventListener("keydown", keydown);
 document.addEventListener("scroll", ({ target }) => card.contains(target) || hideAlternatives(), { capture: true, passive: true });
+document.addEventListener("pointerdown", ({ target }) => card.contains(target) || target === anchor || hideAlternatives());
 document.addEventListener("keydown", escape, { capture: true });
 
 /**

@@ -8,10 +8,14 @@ import { generate } from "./generation.js";
 const KEEP_MILLISECONDS = 1000;
 const ANNOUNCED_CHARACTERS = 2000;
 
-/** `{start(…), stop(conversation), of(conversation)}`; `on` has `progress`, `keep` and `done`, each with both nodes. */
+/**
+ * `{start(…), stop(id), of(id), all()}`, by the ids of conversations.
+ *
+ * `on` has `begin`, `progress` and `done`, called with a conversation and its answer, and `keep`, with a conversation.
+ */
 export function answers(on) {
   const running = new Map();
-  return { start, stop, of: (id) => running.get(id) ?? null };
+  return { start, stop, of: (id) => running.get(id) ?? null, all: () => [...running.values()].map((one) => one.conversation) };
 
   /** Adds an answer below `parent` and writes it; `kept` is text and tokens that it begins with. */
   async function start(conversation, parent, model, kept = { content: "", tokens: [], reasoning: "" }) {

@@ -1,6 +1,7 @@
 // What the page asks of the server: the models, and an answer as a stream. Paths are relative, so that the page works
 // wherever it is mounted.
 
+import { recall, remember } from "./remembered.js";
 import { events } from "./sse.js";
 
 const KEY = "ferrule-api-key";
@@ -18,8 +19,7 @@ export class ServerError extends Error {
 
 /** Keeps the key for this tab: it is forgotten with it. */
 export function setApiKey(key) {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
+  remember("tab", KEY, key);
 }
 
 /** The models that can be asked: `{id, max_model_len, …}`. */
@@ -35,18 +35,23 @@ export async function* streamChat(request, signal) {
     body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
+  let done = false;
+  // Read to its end: to leave behind the last word would be a disconnect.
   for await (const data of events(response.body)) {
-    if (data === "[DONE]") return;
+    if (data === "[DONE]") {
+      done = true;
+      continue;
+    }
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ServerError(chunk.error.message, { status: chunk.error.code, param: chunk.error.param });
     yield chunk;
   }
-  throw new ServerError("The stream ended before the answer did.");
+  if (!done) throw new ServerError("The stream ended before the answer did.");
 }
 
 async function ask(path, options = {}) {
   const headers = { "Content-Type": "application/json" };
-  const key = sessionStorage.getItem(KEY);
+  const key = recall("tab", KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {

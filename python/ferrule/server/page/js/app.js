@@ -2,7 +2,7 @@
 
 import { answers } from "./answers.js";
 import { composer } from "./composer.js";
-import { append, choose, newConversation, path, siblings } from "./conversation.js";
+import { append, choose, discard, newConversation, path, settle, siblings } from "./conversation.js";
 import { askForKey, askToDelete, showKeys } from "./dialogs.js";
 import { byId } from "./dom.js";
 import { drawers } from "./drawers.js";
@@ -11,16 +11,19 @@ import { listing } from "./listing.js";
 import { modelPicker } from "./models.js";
 import { clearNotice, notice } from "./notice.js";
 import { panel } from "./panel.js";
+import { recall, remember } from "./remembered.js";
 import { shortcuts } from "./shortcuts.js";
 import * as store from "./store.js";
 import { themeSwitch } from "./theme.js";
 import { thread } from "./thread.js";
+import { offsetOf } from "./tokens.js";
 import { download, readFile } from "./transfer.js";
 
 const CURRENT = "ferrule-conversation";
 const UNAUTHORIZED = 401;
 
 let conversation = newConversation();
+const removed = new Set();
 
 const sides = drawers();
 const models = modelPicker(() => (conversation.model = models.chosen()));
@@ -45,7 +48,7 @@ function meter() {
 }
 
 async function refreshList() {
-  const entries = await store.list();
+  const entries = await store.list().catch(() => []);
   if (!entries.some(({ id }) => id === conversation.id)) entries.unshift({ id: conversation.id, title: conversation.title });
   list.show(entries, conversation.id);
 }
@@ -54,7 +57,7 @@ async function refreshList() {
 
 function adopt(next) {
   conversation = next;
-  sessionStorage.setItem(CURRENT, conversation.id);
+  remember("tab", CURRENT, conversation.id);
   models.choose(conversation.model);
   settings.show(conversation);
   messages.toEnd();
@@ -74,12 +77,18 @@ async function create() {
 
 async function open(id) {
   if (id !== conversation.id) {
-    const found = running.of(id)?.conversation ?? (await store.load(id));
+    const found = await find(id);
     if (!found) return refreshList();
     adopt(found);
     await refreshList();
   }
   if (sides.closeAll()) writer.focus();
+}
+
+// What is being written is shown as it is, not as it was kept last.
+async function find(id) {
+  const kept = running.of(id)?.conversation ?? (await store.load(id));
+  return running.of(id) || !kept ? kept : settle(kept);
 }
 
 async function rename(id, title) {
@@ -112,15 +121,17 @@ async function importFile(file) {
 
 async function remove(id, title) {
   if (!(await askToDelete(title))) return;
+  removed.add(id);
   running.stop(id);
   await store.remove(id);
   const [next] = await store.list();
-  adopt(next ? await store.load(next.id) : newConversation({ ...conversation, parameters: conversation.parameters }));
+  adopt(next ? await find(next.id) : newConversation(conversation));
   await refreshList();
   writer.focus();
 }
 
 async function keep(kept) {
+  if (removed.has(kept.id)) return;
   try {
     await store.save(kept);
     await refreshList();
@@ -170,6 +181,8 @@ function edit(node, text) {
 }
 
 function regenerate(node) {
+  if (running.of(conversation.id)) return;
+  if (node.error && node.content === "") discard(conversation, node);
   answer(node.parent);
 }
 
@@ -179,11 +192,11 @@ function goOn(node) {
 
 /** Another version of an answer: as it was up to a token, then `text`, then what the model makes of it. */
 function branch(node, index, text) {
-  const before = node.tokens.slice(0, index);
-  const top = node.tokens[index].top;
-  const logprob = top.find(([other]) => other === text)[1];
-  const content = before.map((token) => token.text).join("") + text;
-  answer(node.parent, { content, tokens: [...before, { text, logprob, top }], reasoning: node.reasoning });
+  const { top } = node.tokens[index];
+  const [, logprob] = top.find(([other]) => other === text);
+  const content = node.content.slice(0, offsetOf(node.tokens, node.content, index)) + text;
+  const tokens = [...node.tokens.slice(0, index), { text, logprob, top }];
+  answer(node.parent, { content, tokens, reasoning: node.reasoning });
   writer.focus();
 }
 
@@ -206,7 +219,7 @@ function progress(changed, node) {
 }
 
 async function done(finished, node) {
-  if (await store.load(finished.id)) await keep(finished);
+  await keep(finished);
   if (finished === conversation) show();
   if (node.error?.status === UNAUTHORIZED && (await askForKey(node.error.message)) && finished === conversation) regenerate(node);
 }
@@ -247,7 +260,7 @@ async function start() {
 async function restore() {
   try {
     const [latest] = await store.list();
-    const found = await store.load(sessionStorage.getItem(CURRENT) ?? latest?.id ?? "");
+    const found = (await find(recall("tab", CURRENT) ?? "")) ?? (latest && (await find(latest.id)));
     adopt(found ?? conversation);
     await refreshList();
   } catch (error) {
@@ -279,6 +292,7 @@ byId("keys").addEventListener("click", showKeys);
 for (const example of document.querySelectorAll("#examples button")) {
   example.addEventListener("click", () => writer.fill(example.textContent));
 }
+addEventListener("pagehide", () => running.all().forEach(keep));
 await restore();
 await start();
 writer.focus();

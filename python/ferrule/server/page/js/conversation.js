@@ -10,7 +10,7 @@ export const FORMAT = 1;
 const ROOT = "";
 const TITLE_LENGTH = 60;
 
-/** An empty conversation with these settings; it is kept once something was said. */
+/** An empty conversation with these settings, for example those of another one; it is kept once something was said. */
 export function newConversation({ model = null, system = "", parameters = {} } = {}) {
   const now = Date.now();
   return {
@@ -35,6 +35,17 @@ export function append(conversation, parent, fields) {
   if (conversation.title === "" && node.role === "user") conversation.title = titleOf(node.content);
   choose(conversation, node);
   return node;
+}
+
+/** Takes away a node that has nothing below it. */
+export function discard(conversation, node) {
+  delete conversation.nodes[node.id];
+}
+
+/** Says of answers that were cut off with the page they were written on that they were. */
+export function settle(conversation) {
+  for (const node of Object.values(conversation.nodes)) if (node.finish === null) node.finish = "stopped";
+  return conversation;
 }
 
 /** The nodes below one (null: at the root), the oldest first. */

@@ -3,18 +3,19 @@
 import { el } from "./dom.js";
 import { contextTokens, speed } from "./generation.js";
 
+const NEARLY_FULL = 0.9;
 const whole = new Intl.NumberFormat("en");
 
 /** The figures of an answer, as far as they are known. */
-export function figureList({ figures, finish, model }) {
+export function figureList({ figures, finish }) {
   if (!figures) return [];
   const { firstToken, completionTokens, cachedTokens } = figures;
-  const rate = firstToken === undefined ? null : speed(figures);
+  const rate = speed(figures);
   return [
     firstToken !== undefined && figure(duration(firstToken), "to the first token", "ttft"),
     rate !== null && figure(`${whole.format(Math.round(rate * 10) / 10)}`, "tokens/s", "speed"),
     completionTokens > 0 && figure(whole.format(completionTokens), completionTokens === 1 ? "token" : "tokens", "count"),
-    cachedTokens > 0 && figure(whole.format(cachedTokens), "of the prompt from the cache", "cached"),
+    cachedTokens > 0 && figure(whole.format(cachedTokens), "from the cache", "cached"),
     finish === "length" && figure("cut", "at the limit of tokens", "finish"),
     finish === "stopped" && figure("stopped", "", "finish"),
   ].filter(Boolean);
@@ -24,12 +25,14 @@ export function figureList({ figures, finish, model }) {
 export function contextUse(answers, models, model) {
   const of = models.find(({ id }) => id === model)?.max_model_len;
   if (!of) return null;
-  const last = answers.at(-1);
-  if (!last?.figures) return { used: 0, of, about: false };
+  // One that was refused took nothing.
+  const counted = answers.filter(({ figures, error }) => figures && !(error && !figures.completionTokens));
+  const last = counted.at(-1);
+  if (!last) return { used: 0, of, about: false };
   const exact = contextTokens(last.figures);
   if (exact !== null) return { used: exact, of, about: false };
   // The server counts at the end; until then the answer before and what came since are a lower bound.
-  const before = answers.slice(0, -1).findLast(({ figures }) => figures && contextTokens(figures) !== null);
+  const before = counted.slice(0, -1).findLast(({ figures }) => contextTokens(figures) !== null);
   return { used: (before ? contextTokens(before.figures) : 0) + (last.figures.completionTokens ?? 0), of, about: true };
 }
 
@@ -39,6 +42,7 @@ export function showContext(meter, use) {
   if (use === null) return;
   const words = `${use.about ? "≥ " : ""}${whole.format(use.used)} of ${whole.format(use.of)} tokens`;
   const bar = el("span", { class: "lead", "aria-hidden": "true" });
+  meter.classList.toggle("nearly-full", use.used > NEARLY_FULL * use.of);
   bar.style.setProperty("--share", Math.min(1, use.used / use.of));
   meter.replaceChildren(el("span", { class: "visually-hidden" }, "Context: "), el("span", {}, words), bar);
 }

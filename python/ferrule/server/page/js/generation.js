@@ -4,6 +4,9 @@ import { streamChat } from "./api.js";
 import { requestFor } from "./request.js";
 import { TokenReader } from "./tokens.js";
 
+// A browser reads what came meanwhile at once: what takes less says nothing of the model.
+const MEASURABLE_MILLISECONDS = 20;
+
 /**
  * Fills `answer` until it ends, fails, or `signal` aborts; calls `changed` after each chunk.
  *
@@ -65,10 +68,10 @@ function measure(answer, { usage, choices }, milliseconds, kept) {
   }
 }
 
-/** Tokens per second behind the first, or null while there is nothing to divide. */
+/** Tokens per second behind the first, or null while there is too little to divide. */
 export function speed({ firstToken, milliseconds, completionTokens }) {
-  const seconds = (milliseconds - firstToken) / 1000;
-  return seconds > 0 && completionTokens > 1 ? (completionTokens - 1) / seconds : null;
+  const taken = milliseconds - firstToken;
+  return taken >= MEASURABLE_MILLISECONDS && completionTokens > 1 ? ((completionTokens - 1) / taken) * 1000 : null;
 }
 
 /** How many tokens of the context an answer and what stands above it take; null where the server has not said. */

@@ -3,6 +3,9 @@
 import { byId, el } from "./dom.js";
 import { button } from "./icons.js";
 
+// So many are found by looking.
+const FEW = 8;
+
 /** The list: `{show(entries, currentId)}`; `act` has `open(id)`, `rename(id, title)`, `exportOne(id)`, `remove(id, title)`. */
 export function listing(act) {
   const list = byId("conversations");
@@ -19,6 +22,7 @@ export function listing(act) {
     if (currentId !== current) renaming = false;
     entries = newEntries;
     current = currentId;
+    filter.hidden = entries.length < FEW;
     render();
   }
 
@@ -32,7 +36,7 @@ export function listing(act) {
 
   function item({ id, title }) {
     if (id !== current) return el("li", {}, opener(id, title));
-    return el("li", { class: "current" }, renaming ? renamer(id, title) : opener(id, title), renaming ? null : tools(id, title));
+    return el("li", { class: "current" }, renaming ? renamer(id, title) : opener(id, title), renaming || !title ? null : tools(id, title));
   }
 
   function opener(id, title) {

@@ -8,7 +8,7 @@ import { editor } from "./editor.js";
 import { figureList } from "./figures.js";
 import { button } from "./icons.js";
 import { renderMarkdown } from "./markdown.js";
-import { place } from "./tokens.js";
+import { offsetOf, place } from "./tokens.js";
 import { tokenWalk } from "./tokenwalk.js";
 
 /**
@@ -27,17 +27,19 @@ export function messageView(node, act) {
     "article",
     { class: `message ${node.role}`, "aria-labelledby": heading.id, "data-node": node.id },
     heading,
-    el("div", { class: "column" }, before, body, actions),
+    el("div", { class: "column" }, isAnswer ? before : null, body, actions),
   );
   let walking = false;
   let editing = false;
   let shown = "";
+  let drawn = null;
 
   body.addEventListener("pointerover", ({ target }) => {
-    const token = target.closest?.(".token:not(.walked)");
+    const token = target.closest(".token:not(.walked)");
     if (token) showAlternatives(token, node.tokens[token.dataset.token], branching(Number(token.dataset.token)));
   });
-  body.addEventListener("pointerout", ({ target }) => target.closest?.(".token") && hideSoon());
+  // A finger that is lifted leaves, too; its card stays until the next touch.
+  body.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && hideSoon());
 
   return { element, update, edit };
 
@@ -50,8 +52,17 @@ export function messageView(node, act) {
   }
 
   function showBody() {
+    const now = `${node.tokens?.length ?? 0} ${node.content}`;
+    if (now === drawn) return;
+    drawn = now;
     if (isAnswer) renderMarkdown(body, node.content, place(node.tokens, node.content));
     else body.textContent = node.content;
+  }
+
+  function restoreBody() {
+    drawn = null;
+    body.replaceChildren();
+    showBody();
   }
 
   function showReasoning(running) {
@@ -86,8 +97,12 @@ export function messageView(node, act) {
 
   function buttons() {
     const quiet = { quiet: true, class: "icon-button" };
-    const made = [copyButton(isAnswer ? "Copy answer" : "Copy message", () => node.content, { ...quiet, "data-act": "copy" })];
-    made.push(button("edit", isAnswer ? "Edit answer" : "Edit message", edit, { ...quiet, "data-act": "edit" }));
+    const made = [];
+    if (node.content !== "") {
+      const words = isAnswer ? "answer" : "message";
+      made.push(copyButton(`Copy ${words}`, () => node.content, { ...quiet, "data-act": "copy" }));
+      made.push(button("edit", `Edit ${words}`, edit, { ...quiet, "data-act": "edit" }));
+    }
     if (!isAnswer) return made;
     made.push(button("regenerate", "Regenerate", () => act.regenerate(node), { ...quiet, "data-act": "regenerate" }));
     if (["length", "stopped"].includes(node.finish) && node.content !== "") {
@@ -128,18 +143,19 @@ export function messageView(node, act) {
     return el("div", { class: "refusal", role: "alert" }, el("p", {}, `${code}${message}${wait}`), retry);
   }
 
+  // No branch while the answer is written, or where a token is no part of it.
   function branching(index) {
-    return element.classList.contains("running") ? null : (text) => act.branch(node, index, text);
+    if (element.classList.contains("running") || offsetOf(node.tokens, node.content, index) < 0) return null;
+    return (text) => act.branch(node, index, text);
   }
 
   function toggleWalk() {
     walking = !walking;
     if (walking) {
-      body.replaceChildren(tokenWalk(node.tokens, (index, text) => act.branch(node, index, text)));
+      body.replaceChildren(tokenWalk(node.tokens, branching));
       body.querySelector("[tabindex='0']")?.focus();
     } else {
-      body.replaceChildren();
-      showBody();
+      restoreBody();
     }
     actions.querySelector("[data-act=tokens]").setAttribute("aria-pressed", String(walking));
   }
@@ -147,8 +163,7 @@ export function messageView(node, act) {
   function edit() {
     const done = () => {
       editing = false;
-      body.replaceChildren();
-      showBody();
+      restoreBody();
       actions.hidden = false;
       actions.querySelector("[data-act=edit]")?.focus();
     };

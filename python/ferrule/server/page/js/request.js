@@ -6,7 +6,10 @@ import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
 /** The body that asks for `answer`; where it holds text already, the model goes on behind it. */
 export function requestFor(conversation, answer) {
   const { parameters } = conversation;
-  const messages = ancestry(conversation, answer).map(({ role, content }) => ({ role, content }));
+  const line = ancestry(conversation, answer);
+  // Of an answer that was refused there is nothing to tell.
+  const said = line.filter((node) => node === answer || node.content !== "");
+  const messages = said.map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim() !== "") messages.unshift({ role: "system", content: conversation.system });
   const request = { model: answer.model, messages };
   if (answer.content === "") messages.pop();

@@ -2,6 +2,7 @@
 
 import { announce } from "./announce.js";
 import { byId } from "./dom.js";
+import { remember } from "./remembered.js";
 
 const KEY = "ferrule-theme";
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
@@ -19,7 +20,7 @@ export function themeSwitch() {
   };
   button.addEventListener("click", () => {
     root.dataset.theme = NEXT[root.dataset.theme] ?? "auto";
-    localStorage.setItem(KEY, root.dataset.theme);
+    remember("browser", KEY, root.dataset.theme);
     announce(describe());
   });
   describe();

@@ -39,6 +39,13 @@ export function place(tokens, content) {
   return placed;
 }
 
+/** Where in `content` a token begins, also where it is not shown itself, as the end of the answer; -1 for nowhere. */
+export function offsetOf(tokens, content, index) {
+  const placed = place(tokens, content);
+  if (index > (placed.at(-1)?.index ?? Infinity)) return content.length;
+  return placed.find((token) => token.index === index)?.start ?? -1;
+}
+
 /** The probability of a token, from its logarithm. */
 export function probability(logprob) {
   return Math.min(1, Math.exp(logprob));

@@ -7,8 +7,8 @@ import { probability, visible } from "./tokens.js";
 
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity };
 
-/** The view; `take(index, text)` is called when another token is chosen. */
-export function tokenWalk(tokens, take) {
+/** The view; `branching(index)` is what is called with another token that is chosen, or null. */
+export function tokenWalk(tokens, branching) {
   const elements = tokens.flatMap((token, index) => (token.text === "" ? [] : [tokenElement(token, index)]));
   const walk = el(
     "div",
@@ -21,7 +21,7 @@ export function tokenWalk(tokens, take) {
   function tokenElement(token, index) {
     const focus = () => {
       for (const element of elements) element.setAttribute("tabindex", element === made ? "0" : "-1");
-      showAlternatives(made, token, take && ((text) => take(index, text)));
+      showAlternatives(made, token, branching(index));
     };
     const made = el(
       "span",
