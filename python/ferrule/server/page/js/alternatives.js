@@ -2,7 +2,7 @@
 // that the model gave, and the way to go on with another one.
 
 import { el } from "./dom.js";
-import { percent, probability, visible } from "./tokens.js";
+import { percent, probability, spoken, visible } from "./tokens.js";
 
 const LINGER_MILLISECONDS = 250;
 const GAP = 6;
@@ -57,8 +57,8 @@ export function enterAlternatives() {
 /** What a screen reader says of a token: what it is, how likely it was, and what came next to it. */
 export function description({ text, logprob, top }) {
   const others = top.filter(([other]) => other !== text).slice(0, 3);
-  const rest = others.map(([other, value]) => `${visible(other)} ${percent(probability(value))}`);
-  return [`${visible(text)}, ${percent(probability(logprob))}`, ...rest].join("; ");
+  const rest = others.map(([other, value]) => `${spoken(other)} ${percent(probability(value))}`);
+  return [`${spoken(text)}, ${percent(probability(logprob))}`, ...rest].join("; ");
 }
 
 function content({ text, logprob, top }, take) {
@@ -89,7 +89,7 @@ function row(text, logprob, isTaken, take) {
     "li",
     { class: isTaken ? "taken" : null },
     usable
-      ? el("button", { type: "button", click, "aria-label": `Go on with ${visible(text)}, ${percent(share)}` }, ...inside)
+      ? el("button", { type: "button", click, "aria-label": `Go on with ${spoken(text)}, ${percent(share)}` }, ...inside)
       : el("span", { class: "row" }, ...inside),
   );
 }
