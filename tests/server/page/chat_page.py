@@ -68,8 +68,9 @@ class ChatPage:
     def answers(self) -> list[str]:
         return self.at(".assistant .body").all_inner_texts()
 
-    def messages(self) -> list[str]:
-        return self.at(".user .body").all_inner_texts()
+    def expect_messages(self, *texts: str) -> None:
+        """What the user said, of what is shown."""
+        expect(self.at(".user .body")).to_have_text(texts)
 
     def answer(self) -> Locator:
         """The last answer."""

@@ -13,9 +13,14 @@ from .chat_page import ChatPage, stream
 DESK = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 RICH = (
-    "# Heading\n\n", "Some *words*, a [link](https://example.org) and `code`.\n\n", "> quoted\n\n", "1. one\n2. two\n\n",
-    "```python\nx = 1\n```\n\n", "| a | b |\n|:--|--:|\n| 1 | 2 |\n\n", "- [x] done\n",
-)  # fmt: skip
+    "# Heading\n\n",
+    "Some *words*, a [link](https://example.org) and `code`.\n\n",
+    "> quoted\n\n",
+    "1. one\n2. two\n\n",
+    "```python\nx = 1\n```\n\n",
+    "| a | b |\n|:--|--:|\n| 1 | 2 |\n\n",
+    "- [x] done\n",
+)
 CAPITAL = "What is the capital of France?"
 
 
@@ -89,7 +94,7 @@ def test_by_keyboard_alone(chat: ChatPage) -> None:
     keyboard.type("of France?")
     keyboard.press("Enter")
     chat.wait()
-    assert chat.messages() == ["What is the capital\nof France?"]
+    chat.expect_messages("What is the capital\nof France?")
     keyboard.press("Alt+e")
     expect(chat.at(".user textarea")).to_be_focused()
     keyboard.press("Control+a")
@@ -106,7 +111,7 @@ def test_by_keyboard_alone(chat: ChatPage) -> None:
     assert chat.version() == "2/2"
     keyboard.press("Alt+n")
     expect(chat.at("#prompt")).to_be_focused()
-    assert chat.messages() == []
+    chat.expect_messages()
     keyboard.press("Shift+Tab")
     assert chat.page.evaluate("document.activeElement !== document.body")
 
@@ -170,7 +175,7 @@ def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
     expect(chat.at("#main")).to_have_attribute("inert", "")
     chat.at("#new").tap()
     expect(chat.at("#sidebar")).to_be_hidden()
-    assert chat.messages() == []
+    chat.expect_messages()
     for button in chat.at("#main button:visible").all():
         size = button.bounding_box()
         assert size is not None
@@ -230,7 +235,9 @@ def test_a_reader_who_scrolled_away_stays_where_they_are(open_chat: Callable[...
     assert at_end < 2
     scroller.evaluate("(it) => (it.scrollTop = 0)")
     expect(chat.at("#latest")).to_be_visible()
-    chat.act("regenerate")
+    chat.page.keyboard.press("Alt+r")
     chat.wait()
+    assert chat.version() == "2/2"
+    assert scroller.evaluate("(it) => it.scrollTop") == 0
     chat.at("#latest").click()
     expect(chat.at("#latest")).to_be_hidden()

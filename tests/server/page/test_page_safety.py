@@ -33,40 +33,10 @@ HOSTILE = """
 | <img src=x onerror="document.title='taken'"> | [l](javascript:1) |
 """
 
-ALLOWED = set(
-    [
-        "DIV",
-        "P",
-        "H3",
-        "H4",
-        "H5",
-        "H6",
-        "UL",
-        "OL",
-        "LI",
-        "BLOCKQUOTE",
-        "HR",
-        "BR",
-        "A",
-        "STRONG",
-        "EM",
-        "DEL",
-        "CODE",
-        "PRE",
-        "FIGURE",
-        "FIGCAPTION",
-        "SPAN",
-        "TABLE",
-        "THEAD",
-        "TBODY",
-        "TR",
-        "TH",
-        "TD",
-        "BUTTON",
-        "svg",
-        "path",
-    ]
-)
+ALLOWED = """
+    DIV P H3 H4 H5 H6 UL OL LI BLOCKQUOTE HR BR A STRONG EM DEL CODE PRE FIGURE FIGCAPTION SPAN
+    TABLE THEAD TBODY TR TH TD BUTTON svg path
+"""
 
 
 def test_hostile_markdown_does_nothing(chat: ChatPage) -> None:
@@ -76,7 +46,7 @@ def test_hostile_markdown_does_nothing(chat: ChatPage) -> None:
     chat.ask("Hello")
     body = chat.at(".assistant .body")
     tags = body.evaluate("(body) => [...body.querySelectorAll('*')].map((element) => element.tagName)")
-    assert set(tags) <= ALLOWED
+    assert set(tags) <= set(ALLOWED.split())
     attributes = body.evaluate(
         "(body) => [...body.querySelectorAll('*')].flatMap((element) => element.getAttributeNames())"
     )
@@ -112,7 +82,7 @@ def test_nothing_of_a_message_is_markup(chat: ChatPage) -> None:
     said = "<b>bold</b> **stars** <script>document.title = 'taken'</script>"
     chat.fulfil("Yes.")
     chat.ask(said)
-    assert chat.messages() == [said]
+    chat.expect_messages(said)
     chat.expect_titles(f"{said[:59].rstrip()}…")
     expect(chat.at(".user .body *")).to_have_count(0)
 
@@ -130,7 +100,9 @@ def test_the_policy_lets_nothing_in(chat: ChatPage) -> None:
                 () => new Function("1"),
                 () => (document.createElement("script").text = "1"),
             ];
-            return tries.map((attempt) => { try { attempt(); return false; } catch { return true; } });
+            const refused = (attempt) => { try { attempt(); return false; } catch { return true; } };
+            // What Playwright itself calls may evaluate; what is called later may not.
+            return new Promise((resolve) => setTimeout(() => resolve(tries.map(refused))));
         }"""
     )
     assert refused == [True] * 4

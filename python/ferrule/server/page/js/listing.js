@@ -67,7 +67,11 @@ export function listing(act) {
     return input;
 
     function keydown(event) {
-      if (event.key === "Enter") finish(true);
+      if (event.key === "Enter") {
+        // The button that gets the focus would be pressed by the same key.
+        event.preventDefault();
+        finish(true);
+      }
       if (event.key === "Escape") {
         event.stopPropagation();
         finish(false);
