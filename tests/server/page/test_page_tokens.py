@@ -66,7 +66,7 @@ def test_tokens_are_walked_by_keyboard(answered: ChatPage) -> None:
     answered.page.keyboard.press("Enter")
     walked = answered.at(".walked")
     expect(walked.first).to_be_focused()
-    expect(walked.first).to_have_accessible_name(re.compile(r"The, > 99\.9 %; space The < 0\.01 %; space \w+ <"))
+    expect(walked.first).to_have_accessible_name(re.compile(r"The, > 99\.9\s%; space The < 0\.01\s%; space \w+ <"))
     expect(walked.last).to_have_text("<|end|>")
     answered.page.keyboard.press("ArrowRight")
     expect(walked.nth(1)).to_be_focused()

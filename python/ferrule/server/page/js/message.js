@@ -104,6 +104,7 @@ export function messageView(node, act) {
       made.push(button("edit", `Edit ${words}`, edit, { ...quiet, "data-act": "edit" }));
     }
     if (!isAnswer) return made;
+    if (node.error && node.content === "") return made;
     made.push(button("regenerate", "Regenerate", () => act.regenerate(node), { ...quiet, "data-act": "regenerate" }));
     if (["length", "stopped"].includes(node.finish) && node.content !== "") {
       made.push(button("more", "Go on", () => act.goOn(node), { ...quiet, "data-act": "more" }));

@@ -6,6 +6,8 @@
 const encoder = new TextEncoder();
 // What JSON cannot say: the logarithm of zero.
 const NEVER = -9999;
+// A line does not end before the sign.
+const SPACE = "\u00a0";
 
 /** Turns the entries of `logprobs.content` of a stream, one after the other, into tokens. */
 export class TokenReader {
@@ -54,10 +56,10 @@ export function probability(logprob) {
 /** A probability as people read it: 98.3 %, 0.04 %, < 0.01 %. */
 export function percent(value) {
   const hundredths = value * 100;
-  if (hundredths >= 99.95 && value < 1) return "> 99.9 %";
-  if (hundredths > 0 && hundredths < 0.01) return "< 0.01 %";
+  if (hundredths >= 99.95 && value < 1) return `> 99.9${SPACE}%`;
+  if (hundredths > 0 && hundredths < 0.01) return `< 0.01${SPACE}%`;
   const digits = hundredths >= 10 ? 1 : 2;
-  return `${hundredths.toFixed(digits)} %`;
+  return `${hundredths.toFixed(digits)}${SPACE}%`;
 }
 
 /** A token's text as it is read out: a space before a word makes it another token. */
