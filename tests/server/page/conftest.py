@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from .chat_page import ChatPage
+from server.page.chat_page import ChatPage
 
 CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = Path(__file__).parents[3] / "target" / "screenshots"
@@ -35,9 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a server of the embedded model answers."""
-    log = tmp_path_factory.mktemp("server") / "stderr"
-    command = [sys.executable, "-m", "ferrule", "serve", "--port", "0"]
+    """Where a server of the embedded model answers, by two names."""
+    with serving(tmp_path_factory.mktemp("server"), "--model", "tiny=tiny", "--model", "other=tiny") as url:
+        yield url
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Generator[str]:
+    """A `ferrule serve` that is ready; its URL."""
+    log = folder / "stderr"
+    command = [sys.executable, "-m", "ferrule", "serve", "--port", "0", "--exit-with-parent", *arguments]
     with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
         try:
             yield _wait_until_ready(process, log)
@@ -48,17 +56,17 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        found = re.search(r"http://\S+\d", log.read_text())
-        if found is not None and _models(found[0]):
+        found = re.search(r"http://[\w.]+:\d+", log.read_text())
+        if found is not None and _is_ready(found[0]):
             return found[0]
         time.sleep(0.05)
     pytest.fail(f"the server did not answer: {log.read_text()}")
 
 
-def _models(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/v1/models") as response:
-            return b'"id"' in response.read()
+        with urllib.request.urlopen(f"{url}/health") as response:
+            return response.status == 200
     except OSError:
         return False
 
@@ -79,7 +87,7 @@ def open_chat(browser: Browser, server_url: str) -> Iterator[Callable[..., ChatP
     opened: list[ChatPage] = []
 
     def open_chat(**options: Any) -> ChatPage:
-        chat = ChatPage(browser.new_context(base_url=server_url, **options).new_page(), SCREENSHOTS)
+        chat = ChatPage(browser.new_context(**{"base_url": server_url, **options}).new_page(), SCREENSHOTS)
         chat.open()
         opened.append(chat)
         return chat

@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from .chat_page import ChatPage, stream
+from server.page.chat_page import ChatPage, stream
 
 DESK = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from .chat_page import ChatPage
+from server.page.chat_page import ChatPage
 
 CAPITAL = "What is the capital of France?"
 ENDLESS = '{"ignore_eos": true, "min_tokens": 1800}'
@@ -221,13 +221,12 @@ def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
 
 def test_a_model_is_picked_where_there_are_several(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat()
-    models = [{"id": name, "object": "model", "max_model_len": 100} for name in ("small", "large")]
-    chat.page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": models}))
-    chat.fulfil("Hi", ".")
+    expect(chat.at("#model option")).to_have_text(["tiny", "other"])
+    chat.ask(CAPITAL)
+    chat.at("#model").select_option("other")
+    chat.act("regenerate")
+    chat.wait()
+    assert [request["model"] for request in chat.requests] == ["tiny", "other"]
+    expect(chat.answer().locator(".who")).to_have_text("other")
     chat.open()
-    chat.at("#model").select_option("large")
-    chat.ask("Hello")
-    assert chat.requests[-1]["model"] == "large"
-    expect(chat.answer().locator(".who")).to_have_text("large")
-    chat.open()
-    expect(chat.at("#model")).to_have_value("large")
+    expect(chat.at("#model")).to_have_value("other")

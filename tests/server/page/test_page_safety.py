@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
-from .chat_page import ChatPage, stream
+from server.page.chat_page import ChatPage, stream
+from server.page.conftest import serving
 
 HOSTILE = """
 <script>document.title = "taken"</script>
@@ -147,8 +149,25 @@ def test_a_server_that_is_gone_is_said_to_be(open_chat: Callable[..., ChatPage])
     expect(chat.at("#notice")).to_contain_text("The server cannot be reached.")
     chat.page.unroute_all()
     chat.at("#notice").get_by_role("button", name="Try again").click()
-    expect(chat.at("#model option")).to_have_count(1)
+    expect(chat.at("#model option")).to_have_count(2)
     expect(chat.at("#notice")).to_be_hidden()
+
+
+def test_a_server_that_still_loads_is_asked_again(chat: ChatPage) -> None:
+    chat.refuse(503, "the model is loading", "**/v1/models")
+    chat.page.reload()
+    expect(chat.at("#notice")).to_contain_text("the model is loading")
+    chat.page.unroute_all()
+    expect(chat.at("#model option")).to_have_count(2)
+    expect(chat.at("#notice")).to_be_hidden()
+
+
+def test_a_server_with_keys_is_used_with_what_the_browser_asked_for(
+    open_chat: Callable[..., ChatPage], tmp_path: Path
+) -> None:
+    with serving(tmp_path, "--api-key", "secret") as url:
+        chat = open_chat(base_url=url, http_credentials={"username": "", "password": "secret"})
+        assert chat.ask("Hello")
 
 
 def test_the_key_is_asked_for_and_sent(chat: ChatPage) -> None:
@@ -162,7 +181,7 @@ def test_the_key_is_asked_for_and_sent(chat: ChatPage) -> None:
     chat.page.on("request", lambda request: keys.append(request.headers.get("authorization")))
     chat.at("#key").fill("secret")
     chat.page.keyboard.press("Enter")
-    expect(chat.at("#model option")).to_have_count(1)
+    expect(chat.at("#model option")).to_have_count(2)
     expect(dialog).to_be_hidden()
     chat.ask("Hello")
     assert set(keys) == {"Bearer secret"}

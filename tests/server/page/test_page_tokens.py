@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from .chat_page import ChatPage
+from server.page.chat_page import ChatPage
 
 CAPITAL = "What is the capital of France?"
 

@@ -6,6 +6,7 @@ import { append, choose, discard, newConversation, path, settle, siblings } from
 import { askForKey, askToDelete, showKeys } from "./dialogs.js";
 import { byId } from "./dom.js";
 import { drawers } from "./drawers.js";
+import { exchange } from "./exchange.js";
 import { contextUse, showContext } from "./figures.js";
 import { listing } from "./listing.js";
 import { modelPicker } from "./models.js";
@@ -17,10 +18,12 @@ import * as store from "./store.js";
 import { themeSwitch } from "./theme.js";
 import { thread } from "./thread.js";
 import { offsetOf } from "./tokens.js";
-import { download, readFile } from "./transfer.js";
 
 const CURRENT = "ferrule-conversation";
 const UNAUTHORIZED = 401;
+const UNAVAILABLE = 503;
+// A server that still loads its model is asked again.
+const LOADING_MILLISECONDS = 2000;
 
 let conversation = newConversation();
 const removed = new Set();
@@ -28,7 +31,8 @@ const removed = new Set();
 const sides = drawers();
 const models = modelPicker(() => (conversation.model = models.chosen()));
 const settings = panel(() => keepIfBegun());
-const list = listing({ open, rename, exportOne, remove });
+const files = exchange({ current: () => conversation, show: adopt, refresh: refreshList });
+const list = listing({ open, rename, exportOne: files.exportOne, remove });
 const messages = thread({ edit, regenerate, goOn, choose: chooseVersion, branch });
 const running = answers({ begin, progress, keep, done });
 const writer = composer({ send, stop: () => running.stop(conversation.id) });
@@ -95,28 +99,6 @@ async function rename(id, title) {
   conversation.title = title;
   await keep(conversation);
   show();
-}
-
-async function exportOne() {
-  download([conversation], conversation.title);
-}
-
-async function exportAll() {
-  const all = await store.loadAll();
-  if (all.length > 0) download(all, `ferrule ${new Date().toISOString().slice(0, 10)}`);
-  else notice("There is no conversation to export yet.");
-}
-
-async function importFile(file) {
-  try {
-    const read = readFile(await file.text());
-    await store.save(...read);
-    if (read.length > 0) adopt(read[0]);
-    await refreshList();
-    clearNotice();
-  } catch (error) {
-    notice(error.message);
-  }
 }
 
 async function remove(id, title) {
@@ -252,8 +234,10 @@ async function start() {
     await models.load();
     models.choose(conversation.model);
     meter();
+    clearNotice();
   } catch (error) {
     notice(error.message, start);
+    if (error.status === UNAVAILABLE) setTimeout(start, LOADING_MILLISECONDS);
   }
 }
 
@@ -282,12 +266,6 @@ shortcuts({
   escape,
 });
 byId("new").addEventListener("click", create);
-byId("export-all").addEventListener("click", exportAll);
-byId("import").addEventListener("click", () => byId("import-file").click());
-byId("import-file").addEventListener("change", ({ target }) => {
-  if (target.files[0]) importFile(target.files[0]);
-  target.value = "";
-});
 byId("keys").addEventListener("click", showKeys);
 for (const example of document.querySelectorAll("#examples button")) {
   example.addEventListener("click", () => writer.fill(example.textContent));
