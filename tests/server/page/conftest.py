@@ -86,8 +86,8 @@ def open_chat(browser: Browser, server_url: str) -> Iterator[Callable[..., ChatP
     """Opens the page in a browser profile of its own; keywords go to Playwright's `new_context`."""
     opened: list[ChatPage] = []
 
-    def open_chat(**options: Any) -> ChatPage:
-        chat = ChatPage(browser.new_context(**{"base_url": server_url, **options}).new_page(), SCREENSHOTS)
+    def open_chat(base_url: str = server_url, **options: Any) -> ChatPage:
+        chat = ChatPage(browser.new_context(base_url=base_url, **options).new_page(), SCREENSHOTS)
         chat.open()
         opened.append(chat)
         return chat

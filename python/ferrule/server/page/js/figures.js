@@ -40,11 +40,11 @@ export function contextUse(answers, models, model) {
 export function showContext(meter, use) {
   meter.hidden = use === null;
   if (use === null) return;
-  const words = `${use.about ? "≥ " : ""}${whole.format(use.used)} of ${whole.format(use.of)} tokens`;
+  const words = `${use.about ? "≥ " : ""}${whole.format(use.used)} of ${whole.format(use.of)}`;
   const bar = el("span", { class: "lead", "aria-hidden": "true" });
   meter.classList.toggle("nearly-full", use.used > NEARLY_FULL * use.of);
   bar.style.setProperty("--share", Math.min(1, use.used / use.of));
-  meter.replaceChildren(el("span", { class: "visually-hidden" }, "Context: "), el("span", {}, words), bar);
+  meter.replaceChildren(el("span", { class: "visually-hidden" }, "Context: "), el("span", {}, words, el("span", { class: "unit" }, " tokens")), bar);
 }
 
 function figure(value, words, name) {
