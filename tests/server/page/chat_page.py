@@ -12,7 +12,7 @@ from playwright.sync_api import ConsoleMessage, Locator, Page, Request, Route, e
 
 TIMEOUT = 30_000
 """Milliseconds until something is held not to happen."""
-STREAM = {"content_type": "text/event-stream", "status": 200}
+STREAM = "text/event-stream"
 
 
 @dataclass
@@ -98,7 +98,7 @@ class ChatPage:
     def fulfil(self, *pieces: str, error: dict[str, Any] | None = None) -> None:
         """From now on the model says these pieces, a token each, whatever it is asked."""
         body = stream(pieces, error)
-        self.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, **STREAM))
+        self.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=STREAM))
 
     def refuse(self, status: int, message: str, path: str = "**/v1/chat/completions") -> None:
         """From now on the server refuses."""

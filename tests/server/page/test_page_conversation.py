@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from server.page.chat_page import ChatPage
 
@@ -41,10 +41,21 @@ def test_stop_in_mid_stream(chat: ChatPage) -> None:
     expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
     kept = chat.answers()[-1]
     assert kept
-    # The next one comes at once: the server has let the first one go.
     chat.set(further="", temperature="0")
     chat.ask(CAPITAL)
     assert chat.answers()[0] == kept
+
+
+def test_while_the_prompt_is_read_the_time_is_shown(chat: ChatPage) -> None:
+    held: list[Route] = []
+    chat.page.route("**/v1/chat/completions", lambda route: held.append(route))
+    chat.send("Hello")
+    expect(chat.answer().locator("[data-figure=waited]")).to_have_text(re.compile(r"\d m?s until now"))
+    expect(chat.answer()).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    chat.wait()
+    expect(chat.answer().locator("[data-figure=waited]")).to_have_count(0)
+    expect(chat.answer().locator("[data-figure=ttft]")).to_have_count(1)
 
 
 def test_escape_stops(chat: ChatPage) -> None:

@@ -62,6 +62,18 @@ def test_a_conversation_is_deleted_when_it_is_confirmed(two: ChatPage) -> None:
     two.expect_titles("What is the capital of France?")
 
 
+def test_two_tabs_do_not_write_over_each_other(two: ChatPage) -> None:
+    beside = ChatPage(two.page.context.new_page(), two.screenshots)
+    beside.open()
+    beside.expect_messages("What is the capital of Italy?")
+    beside.ask("And of Spain?")
+    two.expect_messages("What is the capital of Italy?", "And of Spain?")
+    two.ask("And of Japan?")
+    beside.expect_messages("What is the capital of Italy?", "And of Spain?", "And of Japan?")
+    assert len(two.requests[-1]["messages"]) == 5
+    assert not beside.complaints
+
+
 def test_many_conversations_are_found_by_title(chat: ChatPage, tmp_path: Path) -> None:
     chat.set(temperature="0")
     chat.ask("What is the capital of France?")

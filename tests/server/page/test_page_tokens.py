@@ -30,7 +30,7 @@ def test_the_card_shows_what_the_server_says(answered: ChatPage) -> None:
     token.hover()
     card = answered.at(".alternatives")
     expected = [other["token"].replace(" ", "␣") for other in entry["top_logprobs"]]
-    assert card.locator(".alternative-text").all_inner_texts() == expected
+    expect(card.locator(".alternative-text")).to_have_text(expected)
     percent = answered.page.evaluate(
         """async (logprobs) => {
             const { percent, probability } = await import("./js/tokens.js");

@@ -4,19 +4,32 @@
 import { el } from "./dom.js";
 import { percent, probability, spoken, visible } from "./tokens.js";
 
-const LINGER_MILLISECONDS = 250;
+// A pointer on its way elsewhere opens nothing, and has a while to reach the card.
+const PAUSE_MILLISECONDS = 120;
+const LINGER_MILLISECONDS = 300;
 const GAP = 6;
 
 const card = el("div", { class: "alternatives", role: "dialog", "aria-label": "Alternatives of the token", hidden: true });
 let anchor = null;
+let coming = null;
 let leaving = null;
 
-card.addEventListener("pointerenter", () => clearTimeout(leaving));
+card.addEventListener("pointerenter", () => {
+  clearTimeout(coming);
+  clearTimeout(leaving);
+});
 card.addEventListener("pointerleave", hideSoon);
 card.addEventListener("keydown", keydown);
 document.addEventListener("scroll", ({ target }) => card.contains(target) || hideAlternatives(), { capture: true, passive: true });
-document.addEventListener("pointerdown", ({ target }) => card.contains(target) || target === anchor || hideAlternatives());
+// Another token that is pressed brings its own card.
+document.addEventListener("pointerdown", ({ target }) => target.closest(".alternatives, .token") || hideAlternatives());
 document.addEventListener("keydown", escape, { capture: true });
+
+/** Shows the card when the pointer stays, as `showAlternatives`. */
+export function showSoon(...what) {
+  clearTimeout(coming);
+  coming = setTimeout(() => showAlternatives(...what), PAUSE_MILLISECONDS);
+}
 
 /**
  * Shows the card of `token` at an element.
@@ -25,7 +38,7 @@ document.addEventListener("keydown", escape, { capture: true });
  */
 export function showAlternatives(element, token, take) {
   clearTimeout(leaving);
-  if (anchor === element && !card.hidden) return;
+  if ((anchor === element && !card.hidden) || !element.isConnected) return;
   hideAlternatives();
   anchor = element;
   anchor.classList.add("pointed");
@@ -35,14 +48,16 @@ export function showAlternatives(element, token, take) {
   position();
 }
 
-/** Hides the card, after a while in which the pointer may reach it. */
+/** Hides the card after a while. */
 export function hideSoon() {
+  clearTimeout(coming);
   clearTimeout(leaving);
   leaving = setTimeout(hideAlternatives, LINGER_MILLISECONDS);
 }
 
 /** Hides the card now. */
 export function hideAlternatives() {
+  clearTimeout(coming);
   if (card.hidden) return;
   card.hidden = true;
   anchor.classList.remove("pointed");

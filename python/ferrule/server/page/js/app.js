@@ -95,6 +95,18 @@ async function find(id) {
   return running.of(id) || !kept ? kept : settle(kept);
 }
 
+// What another tab has said is shown here too; were it not, this tab would write over it.
+async function follow(ids) {
+  const isShown = ids.includes(conversation.id) && !running.of(conversation.id);
+  const found = isShown && (await store.load(conversation.id));
+  if (found) {
+    conversation = found;
+    settings.show(conversation);
+    show();
+  }
+  await refreshList();
+}
+
 async function rename(id, title) {
   conversation.title = title;
   await keep(conversation);
@@ -270,6 +282,7 @@ byId("keys").addEventListener("click", showKeys);
 for (const example of document.querySelectorAll("#examples button")) {
   example.addEventListener("click", () => writer.fill(example.textContent));
 }
+store.onChange(follow);
 addEventListener("pagehide", () => running.all().forEach(keep));
 await restore();
 await start();

@@ -1,12 +1,12 @@
 // Where a message is written. Enter sends and Shift+Enter is a new line; on glass Enter is a new line.
 
-import { byId, hasCoarsePointer } from "./dom.js";
+import { byId, growing, hasCoarsePointer } from "./dom.js";
 import { icon } from "./icons.js";
 
 /** The form: `{setRunning(running), focus(), fill(text)}`; `send(text)` says whether the text was taken. */
 export function composer({ send, stop }) {
   const form = byId("composer");
-  const area = byId("prompt");
+  const area = growing(byId("prompt"));
   const button = byId("send");
   let running = false;
 
@@ -20,11 +20,16 @@ export function composer({ send, stop }) {
     if (!running) submit();
   });
   setRunning(false);
-  return { setRunning, focus: () => area.focus(), fill };
+  return { setRunning, focus, fill };
 
   function submit() {
     if (running) return stop();
-    if (area.value.trim() !== "" && send(area.value)) area.value = "";
+    if (area.value.trim() !== "" && send(area.value)) write("");
+  }
+
+  // On glass the focus would bring the keyboard over what there is to read.
+  function focus() {
+    if (!hasCoarsePointer()) area.focus();
   }
 
   function setRunning(value) {
@@ -36,7 +41,12 @@ export function composer({ send, stop }) {
   }
 
   function fill(text) {
-    area.value = text;
+    write(text);
     area.focus();
+  }
+
+  function write(text) {
+    area.value = text;
+    area.dispatchEvent(new Event("input"));
   }
 }

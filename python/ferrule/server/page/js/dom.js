@@ -18,6 +18,16 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+/** Lets a text field grow with what is written, where the style sheet alone cannot. */
+export function growing(area) {
+  if (CSS.supports("field-sizing", "content")) return area;
+  area.addEventListener("input", () => {
+    area.style.setProperty("height", "auto");
+    area.style.setProperty("height", `${area.scrollHeight}px`);
+  });
+  return area;
+}
+
 /** Whether whoever uses the page types on glass, where Enter has to be a new line. */
 export function hasCoarsePointer() {
   return matchMedia("(pointer: coarse)").matches;

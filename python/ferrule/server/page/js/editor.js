@@ -1,11 +1,11 @@
 // A message while it is edited: in its place, with the words on it.
 
-import { el, hasCoarsePointer } from "./dom.js";
+import { el, growing, hasCoarsePointer } from "./dom.js";
 import { button } from "./icons.js";
 
 /** The form; `save(text)` or `cancel()` is called once. */
 export function editor({ text, label, action, save, cancel }) {
-  const area = el("textarea", { "aria-label": label, rows: "3", keydown });
+  const area = growing(el("textarea", { "aria-label": label, rows: "3", keydown }));
   area.value = text;
   const form = el(
     "form",

@@ -9,9 +9,10 @@ const whole = new Intl.NumberFormat("en");
 /** The figures of an answer, as far as they are known. */
 export function figureList({ figures, finish }) {
   if (!figures) return [];
-  const { firstToken, completionTokens, cachedTokens } = figures;
+  const { firstToken, completionTokens, cachedTokens, waited } = figures;
   const rate = speed(figures);
   return [
+    firstToken === undefined && waited !== undefined && figure(duration(waited), "until now", "waited"),
     firstToken !== undefined && figure(duration(firstToken), "to the first token", "ttft"),
     rate !== null && figure(`${whole.format(Math.round(rate * 10) / 10)}`, "tokens/s", "speed"),
     completionTokens > 0 && figure(whole.format(completionTokens), completionTokens === 1 ? "token" : "tokens", "count"),

@@ -4,6 +4,8 @@ import { streamChat } from "./api.js";
 import { requestFor } from "./request.js";
 import { TokenReader } from "./tokens.js";
 
+// How often the time is shown while the prompt is read.
+const CLOCK_MILLISECONDS = 250;
 // A browser reads what came meanwhile at once: what takes less says nothing of the model.
 const MEASURABLE_MILLISECONDS = 20;
 
@@ -18,6 +20,12 @@ export async function generate(conversation, answer, signal, changed) {
   const request = requestFor(conversation, answer);
   const kept = answer.tokens.length;
   answer.figures = { milliseconds: 0 };
+  const clock = setInterval(() => {
+    if (answer.figures.firstToken === undefined) {
+      answer.figures.waited = performance.now() - asked;
+      changed();
+    }
+  }, CLOCK_MILLISECONDS);
   try {
     for await (const chunk of streamChat(request, signal)) {
       take(answer, chunk, reader);
@@ -33,6 +41,8 @@ export async function generate(conversation, answer, signal, changed) {
       const { message, status = null, param = null, retryAfter = null } = error;
       answer.error = { message, status, param, retryAfter };
     }
+  } finally {
+    clearInterval(clock);
   }
   conversation.updated = Date.now();
 }

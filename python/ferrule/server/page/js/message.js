@@ -1,7 +1,7 @@
 // A message on the page. Its element lives as long as the message is shown, so that the focus, a selection and an open
 // fold survive what happens around it.
 
-import { hideSoon, showAlternatives } from "./alternatives.js";
+import { hideSoon, showSoon } from "./alternatives.js";
 import { copyButton } from "./clipboard.js";
 import { el } from "./dom.js";
 import { editor } from "./editor.js";
@@ -36,7 +36,7 @@ export function messageView(node, act) {
 
   body.addEventListener("pointerover", ({ target }) => {
     const token = target.closest(".token:not(.walked)");
-    if (token) showAlternatives(token, node.tokens[token.dataset.token], branching(Number(token.dataset.token)));
+    if (token) showSoon(token, node.tokens[token.dataset.token], branching(Number(token.dataset.token)));
   });
   // A finger that is lifted leaves, too; its card stays until the next touch.
   body.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && hideSoon());

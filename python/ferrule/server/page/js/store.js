@@ -5,7 +5,13 @@ const NAME = "ferrule";
 const STORE = "conversations";
 const LISTING = "listing";
 
+const channel = new BroadcastChannel(NAME);
 let opened = null;
+
+/** Calls `changed(ids)` when another tab has kept or deleted conversations. */
+export function onChange(changed) {
+  channel.addEventListener("message", ({ data }) => changed(data));
+}
 
 /** Id, title and time of every conversation, the latest first; contents stay where they are. */
 export async function list() {
@@ -37,11 +43,13 @@ export async function save(...conversations) {
   await within("readwrite", (store) => {
     for (const conversation of conversations) store.put(conversation);
   });
+  channel.postMessage(conversations.map(({ id }) => id));
 }
 
 /** Deletes a conversation. */
 export async function remove(id) {
   await within("readwrite", (store) => store.delete(id));
+  channel.postMessage([id]);
 }
 
 function open() {
