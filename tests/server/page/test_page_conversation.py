@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
 from playwright.sync_api import Route, expect
 
+from server.live import until
 from server.page.chat_page import ChatPage
 
 CAPITAL = "What is the capital of France?"
-ENDLESS = '{"ignore_eos": true, "min_tokens": 1800}'
+ENDLESS_TOKENS = 1800
+ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": ENDLESS_TOKENS})
 
 
 def test_a_whole_conversation(chat: ChatPage) -> None:
@@ -32,7 +35,14 @@ def test_figures_are_those_of_the_server(chat: ChatPage) -> None:
     expect(chat.at("#context")).to_contain_text("23 of 2,048 tokens")
 
 
+def metric(chat: ChatPage, name: str) -> float:
+    """What the server counts, of all models."""
+    lines = chat.page.request.get("/metrics").text().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"ferrule:{name}{{"))
+
+
 def test_stop_in_mid_stream(chat: ChatPage) -> None:
+    before = metric(chat, "generation_tokens_total")
     chat.set(further=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
@@ -41,6 +51,9 @@ def test_stop_in_mid_stream(chat: ChatPage) -> None:
     expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
     kept = chat.answers()[-1]
     assert kept
+    # The server has stopped, too.
+    until(lambda: metric(chat, "num_requests_running") == 0)
+    assert metric(chat, "generation_tokens_total") - before < ENDLESS_TOKENS
     chat.set(further="", temperature="0")
     chat.ask(CAPITAL)
     assert chat.answers()[0] == kept
@@ -48,7 +61,11 @@ def test_stop_in_mid_stream(chat: ChatPage) -> None:
 
 def test_while_the_prompt_is_read_the_time_is_shown(chat: ChatPage) -> None:
     held: list[Route] = []
-    chat.page.route("**/v1/chat/completions", lambda route: held.append(route))
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    chat.page.route("**/v1/chat/completions", hold)
     chat.send("Hello")
     expect(chat.answer().locator("[data-figure=waited]")).to_have_text(re.compile(r"\d m?s until now"))
     expect(chat.answer()).to_have_attribute("aria-busy", "true")

@@ -9,7 +9,9 @@ const PAUSE_MILLISECONDS = 120;
 const LINGER_MILLISECONDS = 300;
 const GAP = 6;
 
-const card = el("div", { class: "alternatives", role: "dialog", "aria-label": "Alternatives of the token", hidden: true });
+const LABEL = "Alternatives of the token";
+
+const card = el("div", { class: "alternatives", role: "dialog", "aria-label": LABEL, hidden: true });
 let anchor = null;
 let coming = null;
 let leaving = null;
@@ -20,7 +22,7 @@ card.addEventListener("pointerenter", () => {
 });
 card.addEventListener("pointerleave", hideSoon);
 card.addEventListener("keydown", keydown);
-document.addEventListener("scroll", ({ target }) => card.contains(target) || hideAlternatives(), { capture: true, passive: true });
+document.addEventListener("scroll", ({ target }) => card.contains(target) || hideAlternatives(), { capture: true });
 // Another token that is pressed brings its own card.
 document.addEventListener("pointerdown", ({ target }) => target.closest(".alternatives, .token") || hideAlternatives());
 document.addEventListener("keydown", escape, { capture: true });
@@ -84,7 +86,7 @@ function content({ text, logprob, top }, take) {
   return [
     el("p", { class: "alternatives-head" }, el("b", {}, visible(text)), ` ${percent(probability(logprob))}`),
     el("ul", {}, ...rows),
-    el("p", { class: "alternatives-rest" }, rest > 0.00005 ? `All other tokens: ${percent(rest)}` : "No other token to speak of"),
+    el("p", { class: "alternatives-rest" }, `All other tokens: ${percent(Math.max(0, rest))}`),
     take && shown.length > 1 ? el("p", { class: "alternatives-hint" }, "Choose one to go on from there.") : null,
   ].filter(Boolean);
 }
@@ -93,8 +95,10 @@ function row(text, logprob, isTaken, take) {
   const share = probability(logprob);
   const bar = el("span", { class: "bar" });
   bar.style.setProperty("--share", share);
-  const inside = [el("span", { class: "alternative-text" }, visible(text)), bar, el("span", { class: "share" }, percent(share))];
+  const words = el("span", { class: "alternative-text" }, visible(text));
+  const inside = [words, bar, el("span", { class: "share" }, percent(share))];
   // Half a character is no place to go on from.
+  const label = `Go on with ${spoken(text)}, ${percent(share)}`;
   const usable = take && !isTaken && text !== "" && !text.includes("\uFFFD");
   const click = () => {
     hideAlternatives();
@@ -104,7 +108,7 @@ function row(text, logprob, isTaken, take) {
     "li",
     { class: isTaken ? "taken" : null },
     usable
-      ? el("button", { type: "button", click, "aria-label": `Go on with ${spoken(text)}, ${percent(share)}` }, ...inside)
+      ? el("button", { type: "button", click, "aria-label": label }, ...inside)
       : el("span", { class: "row" }, ...inside),
   );
 }

@@ -15,11 +15,13 @@ const ANNOUNCED_CHARACTERS = 2000;
  */
 export function answers(on) {
   const running = new Map();
-  return { start, stop, of: (id) => running.get(id) ?? null, all: () => [...running.values()].map((one) => one.conversation) };
+  const all = () => [...running.values()].map((one) => one.conversation);
+  return { start, stop, of: (id) => running.get(id) ?? null, all };
 
   /** Adds an answer below `parent` and writes it; `kept` is text and tokens that it begins with. */
   async function start(conversation, parent, model, kept = { content: "", tokens: [], reasoning: "" }) {
-    const answer = append(conversation, parent, { role: "assistant", model, finish: null, error: null, figures: null, ...kept });
+    const fields = { role: "assistant", model, finish: null, error: null, figures: null, ...kept };
+    const answer = append(conversation, parent, fields);
     const controller = new AbortController();
     running.set(conversation.id, { conversation, answer, controller });
     announce("Answering");
@@ -39,7 +41,9 @@ export function answers(on) {
     await generate(conversation, answer, controller.signal, changed);
     if (drawn !== null) cancelAnimationFrame(drawn);
     running.delete(conversation.id);
-    if (!answer.error) announce(`${answer.finish === "stopped" ? "Stopped" : "Answer"}: ${answer.content.slice(0, ANNOUNCED_CHARACTERS)}`);
+    const said = answer.content.slice(0, ANNOUNCED_CHARACTERS);
+    // A refusal is an alert and read out as such.
+    if (!answer.error) announce(`${answer.finish === "stopped" ? "Stopped" : "Answer"}: ${said}`);
     on.done(conversation, answer);
   }
 

@@ -53,8 +53,9 @@ function meter() {
 
 async function refreshList() {
   const entries = await store.list().catch(() => []);
-  if (!entries.some(({ id }) => id === conversation.id)) entries.unshift({ id: conversation.id, title: conversation.title });
-  list.show(entries, conversation.id);
+  const { id, title } = conversation;
+  if (!entries.some((entry) => entry.id === id)) entries.unshift({ id, title });
+  list.show(entries, id);
 }
 
 // --- Conversations
@@ -215,7 +216,8 @@ function progress(changed, node) {
 async function done(finished, node) {
   await keep(finished);
   if (finished === conversation) show();
-  if (node.error?.status === UNAUTHORIZED && (await askForKey(node.error.message)) && finished === conversation) regenerate(node);
+  const given = node.error?.status === UNAUTHORIZED && (await askForKey(node.error.message));
+  if (given && finished === conversation) regenerate(node);
 }
 
 // --- Keys

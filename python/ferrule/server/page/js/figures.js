@@ -15,7 +15,7 @@ export function figureList({ figures, finish }) {
     firstToken === undefined && waited !== undefined && figure(duration(waited), "until now", "waited"),
     firstToken !== undefined && figure(duration(firstToken), "to the first token", "ttft"),
     rate !== null && figure(`${whole.format(Math.round(rate * 10) / 10)}`, "tokens/s", "speed"),
-    completionTokens > 0 && figure(whole.format(completionTokens), completionTokens === 1 ? "token" : "tokens", "count"),
+    completionTokens > 0 && figure(whole.format(completionTokens), plural(completionTokens, "token"), "count"),
     cachedTokens > 0 && figure(whole.format(cachedTokens), "from the cache", "cached"),
     finish === "length" && figure("cut", "at the limit of tokens", "finish"),
     finish === "stopped" && figure("stopped", "", "finish"),
@@ -45,11 +45,16 @@ export function showContext(meter, use) {
   const bar = el("span", { class: "lead", "aria-hidden": "true" });
   meter.classList.toggle("nearly-full", use.used > NEARLY_FULL * use.of);
   bar.style.setProperty("--share", Math.min(1, use.used / use.of));
-  meter.replaceChildren(el("span", { class: "visually-hidden" }, "Context: "), el("span", {}, words, el("span", { class: "unit" }, " tokens")), bar);
+  const label = el("span", { class: "visually-hidden" }, "Context: ");
+  meter.replaceChildren(label, el("span", {}, words, el("span", { class: "unit" }, " tokens")), bar);
 }
 
 function figure(value, words, name) {
   return el("span", { class: "figure", "data-figure": name }, el("b", {}, value), words ? ` ${words}` : null);
+}
+
+function plural(number, word) {
+  return number === 1 ? word : `${word}s`;
 }
 
 function duration(milliseconds) {

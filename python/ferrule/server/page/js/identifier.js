@@ -1,4 +1,4 @@
-// crypto.randomUUID exists on https and on this machine alone; the page is also read over plain http in a local network.
+// crypto.randomUUID exists on https and on this machine alone; the page is also read over plain http, from another one.
 
 /** A fresh identifier of 128 random bits. */
 export function identifier() {

@@ -6,7 +6,11 @@ import { button } from "./icons.js";
 // So many are found by looking.
 const FEW = 8;
 
-/** The list: `{show(entries, currentId)}`; `act` has `open(id)`, `rename(id, title)`, `exportOne(id)`, `remove(id, title)`. */
+/**
+ * The list: `{show(entries, currentId)}`.
+ *
+ * `act` has `open(id)`, and for the one that is shown `rename(id, title)`, `exportOne()` and `remove(id, title)`.
+ */
 export function listing(act) {
   const list = byId("conversations");
   const filter = byId("filter");
@@ -36,17 +40,21 @@ export function listing(act) {
 
   function item({ id, title }) {
     if (id !== current) return el("li", {}, opener(id, title));
-    return el("li", { class: "current" }, renaming ? renamer(id, title) : opener(id, title), renaming || !title ? null : tools(id, title));
+    if (renaming) return el("li", { class: "current" }, renamer(id, title));
+    // What nothing was said in yet is kept nowhere.
+    return el("li", { class: "current" }, opener(id, title), title ? tools(id, title) : null);
   }
 
   function opener(id, title) {
     const now = id === current ? "true" : null;
-    const name = title || "New conversation";
-    return el("button", { type: "button", class: "opener", "aria-current": now, "data-key": id, click: () => act.open(id) }, name);
+    const click = () => act.open(id);
+    const attributes = { type: "button", class: "opener", "aria-current": now, "data-key": id, click };
+    return el("button", attributes, title || "New conversation");
   }
 
   function tools(id, title) {
     const quiet = { quiet: true, class: "icon-button" };
+    const dangerous = { quiet: true, class: "icon-button dangerous" };
     const rename = () => {
       renaming = true;
       render();
@@ -56,13 +64,14 @@ export function listing(act) {
       "div",
       { class: "actions", role: "group", "aria-label": "This conversation" },
       button("edit", "Rename", rename, { ...quiet, "data-key": "rename" }),
-      button("export", "Export", () => act.exportOne(id), { ...quiet, "data-key": "export" }),
-      button("remove", "Delete", () => act.remove(id, title), { ...quiet, class: "icon-button dangerous", "data-key": "remove" }),
+      button("export", "Export", () => act.exportOne(), { ...quiet, "data-key": "export" }),
+      button("remove", "Delete", () => act.remove(id, title), { ...dangerous, "data-key": "remove" }),
     );
   }
 
   function renamer(id, title) {
-    const input = el("input", { type: "text", "aria-label": "Title", maxlength: "200", keydown, blur: () => finish(true) });
+    const blur = () => finish(true);
+    const input = el("input", { type: "text", "aria-label": "Title", maxlength: "200", keydown, blur });
     input.value = title;
     return input;
 

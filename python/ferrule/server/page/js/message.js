@@ -73,13 +73,15 @@ export function messageView(node, act) {
       text.textContent = node.reasoning;
       before.querySelector("summary").textContent = words;
     } else {
-      before.append(el("details", {}, el("summary", {}, words), el("div", { class: "reasoning-text" }, node.reasoning)));
+      const fold = el("div", { class: "reasoning-text" }, node.reasoning);
+      before.append(el("details", {}, el("summary", {}, words), fold));
     }
   }
 
   // Made anew only where something changed: a button that has the focus is not taken away under it.
   function showActions(siblings, running) {
-    const state = JSON.stringify([siblings.map(({ id }) => id), running, node.finish, node.error, walking, editing, node.tokens?.length > 0]);
+    const versions = siblings.map(({ id }) => id);
+    const state = JSON.stringify([versions, running, node.finish, node.error, walking, editing]);
     const figures = isAnswer ? figureList(node) : [];
     if (state === shown) return actions.querySelector(".figures")?.replaceChildren(...figures);
     shown = state;

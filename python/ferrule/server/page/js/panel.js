@@ -8,13 +8,20 @@ export function panel(changed) {
   let conversation = null;
   const system = el("textarea", { id: "system", rows: "4", placeholder: "You are …" });
   const stop = el("textarea", { id: "stop", rows: "2", placeholder: "none", "aria-describedby": "stop-hint" });
-  const further = el("textarea", { id: "further", rows: "3", class: "code-field", spellcheck: "false", placeholder: '{"ignore_eos": true}', "aria-describedby": "further-hint" });
+  const further = el("textarea", {
+    id: "further",
+    rows: "3",
+    class: "code-field",
+    spellcheck: "false",
+    placeholder: '{"ignore_eos": true}',
+    "aria-describedby": "further-hint further-fault",
+  });
   const numbers = new Map([...PARAMETERS, ALTERNATIVES].map((parameter) => [parameter, numberField(parameter)]));
 
   const form = byId("settings-form");
   form.append(
     field(system, "System prompt", null),
-    el("div", { class: "grid" }, ...PARAMETERS.map((parameter) => field(numbers.get(parameter), parameter.label, parameter.hint))),
+    el("div", { class: "grid" }, ...PARAMETERS.map((one) => field(numbers.get(one), one.label, one.hint))),
     field(stop, "Stop strings", "one on each line"),
     field(numbers.get(ALTERNATIVES), ALTERNATIVES.label, "how many likely tokens to keep for each one of the answer"),
     field(further, "Further fields", "of the request, as JSON"),
@@ -74,9 +81,14 @@ export function panel(changed) {
 }
 
 function numberField({ name, usual = null, integer = false }) {
-  const hints = `${name}-hint ${name}-fault`;
-  const mode = integer ? "numeric" : "decimal";
-  return el("input", { id: name, type: "text", inputmode: mode, autocomplete: "off", placeholder: usual ?? "default", "aria-describedby": hints });
+  return el("input", {
+    id: name,
+    type: "text",
+    inputmode: integer ? "numeric" : "decimal",
+    autocomplete: "off",
+    placeholder: usual ?? "default",
+    "aria-describedby": `${name}-hint ${name}-fault`,
+  });
 }
 
 function field(input, label, hint) {

@@ -1,4 +1,4 @@
-// Which part of an answer's source each rendered word came from: the way from a word on the screen to the token it is of.
+// Which part of an answer's source a rendered word came from: the way from a word on the screen to its token.
 
 import { el } from "./dom.js";
 

@@ -64,7 +64,8 @@ export function percent(value) {
 
 /** A token's text as it is read out: a space before a word makes it another token. */
 export function spoken(text) {
-  return text.replace(/^ /, "space ").replaceAll("\n", " new line ").replaceAll("\t", " tab ").replaceAll("\uFFFD", " part of a character ").trim();
+  const said = text.replace(/^ /, "space ").replaceAll("\n", " new line ").replaceAll("\t", " tab ");
+  return said.replaceAll("\uFFFD", " part of a character ").trim();
 }
 
 /** A token's text with what cannot be seen made visible. */

@@ -5,6 +5,7 @@ import { description, enterAlternatives, hideAlternatives, showAlternatives } fr
 import { el } from "./dom.js";
 import { probability, visible } from "./tokens.js";
 
+const LABEL = "Tokens of the answer; arrow keys walk, Enter goes to what else they could be";
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity };
 
 /** The view; `branching(index)` is what is called with another token that is chosen, or null. */
@@ -12,7 +13,7 @@ export function tokenWalk(tokens, branching) {
   const elements = tokens.flatMap((token, index) => (token.text === "" ? [] : [tokenElement(token, index)]));
   const walk = el(
     "div",
-    { class: "token-walk", role: "group", "aria-label": "Tokens of the answer; arrow keys walk, Enter shows what else they could be", keydown },
+    { class: "token-walk", role: "group", "aria-label": LABEL, keydown },
     ...elements,
   );
   elements[0]?.setAttribute("tabindex", "0");
@@ -25,7 +26,7 @@ export function tokenWalk(tokens, branching) {
     };
     const made = el(
       "span",
-      { class: "token walked", role: "button", tabindex: "-1", "data-token": index, "aria-label": description(token), focus },
+      { class: "token walked", role: "button", tabindex: "-1", "aria-label": description(token), focus },
       visible(token.text),
       token.text.endsWith("\n") ? "\n" : null,
     );

@@ -13,7 +13,8 @@ const IDENTIFIER = /^[0-9a-f]{32}$/;
 export function download(conversations, name) {
   const text = JSON.stringify({ kind: KIND, format: FORMAT, conversations }, null, 1);
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  el("a", { href: url, download: `${name.replaceAll(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.json` }).click();
+  const plain = name.replaceAll(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  el("a", { href: url, download: `${plain || "conversation"}.json` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
@@ -60,7 +61,8 @@ function readConversation(read, where) {
 let order = 0;
 
 function readNode(node, id, where) {
-  expect(IDENTIFIER.test(id) && isObject(node) && node.id === id, where, "an object with this id, of 32 hexadecimal digits");
+  const isNamed = IDENTIFIER.test(id) && isObject(node) && node.id === id;
+  expect(isNamed, where, "an object with this id, of 32 hexadecimal digits");
   expect(ROLES.includes(node.role), `${where}.role`, ROLES.join(" or "));
   const base = {
     id,
