@@ -22,6 +22,9 @@ HEADERS = {
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
+            # No text becomes HTML or code, whatever a script of the page may try.
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
         )
     ),
     "X-Content-Type-Options": "nosniff",
