@@ -1,0 +1,77 @@
+"""Every program of examples/ runs on the embedded model, and does what it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+pytestmark = pytest.mark.native
+
+
+def run(program: str, *arguments: str, timeout: float = 120) -> list[str]:
+    """The lines that a program prints."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_list_names_all() -> None:
+    listed = re.findall(r"^\| \[[\w.-]+\]\(([\w.-]+)\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(
+        path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"
+    )
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_says_what_it_shows_and_how_to_run_it(program: str) -> None:
+    said = ast.get_docstring(ast.parse((EXAMPLES / program).read_text()))
+    assert said is not None
+    assert f"examples/{program}" in said
+
+
+def test_asyncio_fan_out() -> None:
+    lines = run("asyncio_fan_out.py")
+    assert lines[0] == "The capital of France is Paris."
+    assert [line.split()[3] for line in lines[:8]] == [
+        "France", "Italy", "Japan", "Spain", "Germany", "Egypt", "Norway", "Peru",
+    ]  # fmt: skip
+    assert lines[8].startswith("Once upon a time,")
+
+
+def test_structured_extraction() -> None:
+    (line,) = run("structured_extraction.py")
+    found = re.fullmatch(r"Character\(animal='(cat|dog|duck|fish|fox)', name='.+', age=\d+, friends=\[.*\]\)", line)
+    assert found is not None, line
+
+
+def test_tool_agent() -> None:
+    lines = run("tool_agent.py")
+    assert lines[0] == "user: What is the capital of France?"
+    assert lines[1] == 'assistant: {"name":"capital_of","arguments":{"country":"France"}}'
+    assert lines[2] == 'tool: "Paris"'
+    assert lines[-1] == "assistant: The capital of France is Paris."
+
+
+def test_retrieval() -> None:
+    found, _, answer = run("retrieval.py")
+    assert found.endswith("The capital of France is Paris.")
+    assert answer == "The capital of France is Paris."
+
+
+def test_the_notebook_runs_and_is_kept_without_outputs(tmp_path: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "' capital'" in code[1].outputs[0].data["text/plain"]
