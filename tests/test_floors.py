@@ -44,7 +44,7 @@ FLOORS: list[set[str]] = [
     {"registry"},
     {"engine_thread"},
     {"llm", "async_llm"},
-    {"bench", "harness"},
+    {"bench", "harness", "server"},
     {"cli"},
     {"__main__"},
 ]

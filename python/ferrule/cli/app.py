@@ -13,6 +13,7 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "explain": "Show how each token comes about.",
     "info": "Show what a model is and what it needs.",
+    "serve": "Answer over HTTP, as OpenAI's API does, with a chat page.",
     "bench": "Measure prefill and decode.",
     "eval": "Measure perplexity, distance from a reference, and tasks.",
     "quantize": "Pack a model into a directory that loads at once.",

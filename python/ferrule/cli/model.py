@@ -110,12 +110,19 @@ def _speculative_config(options: dict[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in given.items() if value is not None} or None
 
 
+def loading(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this module as keywords of LLM and AsyncLLM.
+
+    Raises click.UsageError.
+    """
+    keywords = dict(options)
+    speculative_config = _speculative_config(keywords)
+    return keywords if speculative_config is None else {**keywords, "speculative_config": speculative_config}
+
+
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
     """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
-    options = dict(options)
-    speculative_config = _speculative_config(options)
-    if speculative_config is not None:
-        options["speculative_config"] = speculative_config
+    options = loading(options)
     if not sys.stderr.isatty():
         return LLM(model, **options)
     with ProgressBar("loading weights") as bar:

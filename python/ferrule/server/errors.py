@@ -1,0 +1,95 @@
+"""What goes wrong, as HTTP: a status and OpenAI's error object, `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ferrule.errors import (
+    ChatTemplateError,
+    EngineError,
+    FerruleError,
+    InsufficientMemoryError,
+    InvalidParameterError,
+    LogitsProcessorError,
+    ModelFileError,
+    ModelNotFoundError,
+    PromptError,
+    QueueFullError,
+    TokenizerError,
+    UnsupportedTaskError,
+)
+
+RETRY_AFTER = 1
+"""Seconds after which a request that found no room may come again."""
+BAD_REQUEST, UNAVAILABLE = 400, 503
+_FIELD = re.compile(r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*(?= )")
+_CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
+    (QueueFullError, UNAVAILABLE, "queue_full"),
+    (EngineError, UNAVAILABLE, "engine_unavailable"),
+    (InsufficientMemoryError, UNAVAILABLE, "insufficient_memory"),
+    (LogitsProcessorError, UNAVAILABLE, "logits_processor_failed"),
+    (ModelNotFoundError, 404, "model_not_found"),
+    (ModelFileError, BAD_REQUEST, "model_file_invalid"),
+    (PromptError, BAD_REQUEST, "invalid_prompt"),
+    (ChatTemplateError, BAD_REQUEST, "chat_template_error"),
+    (TokenizerError, BAD_REQUEST, "tokenizer_error"),
+    (UnsupportedTaskError, BAD_REQUEST, "unsupported_task"),
+    (InvalidParameterError, BAD_REQUEST, "invalid_value"),
+    (FerruleError, BAD_REQUEST, "invalid_value"),
+)
+"""The first class that fits decides."""
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = {"Retry-After": str(RETRY_AFTER)} if status == UNAVAILABLE else {}
+        self.headers |= headers or {}
+
+    @property
+    def type(self) -> str:
+        """OpenAI's family of errors."""
+        match self.status:
+            case 401:
+                return "authentication_error"
+            case 403:
+                return "permission_error"
+            case 404:
+                return "not_found_error"
+            case 503:
+                return "service_unavailable_error"
+            case _:
+                return "invalid_request_error"
+
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def api_error(error: FerruleError) -> ApiError:
+    """An error of the library as an answer; the field that the message begins with is the `param`."""
+    status, code = next((status, code) for kind, status, code in _CODES if isinstance(error, kind))
+    message = str(error)
+    param = None
+    if isinstance(error, InvalidParameterError):
+        field = _FIELD.match(message)
+        param = None if field is None else field.group()
+    elif isinstance(error, PromptError):
+        param = "prompt"
+    elif isinstance(error, ChatTemplateError):
+        param = "messages"
+    return ApiError(status, message, code=code, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """A field, or a value of it, that is known but not supported."""
+    return ApiError(BAD_REQUEST, message, code="unsupported_parameter", param=param)
