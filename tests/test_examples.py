@@ -6,11 +6,14 @@ import ast
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from serve_process import served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
@@ -67,6 +70,26 @@ def test_retrieval() -> None:
     found, _, answer = run("retrieval.py")
     assert found.endswith("The capital of France is Paris.")
     assert answer == "The capital of France is Paris."
+
+
+def test_fastapi_app() -> None:
+    with served(str(EXAMPLES / "fastapi_app.py"), "0", health="/llm/health") as url:
+        assert get(f"{url}/capitals/France") == '{"answer":"The capital of France is Paris."}'
+        assert get(f"{url}/stories/fox").startswith("Once upon a time, there was a fox")
+        assert '"id":"tiny"' in get(f"{url}/llm/v1/models")
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_openai_client() -> None:
+    with served("-m", "ferrule", "serve", "--port", "0") as url:
+        lines = run("openai_client.py", url)
+    assert lines[:2] == ["model: tiny", "chat: The capital of Japan is Tokyo."]
+    assert re.fullmatch(r"stream: A KV cache keeps .* \(\d+ tokens\)", lines[2])
+    assert lines[3] == 'schema: { "colour" : "blue" }'
 
 
 def test_the_notebook_runs_and_is_kept_without_outputs(tmp_path: Path) -> None:
