@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrule.errors import FerruleError
-from ferrule.server.context import current
 from ferrule.server.errors import ApiError, api_error
+from ferrule.server.record import current
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
