@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ferrule.cli.run import command as run
+from ferrule.cli.serve import command as serve
+from ferrule.server import Models, create_app
 from page_blocks import ROOT, blocks
 
 DOCS = ROOT / "docs"
@@ -77,6 +80,19 @@ def test_names_of_the_environment_are_those_of_the_sources() -> None:
     }  # fmt: skip
     said = set(re.findall(r"`(FERRULE_[A-Z_]+)`", (DOCS / "troubleshooting.md").read_text()))
     assert said == read
+
+
+def test_the_server_page_has_every_route_and_option() -> None:
+    page = (DOCS / "server.md").read_text()
+    described = create_app(Models()).openapi()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    assert set(re.findall(r"`((?:GET|POST) /[^`]+)`", page)) == routes
+    own = {option for parameter in serve.params for option in parameter.opts} - {
+        option for parameter in run.params for option in parameter.opts
+    }
+    said = set(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))
+    options = {option for cell in said for option in re.findall(r"`(--[\w-]+)", cell)}
+    assert options == {option for option in own if option.startswith("--")}
 
 
 def test_the_examples_are_those_of_the_folder() -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from conftest import TINY
 from ferrule.cli.app import app
 from page_blocks import OUTPUT, ROOT, Block, blocks, commands, same_output
+from serve_process import served
 
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
@@ -25,6 +27,26 @@ TESTED_ELSEWHERE = {"add-an-architecture.md": "test_docs.py"}
 """Pages whose Python needs what a test of their own gives it."""
 PLACEHOLDERS = ("org/repo", "path/to/", "./my-", "my-model", "Qwen/", "pip install", "MODEL", "wiki.test.raw")
 """What makes a command one that cannot run in a test."""
+
+
+SERVER = "localhost:8000"
+"""Where pages say that a server listens."""
+UNTIL_TOLD = ("ferrule serve", "ferrule chat")
+"""Commands that run until they are told to end."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Host and port of `ferrule serve`."""
+    with served("-m", "ferrule", "serve", "--port", "0") as url:
+        yield url.removeprefix("http://")
+
+
+@pytest.fixture
+def listening(page: str, request: pytest.FixtureRequest) -> str:
+    """Where the server listens, if the page asks one; else what stands on pages."""
+    asks = any(SERVER in block.text for block in blocks(DOCS / page) if block.language in ("python", "console"))
+    return request.getfixturevalue("server") if asks else SERVER
 
 
 def test_the_languages_of_blocks_are_known() -> None:
@@ -49,7 +71,7 @@ def python_pages() -> list[str]:
 @pytest.mark.native
 @pytest.mark.parametrize("page", python_pages())
 def test_the_python_of_a_page_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, listening: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
@@ -57,7 +79,7 @@ def test_the_python_of_a_page_runs(
     for block in blocks(DOCS / page):
         if block.language == "python":
             # The page's own lines in tracebacks.
-            code = compile("\n" * (block.line - 1) + block.text, f"docs/{page}", "exec")
+            code = compile("\n" * (block.line - 1) + block.text.replace(SERVER, listening), f"docs/{page}", "exec")
             exec(code, names)
             printed = capsys.readouterr().out
         elif block.title == OUTPUT:
@@ -70,7 +92,7 @@ def console_pages() -> list[str]:
 
 @pytest.mark.native
 @pytest.mark.parametrize("page", console_pages())
-def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run(page: str, listening: str, tmp_path: Path) -> None:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
@@ -81,7 +103,7 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
             continue
         for command, shown in commands(block):
             done = subprocess.run(
-                ["bash", "-c", command],
+                ["bash", "-c", command.replace(SERVER, listening)],
                 cwd=tmp_path,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -137,7 +159,7 @@ def test_commands_that_do_not_run_are_spelt_well(
 def test_what_can_run_does(page: str, block: Block) -> None:
     """A command that needs nothing but ferrule belongs into a console block."""
     for line in block.text.splitlines():
-        if line.startswith("ferrule "):
+        if line.startswith("ferrule ") and not line.startswith(UNTIL_TOLD):
             assert any(word in line for word in PLACEHOLDERS), f"docs/{page}: {line} can run: let it"
 
 

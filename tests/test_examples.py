@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import urllib.request
+from configparser import ConfigParser
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from ferrule.cli.serve import command as serve
 from serve_process import served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -90,6 +94,29 @@ def test_openai_client() -> None:
     assert lines[:2] == ["model: tiny", "chat: The capital of Japan is Tokyo."]
     assert re.fullmatch(r"stream: A KV cache keeps .* \(\d+ tokens\)", lines[2])
     assert lines[3] == 'schema: { "colour" : "blue" }'
+
+
+def test_the_systemd_unit_starts_what_there_is(tmp_path: Path) -> None:
+    text = (EXAMPLES / "ferrule.service").read_text()
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(text)
+    program, command, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert (Path(program).name, command) == ("ferrule", "serve")
+    options = serve.make_context("serve", arguments).params
+    assert options["host"] == "127.0.0.1"
+    assert options["drain_timeout"] < int(unit["Service"]["TimeoutStopSec"])
+    analyze = shutil.which("systemd-analyze")
+    if analyze is not None:
+        # It looks for the program, too.
+        (tmp_path / "ferrule.service").write_text(text.replace(program, sys.executable))
+        done = subprocess.run(
+            [analyze, "verify", "--man=no", str(tmp_path / "ferrule.service")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_notebook_runs_and_is_kept_without_outputs(tmp_path: Path) -> None:
