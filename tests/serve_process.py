@@ -8,12 +8,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def served(*command: str, health: str = "/health", stop_within: float = 30) -> Iterator[str]:
+def served(*command: str, health: str = "/health", stop_within: float = 30) -> Generator[str]:
     """Runs a Python command that says on stderr where it listens; gives its URL once it is healthy."""
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:

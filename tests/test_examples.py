@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import json
 import re
 import shlex
 import shutil
@@ -17,6 +19,7 @@ import pytest
 from nbclient import NotebookClient
 
 from ferrule.cli.serve import command as serve
+from ferrule.server import metrics
 from serve_process import served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -96,10 +99,30 @@ def test_openai_client() -> None:
     assert lines[3] == 'schema: { "colour" : "blue" }'
 
 
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ferrule:\w+", target["expr"])
+    } | set(re.findall(r"ferrule:\w+", dashboard["templating"]["list"][1]["query"]["query"]))
+    with served("-m", "ferrule", "serve", "--port", "0") as url:
+        body = json.dumps({"prompt": "Once upon a time,", "max_tokens": 4}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+        there = set(re.findall(r"^(ferrule:\w+)", get(f"{url}/metrics"), re.MULTILINE))
+    # Where no quota is set, the kernel counts nothing.
+    counted = {f"ferrule:{name}_total" for name in re.findall(r"cgroup_\w+", inspect.getsource(metrics))}
+    assert asked - there - counted == set()
+    assert len(asked) > 20
+    assert sorted(panel["id"] for panel in dashboard["panels"]) == list(range(1, len(dashboard["panels"]) + 1))
+
+
 def test_the_systemd_unit_starts_what_there_is(tmp_path: Path) -> None:
     text = (EXAMPLES / "ferrule.service").read_text()
     unit = ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str
     unit.read_string(text)
     program, command, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert (Path(program).name, command) == ("ferrule", "serve")
