@@ -109,7 +109,7 @@ def test_the_commands_of_a_page_run(page: str, listening: str, tmp_path: Path) -
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=300,
                 check=False,
             )
             where = f"docs/{page}:{block.line}: {command}"
