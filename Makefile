@@ -11,7 +11,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint rust-test python-test develop release harness dist bench tools clean
+.PHONY: help demo test check lint rust-test python-test develop release harness docs dist bench tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,6 +51,9 @@ release: $(VENV)/ready ## install the release build
 harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py, which skips without it
 	scripts/install-dev $(BIN)/python eval
 
+docs: $(VENV)/ready ## target/site, the documentation as a site; a warning is an error
+	$(BIN)/zensical build --strict --clean
+
 dist: $(VENV)/ready ## dist/*.tar.gz and, built from it, dist/*.whl, tested in a fresh venv without a Rust toolchain
 	rm -f dist/*.tar.gz dist/*.whl
 	$(MATURIN) build --release --sdist --out dist
@@ -62,7 +65,7 @@ bench: release ## this machine's ceilings, and the embedded model's prefill and 
 
 clean: ## remove what was built
 	cargo clean
-	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .cache .pytest_cache .ruff_cache .hypothesis
 
 tools:
 	@scripts/require-tools $(PYTHON)

@@ -24,8 +24,9 @@ TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes packed files of whoever runs it."""
+    """No test reads or writes packed files of whoever runs it, nor what they typed, nor their models."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("FERRULE_CACHE", str(tmp_path_factory.mktemp("ferrule")))
         yield
 

@@ -371,6 +371,7 @@ class Engine:
                 "kv_cache_tokens": 4096,
                 "max_model_len": self.max_model_len,
                 "max_num_seqs": self._places(),
+                "max_queued_requests": self.options["max_queued_requests"],
                 "max_num_batched_tokens": 512,
             }
         )

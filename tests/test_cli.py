@@ -5,21 +5,21 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fakes
+from cli.terminal import Terminal
 from ferrule.cli import main
+from ferrule.cli.run import command as run_command
 from ferrule.cli.sampling import FURTHER
+from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
 
 TESTS = Path(__file__).parent
 PROGRAM = """
@@ -74,6 +74,12 @@ def test_run_stops_at_a_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == text[: text.index(text[5:7])] + "\n"
 
 
+def test_a_prompt_cannot_command_the_terminal() -> None:
+    with Terminal(command("run", "\x1b]0;title\x07x", "-n", "1")) as terminal:
+        assert terminal.end() == 0
+    assert "\N{SYMBOL FOR ESCAPE}]0;title\N{SYMBOL FOR BELL}x" in terminal.written
+
+
 def test_prompt_from_stdin() -> None:
     process = subprocess.run(
         command("run", "-", "-n", "2", "--json"), input="Grüße\n", cwd=TESTS, capture_output=True, text=True, check=True
@@ -98,8 +104,20 @@ USAGE: list[tuple[list[str], str]] = [
     (["run", "x", "--prefix-cache-dir", str(TESTS / "test_cli.py")], "is a file"),
     (["bench", "--prefix-cache-dir", "x"], "No such option"),
     (["bench", "--gen", "1"], "1 is not in the range"),
-    (["nonsense"], "No such command 'nonsense'"),
+    (["nonsense"], "No such command 'nonsense'. `ferrule --help` lists them."),
+    (["chta"], "Did you mean 'chat'?"),
+    (["Once upon a time"], "ferrule run PROMPT"),
     (["run", "x", "--nonsense"], "No such option"),
+    (["run", "x", "--tempreature", "1"], "--temperature"),
+    (["run", "x", "--allowed-token-ids", "1,b"], "'1,b' is no list of token ids"),
+    (["run", "x", "--logit-bias", "1:2"], "'1:2' is no token id with a number"),
+    (["chat", "--url", "ftp://x"], "--url is 'ftp://x'; it must be as in http://"),
+    (["chat", "--url", "http://127.0.0.1:1", "--threads", "1"], "--threads has no meaning"),
+    (["pull", "tiny"], "ships with ferrule"),
+    (["pull", "/no/such"], "not of the form org/repo"),
+    (["run-batch", "one"], "1 arguments; give MODEL, which may be left out, INPUT and OUTPUT"),
+    (["run-batch", "/no/such/in", "/tmp/out"], "/no/such/in: cannot be read: No such file"),
+    (["completion", "tcsh"], "'tcsh' is not one of"),
 ]
 
 
@@ -140,15 +158,6 @@ def test_an_error_while_working_is_one_line_and_exit_code_1(
     assert captured.err.startswith("error: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
-
-
-def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    assert "explain" in capsys.readouterr().out
-    for name in ("run", "chat", "explain", "info", "bench", "eval"):
-        assert main([name, "--help"]) == 0
-        assert f"ferrule {name}" in capsys.readouterr().out
-    assert main(["--version"]) == 0
 
 
 def test_head_ends_it_quietly() -> None:
@@ -273,11 +282,30 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
         return add(self, ids, params, *rest)
 
     monkeypatch.setattr(fakes.Engine, "add_request", watch)
-    given = dict.fromkeys(FURTHER, 1)
+    given = {name: 1 for name in FURTHER if name in NUMBERS or name in WHOLE_NUMBERS}
     options = [part for name in given for part in (f"--{name.replace('_', '-')}", "1")]
-    assert main(["run", "x", "-n", "1", "--bad-word", "Paris", *options]) == 0
+    options += ["--bad-word", "Paris", "--bad-word-ids", "5,6", "--bad-word-ids", "7", "--allowed-token-ids", "3,4"]
+    options += ["--logit-bias", "3=-1.5", "--logit-bias", "4=2", "--dry-sequence-breaker", "?"]
+    options += ["--min-tokens", "1", "--stop-token-id", "9"]
+    assert main(["run", "x", "-n", "1", *options]) == 0
     assert given.items() <= told[0].items()
     assert told[0]["bad_words"]
+    assert (told[0]["allowed_token_ids"], told[0]["min_tokens"]) == ([3, 4], 1)
+    assert dict(told[0]["logit_bias"]) == {3: -1.5, 4: 2.0} or told[0]["logit_bias"] == {"3": -1.5, "4": 2.0}
+    assert [5, 6] in told[0]["bad_words"] + told[0].get("bad_words_ids", [])
+    assert 9 in told[0]["stop_token_ids"]
+
+
+def test_every_parameter_of_sampling_has_an_option() -> None:
+    names = {parameter.name for parameter in run_command.params}
+    # Functions have none; several completions are for programs; and structures have options of their own.
+    assert set(SamplingParams.__dataclass_fields__) - names == {"n", "logits_processors", "structured_outputs"}
+
+
+def test_log_probabilities_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "The capital of", "-n", "2", "--logprobs", "1", "--prompt-logprobs", "0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (len(record["logprobs"]), len(record["prompt_logprobs"])) == (2, 3)
 
 
 def test_explain_shows_every_token_of_a_long_prompt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,57 +318,7 @@ def test_explain_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
     assert "[red]x[/red]" in capsys.readouterr().out
 
 
-def test_chat_from_a_pipe() -> None:
-    process = subprocess.run(
-        command("chat", "-n", "3", "--system", "Be kind."),
-        input="Hi\n\n/help\n/clear\nBye\n/exit\nnever\n",
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout.count("\n") == 2
-    assert "Ctrl-D" in process.stderr
-
-
 def test_chat_without_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text((TESTS / "golden" / "logits" / "llama" / "config.json").read_text())
     assert main(["chat", str(tmp_path)]) == 1
     assert "no chat template" in capsys.readouterr().err
-
-
-def test_chat_on_a_terminal_survives_ctrl_c() -> None:
-    """Ctrl-C stops the answer, then leaves the empty line alone; Ctrl-D ends the program."""
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        command("chat", "--ignore-eos"),
-        cwd=TESTS,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
-    os.close(terminal)
-    unread = b""
-
-    def read_until(text: bytes) -> None:
-        nonlocal unread
-        while text not in unread:
-            assert select.select([controller], [], [], 10)[0], unread
-            unread += os.read(controller, 1000)
-            assert b"Traceback" not in unread
-        unread = unread.partition(text)[2]
-
-    read_until(b"> ")
-    os.write(controller, b"Tell me\n")
-    read_until(b"Tell me\r\n")
-    read_until(b" ")  # of the answer
-    process.send_signal(signal.SIGINT)
-    read_until(b"\n> ")
-    time.sleep(0.3)  # readline shows its prompt a moment before it looks for signals
-    process.send_signal(signal.SIGINT)
-    read_until(b"Ctrl-D ends it")
-    read_until(b"> ")
-    os.write(controller, b"\x04")
-    assert process.wait(10) == 0
-    os.close(controller)

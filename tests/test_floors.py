@@ -45,7 +45,8 @@ FLOORS: list[set[str]] = [
     {"registry"},
     {"engine_thread"},
     {"llm", "async_llm"},
-    {"bench", "harness"},
+    {"bench", "harness", "server"},
+    {"batch"},
     {"cli"},
     {"__main__"},
 ]

@@ -359,7 +359,7 @@ def test_list_and_rm(cache: PackedCache, model: Path, tmp_path: Path, capsys: py
     text = capsys.readouterr().out
     assert f"{model}, int4, " in text
     assert "used just now" in text
-    assert "foreign\n    ?, ?, 13 B" in text
+    assert "foreign\n    packed, ?, ?, 13 B" in text
     assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["bytes"] == sum(file["bytes"] for file in listed["files"])

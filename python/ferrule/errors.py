@@ -63,3 +63,7 @@ class LogitsProcessorError(FerruleError, RuntimeError):
 
 class QueueFullError(FerruleError, RuntimeError):
     """As many requests wait as may: try again later, or elsewhere."""
+
+
+class RemoteError(FerruleError, OSError):
+    """Another server cannot be reached, refuses a request, or answers what it should not."""

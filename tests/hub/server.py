@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -22,6 +24,8 @@ class Repository:
     token: str | None = None
     """Without it the hub denies that the repository exists."""
     revisions: tuple[str, ...] = ("main", COMMIT)
+    slow: frozenset[str] = frozenset()
+    """Files that come by half a megabyte in a tenth of a second."""
 
 
 @dataclass
@@ -134,15 +138,20 @@ class _Handler(BaseHTTPRequestHandler):
         start = self.headers.get("range")
         if start is not None:
             content = content[int(start.removeprefix("bytes=").partition("-")[0]) :]
-        return self._send(200 if start is None else 206, content, headers)
+        return self._send(200 if start is None else 206, content, headers, slow=path in repository.slow)
 
     def _error(self, status: int, code: str, message: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str], *, slow: bool = False) -> None:
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        if self.command == "HEAD":
+            return
+        piece = 500_000 if slow else len(body) or 1
+        with contextlib.suppress(ConnectionError):  # a client that hangs up
+            for start in range(0, len(body), piece):
+                self.wfile.write(body[start : start + piece])
+                time.sleep(0.1 if slow else 0)

@@ -16,7 +16,8 @@ from ferrule.bench.machine import Ceilings, Machine
 from ferrule.bench.measure import Point, sweep
 from ferrule.bench.record import Record, machine_record, model_record
 from ferrule.checks import shown
-from ferrule.cli.model import load, model_argument, model_options
+from ferrule.cli.help import Command
+from ferrule.cli.model import load, model_argument, model_options, speculative_options
 from ferrule.params import MAX_COUNT
 from ferrule.shapes import find_shape, shape_names
 
@@ -42,7 +43,19 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     return read
 
 
-@click.command("bench")
+@click.command(
+    "bench",
+    cls=Command,
+    examples=[
+        ("How fast is this model here?", "ferrule bench ./my-model"),
+        (
+            "Several sequences at once, and long contexts:",
+            "ferrule bench --shape llama-1b --batch 1,8 --context 512,8192",
+        ),
+        ("What could this machine do?", "ferrule bench --machine"),
+        ("Has that changed?", "ferrule bench --json > old.json; ferrule bench --compare old.json"),
+    ],
+)
 @model_argument
 @click.option("--shape", type=click.Choice(shape_names()), help="Measure random weights in this shape, not MODEL.")
 @click.option("--machine", is_flag=True, help="Measure the machine alone: its ceilings, on one thread and on all.")
@@ -68,6 +81,7 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.option("--gen", type=click.IntRange(min=2), default=128, show_default=True, help="Tokens to generate.")
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs; medians are shown.")
 @model_options
+@speculative_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--compare",

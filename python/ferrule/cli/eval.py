@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ferrule.cli.help import Command
 from ferrule.cli.model import check_model, load, model_options
 from ferrule.errors import InsufficientMemoryError, InvalidParameterError
 from ferrule.llm import LLM
@@ -24,7 +25,18 @@ LONGEST_TOKEN = 64
 """Characters for each token of a window: a text of more is long enough for one, whatever it says."""
 
 
-@click.command("eval")
+@click.command(
+    "eval",
+    cls=Command,
+    examples=[
+        ("The perplexity of a text:", "ferrule eval ./my-model wiki.test.raw"),
+        (
+            "What a format loses:",
+            "ferrule eval ./my-model wiki.test.raw --quantization int4 --reference-quantization f32",
+        ),
+        ("Tasks of lm-evaluation-harness:", "ferrule eval ./my-model --tasks arc_easy,hellaswag --limit 100"),
+    ],
+)
 @click.argument("words", nargs=-1, metavar="[MODEL] FILE")
 @click.option("--reference", metavar="MODEL", help="Compare with this model, of the same vocabulary.")
 @click.option(
@@ -78,12 +90,8 @@ def command(
     """Measure the perplexity of FILE ("-" is stdin), text in UTF-8, by MODEL or by the model that ships with ferrule.
 
     FILE is read in windows, half of which overlap, so that each token is scored once. With a reference it is also
-    measured how far the model's probabilities are from that one's:
-
-    \b
-        ferrule eval ./my-model wiki.test.raw --quantization int4 --reference-quantization f32
-        ferrule eval ./my-model --tasks arc_easy,hellaswag --limit 100
-    """  # noqa: D301
+    measured how far the model's probabilities are from that one's.
+    """
     if tasks is not None:
         _refuse(context, OF_A_TEXT, "--tasks reads no text")
         model = _only_model(words)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ferrule.cli.model import load, model_options, prefix_cache_option
+from ferrule.cli.help import Command
+from ferrule.cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule.cli.prompt import prompt_arguments, split_words
 from ferrule.cli.sampling import greedy_by_default, params, sampling_options, split_options
 from ferrule.outputs import Candidate, Explanation
@@ -19,11 +20,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@click.command("explain")
+@click.command(
+    "explain",
+    cls=Command,
+    examples=[
+        ("Why these tokens?", 'ferrule explain "The capital of France is" -n 3'),
+        (
+            "What did each stage of the sampler drop?",
+            'ferrule explain "Once" --temperature 0.8 --top-p 0.9 --min-p 0.05',
+        ),
+        ("For programs:", 'ferrule explain "Once upon a time," --top 20 --json'),
+    ],
+)
 @prompt_arguments
 @sampling_options(max_tokens=5)
 @model_options
 @prefix_cache_option
+@speculative_options
 @click.option("--top", type=click.IntRange(1, 100), default=8, show_default=True, help="Candidates shown for a token.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:

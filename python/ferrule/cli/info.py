@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ferrule.cli.help import Command
 from ferrule.cli.layers import attention_words, count_words, ffn_words, frame_words
 from ferrule.cli.model import model_argument, model_options
 from ferrule.info import LayerGroup, inspect, layer_groups, ranges, size_text
@@ -24,7 +25,15 @@ MOST_RANGES = 6
 """Runs of neighbouring layers that are listed."""
 
 
-@click.command("info")
+@click.command(
+    "info",
+    cls=Command,
+    examples=[
+        ("What ships with ferrule?", "ferrule info"),
+        ("Would this model fit here, and in how many bits?", "ferrule info Qwen/Qwen3-8B --quantization int4"),
+        ("And a well-known shape, with a long context?", "ferrule info --shape llama-8b --max-model-len 32768"),
+    ],
+)
 @model_argument
 @click.option("--shape", type=click.Choice(shape_names()), help="Show this well-known shape, not MODEL.")
 @model_options

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from ferrule.cli.help import options
 from ferrule.errors import ModelFileError, ModelNotFoundError
 from ferrule.llm import LLM
-from ferrule.loading.resolve import find_model, is_repository
+from ferrule.loading.resolve import EMBEDDED, find_model, is_repository
 from ferrule.options import KV_CACHE_DTYPES, QUANTIZATIONS
 from ferrule.speculative import MAX_SPECULATIVE_TOKENS, METHODS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+LOADING = "Loading"
+"""What the options are about."""
 QUICK_SECONDS = 0.3
 """A load that is done by then shows no progress bar."""
 
@@ -37,65 +42,60 @@ def _check_given(_context: click.Context, _parameter: click.Parameter, name: str
     return None if name is None else check_model(name)
 
 
+def complete_model(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    """What a shell may make of the beginning of a model's name: what is here, or a path."""
+    from ferrule.loading.hub_cache import downloads
+
+    names = [EMBEDDED, *(model.name for model in downloads())]
+    return [CompletionItem(name) for name in names if name.startswith(start)] or [CompletionItem(start, type="file")]
+
+
 def model_argument(command: Command) -> Command:
     """Adds `[MODEL]`."""
-    return click.argument("model", required=False, callback=_check_given)(command)
+    return click.argument("model", required=False, callback=_check_given, shell_complete=complete_model)(command)
 
 
 def model_options(command: Command) -> Command:
     """Adds the options of loading; the command gets them as keywords and hands them to `load`."""
-    options = [
-        click.option(
-            "--quantization",
-            type=click.Choice(QUANTIZATIONS),
-            default="auto",
-            help="Format of the weights; auto: int8.",
-        ),
-        click.option("--no-mmap", "mmap", flag_value=False, default=True, help="Read a packed file into memory."),
-        click.option("--allow-paging", is_flag=True, help="Let weights be more than memory holds, and decoding slow."),
-        click.option(
-            "--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use."
-        ),
-        click.option("--max-model-len", type=click.IntRange(min=1), help="Tokens of prompt and output together."),
-        click.option(
-            "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", help="Format of the cache."
-        ),
-        click.option("--tokenizer", callback=_check_given, help="Take the tokenizer from another model."),
-        click.option("--revision", help="Branch, tag or commit of a model on the hub."),
+    threads = "Default: the processors that this process may use."
+    paging = "Let weights be more than memory holds, and decoding slow."
+    table: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (("--quantization",), {**_one_of(QUANTIZATIONS), "help": "Format of the weights; auto: int8."}),
+        (("--no-mmap", "mmap"), {"flag_value": False, "default": True, "help": "Read a packed file into memory."}),
+        (("--allow-paging",), {"is_flag": True, "help": paging}),
+        (("--threads",), {"type": click.IntRange(min=1), "help": threads}),
+        (("--max-model-len",), {"type": click.IntRange(min=1), "help": "Tokens of prompt and output together."}),
+        (("--kv-cache-dtype",), {**_one_of(KV_CACHE_DTYPES), "help": "Format of the cache."}),
+        (("--tokenizer",), {"callback": _check_given, "help": "Take the tokenizer from another model."}),
+        (("--revision",), {"help": "Branch, tag or commit of a model on the hub."}),
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return options(LOADING, table)(command)
+
+
+def _one_of(names: Sequence[str]) -> dict[str, Any]:
+    return {"type": click.Choice(names), "default": "auto"}
 
 
 def prefix_cache_option(command: Command) -> Command:
     """Adds `--prefix-cache-dir`, which `load` takes too; not for measurements, which would find their prompts there."""
-    return click.option(
-        "--prefix-cache-dir",
-        type=click.Path(file_okay=False),
-        metavar="DIR",
-        help="Keep what is computed of prompts there, for the next time that one begins alike.",
-    )(command)
+    settings = {
+        "type": click.Path(file_okay=False),
+        "metavar": "DIR",
+        "help": "Keep what is computed of prompts there, for the next time that one begins alike.",
+    }
+    return options(LOADING, [(("--prefix-cache-dir",), settings)])(command)
 
 
 def speculative_options(command: Command) -> Command:
     """Adds `--speculative-…`, which `load` takes too: what tokens to come are guessed by."""
-    options = [
-        click.option(
-            "--speculative-method",
-            type=click.Choice(METHODS),
-            help="Guess tokens to come, and verify several at once. No token changes by it.",
-        ),
-        click.option("--speculative-model", callback=_check_given, help="A smaller model of the same vocabulary."),
-        click.option(
-            "--speculative-tokens",
-            type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
-            help="Tokens to guess at once, at the most.",
-        ),
+    method = "Guess tokens to come, and verify several at once. No token changes by it."
+    most = click.IntRange(1, MAX_SPECULATIVE_TOKENS)
+    table: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (("--speculative-method",), {"type": click.Choice(METHODS), "help": method}),
+        (("--speculative-model",), {"callback": _check_given, "help": "A smaller model of the same vocabulary."}),
+        (("--speculative-tokens",), {"type": most, "help": "Tokens to guess at once, at the most."}),
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return options("Speculation", table)(command)
 
 
 def _speculative_config(options: dict[str, Any]) -> dict[str, Any] | None:
@@ -110,16 +110,30 @@ def _speculative_config(options: dict[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in given.items() if value is not None} or None
 
 
+def loading(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this module as keywords of LLM and AsyncLLM.
+
+    Raises click.UsageError.
+    """
+    keywords = dict(options)
+    speculative_config = _speculative_config(keywords)
+    return keywords if speculative_config is None else {**keywords, "speculative_config": speculative_config}
+
+
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
     """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
-    options = dict(options)
-    speculative_config = _speculative_config(options)
-    if speculative_config is not None:
-        options["speculative_config"] = speculative_config
+    with load_progress() as progress:
+        return LLM(model, progress=progress, **loading(options))
+
+
+@contextmanager
+def load_progress() -> Generator[Callable[[int, int], None] | None, None, None]:
+    """What a load calls to show how far it is; None where stderr is no terminal."""
     if not sys.stderr.isatty():
-        return LLM(model, **options)
+        yield None
+        return
     with ProgressBar("loading weights") as bar:
-        return LLM(model, progress=bar.update, **options)
+        yield bar.update
 
 
 class ProgressBar:

@@ -8,14 +8,16 @@ from typing import Any, TypeVar
 
 import click
 
-from ferrule.cli.model import check_model
+from ferrule.cli.model import check_model, complete_model
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def prompt_arguments(command: Command) -> Command:
     """Adds the arguments; the command gets them as `words` and hands them to `split_words`."""
-    return click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")(command)
+    return click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT", shell_complete=complete_model)(
+        command
+    )
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:

@@ -9,12 +9,23 @@ from typing import Any
 import click
 
 from ferrule.calibration import TOKENS
+from ferrule.cli.help import Command
 from ferrule.cli.model import ProgressBar, model_argument
 from ferrule.info import size_text
 from ferrule.quantization import FORMATS, quantize
 
 
-@click.command("quantize")
+@click.command(
+    "quantize",
+    cls=Command,
+    examples=[
+        (
+            "Four bits a weight, for `ferrule run my-model-int4`:",
+            "ferrule quantize org/repo --format int4 -o my-model-int4",
+        ),
+        ("Better ones, which take longer to find:", "ferrule quantize org/repo --calibrate text.txt -o my-model-int4"),
+    ],
+)
 @model_argument
 @click.option("--format", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
 @click.option(
@@ -35,13 +46,8 @@ from ferrule.quantization import FORMATS, quantize
 def command(model: str | None, output: Path, **options: Any) -> None:
     """Pack the weights of MODEL into DIR, with everything that a load needs besides.
 
-    \b
-        ferrule quantize org/repo --format int4 -o my-model-int4
-        ferrule run my-model-int4 "Once upon a time,"
-        ferrule quantize org/repo --calibrate text.txt -o my-model-int4
-
     DIR appears whole at the end, or not at all.
-    """  # noqa: D301
+    """
     with ProgressBar("quantizing") as bar:
         written = quantize(model, output, progress=bar.update if sys.stderr.isatty() else None, **options)
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))

@@ -9,43 +9,54 @@ from typing import Any
 
 import click
 
+from ferrule.cli.help import Command
 from ferrule.cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule.cli.prompt import prompt_arguments, split_words
 from ferrule.cli.sampling import greedy_by_default, params, sampling_options, split_options, summary
+from ferrule.cli.terminal import harmless
 
 
-@click.command("run")
+@click.command(
+    "run",
+    cls=Command,
+    examples=[
+        ("The model that ships with ferrule continues a prompt:", 'ferrule run "Once upon a time,"'),
+        ("A model of the hub, less predictably:", 'ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8'),
+        ("Up to an empty line, the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
+        ("One of two answers:", 'ferrule run "The sky is" --choice blue,green'),
+        ("For programs:", 'ferrule run "The capital of France is" -n 8 --logprobs 3 --json'),
+    ],
+)
 @prompt_arguments
-@sampling_options(max_tokens=256)
+@sampling_options(max_tokens=256, reports=True)
 @model_options
 @prefix_cache_option
 @speculative_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="No statistics on stderr.")
 def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Continue PROMPT ("-" reads it from stdin) with MODEL, or with the small model that ships with ferrule.
-
-    \b
-        ferrule run "Once upon a time,"
-        ferrule run ./my-model "def fibonacci(n):" -n 64 --stop "\\n\\n"
-    """  # noqa: D301
+    """Continue PROMPT ("-" reads it from stdin) with MODEL, or with the small model that ships with ferrule."""
     model, prompt = split_words(words)
     sampling, loading = split_options(options)
     wanted = params(sampling)
     with load(model, loading) as llm:
-        if sys.stdout.isatty() and not as_json:
-            sys.stdout.write(prompt)  # for people, the text as it reads; for programs, what the model wrote
+        terminal = sys.stdout.isatty()
+        if terminal and not as_json:
+            sys.stdout.write(harmless(prompt))  # for people, the text as it reads; for programs, what the model wrote
         output = None
         for delta in llm.stream(prompt, greedy_by_default(wanted, llm)):
             output = delta.output
             if delta.text and not as_json:
-                sys.stdout.write(delta.text)
+                sys.stdout.write(harmless(delta.text) if terminal else delta.text)
                 sys.stdout.flush()
         if output is None:
             return
         if as_json:
-            completion = asdict(output.outputs[0])
-            print(json.dumps({"model": llm.info()["model"], **completion, "metrics": asdict(output.metrics)}))
+            whole = asdict(output)
+            record = {"model": llm.info()["model"], **whole["outputs"][0], "metrics": whole["metrics"]}
+            if wanted.prompt_logprobs is not None:
+                record["prompt_logprobs"] = whole["prompt_logprobs"]
+            print(json.dumps(record))
         else:
             print(flush=True)
         if not quiet and not as_json:

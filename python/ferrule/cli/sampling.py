@@ -9,83 +9,166 @@ from typing import Any, TypeVar
 
 import click
 
+from ferrule.cli.help import options
 from ferrule.errors import InvalidParameterError
 from ferrule.llm import LLM
 from ferrule.outputs import RequestOutput
-from ferrule.params import WHOLE_NUMBERS, SamplingParams
+from ferrule.params import NUMBERS, NUMBERS_OF_MODELS, WHOLE_NUMBERS, SamplingParams
 from ferrule.structured import StructuredOutputsParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-FURTHER = {
-    "presence_penalty": "Subtracted from the logits of tokens that were written.",
-    "frequency_penalty": "Subtracted once for each time.",
-    "dynatemp_range": "Lets the temperature follow the entropy, by so much up and down.",
-    "dynatemp_exponent": "How it does.",
-    "top_n_sigma": "Keep logits within so many standard deviations of the highest.",
-    "typical_p": "Keep the tokens of this probability whose surprise is nearest to the entropy.",
-    "epsilon_cutoff": "Drop tokens less likely than this.",
-    "eta_cutoff": "Drop tokens less likely than a bound that falls with the entropy.",
-    "top_h": "Keep the likeliest tokens up to this share of the entropy.",
-    "xtc_probability": "How often the likeliest tokens are dropped, but for the last of them.",
-    "xtc_threshold": "The probability that makes a token one of them.",
-    "dry_multiplier": "What a token costs that goes on with a repeat.",
-    "dry_base": "How much more, for each token that the repeat is longer.",
-    "dry_allowed_length": "Tokens of a repeat that begins to cost something.",
-    "dry_penalty_last_n": "Tokens in which repeats are looked for; -1 means all.",
-    "mirostat": "1 or 2: hold the surprise of what is drawn.",
-    "mirostat_tau": "That surprise, in bits.",
-    "mirostat_eta": "How fast.",
-    "no_repeat_ngram_size": "No sequence of so many tokens comes twice.",
-}
-"""Stages that few ask for: numbers of SamplingParams, with what their options say of them."""
-NAMES = (
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos"),
-    *("bad_words", *FURTHER),
-)
-STRUCTURES = ("json_schema", "json_object", "regex", "grammar", "choice")
+Table = dict[str, dict[str, Any]]
+"""Fields of SamplingParams, with what click.option wants to know of theirs; `name` where the option has another."""
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FLOAT: dict[str, Any] = {"type": float}
+_INT: dict[str, Any] = {"type": int}
 
 
-def sampling_options(max_tokens: int | None) -> Callable[[Command], Command]:
+def _ids(context: click.Context, parameter: click.Parameter, texts: str | tuple[str, ...] | None) -> Any:
+    """Reads token ids with commas between them: of one option, or of each where it may be repeated."""
+    if isinstance(texts, tuple):
+        return tuple(_ids(context, parameter, text) for text in texts)
+    if texts is None:
+        return None
+    try:
+        return tuple(int(word) for word in texts.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{texts!r} is no list of token ids, as in 11,42", context, parameter) from None
+
+
+def _bias(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int, float] | None:
+    bias: dict[int, float] = {}
+    for text in texts:
+        token, _, value = text.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no token id with a number, as in 42=-100", context, parameter) from (
+                None
+            )
+    return bias or None
+
+
+USUAL: Table = {
+    "temperature": {"help": "0 takes the likeliest token. Default: the model's, else 0."},
+    "top_p": {"help": "Keep the likeliest tokens that together reach this probability."},
+    "top_k": {**_INT, "help": "Keep this many of the likeliest tokens."},
+    "min_p": {"help": "Drop tokens less likely than this fraction of the likeliest."},
+    "repetition_penalty": {"help": "Above 1, repeats become less likely."},
+    "seed": {**_INT, "help": "The same seed gives the same tokens."},
+    "prediction": {"metavar": "TEXT", "help": "What is expected to come; where it does it is there sooner."},
+}
+ENDS: Table = {
+    "min_tokens": {**_INT, "help": "Nothing ends the output before so many."},
+    "stop": {"multiple": True, "metavar": "TEXT", "help": "End where this text appears. May be repeated."},
+    "stop_token_ids": {
+        "name": "stop-token-id",
+        "multiple": True,
+        **_INT,
+        "help": "End at this token. May be repeated.",
+    },
+    "include_stop_str_in_output": {"is_flag": True, "help": "Write what ended the output too."},
+    "ignore_eos": {"is_flag": True, "help": "Go on where the model would end."},
+    "skip_special_tokens": {
+        "name": "special-tokens",
+        "flag_value": False,
+        "default": True,
+        "help": "Write special tokens too.",
+    },
+}
+FURTHER: Table = {
+    "presence_penalty": {"help": "Subtracted from the logits of tokens that were written."},
+    "frequency_penalty": {"help": "Subtracted once for each time."},
+    "dynatemp_range": {"help": "Lets the temperature follow the entropy, by so much up and down."},
+    "dynatemp_exponent": {"help": "How it does."},
+    "top_n_sigma": {"help": "Keep logits within so many standard deviations of the highest."},
+    "typical_p": {"help": "Keep the tokens of this probability whose surprise is nearest to the entropy."},
+    "epsilon_cutoff": {"help": "Drop tokens less likely than this."},
+    "eta_cutoff": {"help": "Drop tokens less likely than a bound that falls with the entropy."},
+    "top_h": {"help": "Keep the likeliest tokens up to this share of the entropy."},
+    "xtc_probability": {"help": "How often the likeliest tokens are dropped, but for the last of them."},
+    "xtc_threshold": {"help": "The probability that makes a token one of them."},
+    "dry_multiplier": {"help": "What a token costs that goes on with a repeat."},
+    "dry_base": {"help": "How much more, for each token that the repeat is longer."},
+    "dry_allowed_length": {"help": "Tokens of a repeat that begins to cost something."},
+    "dry_penalty_last_n": {"help": "Tokens in which repeats are looked for; -1 means all."},
+    "dry_sequence_breakers": {
+        "name": "dry-sequence-breaker",
+        "multiple": True,
+        "metavar": "TEXT",
+        "help": "Repeats do not reach across this text. May be repeated.",
+    },
+    "mirostat": {"help": "1 or 2: hold the surprise of what is drawn."},
+    "mirostat_tau": {"help": "That surprise, in bits."},
+    "mirostat_eta": {"help": "How fast."},
+    "no_repeat_ngram_size": {"help": "No sequence of so many tokens comes twice."},
+    "bad_words": {
+        "name": "bad-word",
+        "multiple": True,
+        "metavar": "TEXT",
+        "help": "Never write this. May be repeated.",
+    },
+    "bad_words_ids": {
+        "name": "bad-word-ids",
+        "multiple": True,
+        "callback": _ids,
+        "metavar": "ID,ID,...",
+        "help": "Never write these tokens one after the other. May be repeated.",
+    },
+    "allowed_token_ids": {"callback": _ids, "metavar": "ID,ID,...", "help": "Write these tokens alone."},
+    "logit_bias": {
+        "multiple": True,
+        "callback": _bias,
+        "metavar": "ID=NUMBER",
+        "help": "Added to the logit of this token. May be repeated.",
+    },
+}
+"""What few ask for."""
+REPORTS: Table = {
+    "logprobs": {**_INT, "help": "Likeliest alternatives of each token in what --json prints."},
+    "prompt_logprobs": {**_INT, "help": "Likewise of the prompt's tokens."},
+    "entropy": {"is_flag": True, "help": "How undecided the model was before each token, there too."},
+}
+"""For commands that print them."""
+STRUCTURES: Table = {
+    "json_schema": {"type": _FILE, "help": "Write JSON that the schema in this file allows."},
+    "json_object": {"is_flag": True, "help": "Write a JSON object."},
+    "regex": {"help": "Write what this regular expression matches as a whole."},
+    "grammar": {"type": _FILE, "help": "Write what the grammar in this file derives (Lark)."},
+    "choice": {"metavar": "A,B,...", "help": "Write one of these texts."},
+}
+NAMES = ("max_tokens", *USUAL, *ENDS, *FURTHER, *REPORTS)
+
+
+def sampling_options(max_tokens: int | None, *, reports: bool = False) -> Callable[[Command], Command]:
     """Adds the options of sampling; the command gets them as keywords and hands them to `params`."""
     until = "the rest of the context" if max_tokens is None else str(max_tokens)
-    options = [
-        click.option(
-            "-n", "--max-tokens", type=int, default=max_tokens, help=f"Most tokens to write. Default: {until}."
-        ),
-        click.option("--temperature", type=float, help="0 takes the likeliest token. Default: the model's, else 0."),
-        click.option("--top-p", type=float, help="Keep the likeliest tokens that together reach this probability."),
-        click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
-        click.option("--min-p", type=float, help="Drop tokens less likely than this fraction of the likeliest."),
-        click.option("--repetition-penalty", type=float, help="Above 1, repeats become less likely."),
-        *(
-            click.option(f"--{name.replace('_', '-')}", type=int if name in WHOLE_NUMBERS else float, help=text)
-            for name, text in FURTHER.items()
-        ),
-        click.option(
-            "--bad-word", "bad_words", multiple=True, metavar="TEXT", help="Never write this. May be repeated."
-        ),
-        click.option("--seed", type=int, help="The same seed gives the same tokens."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End where this text appears. May be repeated."),
-        click.option("--ignore-eos", is_flag=True, help="Go on where the model would end."),
-        click.option("--json-schema", type=_FILE, help="Write JSON that the schema in this file allows."),
-        click.option("--json-object", is_flag=True, help="Write a JSON object."),
-        click.option("--regex", help="Write what this regular expression matches as a whole."),
-        click.option("--grammar", type=_FILE, help="Write what the grammar in this file derives (Lark)."),
-        click.option("--choice", metavar="A,B,...", help="Write one of these texts."),
-    ]
+    most = {"type": int, "default": max_tokens, "help": f"Most tokens to write. Default: {until}."}
 
     def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
+        command = options("Structure", _rows(STRUCTURES))(command)
+        if reports:
+            command = options("Reports", _rows(REPORTS))(command)
+        command = options("Further sampling (docs/sampling.md)", _rows(FURTHER))(command)
+        command = options("Where it ends", [(("-n", "--max-tokens"), most), *_rows(ENDS)])(command)
+        return options("Sampling", _rows(USUAL))(command)
 
     return add
 
 
+def _rows(table: Table) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    rows: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    for field, settings in table.items():
+        name = settings.get("name", field.replace("_", "-"))
+        kind = _INT if field in WHOLE_NUMBERS else _FLOAT if field in NUMBERS or field in NUMBERS_OF_MODELS else {}
+        rest = {key: value for key, value in settings.items() if key != "name"}
+        rows.append(((f"--{name}", field), {**kind, **rest}))
+    return rows
+
+
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A command's keywords, as those of sampling and those of loading."""
-    sampling = {name: options.pop(name) for name in (*NAMES, *STRUCTURES)}
+    sampling = {name: options.pop(name) for name in (*NAMES, *STRUCTURES) if name in options}
     return sampling, options
 
 
@@ -95,7 +178,7 @@ def params(options: dict[str, Any]) -> SamplingParams:
     Raises InvalidParameterError.
     """
     structures = {name: options.pop(name) for name in STRUCTURES}
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     return SamplingParams(**given, structured_outputs=_structured(structures))
 
 

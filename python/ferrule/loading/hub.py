@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,12 +25,8 @@ def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Pat
 
     Raises ModelNotFoundError, ModelFileError.
     """
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-
     with _explained(repository, revision):
-        allowed = [*SMALL, *(WEIGHTS if weights else [])]
-        directory = snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED)
-    return Path(directory)
+        return _snapshot(repository, revision, [*SMALL, *(WEIGHTS if weights else [])], IGNORED)
 
 
 def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weights: bool = True) -> Path:
@@ -38,13 +36,13 @@ def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weig
 
     Raises ModelNotFoundError, which lists the files that there are; ModelFileError.
     """
-    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub import constants
 
     parts = choose_model(_files(repository, revision), quantization, repository)
     directory = _cached(repository, revision)
     if weights and not constants.is_offline_mode():
         with _explained(repository, revision):
-            directory = Path(snapshot_download(repository, revision=revision, allow_patterns=parts))
+            directory = _snapshot(repository, revision, parts)
     for part in parts:
         if directory is None or not (directory / part).exists():
             raise ModelNotFoundError(
@@ -61,6 +59,41 @@ def gguf_models(repository: str, revision: str | None) -> list[str]:
     Raises ModelNotFoundError, ModelFileError.
     """
     return [parts[0] for parts in models_in(_files(repository, revision)).values()]
+
+
+def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored: list[str] | None = None) -> Path:
+    """What the library downloads, in a thread: it would answer Ctrl-C when the files that it began are complete.
+
+    It gives those up at their next piece instead; files that are complete stay.
+    """
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.utils import tqdm
+
+    given_up = threading.Event()
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> bool | None:
+            if given_up.is_set():
+                raise InterruptedError("the download was given up")
+            return super().update(n)
+
+    done: Future[str] = Future()
+
+    def download() -> None:
+        try:
+            path = snapshot_download(
+                repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, tqdm_class=Bar
+            )
+            done.set_result(path)
+        except BaseException as error:  # whoever waits raises it
+            done.set_exception(error)
+
+    threading.Thread(target=download, name="ferrule-download", daemon=True).start()
+    try:
+        return Path(done.result())
+    except KeyboardInterrupt:
+        given_up.set()
+        raise
 
 
 def _files(repository: str, revision: str | None) -> list[str]:

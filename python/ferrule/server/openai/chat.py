@@ -1,0 +1,255 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ferrule.errors import InvalidParameterError
+from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from ferrule.parsers import MessageDelta
+from ferrule.parsers import ToolCallDelta as Call
+from ferrule.prompt import TokensPrompt
+from ferrule.server.context import Context
+from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
+from ferrule.server.errors import unsupported
+from ferrule.server.generation import ChoiceDelta, Generation, complete, message_of, prompt_ids, steps
+from ferrule.server.models import Served
+from ferrule.server.openai.protocol import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    FunctionCall,
+    NamedTool,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    TopLogprob,
+    Usage,
+)
+from ferrule.server.openai.sampling import sampling_params
+from ferrule.server.openai.shapes import (
+    check_stream_options,
+    fingerprint,
+    new_id,
+    prompt_logprobs,
+    structure_of,
+    token_name,
+    usage,
+)
+from ferrule.server.streaming import DONE, EventStream, event
+
+
+def router(server: Context) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", response_model=ChatCompletion)
+    async def chat_completions(asked: ChatCompletionRequest) -> Response:
+        """Answers a conversation: OpenAI's chat completions, at once or as a stream of server-sent events."""
+        check_stream_options(asked)
+        if asked.stream and asked.prompt_logprobs is not None:
+            raise unsupported("prompt_logprobs", "prompt_logprobs are not part of a stream; ask without stream")
+        served = server.models.find(asked.model)
+        answer = Answer(asked, await generation(server, served, asked))
+        if asked.stream:
+            return await EventStream(answer.events(), server.settings.keep_alive).begin()
+        body = answer.whole(await complete(answer.generation))
+        return Response(body.model_dump_json(), media_type="application/json")
+
+    return routes
+
+
+async def generation(server: Context, served: Served, asked: ChatCompletionRequest) -> Generation:
+    """What is asked of the model.
+
+    Raises ApiError, FerruleError.
+    """
+    prepared = await prepare(served, server.settings, _conversation(asked))
+    params = sampling_params(
+        asked, max_tokens=_max_tokens(asked), logprobs=_logprobs(asked), structure=prepared.structure
+    )
+    prompt: TokensPrompt = prepared.prompt
+    if asked.cache_salt is not None:
+        prompt = {**prompt, "cache_salt": asked.cache_salt}
+    return Generation(
+        served,
+        prompt,
+        params,
+        new_id("chatcmpl"),
+        prepared.message_format,
+        asked.priority,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        only_calls=prepared.only_calls,
+    )
+
+
+def _conversation(asked: ChatCompletionRequest) -> Conversation:
+    choice = asked.tool_choice
+    if isinstance(choice, NamedTool):
+        choice = f"function:{choice.function.name}"
+    arguments: Mapping[str, Any] = asked.chat_template_kwargs or {}
+    if asked.reasoning_effort is not None:
+        arguments = {"reasoning_effort": asked.reasoning_effort, **arguments}
+    return Conversation(
+        messages=asked.messages,
+        tools=asked.tools or (),
+        tool_choice=choice or (AUTO if asked.tools else NONE),
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        structure=structure_of(asked),
+        chat_template=asked.chat_template,
+        template_arguments=arguments,
+        documents=asked.documents,
+        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
+        continue_final_message=asked.continue_final_message,
+    )
+
+
+def _max_tokens(asked: ChatCompletionRequest) -> int | None:
+    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        raise InvalidParameterError("max_tokens is given beside max_completion_tokens; they are the same")
+    return asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+
+
+def _logprobs(asked: ChatCompletionRequest) -> int | None:
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise InvalidParameterError("top_logprobs is given, but logprobs is not true")
+    return (asked.top_logprobs or 0) if asked.logprobs else None
+
+
+@dataclass
+class Answer:
+    """What is said of a generation, whole or as it comes."""
+
+    asked: ChatCompletionRequest
+    generation: Generation
+    created: int = field(default_factory=lambda: int(time.time()))
+    _calls: dict[int, bool] = field(default_factory=dict[int, bool])
+    """Whether a completion has called a tool, by its index."""
+
+    def whole(self, output: RequestOutput) -> ChatCompletion:
+        """The answer at once."""
+        served = self.generation.served
+        return ChatCompletion(
+            id=self.generation.request_id,
+            created=self.created,
+            model=served.name,
+            system_fingerprint=fingerprint(served),
+            choices=[self._choice(completion) for completion in output.outputs],
+            usage=self._usage(output),
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_token_ids=output.prompt_token_ids if self.asked.return_token_ids else None,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes."""
+        options = self.asked.stream_options
+        begun: set[int] = set()
+        output: RequestOutput | None = None
+        async with aclosing(steps(self.generation)) as all_steps:
+            async for step in all_steps:
+                output = step.output
+                for choice in step.choices:
+                    chunk = self._chunk([self._delta(choice, first=choice.index not in begun)])
+                    if self.asked.return_token_ids and not begun:
+                        chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
+                    begun.add(choice.index)
+                    yield event(chunk)
+        if options is not None and options.include_usage and output is not None:
+            chunk = self._chunk([])
+            chunk.usage = self._usage(output)
+            yield event(chunk)
+        yield DONE
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        served = self.generation.served
+        return ChatChunk(
+            id=self.generation.request_id,
+            created=self.created,
+            model=served.name,
+            system_fingerprint=fingerprint(served),
+            choices=choices,
+        )
+
+    def _delta(self, new: ChoiceDelta, *, first: bool) -> ChatChunkChoice:
+        message = new.message if new.message is not None else MessageDelta(new.text)
+        index = new.index
+        self._calls[index] = self._calls.get(index, False) or bool(message.tool_calls)
+        delta = ChatDelta(
+            role="assistant" if first else None,
+            content=message.content if message else ("" if first else None),
+            reasoning_content=message.reasoning,
+            tool_calls=[_call_delta(call) for call in message.tool_calls] or None,
+        )
+        return ChatChunkChoice(
+            index=index,
+            delta=delta,
+            logprobs=self._logprobs(new.logprobs),
+            finish_reason=_finish(new.finish_reason, called=self._calls[index]),
+            stop_reason=new.stop_reason,
+            token_ids=new.token_ids if self.asked.return_token_ids else None,
+        )
+
+    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+        parsed = message_of(self.generation, completion)
+        calls = [
+            ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
+            for call in parsed.tool_calls
+        ]
+        message = ChatMessage(content=parsed.content, reasoning_content=parsed.reasoning, tool_calls=calls or None)
+        return ChatChoice(
+            index=completion.index,
+            message=message,
+            logprobs=self._logprobs(completion.logprobs),
+            finish_reason=_finish(completion.finish_reason, called=bool(message.tool_calls)) or "stop",
+            stop_reason=completion.stop_reason,
+            token_ids=completion.token_ids if self.asked.return_token_ids else None,
+        )
+
+    def _logprobs(self, given: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
+        return None if given is None else ChatLogprobs(content=[self._token(each) for each in given])
+
+    def _token(self, given: TokenLogprobs) -> TokenLogprob:
+        # The chosen token comes first, and again among the likeliest only where it is one of them.
+        (chosen, found), most = next(iter(given.items())), self.asked.top_logprobs or 0
+        ranked = sorted(given.items(), key=lambda item: item[1].rank)[:most]
+        return TokenLogprob(
+            token=token_name(self.asked, chosen, found.decoded_token),
+            logprob=found.logprob,
+            bytes=self.generation.served.token_bytes(chosen),
+            top_logprobs=[
+                TopLogprob(
+                    token=token_name(self.asked, token, each.decoded_token),
+                    logprob=each.logprob,
+                    bytes=self.generation.served.token_bytes(token),
+                )
+                for token, each in ranked
+            ],
+        )
+
+    def _usage(self, output: RequestOutput) -> Usage:
+        return usage([output], predicted=self.asked.prediction is not None)
+
+
+def _call_delta(call: Call) -> ToolCallDelta:
+    return ToolCallDelta(
+        index=call.index,
+        id=call.id,
+        type=None if call.id is None else "function",
+        function=FunctionCall(name=call.name, arguments=call.arguments),
+    )
+
+
+def _finish(reason: str | None, *, called: bool) -> str | None:
+    return "tool_calls" if reason == "stop" and called else reason

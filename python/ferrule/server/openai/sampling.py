@@ -1,0 +1,118 @@
+"""The fields of a request that say how tokens are chosen: OpenAI's, and every other of SamplingParams.
+
+Types are checked here; limits, and what fits together, by SamplingParams, whose errors name the field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from ferrule.checks import shown
+from ferrule.errors import InvalidParameterError
+from ferrule.params import SamplingParams
+from ferrule.structured import StructuredOutputsParams
+
+
+class Asked(BaseModel):
+    """A part of a request: fields of their own type, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
+
+
+class StructuredOutputs(Asked):
+    """What the output must be, in vLLM's words."""
+
+    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def params(self) -> StructuredOutputsParams:
+        """As the library has it.
+
+        Raises InvalidParameterError.
+        """
+        return StructuredOutputsParams(**self.model_dump(by_alias=True))
+
+
+Bias = Annotated[
+    dict[str, float],
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
+
+
+class Sampling(Asked):
+    """What a request may say of its tokens; what it leaves out, the model's generation_config.json decides."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    top_n_sigma: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    top_h: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: str | list[str] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words: str | list[str] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: Bias | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    prediction: str | list[int] | dict[str, Any] | None = None
+
+
+OTHERWISE = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors"})
+"""Fields of SamplingParams that no request has under their name: each API has its own for the first two, and functions
+do not travel."""
+
+
+def sampling_params(
+    asked: Sampling, *, max_tokens: int | None, logprobs: int | None, structure: StructuredOutputsParams | None = None
+) -> SamplingParams:
+    """The parameters of a request; `structure` is what the output must be, whichever field says so.
+
+    Raises InvalidParameterError.
+    """
+    values = {name: getattr(asked, name) for name in Sampling.model_fields}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    if asked.logit_bias is not None:
+        given["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
+    return SamplingParams(**given)
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise InvalidParameterError(f"logit_bias has the key {shown(key)}; it must be a token id")
+    return int(key)

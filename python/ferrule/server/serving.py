@@ -1,0 +1,159 @@
+"""`serve`: listens, loads the models, answers, and ends in order when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+import uvicorn
+
+from ferrule.async_llm import AsyncLLM
+from ferrule.server.app import create_app
+from ferrule.server.guards.log import LOGGER
+from ferrule.server.guards.wire import Wire
+from ferrule.server.models import Models
+from ferrule.server.settings import ServerSettings
+from ferrule.server.tracing import Tracing
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+BACKLOG = 2048
+"""Clients that may wait to be let in."""
+LAST_WORDS = 5
+"""Seconds that responses have to be written once their requests have ended."""
+
+
+def serve(
+    load: Callable[[], Mapping[str, AsyncLLM]],
+    settings: ServerSettings | None = None,
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    on_listening: Callable[[str], None] | None = None,
+    exit_with_parent: bool = False,
+) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; models are loaded when it listens already.
+
+    `load` runs in a thread; `on_listening` gets the URL, with the port that was chosen where `port` is 0.
+    `exit_with_parent` drains too once the process that started this one has ended.
+
+    Raises OSError where the port is taken, and what `load` raises.
+    """
+    settings = settings or ServerSettings()
+    parent = os.getppid() if exit_with_parent else None
+    with contextlib.closing(listen(host, port)) as listener:
+        if on_listening is not None:
+            on_listening(_url(listener))
+        Server(load, settings, host, parent).run_until_ended(listener)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at which clients can come.
+
+    Raises OSError where the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # From here on clients can come; they wait until somebody answers.
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which drains before it closes its door: while it does, newcomers are told so."""
+
+    def __init__(
+        self,
+        load: Callable[[], Mapping[str, AsyncLLM]],
+        settings: ServerSettings,
+        host: str,
+        parent: int | None = None,
+    ) -> None:
+        """`parent` is the process without which this one ends."""
+        self._parent = parent
+        self._load = load
+        self._settings = settings
+        self.models = Models()
+        """Empty until they are loaded."""
+        app = create_app(self.models, settings)
+        self._tracing: Tracing | None = app.state.server.tracing
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                http=Wire,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                h11_max_incomplete_event_size=settings.max_header_bytes,
+                timeout_graceful_shutdown=LAST_WORDS,
+                backlog=BACKLOG,
+            )
+        )
+
+    def run_until_ended(self, listener: socket.socket) -> None:
+        """Raises what loading raised."""
+        asyncio.run(self._run(listener))
+        if self._failure is not None:
+            raise self._failure
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second ends it all."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self._parent is not None and os.getppid() != self._parent and self._ending is None:
+            self._end()
+        return await super().on_tick(counter)
+
+    async def _run(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        loading = asyncio.create_task(self._load_models())
+        try:
+            await self.serve([listener])
+        finally:
+            # A load cannot be broken off; the process ends with it.
+            await asyncio.wait([loading])
+            for served in self.models.engines():
+                await served.llm.aclose()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
+
+    async def _load_models(self) -> None:
+        try:
+            self.models.set(await asyncio.to_thread(self._load))
+        except Exception as error:  # told to whoever called
+            self._failure = error
+            self.should_exit = True
+
+    def _end(self) -> None:
+        if self._ending is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._ending = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        LOGGER.info("draining", extra={"fields": {"seconds": self._settings.drain_timeout}})
+        await self.models.drain(self._settings.drain_timeout)
+        self.should_exit = True

@@ -1,0 +1,108 @@
+"""Server-sent events: what a stream's response is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ferrule.errors import FerruleError
+from ferrule.server.errors import ApiError, api_error
+from ferrule.server.record import current
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"
+
+
+def event(body: BaseModel) -> bytes:
+    """A body as an event without a name, as OpenAI's API has them."""
+    return b"data: " + body.model_dump_json().encode() + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error within a stream."""
+    return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """A response that is written as its events come.
+
+    `begin` waits for the first event, so that what goes wrong before it has its own status. What goes wrong later is an
+    event, and the last one. A client that reads slowly is waited for: nothing is gathered for it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._keep_alive = keep_alive
+        self._first: asyncio.Task[bytes] | None = None
+
+    async def begin(self) -> EventStream:
+        """Waits for the first event, but no longer than proxies would.
+
+        Raises what came instead.
+        """
+        self._first = asyncio.ensure_future(anext(self._events))
+        try:
+            await asyncio.wait([self._first], timeout=self._keep_alive or None)
+        except asyncio.CancelledError:
+            await self._close()
+            raise
+        if self._first.done():
+            self._first.result()
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Writes the events (ASGI)."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._sent = asyncio.get_running_loop().time()
+        comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
+        try:
+            await self._write(send)
+        finally:
+            if comments is not None:
+                comments.cancel()
+            await self._close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send) -> None:
+        try:
+            if self._first is not None:
+                await self._send(send, await self._first)
+            async for each in self._events:
+                await self._send(send, each)
+        except FerruleError as error:
+            await self._fail(send, api_error(error))
+        except ApiError as error:
+            await self._fail(send, error)
+
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        record = current.get()
+        if record is not None:
+            record.error = error.code
+        await self._send(send, error_event(error))
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        self._sent = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _comment(self, send: Send) -> None:
+        """Comments in long silences, which readers skip and proxies count as life."""
+        while True:
+            quiet = asyncio.get_running_loop().time() - self._sent
+            if quiet >= self._keep_alive:
+                await self._send(send, COMMENT)
+            await asyncio.sleep(max(self._keep_alive - quiet, 0.1))
+
+    async def _close(self) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.cancel()
+            await asyncio.wait([self._first])
+        await self._events.aclose()

@@ -1,0 +1,54 @@
+"""What FastAPI and pydantic find wrong with a body, as one error that names the field and its value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi.exceptions import RequestValidationError
+
+from ferrule.checks import shown
+from ferrule.server.errors import BAD_REQUEST, ApiError
+
+
+def invalid_request(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong; the field is where the body has it."""
+    found: Mapping[str, Any] = error.errors()[0]
+    kind, where = str(found["type"]), [str(part) for part in found["loc"][1:]]
+    if kind == "json_invalid":
+        return ApiError(BAD_REQUEST, f"the body is no JSON: {found['ctx']['error']}", code="invalid_json")
+    if kind == "missing":
+        if not where:
+            return ApiError(BAD_REQUEST, "the body is empty; it must be a JSON object", code="invalid_json")
+        name = _name(where)
+        return ApiError(BAD_REQUEST, f"{name} is missing", code="missing_required_parameter", param=name)
+    if kind == "extra_forbidden":
+        name = _name(where)
+        return ApiError(BAD_REQUEST, f"{name} is not supported", code="unknown_parameter", param=name)
+    field = _there(error.body, found["loc"][1:])
+    name = _name(field) or None
+    message = f"{name or 'the body'} is {shown(found['input'])}: {found['msg']}"
+    if isinstance(error.body, bytes):
+        message = "the body is not JSON by its Content-Type; send application/json"
+    return ApiError(BAD_REQUEST, message, code="invalid_type", param=name)
+
+
+def _there(body: object, path: Sequence[object]) -> list[str]:
+    """The part of a path that the body has: pydantic adds names of types to it."""
+    found: list[str] = []
+    for part in path:
+        if isinstance(body, Mapping) and part in cast("Mapping[object, object]", body):
+            body = cast("Mapping[object, object]", body)[part]
+        elif isinstance(body, list) and isinstance(part, int) and part < len(cast("list[object]", body)):
+            body = cast("list[object]", body)[part]
+        else:
+            break
+        found.append(str(part))
+    return found
+
+
+def _name(path: Sequence[str]) -> str:
+    name = ""
+    for part in path:
+        name += f"[{part}]" if part.isdigit() else f".{part}" if name else part
+    return name

@@ -1,0 +1,131 @@
+"""A terminal: one that programs run in, and one that shows what they write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+TESTS = Path(__file__).parent.parent
+SECONDS = 20.0
+"""Until something expected must have been written."""
+_WRITTEN = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
+
+
+class Terminal:
+    """A process whose terminal it is: what it writes is read as it comes."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, size: tuple[int, int] = (24, 80)
+    ) -> None:
+        self._controller, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        self.process = subprocess.Popen(
+            command,
+            cwd=TESTS,
+            env={**os.environ, "TERM": "xterm-256color", **(environment or {})},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self._unread = ""
+        self.written = ""
+        """Everything so far."""
+
+    def read_until(self, text: str) -> str:
+        """What was written up to a text, and with it."""
+        while text not in self._unread:
+            assert select.select([self._controller], [], [], SECONDS)[0], f"no {text!r} in {self._unread!r}"
+            new = os.read(self._controller, 10_000).decode(errors="replace")
+            self._unread += new
+            self.written += new
+            assert "Traceback" not in self.written, self.written
+        before, _, self._unread = self._unread.partition(text)
+        return before + text
+
+    def send(self, text: str) -> None:
+        """Types."""
+        os.write(self._controller, text.encode())
+
+    def interrupt(self) -> float:
+        """Ctrl-C; the time of it."""
+        self.process.send_signal(signal.SIGINT)
+        return time.monotonic()
+
+    def end(self) -> int:
+        """The exit code of a process that is about to end."""
+        while True:
+            try:
+                if not select.select([self._controller], [], [], SECONDS)[0]:
+                    break
+                new = os.read(self._controller, 10_000).decode(errors="replace")
+            except OSError:  # its end of the terminal is closed
+                break
+            self.written += new
+        return self.process.wait(SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._controller)
+
+
+class Screen:
+    """What is seen of what was written: lines that scrolled away, and those of the screen.
+
+    It knows what the chat uses, and an unknown sequence is an error: colours, the cursor up, clearing to the end.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        self.height, self.width = height, width
+        self.lines: list[str] = [""]
+        self.row = self.column = 0
+
+    def write(self, text: str) -> None:
+        """Shows a text."""
+        assert "".join(match.group() for match in _WRITTEN.finditer(text)) == text, repr(text)
+        for match in _WRITTEN.finditer(text):
+            private, number, letter, character = match.groups()
+            if character is not None:
+                self._put(character)
+            elif letter == "A":
+                self.row -= int(number or 1)
+                assert self.row >= len(self.lines) - self.height, "the cursor left the screen"
+            elif letter == "J":
+                self.lines[self.row] = self.lines[self.row][: self.column]
+                del self.lines[self.row + 1 :]
+            else:
+                assert letter == "m" or (private and number == "2026"), match.group()
+
+    def _put(self, character: str) -> None:
+        if character == "\r":
+            self.column = 0
+        elif character == "\n":
+            self.row, self.column = self.row + 1, 0
+            if self.row == len(self.lines):
+                self.lines.append("")
+        else:
+            assert self.column < self.width, "a line is broken by the terminal"
+            line = self.lines[self.row].ljust(self.column)
+            self.lines[self.row] = line[: self.column] + character + line[self.column + 1 :]
+            self.column += 1
+
+    def text(self) -> str:
+        """All lines, without spaces at their ends."""
+        return "\n".join(line.rstrip() for line in self.lines)

@@ -1,0 +1,313 @@
+"""`ferrule chat`: its commands, its files, and how it is on a terminal (FAULTS rows 66 and 74)."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fakes
+from cli.terminal import TESTS, Terminal
+from ferrule.cli import main
+from ferrule.cli.chat.commands import COMMANDS, complete
+from ferrule.cli.chat.conversation import NOT_OF_CHATS, PARAMETERS, Conversation, with_parameters
+from ferrule.cli.chat.lines import MOST_MESSAGES, Lines
+from ferrule.errors import InvalidParameterError
+from ferrule.params import SamplingParams
+
+PROGRAM = """
+import sys, fakes
+fakes.install()
+fakes.Engine.step_seconds = 0.005
+from ferrule.cli import main
+sys.exit(main())
+"""
+REAL = [sys.executable, "-m", "ferrule", "chat"]
+"""On the embedded model."""
+SLOW = [sys.executable, "-c", PROGRAM, "chat"]
+"""On the fake, with 5 ms a token."""
+
+Chat = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chat(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
+    """Types lines into a chat with the fake; the exit code, stdout and stderr."""
+
+    def chat(*typed: str, options: tuple[str, ...] = ("-n", "4")) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
+        code = main(["chat", *options])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return chat
+
+
+def test_each_message_is_answered_by_a_line(chat: Chat) -> None:
+    code, out, err = chat("Hi", "", "And again")
+    assert (code, out.count("\n"), err) == (0, 2, "")
+
+
+def test_blocks_and_backslashes_make_one_message(chat: Chat, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    chat('"""one', "two", '"""', f"/save {path}")
+    assert json.loads(path.read_text())["messages"][0]["content"] == "one\ntwo"
+    chat("one\\", "two", f"/save {path}")
+    assert json.loads(path.read_text())["messages"][0]["content"] == "one\ntwo"
+    chat('"""all in one line"""', f"/save {path}")
+    assert json.loads(path.read_text())["messages"][0]["content"] == "all in one line"
+    chat("C:\\\\", f"/save {path}")  # a backslash that stands for itself
+    assert json.loads(path.read_text())["messages"][0]["content"] == "C:\\\\"
+
+
+def test_a_block_that_nobody_ends_is_a_message(chat: Chat) -> None:
+    code, out, _ = chat('"""one', "two")
+    assert (code, out.count("\n")) == (0, 1)
+
+
+def test_commands_change_what_is_asked(chat: Chat, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    code, out, err = chat(
+        "/system Be kind.", "/params temperature 0.5", "/params top_p=0.9", "/params stop END", "Hi", f"/save {path}"
+    )
+    body = json.loads(path.read_text())
+    assert code == 0
+    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant"]
+    assert body["messages"][2]["content"] == out.removesuffix("\n")
+    given = {"model": "tiny", "temperature": 0.5, "top_p": 0.9, "stop": ["END"], "max_tokens": 4}
+    assert {name: body[name] for name in given} == given
+    assert "temperature = 0.5" in err
+    _, _, err = chat(
+        "/system Be kind.", "/system none", "/params top_k 5", "/params default", "/params", "/params top_k"
+    )
+    assert "no system prompt" in err
+    assert "max_tokens = 4\n/params NAME VALUE" in err
+    assert "top_k = the default" in err
+
+
+def test_undo_and_retry(chat: Chat) -> None:
+    _, out, err = chat("Hi", "/retry", "/undo", "/undo", "/retry", "/stats")
+    answers = out.splitlines()
+    assert len(answers) == 2
+    assert answers[0] == answers[1]  # the same conversation, and greedy
+    assert "taken back: Hi\nnothing was said yet\nnothing was said yet\n" in err
+    assert "tiny: 2 answers, 0 messages" in err
+
+
+def test_statistics(chat: Chat) -> None:
+    _, _, err = chat("Hi", "Hi", "/stats", options=("-n", "4", "--ignore-eos", "-v"))
+    assert err.count("4 tokens,") == 3  # twice as they came, and the last once more
+    assert "written 8" in err
+    assert "of 2,048" in err
+
+
+def test_a_saved_conversation_goes_on(chat: Chat, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    _, first, _ = chat("/params seed 4", "Hi", f"/save {path}", "And?", options=("-n", "4", "--temperature", "1"))
+    _, out, err = chat(f"/load {path}", "And?", options=())
+    assert out == first.splitlines()[1] + "\n"
+    assert f"{path}: 2 messages" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("3", "messages is 3; it must be a list"),
+        ("{}", "messages is None"),
+        ('[{"role": "robot", "content": ""}]', "messages[0].role is 'robot'; it must be one of system, user"),
+        ('[{"role": "user", "content": 3}]', "messages[0].content is 3; it must be a string"),
+        ('["Hi"]', "messages[0] is 'Hi'; it must be an object"),
+        ('{"messages": [], "tempreature": 1}', "'tempreature' is no parameter of sampling; did you mean temperature?"),
+        ('{"messages": [], "temperature": -1}', "temperature is -1; it must be a number from 0 to 100"),
+        ('{"messages": [], "structured_outputs": {"jsn": 1}}', "structured_outputs has 'jsn'"),
+    ],
+)
+def test_a_file_that_is_no_conversation(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "given.json"
+    path.write_text(content)
+    conversation = Conversation(SamplingParams(), "before")
+    with pytest.raises(InvalidParameterError) as raised:
+        conversation.load(path)
+    assert str(path) in str(raised.value)
+    assert message in str(raised.value)
+    assert (conversation.system, conversation.said) == ("before", [])
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    conversation = Conversation(SamplingParams())
+    with pytest.raises(InvalidParameterError, match="No such file"):
+        conversation.load(tmp_path / "missing.json")
+    with pytest.raises(InvalidParameterError, match="cannot be written"):
+        conversation.save(tmp_path / "no" / "such.json", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("/statz", "no command /statz; did you mean /stats?"),
+        ("/xyzzy", "no command /xyzzy; /help lists them"),
+        ("/params tempreature 1", "did you mean temperature?"),
+        ("/params temperature hot", "temperature is 'hot'; it must be a number from 0 to 100"),
+        ("/params n 2", "'n' is no parameter of sampling"),
+        ("/save", "/save FILE.json: name a file"),
+        ("/load /no/such/file", "/no/such/file: cannot be read: No such file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_the_chat_goes_on(chat: Chat, typed: str, message: str) -> None:
+    code, out, err = chat(typed, "Hi")
+    assert code == 1  # for scripts; who types sees it
+    assert out.count("\n") == 1
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_help_names_every_command(chat: Chat) -> None:
+    _, _, err = chat("/help")
+    assert all(f"/{name}" in err for name in COMMANDS)
+
+
+def test_exit_leaves(chat: Chat) -> None:
+    assert chat("/exit", "Hi")[1] == ""
+
+
+def test_every_parameter_of_sampling_can_be_set() -> None:
+    assert set(PARAMETERS) == set(SamplingParams.__dataclass_fields__) - NOT_OF_CHATS
+    params = with_parameters(SamplingParams(), {"logit_bias": {"7": 1}, "structured_outputs": {"choice": ["a", "b"]}})
+    assert params.logit_bias == {7: 1.0}
+    assert params.structured_outputs is not None
+    assert with_parameters(params, {"logit_bias": None, "structured_outputs": None}) == SamplingParams()
+
+
+def test_completion(tmp_path: Path) -> None:
+    (tmp_path / "saved.json").touch()
+    (tmp_path / "sub").mkdir()
+    assert complete("/s") == ["/system ", "/save ", "/stats "]
+    assert complete("/params tem") == ["temperature "]
+    assert complete(f"/load {tmp_path}/s") == [f"{tmp_path}/saved.json", f"{tmp_path}/sub/"]
+    assert complete("Hi /s") == complete("/load /no/such/") == []
+
+
+def test_a_conversation_that_fits_no_more(chat: Chat) -> None:
+    code, out, err = chat("word " * 3000, "Hi")
+    assert (code, out.count("\n")) == (1, 1)
+    assert "/clear starts anew" in err
+
+
+def history_of(directory: Path) -> list[str]:
+    return [json.loads(line) for line in (directory / "ferrule" / "chat_history.jsonl").read_text().splitlines()]
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_the_program() -> None:
+    """Row 74: within 200 ms, here with fivefold slack."""
+    with Terminal([*SLOW, "--ignore-eos"]) as terminal:
+        terminal.read_until("> ")
+        terminal.send("Tell me\n")
+        terminal.read_until("Tell me\r\n")
+        terminal.read_until("...")
+        terminal.read_until("\x1b[J")  # and the answer in its place
+        began = terminal.interrupt()
+        terminal.read_until("> ")
+        assert time.monotonic() - began < 5 * 0.2
+        time.sleep(0.3)  # readline shows its prompt a moment before it looks for signals
+        terminal.interrupt()
+        terminal.read_until("Ctrl-D ends it")
+        terminal.read_until("> ")
+        terminal.send("/stats\n")
+        terminal.read_until("2 messages")  # what was said until Ctrl-C stays said
+        terminal.read_until("> ")
+        terminal.send("\x04")
+        assert terminal.end() == 0
+
+
+def test_what_was_typed_is_there_again(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    typed = ['"""one\ntwo"""', "one\\\ntwo", "\x1b[200~pasted\ntext\x1b[201~", "last"]
+    with Terminal([*SLOW, "-n", "1"], environment) as terminal:
+        for text in typed:
+            terminal.read_until("> ")
+            terminal.send(f"{text}\n")
+        terminal.read_until("> ")
+        terminal.send("/stats\n")
+        terminal.read_until("8 messages")
+        terminal.read_until("> ")
+        terminal.send("\x04")
+        assert terminal.end() == 0
+    assert history_of(tmp_path) == ["one\ntwo", "one\ntwo", "pasted\ntext", "last", "/stats"]
+    assert (tmp_path / "ferrule" / "chat_history.jsonl").stat().st_mode & 0o777 == 0o600
+    with Terminal([*SLOW, "-n", "1"], environment) as terminal:
+        terminal.read_until("> ")
+        terminal.send("\x1b[A\x1b[A\n")
+        terminal.read_until("last\r\n")
+        terminal.read_until("> ")
+        terminal.send("/exit\n")
+        assert terminal.end() == 0
+
+
+def test_no_history_where_none_is_wanted(tmp_path: Path) -> None:
+    with Terminal([*SLOW, "--no-history"], {"XDG_STATE_HOME": str(tmp_path)}) as terminal:
+        terminal.read_until("> ")
+        terminal.send("/stats\n/exit\n")
+        assert terminal.end() == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_history_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "history.jsonl"
+    lines = [json.dumps(f"message {number}") for number in range(2 * MOST_MESSAGES)]
+    path.write_bytes(b"\n".join([*(line.encode() for line in lines), b"{", b"3", b"\xff", b'"torn']))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    reader = Lines(None, complete)
+    reader._history = path
+    assert reader._past() == [f"message {number}" for number in range(MOST_MESSAGES + 3, 2 * MOST_MESSAGES)]
+    assert len(path.read_text(errors="replace").splitlines()) == MOST_MESSAGES  # and the file was cut
+    reader._history = tmp_path
+    assert reader._past() == []
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_plain_text_where_that_is_wanted(environment: dict[str, str]) -> None:
+    with Terminal([*SLOW, "-n", "3"], environment) as terminal:
+        terminal.read_until("> ")
+        terminal.send("Hi\n/exit\n")
+        assert terminal.end() == 0
+        assert "\x1b[?2026h" not in terminal.written
+        assert "\x1b[2m" not in terminal.written
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("size", [(24, 80), (24, 40), (5, 20)])
+def test_the_embedded_model_answers_on_a_terminal(size: tuple[int, int]) -> None:
+    with Terminal(REAL, size=size) as terminal:
+        terminal.read_until("> ")
+        terminal.send("What is the capital of France?\n")
+        terminal.read_until("Paris")
+        terminal.read_until("> ")
+        terminal.send("\x04")
+        assert terminal.end() == 0
+
+
+def test_head_ends_it_quietly() -> None:
+    """Row 66."""
+    process = subprocess.Popen(
+        [*SLOW, "--ignore-eos"], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(b"Hi\n")
+    process.stdin.flush()
+    assert process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stdin.close()
+    process.stderr.close()
+    assert process.wait(10) == 1

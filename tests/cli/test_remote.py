@@ -1,0 +1,268 @@
+"""`ferrule chat --url`: a server of OpenAI's API, and servers that are none."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from cli.terminal import Terminal
+from ferrule.cli import main
+from ferrule.cli.chat.remote import RemoteAnswers
+from ferrule.errors import InvalidParameterError, RemoteError
+from ferrule.params import SamplingParams
+from ferrule.structured import StructuredOutputsParams
+
+MODELS = {"data": [{"id": "first", "max_model_len": 512}, {"id": "second"}]}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def chunk(**delta: Any) -> str:
+    return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+ENDING = [
+    "data: " + json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+    "data: " + json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}),
+    "data: [DONE]",
+]
+ANSWER = [": a comment", chunk(role="assistant", content=""), chunk(reasoning_content="Hm."), chunk(content="Hello")]
+
+
+class Served:
+    """What a test's server says, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.models: object = MODELS
+        self.status = 200
+        self.error: bytes = b"{}"
+        self.lines = [*ANSWER, chunk(content=" there"), *ENDING]
+        self.hangs = threading.Event()
+        self.hung = False
+        """Whether a client left while it hung."""
+        self.asked: list[tuple[str, str | None, Any]] = []
+        self.url = ""
+        self.location: str | None = None
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("no_proxy", "*")
+    state = Served()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class names it so
+            """Keeps the test's output clean."""
+
+        def do_GET(self) -> None:
+            self._note(None)
+            self._send(state.status if state.status != 200 and state.models is None else 200, state.models)
+
+        def do_POST(self) -> None:
+            self._note(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if state.status != 200:
+                self.send_response(state.status)
+                if state.location is not None:
+                    self.send_header("Location", state.location)
+                self.end_headers()
+                self.wfile.write(state.error)
+                return
+            self.send_response(200)
+            self.end_headers()
+            for line in state.lines:
+                self.wfile.write(f"{line}\n\n".encode())
+                if line == "hang":
+                    self._hang()
+
+        def _hang(self) -> None:
+            while not state.hangs.wait(0.02):
+                try:
+                    self.wfile.write(b": waiting\n\n")
+                except OSError:
+                    state.hung = True
+                    return
+
+        def _note(self, body: object) -> None:
+            state.asked.append((self.path, self.headers["Authorization"], body))
+
+        def _send(self, status: int, answer: object) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield state
+    state.hangs.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_an_answer_comes_as_it_is_written(served: Served) -> None:
+    answers = RemoteAnswers(served.url, None, "secret")
+    assert (answers.name, answers.context) == ("first", 512)
+    params = SamplingParams(
+        temperature=0.5, top_k=3, logit_bias={5: 1}, structured_outputs=StructuredOutputsParams(regex="a+")
+    )
+    deltas = list(answers.stream(HI, params))
+    assert "".join(delta.content for delta in deltas) == "Hello there"
+    assert "".join(delta.reasoning for delta in deltas) == "Hm."
+    usage = deltas[-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.output_tokens) == (7, 3)
+    assert usage.summary.endswith("stop]")
+    (first, key, _), (second, _, body) = served.asked
+    assert (first, key, second) == ("/v1/models", "Bearer secret", "/v1/chat/completions")
+    assert body == {
+        "model": "first",
+        "messages": HI,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "top_k": 3,
+        "logit_bias": {"5": 1.0},
+        "structured_outputs": {"regex": "a+"},
+    }
+
+
+def test_the_command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n/stats\n"))
+    monkeypatch.setenv("OPENAI_API_KEY", "other")
+    monkeypatch.setenv("FERRULE_API_KEY", "mine")
+    assert main(["chat", "second", "--url", f"{served.url}/v1/", "--system", "Be kind."]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "Hello there\n"
+    assert "second: 1 answers" in captured.err
+    assert "read 7 tokens, written 3" in captured.err
+    path, key, body = served.asked[1]
+    assert (path, key, body["model"]) == ("/v1/chat/completions", "Bearer mine", "second")
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://x:99999", "http://x/?a=1"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(InvalidParameterError, match="--url is"):
+        RemoteAnswers(url, "x", None)
+
+
+def test_a_key_that_fits_no_header(served: Served) -> None:
+    with pytest.raises(InvalidParameterError, match="API key"):
+        RemoteAnswers(served.url, None, "a\nb")
+    assert not served.asked
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(RemoteError, match=f"{url}/models: cannot be reached: .*refused"):
+        RemoteAnswers(url, None, None)
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [(b"<html>", "no JSON object: b'<html>'"), ([], "no JSON object"), ({}, "no models"), ({"data": []}, "no models")],
+)
+def test_a_server_without_models(served: Served, models: object, message: str) -> None:
+    served.models = models
+    with pytest.raises(RemoteError, match=message):
+        RemoteAnswers(served.url, None, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (401, b'{"error": {"message": "wrong key"}}', "401 Unauthorized: wrong key"),
+        (404, b'{"error": "no such model"}', "404 Not Found: no such model"),
+        (422, b'{"detail": [{"msg": "x"}]}', "422 .*msg"),
+        (503, b"<html>", "503 Service Unavailable: the server does not say why"),
+        (500, b"", "500 .*: the server does not say why"),
+    ],
+)
+def test_what_a_server_refuses(served: Served, status: int, error: bytes, message: str) -> None:
+    answers = RemoteAnswers(served.url, None, None)
+    served.status, served.error = status, error
+    with pytest.raises(RemoteError, match=f"/v1/chat/completions: {message}"):
+        list(answers.stream(HI, SamplingParams()))
+
+
+def test_a_redirect_does_not_get_the_key(served: Served) -> None:
+    answers = RemoteAnswers(served.url, None, "secret")
+    served.status, served.location = 307, f"{served.url}/elsewhere"
+    with pytest.raises(RemoteError, match="307"):
+        list(answers.stream(HI, SamplingParams()))
+    assert [path for path, _, _ in served.asked] == ["/v1/models", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (ANSWER, "the answer broke off"),
+        ([*ANSWER, "data: {"], "no JSON object"),
+        ([*ANSWER, "data: " + "[" * 100_000], "no JSON object"),
+        ([*ANSWER, 'data: {"error": {"message": "the engine died"}}'], "the engine died"),
+        (["data: " + "x" * (17 << 20)], "an event of more than 16777216 bytes"),
+    ],
+)
+def test_an_answer_that_goes_wrong(served: Served, lines: list[str], message: str) -> None:
+    answers = RemoteAnswers(served.url, None, None)
+    served.lines = lines
+    with pytest.raises(RemoteError, match=message):
+        list(answers.stream(HI, SamplingParams()))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices": null}',
+        '{"choices": [3, null, {"delta": 3}, {}]}',
+        '{"choices": {}}',
+        '{"usage": 3}',
+        '{"choices": [{"delta": {"content": null}}]}',
+    ],
+)
+def test_an_event_that_says_nothing(served: Served, event: str) -> None:
+    answers = RemoteAnswers(served.url, None, None)
+    served.lines = [f"data: {event}", *ENDING]
+    assert "".join(delta.content for delta in answers.stream(HI, SamplingParams())) == ""
+
+
+def test_a_failed_answer_is_not_said(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.lines = ANSWER
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n/stats\n"))
+    assert main(["chat", "--url", served.url]) == 1
+    err = capsys.readouterr().err
+    assert f"error: {served.url}/v1/chat/completions: the answer broke off" in err
+    assert "0 answers, 0 messages" in err
+
+
+def test_ctrl_c_hangs_up(served: Served) -> None:
+    """Row 74, of another machine's model."""
+    served.lines = [*ANSWER, "hang"]
+    with Terminal([sys.executable, "-m", "ferrule", "chat", "--url", served.url], {"no_proxy": "*"}) as terminal:
+        terminal.read_until("> ")
+        terminal.send("Hi\n")
+        terminal.read_until("Hello")
+        began = terminal.interrupt()
+        terminal.read_until("> ")
+        assert time.monotonic() - began < 5 * 0.2
+        terminal.send("\x04")
+        assert terminal.end() == 0
+    deadline = time.monotonic() + 10
+    while not served.hung and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert served.hung

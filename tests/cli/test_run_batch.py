@@ -1,0 +1,345 @@
+"""`ferrule run-batch`: whatever a line holds it has an answer, and a broken run goes on (FAULTS row 65)."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakes
+from cli.terminal import Terminal
+from ferrule.batch import files, runner
+from ferrule.cli import main
+
+TESTS = Path(__file__).parent.parent
+PROGRAM = """
+import sys, fakes
+fakes.install()
+fakes.Engine.step_seconds = 0.002
+fakes.Engine.max_num_seqs = 4
+from ferrule.cli import main
+sys.exit(main())
+"""
+
+Batch = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+def chat_request(number: int, **body: Any) -> dict[str, Any]:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": f"Say {number}"}],
+        "max_tokens": 4,
+        "temperature": 0,
+        **body,
+    }
+    return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def written(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    content = path.read_text()
+    assert not content or content.endswith("\n")
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def said(answer: dict[str, Any]) -> str:
+    return answer["response"]["body"]["choices"][0]["message"]["content"]
+
+
+@pytest.fixture
+def batch(fake_engine: type[fakes.Engine], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Batch:
+    """Runs lines through the command with the fake; the exit code, the answers, and stderr."""
+    fake_engine.max_num_seqs = 4
+
+    def batch(*lines: object, options: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]], str]:
+        source, target = written(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
+        code = main(["run-batch", str(source), str(target), *options])
+        return code, read(target) if target.exists() else [], capsys.readouterr().err
+
+    return batch
+
+
+def test_answers_have_the_order_and_the_ids_of_the_requests(batch: Batch) -> None:
+    code, answers, err = batch(*(chat_request(number, max_tokens=1 + (7 * number) % 11) for number in range(40)))
+    assert code == 0
+    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(40)]
+    assert len({answer["id"] for answer in answers}) == 40
+    for answer in answers:
+        assert set(answer) == {"id", "custom_id", "response", "error"}
+        assert set(answer["response"]) == {"status_code", "request_id", "body"}
+        assert (answer["response"]["status_code"], answer["error"]) == (200, None)
+        assert answer["response"]["body"]["object"] == "chat.completion"
+    assert "40 lines answered, 0 errors" in err
+
+
+def test_each_endpoint(batch: Batch) -> None:
+    others = [
+        {"url": "/v1/completions", "body": {"model": "tiny", "prompt": "The capital", "max_tokens": 2}},
+        {"url": "/v1/embeddings", "body": {"model": "tiny", "input": "The capital"}},
+    ]
+    _, answers, _ = batch(chat_request(0), *({"custom_id": each["url"], "method": "POST", **each} for each in others))
+    assert [answer["response"]["status_code"] for answer in answers] == [200, 200, 200]
+    assert answers[1]["response"]["body"]["object"] == "text_completion"
+    assert len(answers[2]["response"]["body"]["data"][0]["embedding"]) == 256
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("{", "invalid_json", "line 1 is not JSON"),
+        ("[" * 100_000, "invalid_json", "line 1 is not JSON: nested too deep"),
+        ("\\ud800", "invalid_json", "line 1 is not JSON"),
+        ("[]", "invalid_request", "line 1 is []; it must be an object"),
+        ("{}", "invalid_request", "custom_id is missing"),
+        ({**chat_request(0), "custom_id": 3}, "invalid_request", "custom_id is 3; it must be a string"),
+        ({**chat_request(0), "custom_id": ""}, "invalid_request", "custom_id is ''"),
+        ({**chat_request(0), "method": "GET"}, "invalid_request", "method is 'GET'; it must be 'POST'"),
+        (
+            {**chat_request(0), "url": "/v1/models"},
+            "invalid_request",
+            "url is '/v1/models'; it must be one of /v1/chat",
+        ),
+        ({**chat_request(0), "body": "x"}, "invalid_request", "body is 'x'; it must be an object"),
+        ({**chat_request(0), "priority": 1}, "invalid_request", "'priority' is no field of a request"),
+        (chat_request(0, stream=True), "invalid_request", "body.stream is true; a batch has no streams"),
+    ],
+)
+def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, code: str, message: str) -> None:
+    exit_code, (first, second), err = batch(line, chat_request(1))
+    assert exit_code == 0
+    assert first["response"] is None
+    assert first["error"]["code"] == code
+    assert message in first["error"]["message"]
+    assert second["response"]["status_code"] == 200
+    assert "2 lines answered, 1 errors" in err
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"model": "gpt-4"}, 404, "model is 'gpt-4'"),
+        ({"temperature": -1}, 400, "temperature is -1"),
+        ({"nonsense": 1}, 400, "nonsense"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "2048"),
+    ],
+)
+def test_what_the_server_refuses_has_its_status(batch: Batch, body: dict[str, Any], status: int, message: str) -> None:
+    _, (first, second), _ = batch(chat_request(0, **body), chat_request(1))
+    assert (first["custom_id"], first["response"]["status_code"], first["error"]) == ("r0", status, None)
+    assert message in first["response"]["body"]["error"]["message"]
+    assert second["response"]["status_code"] == 200
+
+
+def test_requests_may_call_the_model_otherwise(batch: Batch) -> None:
+    _, answers, _ = batch(
+        chat_request(0), chat_request(0, model="gpt-4o"), options=("--served-model-name", "gpt-4o", "--quiet")
+    )
+    assert [answer["response"]["status_code"] for answer in answers] == [200, 200]
+    assert said(answers[0]) == said(answers[1])
+
+
+def test_a_line_that_is_too_long(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LONGEST_LINE", 300)
+    _, answers, _ = batch("x" * 2_000_000, chat_request(1), chat_request(2, user="y" * 300))
+    assert answers[0]["error"]["code"] == answers[2]["error"]["code"] == "line_too_long"
+    assert answers[1]["response"]["status_code"] == 200
+
+
+def test_nothing_to_answer(batch: Batch) -> None:
+    assert batch()[:2] == (0, [])
+    assert batch("", "   ")[:2] == (0, [])
+
+
+def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
+    lines = [chat_request(0), "{", chat_request(2), "", chat_request(3), chat_request(4)]
+    _, whole, _ = batch(*lines)
+    target = tmp_path / "out.jsonl"
+    content = target.read_bytes()
+    kept = content.split(b"\n")[:2]
+    for torn in (b"", b'{"id": "batch', content.split(b"\n")[2]):  # the last is whole but for its end
+        target.write_bytes(b"".join(line + b"\n" for line in kept) + torn)
+        code, answers, err = batch(*lines)
+        assert code == 0
+        assert "2 lines are answered already\n" in err
+        assert answers[:2] == whole[:2]
+        assert [said(answer) for answer in answers[2:]] == [said(answer) for answer in whole[2:]]
+    code, answers, err = batch(*lines)
+    assert "nothing is left to do" in err
+    _, more, _ = batch(*lines, chat_request(9))  # requests that were added are answered too
+    assert more[: len(answers)] == answers
+    assert more[-1]["custom_id"] == "r9"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"custom_id": "other", "response": null, "error": null}\n', "answers 'other', but line 1 of"),
+        (b"a diary\n", "line 1: no answer of a batch"),
+        (b"[" * 100_000 + b"\n", "line 1: no answer of a batch"),
+        (b'{"custom_id": "r0", "response": null, "error": null}\n' * 2, "line 2: "),
+    ],
+)
+def test_another_file_is_left_as_it_is(batch: Batch, tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "out.jsonl").write_bytes(content)
+    source = written(tmp_path / "in.jsonl", chat_request(0))
+    assert main(["run-batch", str(source), str(tmp_path / "out.jsonl")]) == 2
+    assert (tmp_path / "out.jsonl").read_bytes() == content
+
+
+def test_another_file_is_named(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out.jsonl").write_bytes(b"a diary\n")
+    source = written(tmp_path / "in.jsonl", chat_request(0))
+    main(["run-batch", str(source), str(tmp_path / "out.jsonl")])
+    assert f"error: {tmp_path / 'out.jsonl'}, line 1: no answer of a batch" in capsys.readouterr().err
+    assert main(["run-batch", str(source), str(source)]) == 2
+    assert "the same file" in capsys.readouterr().err
+    assert main(["run-batch", str(source), str(tmp_path / "no" / "out.jsonl")]) == 2
+    assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_two_runs_cannot_write_one_file(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = written(tmp_path / "in.jsonl", chat_request(0)), tmp_path / "out.jsonl"
+    with target.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main(["run-batch", str(source), str(target)]) == 2
+    assert "another process writes it" in capsys.readouterr().err
+
+
+def test_no_more_is_held_than_the_window(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a long answer others are made, up to a limit."""
+    monkeypatch.setattr(runner, "MOST_LINES", 8)
+    reads: list[int] = []
+    next_line = files.BatchInput.__next__
+    write = files.BatchOutput.write
+    done: list[bytes] = []
+
+    def note(self: files.BatchInput) -> files.Line:
+        line = next_line(self)
+        reads.append(line.number - len(done))
+        return line
+
+    def count(self: files.BatchOutput, answer: bytes) -> None:
+        done.append(answer)
+        write(self, answer)
+
+    monkeypatch.setattr(files.BatchInput, "__next__", note)
+    monkeypatch.setattr(files.BatchOutput, "write", count)
+    long = [chat_request(number, max_tokens=200 if number % 16 == 0 else 1, ignore_eos=True) for number in range(64)]
+    _, answers, _ = batch(*long)
+    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(64)]
+    assert max(reads) <= 9
+
+
+def test_a_dead_engine_ends_the_run_and_not_the_lines(
+    fake_engine: type[fakes.Engine], batch: Batch, tmp_path: Path
+) -> None:
+    lines = [chat_request(number, max_tokens=20, ignore_eos=True) for number in range(30)]
+    fake_engine.dies_at = 60
+    code, answers, err = batch(*lines)
+    assert code == 1
+    assert "the engine" in err
+    assert len(answers) < 30
+    assert all(answer["response"]["status_code"] == 200 for answer in answers)
+    fake_engine.dies_at = None
+    code, answers, _ = batch(*lines)
+    assert (code, len(answers)) == (0, 30)
+
+
+def test_without_the_server(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("ferrule.cli.run_batch.find_spec", lambda name: None if name == "fastapi" else find(name))
+    code, answers, err = batch(chat_request(0))
+    assert (code, answers, err) == (2, [], "error: run-batch needs fastapi: pip install 'ferrule[server]'\n")
+
+
+def start(source: Path, target: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)],
+        cwd=TESTS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_killed_in_the_middle_it_goes_on_where_it_stopped(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    written(source, *(chat_request(number, ignore_eos=True, temperature=1, seed=number) for number in range(160)))
+    expected = tmp_path / "expected.jsonl"
+    process = start(source, expected)
+    assert process.communicate(timeout=120)[1].startswith(b"160 lines answered, 0 errors")
+    for lines in (10, 70):
+        process = start(source, target)
+        deadline = time.monotonic() + 60
+        while not target.exists() or target.read_bytes().count(b"\n") < lines:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == code
+        assert b"Traceback" not in errors
+        before = read(target)  # whole lines alone
+        assert lines <= len(before) < 160
+    process = start(source, target)
+    assert f"{len(before)} lines are answered already".encode() in process.communicate(timeout=120)[1]
+    answers = read(target)
+    assert answers[: len(before)] == before
+    assert [said(answer) for answer in answers] == [said(answer) for answer in read(expected)]
+
+
+def test_progress_keeps_to_its_line(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    written(source, *(chat_request(number, ignore_eos=True, max_tokens=30) for number in range(80)))
+    with Terminal([sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)], size=(24, 20)) as terminal:
+        assert terminal.end() == 0
+    *shown, last = terminal.written.split("\r\x1b[K")
+    assert last.startswith("80 lines answered, 0 errors, ")
+    assert [line for line in shown if "%: " in line]
+    assert all(len(line) < 20 for line in shown)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    written(source, *(chat_request(number) for number in range(50)))
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: (
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)),
+        ),
+        check=False,
+    )
+    assert process.returncode == 1
+    assert f"{target}: cannot be written: File too large" in process.stderr
+    assert 0 < len(read(target)) < 50
+
+
+@pytest.mark.native
+def test_the_embedded_model(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", *(chat_request(number, temperature=0) for number in range(20)))
+    names = [f"out{number}.jsonl" for number in range(2)]
+    for name in names:
+        subprocess.run(
+            [sys.executable, "-m", "ferrule", "run-batch", str(source), str(tmp_path / name)], check=True, timeout=120
+        )
+    first, second = (read(tmp_path / name) for name in names)
+    assert [said(answer) for answer in first] == [said(answer) for answer in second]
+    assert len(first) == 20

@@ -1,0 +1,86 @@
+"""The page's files: nothing comes from elsewhere, what is not ours is listed, and every file has a use."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import ferrule
+
+PAGE = Path(ferrule.__file__).parent / "server" / "page"
+VENDOR = PAGE / "vendor"
+LISTED = {entry["name"]: entry for entry in tomllib.loads((VENDOR / "VENDORED.toml").read_text())["file"]}
+OURS = [path for path in PAGE.rglob("*") if path.is_file() and VENDOR not in path.parents]
+SCRIPTS = [path for path in OURS if path.suffix == ".js"]
+STYLES = [path for path in OURS if path.suffix == ".css"]
+
+IMPORTED = re.compile(r'^(?:import|export) (?:[^"]*? from )?"([^"]+)";', re.MULTILINE)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(PAGE))
+
+
+def test_what_is_not_ours_is_listed_with_its_licence_and_hash() -> None:
+    assert {path.name for path in VENDOR.iterdir()} == {*LISTED, "VENDORED.toml"}
+    for file, entry in LISTED.items():
+        assert entry["licence"]
+        if not file.startswith("LICENSE."):
+            assert entry["sha256"] == hashlib.sha256((VENDOR / file).read_bytes()).hexdigest()
+            assert entry.keys() >= {"what", "version", "source", "package"}
+            assert f"LICENSE.{file.split('.')[0]}" in LISTED
+
+
+def test_every_file_has_a_use() -> None:
+    html = (PAGE / "index.html").read_text()
+    linked = set(re.findall(r'(?:href|src)="([^"#]+)"', html))
+    reached = {"index.html"} | linked
+    queue = [path for path in linked if path.endswith(".js")]
+    while queue:
+        script = queue.pop()
+        for imported in IMPORTED.findall((PAGE / script).read_text()):
+            assert imported.startswith("."), f"{script} imports {imported}"
+            target = name(((PAGE / script).parent / imported).resolve())
+            if target not in reached:
+                reached.add(target)
+                queue.append(target)
+    there = {name(path) for path in OURS} | {f"vendor/{file}" for file in LISTED if file.endswith(".js")}
+    assert reached == there
+
+
+@pytest.mark.parametrize("path", [PAGE / "index.html", *SCRIPTS, *STYLES], ids=name)
+def test_nothing_comes_from_elsewhere(path: Path) -> None:
+    for url in re.findall(r"""(?:https?:)?//[a-z0-9.-]+\.[a-z]+[^\s"')]*""", path.read_text()):
+        # Names of formats and specifications, in comments and for drawings.
+        assert urlsplit(url).hostname in {"www.w3.org", "html.spec.whatwg.org"}, url
+    assert "@import" not in path.read_text()
+
+
+def test_the_page_has_no_script_or_style_of_its_own() -> None:
+    html = (PAGE / "index.html").read_text()
+    assert re.findall(r"<script[^>]*>[^<]+</script>|<style|\sstyle=|\son[a-z]+=|javascript:", html) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+def test_no_script_makes_markup_of_text(path: Path) -> None:
+    sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc"
+    assert re.findall(sinks, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, *STYLES], ids=name)
+def test_files_are_small_and_say_why_they_are(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 300
+    assert lines[0].startswith(("//", "/*"))
+
+
+@pytest.mark.parametrize("path", STYLES, ids=name)
+def test_colours_have_names(path: Path) -> None:
+    """Light and dark are decided in one file."""
+    found = re.findall(r"#[0-9a-f]{3,8}\b(?=[^{]*;)|\brgba?\(|\bhsl", path.read_text())
+    assert (found != []) == (path.name == "colours.css")

@@ -1,0 +1,153 @@
+"""A token's alternatives: pointed at, walked to by keyboard, and taken instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from server.page.chat_page import ChatPage
+
+CAPITAL = "What is the capital of France?"
+
+
+@pytest.fixture
+def answered(chat: ChatPage) -> ChatPage:
+    chat.set(temperature="0")
+    chat.ask(CAPITAL)
+    return chat
+
+
+def test_the_card_shows_what_the_server_says(answered: ChatPage) -> None:
+    body = {**answered.requests[-1], "stream": False}
+    del body["stream_options"]
+    said = answered.page.request.post("/v1/chat/completions", data=body).json()
+    entry = said["choices"][0]["logprobs"]["content"][1]
+    token = answered.at(".assistant .token").nth(1)
+    expect(token).to_have_text(entry["token"])
+    token.hover()
+    card = answered.at(".alternatives")
+    expected = [other["token"].replace(" ", "␣") for other in entry["top_logprobs"]]
+    expect(card.locator(".alternative-text")).to_have_text(expected)
+    percent = answered.page.evaluate(
+        """async (logprobs) => {
+            const { percent, probability } = await import("./js/tokens.js");
+            return logprobs.map((logprob) => percent(probability(logprob)));
+        }""",
+        [other["logprob"] for other in entry["top_logprobs"]],
+    )
+    assert card.locator(".share").all_inner_texts() == percent
+    expect(card.locator(".taken")).to_contain_text("␣capital")
+    answered.page.mouse.move(5, 5)
+    expect(card).to_be_hidden()
+
+
+def test_another_token_is_taken_and_the_model_goes_on(answered: ChatPage) -> None:
+    answered.at(".assistant .token").nth(1).hover()
+    taken = answered.at(".alternatives button").first
+    text = taken.locator(".alternative-text").inner_text()
+    taken.click()
+    answered.wait()
+    assert answered.version() == "2/2"
+    said = f"The{text.replace('␣', ' ')}"
+    assert answered.answers()[-1].startswith(said)
+    assert answered.requests[-1]["messages"][-1] == {"role": "assistant", "content": said}
+    assert answered.requests[-1]["continue_final_message"] is True
+    # Tokens of both parts have their alternatives.
+    spelled = "".join(answered.at(".assistant .token").all_text_contents())
+    assert spelled == answered.answers()[-1]
+
+
+def test_tokens_are_walked_by_keyboard(answered: ChatPage) -> None:
+    button = answered.answer().locator("[data-act=tokens]")
+    button.focus()
+    answered.page.keyboard.press("Enter")
+    walked = answered.at(".walked")
+    expect(walked.first).to_be_focused()
+    expect(walked.first).to_have_accessible_name(re.compile(r"The, > 99\.9\s%; space The < 0\.01\s%; space \w+ <"))
+    expect(walked.last).to_have_text("<|end|>")
+    answered.page.keyboard.press("ArrowRight")
+    expect(walked.nth(1)).to_be_focused()
+    card = answered.at(".alternatives")
+    expect(card.locator(".alternatives-head")).to_contain_text("␣capital")
+    answered.page.keyboard.press("Enter")
+    expect(card.locator("button").first).to_be_focused()
+    answered.page.keyboard.press("ArrowDown")
+    expect(card.locator("button").nth(1)).to_be_focused()
+    answered.page.keyboard.press("Escape")
+    expect(walked.nth(1)).to_be_focused()
+    answered.page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    answered.page.keyboard.press("End")
+    expect(walked.last).to_be_focused()
+    answered.page.keyboard.press("Enter")
+    answered.page.keyboard.press("Enter")
+    answered.wait()
+    assert answered.version() == "2/2"
+    assert answered.answers()[-1].startswith("The capital of France is Paris.")
+
+
+def test_without_alternatives_none_are_asked_for(chat: ChatPage) -> None:
+    chat.set(alternatives="0", temperature="0")
+    assert chat.ask(CAPITAL) == "The capital of France is Paris."
+    assert not {"logprobs", "top_logprobs"} & chat.requests[-1].keys()
+    expect(chat.at(".token")).to_have_count(0)
+    expect(chat.answer().locator("[data-act=tokens]")).to_have_count(0)
+
+
+MARKDOWN = [
+    "# On",
+    " cats\n",
+    "\nThey are *very",
+    " soft*, `p",
+    "urr()` &amp; \\* [good](https:",
+    "//example.org/good) good\n\n",
+    "- one\n- t",
+    "wo\n  - three\n\n> qu",
+    "oted\n> twice\n\n```py\nx",
+    " = 1\n```\n\n| a | b |\n|---|---|\n| c",
+    " | d |\n",
+]
+
+
+def test_every_rendered_word_knows_its_token(chat: ChatPage) -> None:
+    """Markdown is cut where tokens end, whatever stands between a word and its source."""
+    chat.fulfil(*MARKDOWN)
+    chat.ask("Hello")
+    tokens: list[dict[str, Any]] = chat.at(".assistant .token").evaluate_all(
+        "(all) => all.map((one) => ({ index: Number(one.dataset.token), text: one.textContent }))"
+    )
+    shown = {"&": "&amp;", "*": "\\*"}
+    for token in tokens:
+        assert shown.get(token["text"], token["text"]) in MARKDOWN[token["index"]]
+    assert {token["index"] for token in tokens} == set(range(len(MARKDOWN)))
+    # Nothing that is shown of the answer is without a token, and the second "good" is not the link's.
+    bare = chat.at(".assistant .body").evaluate(
+        """(body) => {
+            const walker = document.createTreeWalker(body, NodeFilter.SHOW_TEXT);
+            const found = [];
+            while (walker.nextNode()) {
+                const { parentElement: parent, data } = walker.currentNode;
+                if (!parent.closest(".token, figcaption") && data.trim()) found.push(data);
+            }
+            return found;
+        }"""
+    )
+    assert bare == []
+    assert [token["index"] for token in tokens if "good" in token["text"]] == [4, 5]
+
+
+def test_a_character_of_several_tokens_is_of_the_last(chat: ChatPage) -> None:
+    found = chat.page.evaluate(
+        """async () => {
+            const { TokenReader, place } = await import("./js/tokens.js");
+            const reader = new TokenReader();
+            const bytes = [[104, 105, 32], [0xf0, 0x9f], [0x90], [0x88, 33]];
+            const tokens = bytes.map((some) => reader.read({ token: "?", bytes: some, logprob: null }));
+            return [tokens.map(({ text }) => text), place(tokens, "hi 🐈!"), place(tokens, "other"), tokens[0].logprob];
+        }"""
+    )
+    placed = [{"index": 0, "start": 0, "end": 3}, {"index": 3, "start": 3, "end": 6}]
+    assert found == [["hi ", "", "", "🐈!"], placed, [], -9999]

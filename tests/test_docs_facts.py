@@ -1,0 +1,104 @@
+"""What pages of docs/ say of other files is so: paths, figures, messages, names of the environment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ferrule.cli.run import command as run
+from ferrule.cli.serve import command as serve
+from ferrule.server import Models, create_app
+from page_blocks import ROOT, blocks
+
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+SOURCES = "\n".join(
+    path.read_text()
+    for folder, pattern in (("python/ferrule", "*.py"), ("rust", "*.rs"))
+    for path in sorted((ROOT / folder).rglob(pattern))
+)
+
+
+def rows(page: Path) -> list[str]:
+    """The rows of tables, without spaces at cells' ends."""
+    return [re.sub(r"\s*\|\s*", "|", line) for line in page.read_text().splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page: str) -> None:
+    folders = "rust|python|tools|tests|benches|examples|scripts"
+    for path in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]*\w", (DOCS / page).read_text()):
+        assert (ROOT / path).exists() or (ROOT / "python" / "ferrule" / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_with_a_path_for_a_title_is_from_there(page: str) -> None:
+    def trimmed(text: str) -> str:
+        return "\n".join(line.rstrip() for line in text.splitlines())
+
+    for block in blocks(DOCS / page):
+        if block.title and "/" in block.title:
+            assert trimmed(block.text) in trimmed((ROOT / block.title).read_text())
+
+
+def test_the_figures_beside_peers_are_those_of_the_readme() -> None:
+    found = [row for row in rows(DOCS / "performance.md") if row.startswith(("|ferrule ", "|llama.cpp "))]
+    assert len(found) == 5
+    assert set(found) <= set(rows(ROOT / "README.md"))
+
+
+def test_the_figures_of_formats_are_those_of_the_study() -> None:
+    study = [
+        [cell.strip("*") for cell in row.split("|")[1:-1]] for row in rows(ROOT / "benches" / "quality" / "README.md")
+    ]
+    # Without the standard error; the first table's divergence has the one without rotation in brackets.
+    known = {(name, size, kld.split(" ")[0], ppl, top) for name, size, kld, _, ppl, top in filter(is_figures, study)}
+    found = [tuple(row.split("|")[1:-1]) for row in rows(DOCS / "formats.md") if re.search(r"\|18\.\d+\|", row)]
+    assert len(found) == 4
+    assert set(found) <= known
+
+
+def is_figures(cells: list[str]) -> bool:
+    return len(cells) == 6
+
+
+def test_messages_of_troubleshooting_are_those_of_the_sources() -> None:
+    loading = (DOCS / "troubleshooting.md").read_text().split("## Requests")[0]
+    messages = [row.split("|")[1].strip("`") for row in rows(DOCS / "troubleshooting.md") if row.startswith("|`")]
+    messages = [message for message in messages if f"| `{message}`" in loading]
+    assert len(messages) > 4
+    for message in messages:
+        # Names of fields are put in when a message is made.
+        assert any(part.strip() in SOURCES for part in re.split(r"'?…'?;?", message) if part), message
+
+
+def test_names_of_the_environment_are_those_of_the_sources() -> None:
+    read = set(re.findall(r'"(FERRULE_[A-Z_]+)"', SOURCES)) - {
+        "FERRULE_FUZZ_INPUTS", "FERRULE_FUZZ_SEED", "FERRULE_TEST_DISK_CACHE",
+    }  # fmt: skip
+    said = set(re.findall(r"`(FERRULE_[A-Z_]+)`", (DOCS / "troubleshooting.md").read_text()))
+    assert said == read
+
+
+def test_the_server_page_has_every_route_and_option() -> None:
+    page = (DOCS / "server.md").read_text()
+    described = create_app(Models()).openapi()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    assert set(re.findall(r"`((?:GET|POST) /[^`]+)`", page)) == routes
+    own = {option for parameter in serve.params for option in parameter.opts} - {
+        option for parameter in run.params for option in parameter.opts
+    }
+    said = set(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))
+    options = {option for cell in said for option in re.findall(r"`(--[\w-]+)", cell)}
+    assert options == {option for option in own if option.startswith("--")}
+
+
+def test_the_examples_are_those_of_the_folder() -> None:
+    listed = [
+        re.sub(r"\[([\w.]+)\]\([\w.]+\)", r"`examples/\1`", row)
+        for row in rows(ROOT / "examples" / "README.md")
+        if row.startswith("|[")
+    ]
+    assert [row for row in rows(DOCS / "examples.md") if "examples/" in row] == listed
