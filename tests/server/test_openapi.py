@@ -20,7 +20,7 @@ DESCRIPTION: dict[str, Any] = create_app(Models()).openapi()
 OPERATIONS: list[Any] = [
     cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
-EXAMPLES = 25
+EXAMPLES = 20
 """Of each operation and mode; a minute for all of them."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import traceback
 import uuid
@@ -13,9 +14,11 @@ from time import perf_counter
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.server.errors import ApiError, response
+from ferrule.checks import shown
+from ferrule.server.errors import BAD_REQUEST, ApiError, response
 from ferrule.server.guards.layer import Layer, header, route_path
 from ferrule.server.record import Record, current
+from ferrule.server.settings import MAX_SECONDS
 
 LOGGER = logging.getLogger("ferrule.server")
 GONE = 499
@@ -42,7 +45,6 @@ class RequestLog(Layer):
         """Passes it on, whatever happens to it."""
         given = header(scope, "x-request-id")
         record = Record(given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex)
-        record.timeout = self._timeout(header(scope, "x-request-timeout"))
         token = current.set(record)
         status = 0
 
@@ -54,7 +56,10 @@ class RequestLog(Layer):
             await send(message)
 
         try:
+            record.timeout = self._timeout(header(scope, "x-request-timeout"))
             await self.app(scope, receive, send_named)
+        except ApiError as error:
+            await response(error)(scope, receive, send_named)
         except Exception as error:  # a defect of ours: the response says that, the log where
             _log_defect(record, error)
             if not status:
@@ -69,14 +74,20 @@ class RequestLog(Layer):
             LOGGER.log(level, "request", extra={"fields": _fields(scope, record, status or GONE)})
 
     def _timeout(self, asked: str | None) -> float | None:
-        """What the server allows, or less where the request asks for less."""
+        """What the server allows, or less where the request asks for less.
+
+        Raises ApiError.
+        """
         limit = self.settings.request_timeout
+        if asked is None:
+            return limit
         try:
-            wanted = float(asked or "nan")
+            wanted = float(asked)
         except ValueError:
-            return limit
-        if not wanted > 0:
-            return limit
+            wanted = math.nan
+        if not 0 < wanted <= MAX_SECONDS:
+            message = f"the header X-Request-Timeout is {shown(asked)}; it must be a number of seconds above 0"
+            raise ApiError(BAD_REQUEST, message, code="invalid_value", param="X-Request-Timeout")
         return wanted if limit is None else min(wanted, limit)
 
 
