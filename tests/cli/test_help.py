@@ -32,7 +32,7 @@ def command_lines(text: str) -> list[list[str]]:
 EXAMPLES = [typed for command in commands().values() if isinstance(command, Command) for _, typed in command.examples]
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"serve"}))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_teaches_by_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ferrule.cli.help import Command
 from ferrule.cli.model import check_model, loading, model_options, prefix_cache_option, speculative_options
 from ferrule.loading import EMBEDDED
 
@@ -28,7 +29,15 @@ SETTINGS = (
 """Options that are fields of ServerSettings; those left out keep its defaults."""
 
 
-@click.command("serve")
+@click.command(
+    "serve",
+    cls=Command,
+    examples=[
+        ("The small model that ships with ferrule, at http://127.0.0.1:8000", "ferrule serve"),
+        ("Another one, for whoever has the key", "ferrule serve Qwen/Qwen3-0.6B --port 8080 --api-key secret"),
+        ("Two, by names that requests use", "ferrule serve --model small=./model-a --model large=./model-b"),
+    ],
+)
 @click.argument("model", required=False)
 @click.option(
     "--model",
@@ -73,13 +82,7 @@ def command(
     exit_with_parent: bool,
     **options: Any,
 ) -> None:
-    """Serve MODEL, or the small model that ships with ferrule, behind OpenAI's API, with a chat page at /.
-
-    \b
-        ferrule serve
-        ferrule serve Qwen/Qwen3-0.6B --port 8080 --api-key secret
-        ferrule serve --model small=./model-a --model large=./model-b
-    """  # noqa: D301
+    """Serve MODEL, or the small model that ships with ferrule, behind OpenAI's API, with a chat page at /."""
     models = _models(model, aliases)
     settings = _settings(options)
     adapters = dict(map(_pair, lora_modules))

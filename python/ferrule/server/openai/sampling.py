@@ -51,6 +51,7 @@ class Sampling(Asked):
     """What a request may say of its tokens; what it leaves out, the model's generation_config.json decides."""
 
     n: int | None = None
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
