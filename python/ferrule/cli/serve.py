@@ -2,29 +2,157 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ferrule.cli.model import loading, model_options, prefix_cache_option, speculative_options
+from ferrule.cli.model import check_model, loading, model_options, prefix_cache_option, speculative_options
+from ferrule.loading import EMBEDDED
+
+if TYPE_CHECKING:
+    from ferrule.async_llm import AsyncLLM
+    from ferrule.server import ServerSettings
+
+API_KEYS = "FERRULE_API_KEYS"
+"""The environment variable with keys, commas between: other users of a machine see a command line."""
+SETTINGS = (
+    *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
+    *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
+    *("otlp_traces_endpoint", "ollama", "page"),
+)
+"""Options that are fields of ServerSettings; those left out keep its defaults."""
 
 
 @click.command("serve")
 @click.argument("model", required=False)
+@click.option(
+    "--model",
+    "aliases",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="Serve another model, or the same by another name. May be repeated; the first answers where none is named.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--api-key", "api_keys", multiple=True, help=f"Ask for this key. May be repeated; also ${API_KEYS}.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Answer to this name; * to all.")
+@click.option(
+    "--allowed-origin", "allowed_origins", multiple=True, metavar="URL", help="Let pages of this site ask; * all."
+)
+@click.option("--max-body-bytes", type=int, help="Largest request.")
+@click.option("--request-timeout", type=float, metavar="SECONDS", help="The longest that a request may take.")
+@click.option("--drain-timeout", type=float, metavar="SECONDS", help="What requests get to end in after SIGTERM.")
+@click.option("--max-concurrent-requests", type=int, help="Default: what runs and what may wait.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), help="Sequences that run at once.")
+@click.option("--max-queued-requests", type=click.IntRange(min=0), help="Sequences that may wait; others get 503.")
+@click.option("--metrics-prefix", help="Of names at /metrics: ferrule: if left out; vllm: for its dashboards.")
+@click.option("--tool-call-parser", help="How the model writes tool calls. Default: what its chat template tells.")
+@click.option("--reasoning-parser", help="Likewise, reasoning.")
+@click.option("--lora-module", "lora_modules", multiple=True, metavar="NAME=PATH", help="Load an adapter of the model.")
+@click.option(
+    "--lora-dir", type=click.Path(exists=True, file_okay=False), help="Let adapters from there be loaded over HTTP."
+)
+@click.option("--otlp-traces-endpoint", metavar="URL", help="Send a span of each request there (OpenTelemetry).")
+@click.option("--ollama", is_flag=True, help="Serve Ollama's API too, below /api.")
+@click.option("--no-page", "page", flag_value=False, default=True, help="No chat page at /.")
+@click.option("--exit-with-parent", is_flag=True, help="Drain and end when the process that started this one has.")
 @model_options
 @prefix_cache_option
 @speculative_options
-def command(model: str | None, host: str, port: int, **options: Any) -> None:
-    """Serve MODEL, or the small model that ships with ferrule, behind OpenAI's API, with a chat page."""
-    from ferrule.async_llm import AsyncLLM
+def command(
+    *,
+    model: str | None,
+    aliases: Sequence[str],
+    host: str,
+    port: int,
+    lora_modules: Sequence[str],
+    exit_with_parent: bool,
+    **options: Any,
+) -> None:
+    """Serve MODEL, or the small model that ships with ferrule, behind OpenAI's API, with a chat page at /.
+
+    \b
+        ferrule serve
+        ferrule serve Qwen/Qwen3-0.6B --port 8080 --api-key secret
+        ferrule serve --model small=./model-a --model large=./model-b
+    """  # noqa: D301
+    models = _models(model, aliases)
+    settings = _settings(options)
+    adapters = dict(map(_pair, lora_modules))
+    keywords = loading({name: value for name, value in options.items() if value is not None})
+    if adapters:
+        keywords["lora_modules"] = adapters
     from ferrule.server import serve
+    from ferrule.server.guards.log import LOGGER, JSONFormatter
 
-    keywords = loading(options)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JSONFormatter())
+    for logger in (LOGGER, logging.getLogger("uvicorn.error")):
+        logger.handlers, logger.propagate = [handler], False
+    LOGGER.setLevel(logging.INFO)
 
-    def load() -> dict[str, AsyncLLM]:
-        return {model or "tiny": AsyncLLM(model, **keywords)}
+    def started(url: str) -> None:
+        LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
 
-    serve(load, host=host, port=port, on_listening=lambda url: print(f"listening at {url}", file=sys.stderr))
+    try:
+        serve(
+            lambda: _load(models, keywords),
+            settings,
+            host=host,
+            port=port,
+            on_listening=started,
+            exit_with_parent=exit_with_parent,
+        )
+    except OSError as error:
+        if error.errno is None:  # an error of ours about a model's file
+            raise
+        raise click.UsageError(f"{host}:{port}: {error.strerror}") from error
+
+
+def _models(model: str | None, aliases: Sequence[str]) -> dict[str, str | None]:
+    """Names of models, as they are found, by the names that they have for clients."""
+    models: dict[str, str | None] = {}
+    if model is not None or not aliases:
+        models[model or EMBEDDED] = None if model is None else check_model(model)
+    for alias in aliases:
+        name, path = _pair(alias)
+        if name in models:
+            raise click.UsageError(f"--model has the name {name!r} twice")
+        models[name] = check_model(path)
+    return models
+
+
+def _pair(given: str) -> tuple[str, str]:
+    name, separator, value = given.partition("=")
+    if not (name and separator and value):
+        raise click.UsageError(f"{given!r} is no name and value with = between")
+    return name, value
+
+
+def _settings(options: dict[str, Any]) -> ServerSettings:
+    """Takes the settings out of the options.
+
+    Raises InvalidParameterError; click.UsageError where the server is not installed.
+    """
+    try:
+        from ferrule.server import ServerSettings
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"the server needs {error.name}: pip install 'ferrule[server]'") from error
+    given = {name: options.pop(name) for name in SETTINGS}
+    given["api_keys"] = (*given["api_keys"], *filter(None, os.environ.get(API_KEYS, "").split(",")))
+    return ServerSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _load(models: Mapping[str, str | None], keywords: Mapping[str, Any]) -> dict[str, AsyncLLM]:
+    """Loads each model once, however many names it has."""
+    from ferrule.async_llm import AsyncLLM
+
+    loaded: dict[str | None, AsyncLLM] = {}
+    for path in models.values():
+        if path not in loaded:
+            loaded[path] = AsyncLLM(path, **keywords)
+    return {name: loaded[path] for name, path in models.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -17,17 +16,31 @@ from ferrule import __version__
 from ferrule.async_llm import AsyncLLM
 from ferrule.errors import FerruleError
 from ferrule.server import health
-from ferrule.server.context import Context, current
-from ferrule.server.errors import ApiError, api_error
+from ferrule.server.anthropic import routes as messages
+from ferrule.server.context import Context
+from ferrule.server.errors import ApiError, api_error, response
+from ferrule.server.guards import guard
 from ferrule.server.models import Models
-from ferrule.server.openai import chat
+from ferrule.server.ollama import routes as ollama
+from ferrule.server.openai import chat, completions, tokens, vectors
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
+from ferrule.server.responses import routes as responses
 from ferrule.server.settings import ServerSettings
 from ferrule.server.validation import invalid_request
 
-ROUTERS = (health.router, models_routes.router, chat.router)
+ROUTERS = (
+    health.router,
+    models_routes.router,
+    chat.router,
+    completions.router,
+    vectors.router,
+    tokens.router,
+    responses.router,
+    messages.router,
+    ollama.router,
+)
 """Each makes the routes of a family; one line each."""
 
 
@@ -61,36 +74,24 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router(server))
     if settings.page:
-        app.mount("/", page(Path(__file__).parent / "page"), name="page")
-    app.add_exception_handler(ApiError, _answer)
-    app.add_exception_handler(FerruleError, _answer)
-    app.add_exception_handler(RequestValidationError, _answer)
-    app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(Exception, _answer)
+        # Where no route answers; a mount at / would answer for those that know another method.
+        app.router.default = page(Path(__file__).parent / "page")
+    for kind in (FerruleError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer)
+    guard(app, server)
     return app
 
 
 async def _answer(_request: Request, error: Exception) -> JSONResponse:
-    found = _as_api_error(error)
-    record = current.get()
-    if record is not None:
-        record.error = found.code
-    return JSONResponse(found.body(), found.status, headers=found.headers)
-
-
-def _as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
-            return error
+            return response(error)
         case FerruleError():
-            return api_error(error)
+            return response(api_error(error))
         case RequestValidationError():
-            return invalid_request(error)
+            return response(invalid_request(error))
         case HTTPException():
-            phrase = HTTPStatus(error.status_code).phrase
-            headers: dict[str, Any] = dict(error.headers or {})
-            return ApiError(
-                error.status_code, str(error.detail), code=phrase.lower().replace(" ", "_"), headers=headers
-            )
+            code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+            return response(ApiError(error.status_code, str(error.detail), code=code, headers=error.headers))
         case _:
-            return ApiError(500, "a defect of the server: see its log", code="internal_error")
+            raise error

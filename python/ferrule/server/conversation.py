@@ -50,6 +50,8 @@ class Prepared:
     prompt: TokensPrompt
     message_format: MessageFormat | None
     structure: StructuredOutputsParams | None
+    only_calls: bool
+    """Whether the answer is calls of tools and nothing else."""
 
 
 async def prepare(served: Served, settings: ServerSettings, conversation: Conversation) -> Prepared:
@@ -85,7 +87,7 @@ def _prepare(served: Served, settings: ServerSettings, conversation: Conversatio
         documents=conversation.documents,
         chat_template_kwargs=conversation.template_arguments or None,
     )
-    return Prepared(prompt, message_format, structure)
+    return Prepared(prompt, message_format, structure, bool(forced))
 
 
 def _own_format(

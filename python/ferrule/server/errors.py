@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from ferrule.errors import (
     ChatTemplateError,
@@ -19,11 +24,13 @@ from ferrule.errors import (
     TokenizerError,
     UnsupportedTaskError,
 )
+from ferrule.server.record import current
 
 RETRY_AFTER = 1
 """Seconds after which a request that found no room may come again."""
 BAD_REQUEST, UNAVAILABLE = 400, 503
 _FIELD = re.compile(r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*(?= )")
+_NAME = re.compile(r"\w+")
 _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
     (QueueFullError, UNAVAILABLE, "queue_full"),
     (EngineError, UNAVAILABLE, "engine_unavailable"),
@@ -41,30 +48,37 @@ _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
 """The first class that fits decides."""
 
 
-class ApiError(Exception):
-    """An answer that is an error."""
+class ApiError(HTTPException):
+    """An answer that is an error. As one of Starlette's it passes through FastAPI unchanged, wherever it is raised."""
 
     def __init__(
-        self, status: int, message: str, *, code: str, param: str | None = None, headers: dict[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        given = dict(headers or {})
+        if status == UNAVAILABLE:
+            given.setdefault("Retry-After", str(RETRY_AFTER))
+        super().__init__(status, message, given)
         self.code = code
         self.param = param
-        self.headers = {"Retry-After": str(RETRY_AFTER)} if status == UNAVAILABLE else {}
-        self.headers |= headers or {}
 
     @property
     def type(self) -> str:
         """OpenAI's family of errors."""
-        match self.status:
+        match self.status_code:
             case 401:
                 return "authentication_error"
             case 403:
                 return "permission_error"
             case 404:
                 return "not_found_error"
+            case 500:
+                return "server_error"
             case 503:
                 return "service_unavailable_error"
             case _:
@@ -72,7 +86,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The error object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.detail, "type": self.type, "param": self.param, "code": self.code}}
 
 
 def api_error(error: FerruleError) -> ApiError:
@@ -88,6 +102,29 @@ def api_error(error: FerruleError) -> ApiError:
     elif isinstance(error, ChatTemplateError):
         param = "messages"
     return ApiError(status, message, code=code, param=param)
+
+
+def response(error: ApiError) -> JSONResponse:
+    """An error as a response in the form of the API that was asked, noted in the request's record."""
+    record = current.get()
+    body = error.body()
+    if record is not None:
+        record.error = error.code
+        body = body if record.error_body is None else record.error_body(error)
+    return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Has errors about parameters name them as an API does that calls them otherwise."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        message = str(error)
+        found = _NAME.match(message)
+        if found is None or found.group() not in names:
+            raise
+        raise InvalidParameterError(names[found.group()] + message[found.end() :]) from None
 
 
 def unsupported(param: str, message: str) -> ApiError:

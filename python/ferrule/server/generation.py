@@ -6,15 +6,21 @@ all of it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 
 from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from ferrule.params import SamplingParams
 from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
 from ferrule.prompt import Prompt
+from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import Served
+from ferrule.server.record import Record, current
+
+ABORT = "abort"
+"""The finish_reason of what was ended from outside."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Generation:
     priority: int = 0
     parallel_tool_calls: bool = True
     """Whether more than the first call of a completion is passed on."""
+    only_calls: bool = False
+    """Whether a completion is calls and nothing else: what was cut off before it became one is dropped."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,6 @@ class Step:
     choices: list[ChoiceDelta]
     output: RequestOutput | None
     """The state so far; where one completion alone is streamed, with the last step only."""
-    new_prompt_logprobs: bool = field(default=False)
-    """Whether `output` has the log-probabilities of the prompt for the first time."""
 
 
 async def complete(asked: Generation) -> RequestOutput:
@@ -73,14 +79,49 @@ async def complete(asked: Generation) -> RequestOutput:
 async def steps(asked: Generation) -> AsyncGenerator[Step, None]:
     """What is new, as it comes; closing it ends the request.
 
-    Raises as `AsyncLLM.generate`.
+    Raises as `AsyncLLM.generate`; ApiError where the request was ended from outside, after what came until then.
     """
-    if asked.params.n == 1 and asked.params.prompt_logprobs is None:
-        async for step in _one(asked):
-            yield step
-    else:
-        async for step in _several(asked):
-            yield step
+    record = current.get() or Record(asked.request_id)
+    record.model = asked.served.name
+    several = asked.params.n > 1 or asked.params.prompt_logprobs is not None
+    async with aclosing(_several(asked) if several else _one(asked)) as all_steps, _deadline(asked, record) as overdue:
+        async for step in all_steps:
+            if step.output is not None and step.output.finished:
+                record.outputs.append(step.output)
+            if not any(choice.finish_reason == ABORT for choice in step.choices):
+                yield step
+                continue
+            rest = [replace(choice, finish_reason=None) for choice in step.choices if choice.token_ids or choice.text]
+            if rest:
+                yield replace(step, choices=rest)
+            raise _ended(asked, overdue())
+
+
+@asynccontextmanager
+async def _deadline(asked: Generation, record: Record) -> AsyncGenerator[Callable[[], bool], None]:
+    """Ends the request when its time is over; what it yields says whether that happened."""
+    left = record.left
+    if left is None:
+        yield lambda: False
+        return
+    aborts: list[asyncio.Task[None]] = []
+
+    def abort() -> None:
+        aborts.append(asyncio.ensure_future(asked.served.llm.abort(asked.request_id)))
+
+    timer = asyncio.get_running_loop().call_later(left, abort)
+    try:
+        yield lambda: bool(aborts)
+    finally:
+        timer.cancel()
+
+
+def _ended(asked: Generation, overdue: bool) -> ApiError:
+    if overdue:
+        return ApiError(UNAVAILABLE, "the request was ended: its time is over", code="deadline_exceeded")
+    if asked.served.models.draining:
+        return ApiError(UNAVAILABLE, "the request was ended: the server shuts down", code="draining")
+    return ApiError(UNAVAILABLE, "the request was ended: it was aborted", code="aborted")
 
 
 async def _one(asked: Generation) -> AsyncGenerator[Step, None]:
@@ -117,7 +158,6 @@ async def _several(asked: Generation) -> AsyncGenerator[Step, None]:
         lora_request=asked.served.adapter,
     )
     before: Mapping[int, CompletionOutput] = {}
-    knew_prompt = False
     async with aclosing(outputs):
         async for output in outputs:
             choices = [
@@ -126,9 +166,7 @@ async def _several(asked: Generation) -> AsyncGenerator[Step, None]:
                 if _is_new(before.get(completion.index), completion)
             ]
             before = {completion.index: completion for completion in output.outputs}
-            knows_prompt = output.prompt_logprobs is not None and any(each.token_ids for each in output.outputs)
-            yield Step(choices, output, knows_prompt and not knew_prompt)
-            knew_prompt = knows_prompt
+            yield Step(choices, output)
 
 
 def _is_new(before: CompletionOutput | None, now: CompletionOutput) -> bool:
@@ -154,6 +192,13 @@ def _since(asked: Generation, before: CompletionOutput | None, now: CompletionOu
     )
 
 
+def message_of(asked: Generation, completion: CompletionOutput) -> ParsedMessage:
+    """A whole completion as a message: told apart where a message format was chosen, else all of it content."""
+    if completion.message is None:
+        return ParsedMessage(completion.text, None, [])
+    return (_kept(asked, _sum(completion.message)) or MessageDelta()).message()
+
+
 def _sum(message: ParsedMessage) -> MessageDelta:
     """A message as the sum of its deltas."""
     calls = [ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
@@ -161,9 +206,12 @@ def _sum(message: ParsedMessage) -> MessageDelta:
 
 
 def _kept(asked: Generation, message: MessageDelta | None) -> MessageDelta | None:
-    if message is None or asked.parallel_tool_calls:
-        return message
-    return MessageDelta(message.content, message.reasoning, [call for call in message.tool_calls if call.index == 0])
+    if message is None:
+        return None
+    calls = message.tool_calls
+    if not asked.parallel_tool_calls:
+        calls = [call for call in calls if call.index == 0]
+    return MessageDelta(None if asked.only_calls else message.content, message.reasoning, calls)
 
 
 def prompt_ids(prompt: Prompt) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +15,14 @@ from ferrule.errors import EngineError
 from ferrule.server.errors import ApiError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Served:
     """What answers to a name."""
 
     name: str
     llm: AsyncLLM
+    models: Models
+    """All of the server's."""
     adapter: str | None = None
     """The low-rank adapter that the name stands for; None for the model itself."""
 
@@ -46,6 +49,8 @@ class Models:
         """Seconds since 1970, for lists of models."""
         self.draining = False
         """Whether the server is about to end, and takes nothing new."""
+        self.places = 0
+        """Sequences that the engines run and let wait, all together."""
         if models is not None:
             self.set(models)
 
@@ -56,7 +61,9 @@ class Models:
 
     def set(self, models: Mapping[str, AsyncLLM]) -> None:
         """Now they are loaded."""
-        self._models = {name: Served(name, llm) for name, llm in models.items()}
+        self._models = {name: Served(name, llm, self) for name, llm in models.items()}
+        limits = [(served.info["max_num_seqs"], served.info["max_queued_requests"]) for served in self.engines()]
+        self.places = sum(running + (waiting or 0) for running, waiting in limits)
 
     def engines(self) -> list[Served]:
         """Each AsyncLLM once, by the first of its names."""
@@ -85,6 +92,11 @@ class Models:
         known = ", ".join(served.name for served in self.all())
         raise ApiError(404, f"model is {shown(name)}; it must be one of {known}", code="model_not_found", param="model")
 
+    async def drain(self, timeout: float) -> None:
+        """From now on nobody comes in; those inside have `timeout` seconds to end, and are aborted then."""
+        self.draining = True
+        await asyncio.gather(*(served.llm.drain(timeout) for served in self.engines()))
+
     async def check_health(self) -> None:
         """Raises ApiError where they are not there yet, are about to go, or one of them is dead."""
         if self.draining:
@@ -96,8 +108,3 @@ class Models:
                 await served.llm.check_health()
             except EngineError as error:
                 raise ApiError(503, f"{served.name}: {error}", code="engine_unavailable") from None
-
-    @property
-    def places(self) -> int:
-        """Sequences that the engines run and let wait, all together."""
-        return sum(served.info["max_num_seqs"] + (served.info["max_queued_requests"] or 0) for served in self.engines())

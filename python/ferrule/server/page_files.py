@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -34,6 +35,8 @@ HEADERS = {
 
 class _Page(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404)
         response = await super().get_response(path, scope)
         response.headers.update(HEADERS)
         return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -12,6 +13,8 @@ import uvicorn
 
 from ferrule.async_llm import AsyncLLM
 from ferrule.server.app import create_app
+from ferrule.server.guards.log import LOGGER
+from ferrule.server.guards.wire import Wire
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 
@@ -27,21 +30,30 @@ def serve(
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
     on_listening: Callable[[str], None] | None = None,
+    exit_with_parent: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; models are loaded when it listens already.
 
     `load` runs in a thread; `on_listening` gets the URL, with the port that was chosen where `port` is 0.
+    `exit_with_parent` drains too once the process that started this one has ended.
 
     Raises OSError where the port is taken, and what `load` raises.
     """
     settings = settings or ServerSettings()
-    with contextlib.closing(_listen(host, port)) as listener:
+    with contextlib.closing(listen(host, port)) as listener:
         if on_listening is not None:
             on_listening(_url(listener))
-        Server(load, settings, host).run_until_ended(listener)
+        server = Server(load, settings, host)
+        if exit_with_parent:
+            server.parent = os.getppid()
+        server.run_until_ended(listener)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound.
+
+    Raises OSError where the port is taken.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -64,15 +76,18 @@ class Server(uvicorn.Server):
     def __init__(self, load: Callable[[], Mapping[str, AsyncLLM]], settings: ServerSettings, host: str) -> None:
         self._load = load
         self._settings = settings
-        self._models = Models()
+        self.models = Models()
+        """Empty until they are loaded."""
+        self.parent: int | None = None
+        """The process without which this one ends."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(self._models, settings),
+                create_app(self.models, settings),
                 host=host,
-                http="h11",
+                http=Wire,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -94,6 +109,12 @@ class Server(uvicorn.Server):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self.parent is not None and os.getppid() != self.parent and self._ending is None:
+            self._end()
+        return await super().on_tick(counter)
+
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         loading = asyncio.create_task(self._load_models())
@@ -102,12 +123,12 @@ class Server(uvicorn.Server):
         finally:
             # A load cannot be broken off; the process ends with it.
             await asyncio.wait([loading])
-            for served in self._models.engines():
+            for served in self.models.engines():
                 await served.llm.aclose()
 
     async def _load_models(self) -> None:
         try:
-            self._models.set(await asyncio.to_thread(self._load))
+            self.models.set(await asyncio.to_thread(self._load))
         except Exception as error:  # told to whoever called
             self._failure = error
             self.should_exit = True
@@ -119,7 +140,6 @@ class Server(uvicorn.Server):
         self._ending = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        self._models.draining = True
-        timeout = self._settings.drain_timeout
-        await asyncio.gather(*(served.llm.drain(timeout) for served in self._models.engines()))
+        LOGGER.info("draining", extra={"fields": {"seconds": self._settings.drain_timeout}})
+        await self.models.drain(self._settings.drain_timeout)
         self.should_exit = True

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from ferrule.errors import FerruleError
 from ferrule.server.bodies import encoded
-from ferrule.server.context import current
 from ferrule.server.errors import ApiError, api_error
+from ferrule.server.record import current
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"

@@ -121,8 +121,7 @@ class NamedChoice(Asked):
 
 
 class Thinking(Asked):
-    """Whether to think first, told to the chat template as `enable_thinking` and `thinking`; left out, and with
-    `adaptive`, the template decides."""
+    """Whether to think first, which the chat template is told; left out, and with `adaptive`, it decides itself."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -153,7 +152,7 @@ class OutputConfig(Asked):
 class CountTokensRequest(Asked):
     """POST /v1/messages/count_tokens."""
 
-    messages: list[InputMessage]
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
     model: str | None = None
     """A model, or an adapter; left out, the first model."""
     system: TextOrBlocks | None = None

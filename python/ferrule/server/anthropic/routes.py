@@ -12,6 +12,7 @@ from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Mes
 from ferrule.server.bodies import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import check_reasons, prepare
+from ferrule.server.errors import renamed
 from ferrule.server.generation import Generation, complete, prompt_ids
 from ferrule.server.models import Served
 from ferrule.server.openai.shapes import new_id
@@ -50,14 +51,15 @@ async def generation(server: Context, served: Served, asked: MessagesRequest) ->
         check_reasons("thinking", served, server.settings)
     told = conversation(asked)
     prepared = await prepare(served, server.settings, told)
-    params = SamplingParams(
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        stop=asked.stop_sequences or (),
-        structured_outputs=prepared.structure,
-    )
+    with renamed({"stop": "stop_sequences"}):
+        params = SamplingParams(
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            stop=asked.stop_sequences or (),
+            structured_outputs=prepared.structure,
+        )
     return Generation(
         served,
         prepared.prompt,
@@ -65,4 +67,5 @@ async def generation(server: Context, served: Served, asked: MessagesRequest) ->
         new_id("msg").replace("-", "_"),
         prepared.message_format,
         parallel_tool_calls=told.parallel_tool_calls,
+        only_calls=prepared.only_calls,
     )

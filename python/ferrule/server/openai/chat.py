@@ -20,7 +20,7 @@ from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
 from ferrule.server.errors import unsupported
-from ferrule.server.generation import ChoiceDelta, Generation, complete, prompt_ids, steps
+from ferrule.server.generation import ChoiceDelta, Generation, complete, message_of, prompt_ids, steps
 from ferrule.server.models import Served
 from ferrule.server.openai.protocol import (
     ChatChoice,
@@ -44,7 +44,7 @@ from ferrule.server.openai.shapes import (
     fingerprint,
     new_id,
     prompt_logprobs,
-    response_structure,
+    structure_of,
     token_logprob,
     token_name,
     usage,
@@ -92,6 +92,7 @@ async def generation(server: Context, served: Served, asked: ChatCompletionReque
         prepared.message_format,
         asked.priority,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
+        only_calls=prepared.only_calls,
     )
 
 
@@ -102,15 +103,12 @@ def _conversation(asked: ChatCompletionRequest) -> Conversation:
     arguments: Mapping[str, Any] = asked.chat_template_kwargs or {}
     if asked.reasoning_effort is not None:
         arguments = {"reasoning_effort": asked.reasoning_effort, **arguments}
-    structure = response_structure(asked.response_format)
-    if asked.structured_outputs is not None and structure is None:
-        structure = asked.structured_outputs.params()
     return Conversation(
         messages=asked.messages,
         tools=asked.tools or (),
         tool_choice=choice or (AUTO if asked.tools else NONE),
         parallel_tool_calls=asked.parallel_tool_calls is not False,
-        structure=structure,
+        structure=structure_of(asked),
         chat_template=asked.chat_template,
         template_arguments=arguments,
         documents=asked.documents,
@@ -205,23 +203,12 @@ class Answer:
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        message = ChatMessage(content=completion.text)
-        if completion.message is not None:
-            parsed = completion.message
-            calls = parsed.tool_calls if self.generation.parallel_tool_calls else parsed.tool_calls[:1]
-            message = ChatMessage(
-                content=parsed.content,
-                reasoning_content=parsed.reasoning,
-                tool_calls=[
-                    ToolCall(
-                        id=call.id,
-                        type="function",
-                        function=FunctionCall(name=call.name, arguments=call.arguments),
-                    )
-                    for call in calls
-                ]
-                or None,
-            )
+        parsed = message_of(self.generation, completion)
+        calls = [
+            ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
+            for call in parsed.tool_calls
+        ]
+        message = ChatMessage(content=parsed.content, reasoning_content=parsed.reasoning, tool_calls=calls or None)
         return ChatChoice(
             index=completion.index,
             message=message,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 from fastapi import APIRouter
 
+from ferrule.checks import shown
+from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
+from ferrule.server.errors import ApiError
 from ferrule.server.models import Served
-from ferrule.server.openai.protocol import ModelCard, ModelList
+from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 
 
 def router(server: Context) -> APIRouter:
@@ -24,7 +30,45 @@ def router(server: Context) -> APIRouter:
         """One of them."""
         return _card(server, server.models.find(model))
 
+    @routes.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(asked: LoadAdapterRequest) -> ModelCard:
+        """Loads an adapter from below the server's lora_dir; from then on its name is a model."""
+        served = server.models.find(asked.model)
+        if any(each.name == asked.lora_name for each in server.models.all()):
+            raise InvalidParameterError(f"lora_name is {shown(asked.lora_name)}; a model has that name")
+        path = await asyncio.to_thread(_allowed, server.settings.lora_dir, asked.lora_path)
+        await served.llm.load_lora_adapter(asked.lora_name, path)
+        return _card(server, server.models.find(asked.lora_name))
+
+    @routes.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(asked: UnloadAdapterRequest) -> dict[str, str]:
+        """Takes an adapter's name away; requests that have it go on to their end."""
+        served = server.models.find(asked.lora_name)
+        if served.adapter is None:
+            raise InvalidParameterError(f"lora_name is {shown(asked.lora_name)}; that is a model, and no adapter")
+        await served.llm.unload_lora_adapter(served.adapter)
+        return {"unloaded": served.adapter}
+
     return routes
+
+
+def _allowed(lora_dir: str | None, given: str) -> Path:
+    """The path of an adapter, which must lie in `lora_dir` once links are followed.
+
+    Raises ApiError.
+    """
+    if lora_dir is None:
+        raise ApiError(403, "no adapter may be loaded: the server has no lora_dir", code="adapters_closed")
+    root = Path(lora_dir).resolve()
+    try:
+        path = (root / given).resolve()
+    except (OSError, ValueError, RuntimeError):  # no path at all, or links in a circle
+        path = None
+    if path is None or not path.is_relative_to(root):
+        raise ApiError(
+            403, f"lora_path is {shown(given)}; it must lie in lora_dir", code="path_not_allowed", param="lora_path"
+        )
+    return path
 
 
 def _card(server: Context, served: Served) -> ModelCard:

@@ -100,20 +100,16 @@ do not travel."""
 def sampling_params(
     asked: Sampling, *, max_tokens: int | None, logprobs: int | None, structure: StructuredOutputsParams | None = None
 ) -> SamplingParams:
-    """The parameters of a request; `structure` is what the API's own fields say of it.
+    """The parameters of a request; `structure` is what the output must be, whichever field says so.
 
     Raises InvalidParameterError.
     """
-    given = {name: getattr(asked, name) for name in Sampling.model_fields if getattr(asked, name) is not None}
+    values = {name: getattr(asked, name) for name in Sampling.model_fields}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if asked.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
-    if asked.structured_outputs is not None:
-        if structure is not None:
-            raise InvalidParameterError(
-                "structured_outputs is given beside response_format or a tool_choice; the output can have one structure"
-            )
-        structure = asked.structured_outputs.params()
-    return SamplingParams(**{**given, "max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure})
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
+    return SamplingParams(**given)
 
 
 def _token_id(key: str) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ferrule import __version__
 from ferrule.errors import InvalidParameterError
@@ -88,12 +87,19 @@ def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogpr
     ]
 
 
-def response_structure(response_format: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
-    """What `response_format` asks for.
+def structure_of(asked: Generating) -> StructuredOutputsParams | None:
+    """What the output must be, by `response_format` or by `structured_outputs`.
 
     Raises InvalidParameterError.
     """
-    return None if response_format is None else StructuredOutputsParams.from_response_format(response_format)
+    given = (
+        None if asked.response_format is None else StructuredOutputsParams.from_response_format(asked.response_format)
+    )
+    if asked.structured_outputs is None:
+        return given
+    if given is not None:
+        raise InvalidParameterError("structured_outputs is given beside response_format; the output has one structure")
+    return asked.structured_outputs.params()
 
 
 def check_stream_options(asked: Generating) -> None:

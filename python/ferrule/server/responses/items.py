@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrule.errors import InvalidParameterError
 from ferrule.server.conversation import AUTO, NONE, Conversation
 from ferrule.server.responses.protocol import (
     FunctionCallItem,
@@ -100,6 +101,10 @@ def structure(asked: ResponsesRequest) -> StructuredOutputsParams | None:
     Raises InvalidParameterError.
     """
     form = None if asked.text is None else asked.text.format
+    if asked.structured_outputs is not None:
+        if form is not None and form.type != "text":
+            raise InvalidParameterError("structured_outputs is given beside text.format; the output has one structure")
+        return asked.structured_outputs.params()
     if isinstance(form, SchemaFormat):
         return StructuredOutputsParams(json=form.json_schema)
     return StructuredOutputsParams(json_object=True) if form is not None and form.type == "json_object" else None

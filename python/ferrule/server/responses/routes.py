@@ -10,7 +10,7 @@ from ferrule.prompt import TokensPrompt
 from ferrule.server.bodies import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare
-from ferrule.server.errors import unsupported
+from ferrule.server.errors import renamed, unsupported
 from ferrule.server.generation import Generation, complete
 from ferrule.server.models import Served
 from ferrule.server.openai.sampling import sampling_params
@@ -46,7 +46,10 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
     logprobs = _logprobs(asked)
     if logprobs is not None and prepared.message_format is not None:
         raise unsupported("include", f"{LOGPROBS} is asked for, but the output has reasoning or calls beside its text")
-    params = sampling_params(asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure)
+    with renamed({"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}):
+        params = sampling_params(
+            asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure
+        )
     prompt: TokensPrompt = prepared.prompt
     if asked.cache_salt is not None:
         prompt = {**prompt, "cache_salt": asked.cache_salt}
@@ -58,6 +61,7 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
         prepared.message_format,
         asked.priority,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
+        only_calls=prepared.only_calls,
     )
 
 

@@ -1,0 +1,53 @@
+"""A client that goes away takes its request with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message, Receive, Scope, Send
+
+from ferrule.server.guards.layer import Layer
+from ferrule.server.record import current
+
+
+class Disconnects(Layer):
+    """Listens to the client once its body is there, and cancels the request's task when it has gone."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes it on, and listens."""
+        task = asyncio.current_task()
+        watcher: asyncio.Task[None] | None = None
+        answered = gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            # That the answer is whole ends the request too.
+            if not answered and task is not None:
+                gone = True
+                task.cancel()
+
+        async def receive_watched() -> Message:
+            nonlocal watcher
+            message = await receive()
+            if watcher is None and message["type"] == "http.request" and not message.get("more_body", False):
+                watcher = asyncio.create_task(watch())
+            return message
+
+        async def send_noted(message: Message) -> None:
+            nonlocal answered
+            answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
+            await send(message)
+
+        try:
+            await self.app(scope, receive_watched, send_noted)
+        except asyncio.CancelledError:
+            if not gone or task is None or task.uncancel() > 0:
+                raise
+            record = current.get()
+            if record is not None:
+                record.error = "client_disconnected"
+        finally:
+            if watcher is not None:
+                watcher.cancel()

@@ -1,0 +1,100 @@
+"""Which names the server answers to, and whose pages may ask it.
+
+A page of another site can make a visitor's browser ask a server at localhost, or make its own name point there. The
+first shows in Origin, the second in Host: a plain address in Host cannot be a foreign page's own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ferrule.checks import shown
+from ferrule.server.errors import ApiError
+from ferrule.server.guards.layer import Layer, header
+
+ANY = "*"
+LONGEST_PREFLIGHT = "600"
+"""Seconds that a browser may remember the answer."""
+
+
+class Hosts(Layer):
+    """Host and Origin: closed but for localhost, addresses, and what the settings name."""
+
+    def check(self, scope: Scope) -> None:
+        """Raises ApiError."""
+        host = header(scope, "host") or ""
+        if not self._is_ours(host):
+            raise ApiError(
+                403,
+                f"the header Host is {shown(host)}; the server answers to localhost, addresses, and allowed_hosts",
+                code="host_not_allowed",
+            )
+        origin = header(scope, "origin")
+        if origin is not None and not self._may_ask(origin, host):
+            raise ApiError(
+                403,
+                f"the header Origin is {shown(origin)}; pages of allowed_origins alone may ask this server",
+                code="origin_not_allowed",
+            )
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes it on, and tells the browser that its page may read the answer."""
+        origin = header(scope, "origin")
+        if origin is None or self._is_own(origin, header(scope, "host") or ""):
+            await self.app(scope, receive, send)
+            return
+        given = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+        if scope["method"] == "OPTIONS" and header(scope, "access-control-request-method") is not None:
+            asked = header(scope, "access-control-request-headers")
+            given["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+            given["Access-Control-Max-Age"] = LONGEST_PREFLIGHT
+            if asked is not None:
+                given["Access-Control-Allow-Headers"] = asked
+            await Response(status_code=204, headers=given)(scope, receive, send)
+            return
+        given["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+
+        async def send_allowed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(given)
+            await send(message)
+
+        await self.app(scope, receive, send_allowed)
+
+    def _is_ours(self, host: str) -> bool:
+        allowed = self.settings.allowed_hosts
+        name = _name(host)
+        return ANY in allowed or name in allowed or name == "localhost" or _is_address(name)
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        allowed = self.settings.allowed_origins
+        return ANY in allowed or origin in allowed or self._is_own(origin, host)
+
+    @staticmethod
+    def _is_own(origin: str, host: str) -> bool:
+        # The scheme is not compared: a proxy before the server may speak TLS where the server does not.
+        try:
+            return urlsplit(origin).netloc.lower() == host.lower() != ""
+        except ValueError:
+            return False
+
+
+def _name(host: str) -> str:
+    """Without the port."""
+    name = host.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

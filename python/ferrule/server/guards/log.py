@@ -1,0 +1,113 @@
+"""A name for each request, and a line of JSON when it has ended: how it went, and never what was in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import traceback
+import uuid
+from datetime import UTC, datetime
+from time import perf_counter
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from ferrule.server.errors import ApiError, response
+from ferrule.server.families import family_of
+from ferrule.server.guards.layer import Layer, header, route_path
+from ferrule.server.record import Record, current
+
+LOGGER = logging.getLogger("ferrule.server")
+GONE = 499
+"""The status, in the log alone, of a request whose client had gone before it was answered."""
+POLLED = frozenset({"/health", "/metrics"})
+"""What is asked for again and again; a line for each would hide the others."""
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class JSONFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line."""
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, object] = getattr(record, "fields", {})
+        return json.dumps({"time": when, "level": record.levelname.lower(), "event": record.getMessage(), **fields})
+
+
+class RequestLog(Layer):
+    """Outermost: whatever happens inside ends as a response, and as a line."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes it on, whatever happens to it."""
+        given = header(scope, "x-request-id")
+        record = Record(given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex)
+        family = family_of(route_path(scope))
+        record.error_body = family.error_body
+        record.timeout = self._timeout(header(scope, "x-request-timeout"))
+        token = current.set(record)
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = record.request_id
+                if family.request_id_header is not None:
+                    headers[family.request_id_header] = record.request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_named)
+        except Exception as error:  # a defect of ours: the response says that, the log where
+            _log_defect(record, error)
+            if not status:
+                failure = ApiError(500, "a defect of the server: see its log", code="internal_error")
+                await response(failure)(scope, receive, send_named)
+        finally:
+            current.reset(token)
+            level = logging.DEBUG if route_path(scope) in POLLED and status < 400 else logging.INFO
+            LOGGER.log(level, "request", extra={"fields": _fields(scope, record, status or GONE)})
+
+    def _timeout(self, asked: str | None) -> float | None:
+        """What the server allows, or less where the request asks for less."""
+        limit = self.settings.request_timeout
+        try:
+            wanted = float(asked or "nan")
+        except ValueError:
+            return limit
+        if not wanted > 0:
+            return limit
+        return wanted if limit is None else min(wanted, limit)
+
+
+def _fields(scope: Scope, record: Record, status: int) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "request_id": record.request_id,
+        "method": scope["method"],
+        "path": route_path(scope)[:200],
+        "status": status,
+        "seconds": round(perf_counter() - record.arrival, 4),
+    }
+    if record.model is not None:
+        fields["model"] = record.model
+    if record.error is not None:
+        fields["error"] = record.error
+    if record.outputs:
+        first = [each.metrics.time_to_first_token for each in record.outputs]
+        fields |= {
+            "prompt_tokens": sum(each.metrics.prompt_tokens for each in record.outputs),
+            "output_tokens": sum(each.metrics.output_tokens for each in record.outputs),
+            "time_to_first_token": min((each for each in first if each is not None), default=None),
+            "finish_reasons": [each.finish_reason for output in record.outputs for each in output.outputs],
+        }
+    return fields
+
+
+def _log_defect(record: Record, error: Exception) -> None:
+    # Not the error's text, which may hold what the request held.
+    where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    fields = {"request_id": record.request_id, "type": type(error).__name__, "where": where}
+    LOGGER.error("defect", extra={"fields": fields})

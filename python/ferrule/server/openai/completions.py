@@ -1,0 +1,247 @@
+"""POST /v1/completions: the older API, which continues texts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ferrule.errors import InvalidParameterError
+from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from ferrule.prompt import Prompt, TextPrompt, TokensPrompt
+from ferrule.server.context import Context
+from ferrule.server.errors import unsupported
+from ferrule.server.generation import ChoiceDelta, Generation, complete, steps
+from ferrule.server.merging import merged
+from ferrule.server.models import Served
+from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from ferrule.server.openai.sampling import sampling_params
+from ferrule.server.openai.shapes import (
+    check_stream_options,
+    fingerprint,
+    new_id,
+    prompt_logprobs,
+    structure_of,
+    token_name,
+    usage,
+)
+from ferrule.server.streaming import DONE, EventStream, event
+
+MAX_PROMPTS = 1024
+"""Prompts of a request."""
+
+
+def router(server: Context) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", response_model=Completion)
+    async def completions(asked: CompletionRequest) -> Response:
+        """Continues one text or several: OpenAI's completions, at once or as a stream of server-sent events."""
+        check_stream_options(asked)
+        answer = Continuations(asked, generations(server.models.find(asked.model), asked))
+        if asked.stream:
+            return await EventStream(answer.events(), server.settings.keep_alive).begin()
+        body = answer.whole(await _all(answer.generations))
+        return Response(body.model_dump_json(), media_type="application/json")
+
+    return routes
+
+
+def generations(served: Served, asked: CompletionRequest) -> list[Generation]:
+    """What is asked of the model: one for each prompt.
+
+    Raises ApiError, InvalidParameterError.
+    """
+    if asked.suffix is not None and asked.echo:
+        raise unsupported("echo", "echo is given beside suffix; a text with a middle to fill in cannot be echoed")
+    # Nothing but the echo is wanted of a request for no tokens: there is no such thing to the engine.
+    params = sampling_params(
+        asked,
+        max_tokens=1 if asked.max_tokens == 0 and asked.echo else asked.max_tokens,
+        logprobs=asked.logprobs,
+        structure=structure_of(asked),
+    )
+    if asked.echo and asked.logprobs is not None:
+        params = replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
+    name = new_id("cmpl")
+    return [
+        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority)
+        for index, prompt in enumerate(_prompts(asked))
+    ]
+
+
+def _prompts(asked: CompletionRequest) -> list[Prompt]:
+    given = asked.prompt
+    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    prompts = cast("Sequence[str | list[int]]", given if several else [given])
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidParameterError(f"prompt has {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
+    return [_prompt(asked, prompt) for prompt in prompts]
+
+
+def _prompt(asked: CompletionRequest, given: str | list[int]) -> Prompt:
+    if isinstance(given, str):
+        text: TextPrompt = {"prompt": given}
+        if asked.suffix is not None:
+            text["suffix"] = asked.suffix
+        if asked.cache_salt is not None:
+            text["cache_salt"] = asked.cache_salt
+        return text
+    if asked.suffix is not None:
+        raise InvalidParameterError("suffix is given with a prompt of token ids; the prompt must be a string")
+    tokens: TokensPrompt = {"prompt_token_ids": given}
+    if asked.cache_salt is not None:
+        tokens["cache_salt"] = asked.cache_salt
+    return tokens
+
+
+async def _all(asked: Sequence[Generation]) -> list[RequestOutput]:
+    """All at once, in order; where one fails, all end.
+
+    Raises as `complete`.
+    """
+    tasks = [asyncio.ensure_future(complete(each)) for each in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass
+class _Place:
+    """How far the text of a choice has come."""
+
+    characters: int = 0
+    begun: bool = False
+
+
+@dataclass
+class Continuations:
+    """What is said of generations, whole or as it comes; choices are numbered through all prompts."""
+
+    asked: CompletionRequest
+    generations: Sequence[Generation]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+        """All of them at once."""
+        choices = [
+            self._choice(prompt, _all_of(completion), output, _Place())
+            for prompt, output in enumerate(outputs)
+            for completion in output.outputs
+        ]
+        body = self._body(choices)
+        body.usage = self._usage(outputs)
+        return body
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """All of them as they come."""
+        options = self.asked.stream_options
+        finished: dict[int, RequestOutput] = {}
+        places: dict[tuple[int, int], _Place] = {}
+        async with aclosing(merged([steps(each) for each in self.generations])) as all_steps:
+            async for prompt, step in all_steps:
+                if step.output is not None and step.output.finished:
+                    finished[prompt] = step.output
+                for new in step.choices:
+                    place = places.setdefault((prompt, new.index), _Place())
+                    yield event(self._body([self._choice(prompt, new, step.output, place)]))
+        if options is not None and options.include_usage:
+            body = self._body([])
+            body.usage = self._usage(list(finished.values()))
+            yield event(body)
+        yield DONE
+
+    def _choice(self, prompt: int, new: ChoiceDelta, output: RequestOutput | None, place: _Place) -> CompletionChoice:
+        """What is new of a choice; with the prompt first, where it is echoed, and what is known of it."""
+        asked, generation = self.asked, self.generations[prompt]
+        silent = asked.max_tokens == 0
+        first, place.begun = not place.begun, True
+        text, logprobs = ("", []) if silent else (new.text, new.logprobs)
+        if asked.echo and first:
+            text = _prompt_text(generation) + text
+        about_prompt = first and output is not None
+        shown = None
+        if logprobs is not None and asked.logprobs is not None:
+            shown = self._logprobs(generation, output if asked.echo and about_prompt else None, logprobs, place)
+        return CompletionChoice(
+            index=prompt * generation.params.n + new.index,
+            text=text,
+            logprobs=shown,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            token_ids=([] if silent else new.token_ids) if asked.return_token_ids else None,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs)
+            if output is not None and first and asked.prompt_logprobs is not None
+            else None,
+            prompt_token_ids=output.prompt_token_ids
+            if output is not None and asked.return_token_ids and (first or new.finish_reason is not None)
+            else None,
+        )
+
+    def _logprobs(
+        self, generation: Generation, echoed: RequestOutput | None, given: Sequence[TokenLogprobs], place: _Place
+    ) -> CompletionLogprobs:
+        shown = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        all_tokens: list[tuple[int, TokenLogprobs | None]] = [(next(iter(each)), each) for each in given]
+        if echoed is not None and echoed.prompt_logprobs is not None:
+            all_tokens = [*zip(echoed.prompt_token_ids, echoed.prompt_logprobs, strict=True), *all_tokens]
+        for token, found in all_tokens:
+            text = generation.served.llm.token_text(token)
+            shown.tokens.append(token_name(self.asked, token, text))
+            shown.text_offset.append(place.characters)
+            place.characters += len(text)
+            shown.token_logprobs.append(None if found is None else found[token].logprob)
+            shown.top_logprobs.append(None if found is None else self._top(found))
+        return shown
+
+    def _top(self, found: TokenLogprobs) -> dict[str, float]:
+        # By text, of which several tokens may have the same: the likeliest of them counts.
+        ranked = sorted(found.items(), key=lambda item: item[1].rank, reverse=True)
+        return {token_name(self.asked, token, each.decoded_token): each.logprob for token, each in ranked}
+
+    def _usage(self, outputs: Sequence[RequestOutput]) -> Usage:
+        found = usage(outputs, predicted=self.asked.prediction is not None)
+        if self.asked.max_tokens == 0:
+            found.completion_tokens, found.total_tokens = 0, found.prompt_tokens
+        return found
+
+    def _body(self, choices: list[CompletionChoice]) -> Completion:
+        generation = self.generations[0]
+        return Completion(
+            id=generation.request_id.rpartition("-")[0],
+            created=self.created,
+            model=generation.served.name,
+            system_fingerprint=fingerprint(generation.served),
+            choices=choices,
+        )
+
+
+def _all_of(completion: CompletionOutput) -> ChoiceDelta:
+    return ChoiceDelta(
+        completion.index,
+        completion.text,
+        completion.token_ids,
+        completion.logprobs,
+        None,
+        completion.finish_reason,
+        completion.stop_reason,
+    )
+
+
+def _prompt_text(generation: Generation) -> str:
+    prompt = cast("TextPrompt | TokensPrompt", generation.prompt)
+    if "prompt" in prompt:
+        return prompt["prompt"]
+    return generation.served.llm.detokenize(
+        prompt["prompt_token_ids"], skip_special_tokens=generation.params.skip_special_tokens
+    )

@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize (vLLM's routes)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+
+from ferrule.errors import InvalidParameterError
+from ferrule.server.context import Context
+from ferrule.server.models import Served
+from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
+
+
+def router(server: Context) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.post("/tokenize", response_model_exclude_none=True)
+    async def tokenize(asked: TokenizeRequest) -> Tokens:
+        """The ids of a text, or of a conversation as its template writes it."""
+        served = server.models.find(asked.model)
+        tokens = await asyncio.to_thread(_tokens, served, asked)
+        texts = [served.llm.token_text(token) for token in tokens] if asked.return_token_strs else None
+        limit: int = served.info["max_model_len"]
+        return Tokens(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=texts)
+
+    @routes.post("/detokenize")
+    async def detokenize(asked: DetokenizeRequest) -> Text:
+        """The text of ids, special tokens among it."""
+        served = server.models.find(asked.model)
+        text = await asyncio.to_thread(served.llm.detokenize, asked.tokens, skip_special_tokens=False)
+        return Text(prompt=text)
+
+    return routes
+
+
+def _tokens(served: Served, asked: TokenizeRequest) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidParameterError("prompt or messages must be given, and not both")
+    if asked.prompt is not None:
+        return served.llm.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
+    if asked.add_special_tokens:
+        raise InvalidParameterError("add_special_tokens is true with messages; their template writes special tokens")
+    prompt = served.llm.chat_prompt(
+        asked.messages or [],
+        chat_template=asked.chat_template,
+        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
+        continue_final_message=asked.continue_final_message,
+        tools=asked.tools or None,
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+    return list(prompt["prompt_token_ids"])

@@ -1,0 +1,129 @@
+"""A server that listens on loopback, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule import AsyncLLM
+from ferrule.server import ServerSettings
+from ferrule.server.serving import Server, listen
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return self.json["error"]
+
+
+@dataclass
+class Live:
+    """A running server."""
+
+    server: Server
+    port: int
+    llm: AsyncLLM
+    thread: threading.Thread
+    failures: list[BaseException] = field(default_factory=list[BaseException])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(
+        self, path: str, body: object = None, *, method: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """`body` is JSON unless it is bytes."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        kind = {} if data is None else {"Content-Type": "application/json"}
+        asked = urllib.request.Request(self.url + path, data, {**kind, **(headers or {})}, method=method)
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as found:
+                return Answer(found.status, found.headers, found.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, error.headers, error.read())
+
+    def chat(self, **fields: Any) -> Answer:
+        return self.request("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **fields})
+
+    def complete(self, prompt: Any = "Hi", **fields: Any) -> Answer:
+        return self.request("/v1/completions", {"prompt": prompt, **fields})
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def end(self) -> None:
+        """As a first SIGTERM does."""
+        self.server.handle_exit(15, None)
+
+
+def events(body: bytes) -> Iterator[Any]:
+    """What a stream of server-sent events says; it must end as OpenAI's do."""
+    parts = [part.removeprefix(b"data: ") for part in body.split(b"\n\n") if part and not part.startswith(b":")]
+    assert parts[-1] == b"[DONE]"
+    yield from map(json.loads, parts[:-1])
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+@contextmanager
+def serving(
+    settings: ServerSettings | None = None,
+    *,
+    names: tuple[str, ...] = ("tiny",),
+    llm: Callable[[], AsyncLLM] = AsyncLLM,
+) -> Generator[Live]:
+    """A server of one model, ready."""
+    made: list[AsyncLLM] = []
+
+    def load() -> dict[str, AsyncLLM]:
+        made.append(llm())
+        return dict.fromkeys(names, made[0])
+
+    listener = listen("127.0.0.1", 0)
+    server = Server(load, settings or ServerSettings(), "127.0.0.1")
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run_until_ended(listener)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    try:
+        until(lambda: failures or (made and server.models.ready and server.started))
+        assert not failures
+        yield Live(server, listener.getsockname()[1], made[0], thread, failures)
+    finally:
+        if thread.is_alive():
+            server.handle_exit(15, None)
+            server.handle_exit(15, None)
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
+    assert not failures

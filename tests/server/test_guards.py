@@ -1,0 +1,283 @@
+"""What never reaches a route: FAULTS rows 57 to 61 and 68, on the wire."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import fakes
+from event_loop import SLACK
+from ferrule import AsyncLLM
+from ferrule.server import ServerSettings
+from ferrule.server.guards import wire
+from server.live import Answer, Live, events, serving, until
+
+KEYS = ("first-key", "sécond-key")
+CHAT = b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":1}'
+
+
+def raw(live: Live, head: str, *body: bytes) -> bytes:
+    """What the server says to bytes, until it closes; what it does not want to read is not sent."""
+    with live.connect() as client:
+        said = b""
+        client.sendall(head.encode())
+        try:
+            for piece in body:
+                client.sendall(piece)
+        except OSError:
+            pass
+        try:
+            while piece := client.recv(1 << 16):
+                said += piece
+        except ConnectionResetError:
+            pass
+        return said
+
+
+def head(path: str = "/v1/chat/completions", *headers: str, method: str = "POST") -> str:
+    return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""))
+
+
+def answer_of(said: bytes) -> Answer:
+    top, _, body = said.partition(b"\r\n\r\n")
+    first, *lines = top.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return Answer(int(first.split()[1]), headers, body)
+
+
+@contextmanager
+def held(engine: type[fakes.Engine]) -> Iterator[threading.Event]:
+    """Requests that began go on when this ends."""
+    engine.gate = threading.Event()
+    try:
+        yield engine.gate
+    finally:
+        engine.gate.set()
+        engine.gate = None
+
+
+def test_57_a_body_that_says_it_is_too_large_is_not_read(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings(max_body_bytes=1000)) as live:
+        found = answer_of(raw(live, head("/v1/chat/completions", f"Content-Length: {1 << 30}")))
+        assert (found.status, found.error["code"]) == (413, "body_too_large")
+        assert "1073741824 bytes; the limit is max_body_bytes, 1000" in found.error["message"]
+        assert live.request("/v1/chat/completions", CHAT).status == 200
+
+
+def test_57_a_body_in_chunks_without_end_is_refused_where_it_becomes_too_large(engine: type[fakes.Engine]) -> None:
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(1 << 14):  # a gigabyte
+            sent += 1 << 16
+            yield b"10000\r\n" + b" " * (1 << 16) + b"\r\n"
+
+    with serving(ServerSettings(max_body_bytes=1 << 20)) as live:
+        with live.connect() as client:
+            client.sendall(
+                head("/v1/chat/completions", "Transfer-Encoding: chunked", "Content-Type: application/json").encode()
+            )
+            client.settimeout(0.02)
+            said = b""
+            for chunk in chunks():
+                client.sendall(chunk)
+                try:
+                    said = client.recv(1 << 16)
+                    break
+                except TimeoutError:
+                    continue
+        assert answer_of(said).status == 413
+        assert sent < 16 << 20
+        assert live.request("/v1/chat/completions", CHAT).status == 200
+
+
+def test_58_a_body_that_comes_too_slowly(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings(body_timeout=0.3)) as live, live.connect() as client:
+        client.sendall(head("/v1/chat/completions", "Content-Length: 1000", "Content-Type: application/json").encode())
+        client.settimeout(0.1)
+        begun, said = time.monotonic(), b""
+        while not said:
+            client.sendall(b" ")
+            try:
+                said = client.recv(1 << 16)
+            except TimeoutError:
+                assert time.monotonic() - begun < 0.3 * SLACK
+        assert answer_of(said).status == 408
+
+
+def test_58_headers_that_come_too_slowly(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HEADER_TIMEOUT", 0.3)
+    found = answer_of(raw(live, "POST / HTTP/1.1\r\nHost: loc"))
+    assert (found.status, found.error["code"]) == (408, "header_timeout")
+    assert raw(live, "") == b""
+
+
+def test_59_headers_that_are_too_large(live: Live) -> None:
+    found = answer_of(raw(live, head("/v1/models", "X-Large: " + "a" * (1 << 16)), b"a" * 1000))
+    assert (found.status, found.error["code"]) == (431, "headers_too_large")
+    found = answer_of(raw(live, "GET / HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160)) or b"HTTP/1.1 431 \r\n\r\n{}")
+    assert found.status == 431
+    assert live.request("/health").status == 200
+
+
+def test_what_is_no_http(live: Live) -> None:
+    found = answer_of(raw(live, "{:\r\n\r\n"))
+    assert (found.status, found.error["code"]) == (400, "invalid_http")
+    assert raw(live, head("/v1/chat/completions", "Transfer-Encoding: chunked"), b"no number\r\n") == b""
+    assert live.request("/health").status == 200
+
+
+def paths(live: Live) -> list[tuple[str, str]]:
+    """Every path with every method of it, and some that are nothing."""
+    described = live.server.app.openapi()["paths"]
+    known = [(path.replace("{model}", "tiny"), method.upper()) for path in described for method in described[path]]
+    return [
+        *known,
+        ("/", "GET"),
+        ("/openapi.json", "GET"),
+        ("/nothing", "POST"),
+        ("/health/x", "GET"),
+        ("//health", "GET"),
+    ]
+
+
+def test_60_no_key_on_every_path(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings(api_keys=KEYS)) as live:
+        assert live.request("/health").status == 200
+        for path, method in paths(live):
+            if path == "/health":
+                continue
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"X-Api-Key": "first-key2"},
+                {"Authorization": "Bearer"},
+            ):
+                body = None if method == "GET" else b"{}"
+                found = live.request(path, body, method=method, headers=headers)
+                assert (found.status, found.error["code"]) == (401, "invalid_api_key"), (path, method, headers)
+
+
+def test_60_any_key_any_way(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings(api_keys=KEYS)) as live:
+        for key in KEYS:
+            basic = base64.b64encode(f"anyone:{key}".encode()).decode()
+            latin = key.encode().decode("latin-1")
+            for headers in (
+                {"Authorization": f"Bearer {latin}"},
+                {"X-Api-Key": latin},
+                {"Authorization": f"Basic {basic}"},
+            ):
+                assert live.request("/v1/models", headers=headers).status == 200, headers
+        assert live.request("/v1/models", headers={"Authorization": "Basic !"}).status == 401
+
+
+def test_61_hosts(engine: type[fakes.Engine]) -> None:
+    def status(live: Live, host: str) -> int:
+        return live.request("/version", headers={"Host": host}).status
+
+    with serving() as live:
+        for host in ("localhost", "localhost:80", "127.0.0.1", "[::1]:8000", "10.1.2.3:1"):
+            assert status(live, host) == 200, host
+        for host in ("example.org", "localhost.example.org", "127.0.0.1.example.org", "example.org:80", "[", "a b"):
+            assert status(live, host) == 403, host
+        assert answer_of(raw(live, "GET /version HTTP/1.0\r\n\r\n")).status == 403
+    with serving(ServerSettings(allowed_hosts=["example.org"])) as live:
+        assert status(live, "Example.org:81") == 200
+        assert status(live, "other.example.org") == 403
+    with serving(ServerSettings(allowed_hosts=["*"])) as live:
+        assert status(live, "anything") == 200
+
+
+def test_61_origins(engine: type[fakes.Engine]) -> None:
+    page = "https://example.org"
+    with serving() as live:
+        assert live.request("/version", headers={"Origin": live.url}).status == 200
+        for origin in (page, "null", "http://localhost", "http://127.0.0.1:1", "http://["):
+            found = live.request("/v1/chat/completions", CHAT, headers={"Origin": origin})
+            assert (found.status, found.error["code"]) == (403, "origin_not_allowed"), origin
+            assert "Access-Control-Allow-Origin" not in found.headers
+    with serving(ServerSettings(allowed_origins=[page], api_keys=KEYS)) as live:
+        asked = {"Origin": page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
+        found = live.request("/v1/chat/completions", method="OPTIONS", headers=asked)
+        assert found.status == 204
+        assert found.headers["Access-Control-Allow-Origin"] == page
+        assert found.headers["Access-Control-Allow-Headers"] == "x-api-key"
+        found = live.request("/v1/chat/completions", CHAT, headers={"Origin": page, "X-Api-Key": KEYS[0]})
+        assert (found.status, found.headers["Access-Control-Allow-Origin"]) == (200, page)
+        found = live.request("/v1/chat/completions", CHAT, headers={"Origin": page})
+        assert (found.status, found.headers["Access-Control-Allow-Origin"]) == (401, page)
+        assert live.request("/version", headers={"Origin": "https://example.com", "X-Api-Key": KEYS[0]}).status == 403
+
+
+def test_68_a_full_queue(engine: type[fakes.Engine]) -> None:
+    def llm() -> AsyncLLM:
+        return AsyncLLM(max_num_seqs=1, max_queued_requests=1)
+
+    with serving(llm=llm) as live:
+        answers: list[Answer] = []
+        with held(engine):
+            threads = [threading.Thread(target=lambda: answers.append(live.chat(max_tokens=2))) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            until(lambda: len(live.llm._registry.all()) == 2)
+            live.chat(max_tokens=2)  # connects once
+            begun = time.perf_counter()
+            found = live.chat(max_tokens=2)
+            took = time.perf_counter() - begun
+            assert (found.status, found.error["code"]) == (503, "queue_full")
+            assert found.headers["Retry-After"] == "1"
+            assert took < 0.05 * SLACK
+            assert live.request("/health").status == 200
+        for thread in threads:
+            thread.join(30)
+        assert [answer.status for answer in answers] == [200, 200]
+        assert live.chat(max_tokens=2).status == 200
+
+
+def test_68_more_completions_than_there_is_room_for(engine: type[fakes.Engine]) -> None:
+    with serving(llm=lambda: AsyncLLM(max_num_seqs=1, max_queued_requests=3)) as live:
+        found = live.chat(n=5)
+        assert (found.status, found.error["param"]) == (400, "n")
+        with held(engine):
+            thread = threading.Thread(target=live.chat, kwargs={"max_tokens": 2, "n": 3})
+            thread.start()
+            until(live.llm._registry.all)
+            found = live.chat(n=2)
+            assert (found.status, found.error["code"]) == (503, "queue_full")
+        thread.join(30)
+
+
+def test_requests_have_ids_and_lines(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ferrule.server")
+    found = live.request("/v1/completions", {"prompt": "A secret", "max_tokens": 3}, headers={"X-Request-Id": "mine-1"})
+    assert found.headers["X-Request-Id"] == "mine-1"
+    bad = live.request(
+        "/v1/completions", {"prompt": "A secret", "temperature": "A secret"}, headers={"X-Request-Id": "a b"}
+    )
+    assert bad.headers["X-Request-Id"] != "a b"
+    first, second = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
+    assert (first["request_id"], first["status"], first["output_tokens"]) == ("mine-1", 200, 3)
+    assert first["model"] == "tiny"
+    assert (second["status"], second["error"]) == (400, "invalid_type")
+    assert "secret" not in json.dumps([first, second])
+
+
+def test_a_stream_answers_a_slow_start_with_comments(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings(keep_alive=0.1)) as live:
+        found: list[Answer] = []
+        with held(engine):
+            thread = threading.Thread(target=lambda: found.append(live.chat(max_tokens=2, stream=True)))
+            thread.start()
+            until(live.llm._registry.all)
+            time.sleep(0.5)
+        thread.join(30)
+        assert found[0].body.startswith(b": ")
+        assert [event["choices"][0]["finish_reason"] for event in events(found[0].body)][-1] == "length"
