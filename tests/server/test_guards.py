@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from ferrule.server import ServerSettings
 from ferrule.server.guards import wire
 from server.live import Answer, Live, events, serving, until
 
+JSON = "Content-Type: application/json"
 KEYS = ("first-key", "sécond-key")
 CHAT = b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":1}'
 
@@ -81,9 +83,7 @@ def test_57_a_body_in_chunks_without_end_is_refused_where_it_becomes_too_large(e
 
     with serving(ServerSettings(max_body_bytes=1 << 20)) as live:
         with live.connect() as client:
-            client.sendall(
-                head("/v1/chat/completions", "Transfer-Encoding: chunked", "Content-Type: application/json").encode()
-            )
+            client.sendall(head("/v1/chat/completions", "Transfer-Encoding: chunked", JSON).encode())
             client.settimeout(0.02)
             said = b""
             for chunk in chunks():
@@ -136,7 +136,8 @@ def test_what_is_no_http(live: Live) -> None:
 
 def paths(live: Live) -> list[tuple[str, str]]:
     """Every path with every method of it, and some that are nothing."""
-    described = live.server.app.openapi()["paths"]
+    app: Any = live.server.config.app
+    described = app.openapi()["paths"]
     known = [(path.replace("{model}", "tiny"), method.upper()) for path in described for method in described[path]]
     return [
         *known,

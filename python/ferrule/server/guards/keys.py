@@ -22,7 +22,7 @@ class Keys(Layer):
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:
         super().__init__(app, server=server)
-        self._digests = [_digest(key) for key in server.settings.api_keys]
+        self._digests = [_digest(key.encode()) for key in server.settings.api_keys]
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError."""
@@ -39,21 +39,26 @@ class Keys(Layer):
             )
 
 
-def _digest(key: str) -> bytes:
+def _digest(key: bytes) -> bytes:
     """Of one length, whatever the key's."""
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+    return hashlib.sha256(key).digest()
 
 
-def _key(scope: Scope) -> str:
+def _key(scope: Scope) -> bytes:
     """What the request brings; empty where it brings nothing."""
     scheme, _, value = (header(scope, "authorization") or "").partition(" ")
     match scheme.lower():
         case "bearer":
-            return value.strip()
+            return _bytes(value.strip())
         case "basic":
             try:
-                return base64.b64decode(value).decode().partition(":")[2]
+                return base64.b64decode(value).partition(b":")[2]
             except (binascii.Error, ValueError):
-                return ""
+                return b""
         case _:
-            return header(scope, "x-api-key") or ""
+            return _bytes(header(scope, "x-api-key") or "")
+
+
+def _bytes(value: str) -> bytes:
+    """A header as it was sent: it is read as if it were Latin-1."""
+    return value.encode("latin-1")

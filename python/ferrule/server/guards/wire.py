@@ -57,7 +57,13 @@ class Wire(H11Protocol):
         hint = found.error_status_hint if isinstance(found, h11.RemoteProtocolError) else 400
         if hint == 431:
             limit = self.config.h11_max_incomplete_event_size
-            self._refuse(ApiError(431, f"the headers have more than {limit} bytes", code="headers_too_large"))
+            self._refuse(
+                ApiError(
+                    431,
+                    f"the headers have more bytes than the limit, max_header_bytes, {limit}",
+                    code="headers_too_large",
+                )
+            )
         else:
             self._refuse(ApiError(400, "the request is not HTTP/1.1", code="invalid_http"))
 
