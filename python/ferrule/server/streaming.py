@@ -29,6 +29,11 @@ def named_event(name: str, body: object) -> bytes:
     return f"event: {name}\n".encode() + b"data: " + encoded(body) + b"\n\n"
 
 
+def line(body: object) -> bytes:
+    """A body as a line of JSON."""
+    return encoded(body) + b"\n"
+
+
 def error_event(error: ApiError) -> bytes:
     """An error within a stream."""
     return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
@@ -124,3 +129,9 @@ class EventStream(Response):
             self._first.cancel()
             await asyncio.wait([self._first])
         await self._events.aclose()
+
+
+class LineStream(EventStream):
+    """The same, of lines of JSON."""
+
+    media_type = "application/x-ndjson"
