@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,7 +115,7 @@ def response(error: ApiError) -> JSONResponse:
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+def renamed(names: Mapping[str, str]) -> Generator[None]:
     """Has errors about parameters name them as an API does that calls them otherwise."""
     try:
         yield

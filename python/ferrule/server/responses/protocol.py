@@ -180,12 +180,10 @@ class ResponsesRequest(Sampling):
     metadata: dict[str, str] | None = None
     """Comes back with the answer."""
     store: bool | None = None
-    """Nothing is stored: true is refused, and so are the next four."""
+    """Nothing is stored: true is refused, and so is what the next three ask for."""
     previous_response_id: str | None = None
     background: bool | None = None
     truncation: str | None = None
-    n: int | None = None
-    prompt_logprobs: None = None
     service_tier: Literal["auto", "default"] | None = None
     """Accepted, and of no effect; so are the next three."""
     user: str | None = None

@@ -77,6 +77,8 @@ def _check(asked: ResponsesRequest) -> None:
         raise unsupported("truncation", "truncation is not disabled; a conversation that is too long is an error")
     if asked.n not in (None, 1):
         raise unsupported("n", "n is not 1; a response is one answer")
+    if asked.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "prompt_logprobs are asked for; a response says nothing of its prompt")
     if asked.stream_options is not None and not asked.stream:
         raise InvalidParameterError("stream_options is given, but stream is not true")
     if asked.stream_options is not None and asked.stream_options.include_usage:
