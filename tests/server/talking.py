@@ -41,7 +41,7 @@ class Talking:
 
 @contextmanager
 def talking(engine: type[fakes.Engine], **settings: Any) -> Generator[Talking]:
-    given = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "ollama": True, **settings}
+    given: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "ollama": True, **settings}
     with serving(ServerSettings(**given)) as live:
         found = Talking(live, engine)
         found.says(ANSWER)

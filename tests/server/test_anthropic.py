@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -166,7 +166,7 @@ def test_pings_fill_silences(engine: type[fakes.Engine]) -> None:
 
 
 @contextmanager
-def held(engine: type[fakes.Engine]) -> Iterator[threading.Event]:
+def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
     """Steps wait for the gate."""
     engine.gate = threading.Event()
     try:

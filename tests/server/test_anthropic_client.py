@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import jsonschema
 import pytest
-from anthropic.types import MessageParam, ToolParam
+from anthropic.types import MessageParam, TextBlockParam, ToolParam
 
 from ferrule import LLM, SamplingParams
 from server.live import Live
@@ -49,11 +49,13 @@ def test_a_message_says_what_the_library_says(client: anthropic.Anthropic, solo:
         [{"role": "system", "content": "Be brief."}, *(dict(message) for message in MESSAGES)],
         SamplingParams(temperature=0, max_tokens=12),
     )[0]
-    for system in ("Be brief.", [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]):
+    block: TextBlockParam = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+    systems: list[str | list[TextBlockParam]] = ["Be brief.", [block]]
+    for system in systems:
         found = client.messages.create(model="tiny", max_tokens=12, system=system, messages=MESSAGES, extra_body=GREEDY)
-        (block,) = found.content
-        assert block.type == "text"
-        assert block.text == expected.outputs[0].text
+        (said,) = found.content
+        assert said.type == "text"
+        assert said.text == expected.outputs[0].text
         assert (found.stop_reason, found.stop_sequence) == ("end_turn", None)
         usage = found.usage
         assert usage.output_tokens == len(expected.outputs[0].token_ids)

@@ -43,7 +43,7 @@ def test_thinking_and_calls(client: ollama.Client) -> None:
     assert [(call.function.name, call.function.arguments) for call in calls] == called
     generated = client.generate("tiny", "Hi", think=True)
     assert generated.thinking == THOUGHT
-    assert generated.response.startswith(SAID)
+    assert (generated.response or "").startswith(SAID)
     raw = client.generate("tiny", "Hi", raw=True)
     assert raw.response == ANSWER
 

@@ -120,7 +120,7 @@ def test_options(client: ollama.Client, solo: LLM) -> None:
     assert (
         client.chat("tiny", MESSAGES, options=options).message.content == solo.chat(MESSAGES, params)[0].outputs[0].text
     )
-    mirostat = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "temperature": 1.0, "seed": 7}
+    mirostat: dict[str, Any] = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "temperature": 1.0, "seed": 7}
     params = SamplingParams(**mirostat, max_tokens=20)
     found = client.chat("tiny", MESSAGES, options={**mirostat, "num_predict": 20})
     assert found.message.content == solo.chat(MESSAGES, params)[0].outputs[0].text

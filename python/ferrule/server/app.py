@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from ferrule import __version__
 from ferrule.async_llm import AsyncLLM
 from ferrule.errors import FerruleError
-from ferrule.server import health
+from ferrule.server import health, metrics
 from ferrule.server.anthropic import routes as messages
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError, api_error, response
@@ -32,6 +32,7 @@ from ferrule.server.validation import invalid_request
 
 ROUTERS = (
     health.router,
+    metrics.router,
     models_routes.router,
     chat.router,
     completions.router,
@@ -61,7 +62,7 @@ def create_app(
     settings = settings or ServerSettings()
     if not isinstance(models, Models):
         models = Models({"tiny": AsyncLLM()} if models is None else models)
-    server = Context(models, settings)
+    server = Context.of(models, settings)
     app = FastAPI(
         title="ferrule",
         version=__version__,

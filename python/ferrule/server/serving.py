@@ -19,6 +19,8 @@ from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+BACKLOG = 2048
+"""Clients that may wait to be let in."""
 LAST_WORDS = 5
 """Seconds that responses have to be written once their requests have ended."""
 
@@ -40,17 +42,15 @@ def serve(
     Raises OSError where the port is taken, and what `load` raises.
     """
     settings = settings or ServerSettings()
+    parent = os.getppid() if exit_with_parent else None
     with contextlib.closing(listen(host, port)) as listener:
         if on_listening is not None:
             on_listening(_url(listener))
-        server = Server(load, settings, host)
-        if exit_with_parent:
-            server.parent = os.getppid()
-        server.run_until_ended(listener)
+        Server(load, settings, host, parent).run_until_ended(listener)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound.
+    """A socket at which clients can come.
 
     Raises OSError where the port is taken.
     """
@@ -59,6 +59,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        # From here on clients can come; they wait until somebody answers.
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -73,13 +75,19 @@ def _url(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn's server, which drains before it closes its door: while it does, newcomers are told so."""
 
-    def __init__(self, load: Callable[[], Mapping[str, AsyncLLM]], settings: ServerSettings, host: str) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Mapping[str, AsyncLLM]],
+        settings: ServerSettings,
+        host: str,
+        parent: int | None = None,
+    ) -> None:
+        """`parent` is the process without which this one ends."""
+        self._parent = parent
         self._load = load
         self._settings = settings
         self.models = Models()
         """Empty until they are loaded."""
-        self.parent: int | None = None
-        """The process without which this one ends."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -95,6 +103,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=settings.max_header_bytes,
                 timeout_graceful_shutdown=LAST_WORDS,
+                backlog=BACKLOG,
             )
         )
 
@@ -111,7 +120,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
-        if self.parent is not None and os.getppid() != self.parent and self._ending is None:
+        if self._parent is not None and os.getppid() != self._parent and self._ending is None:
             self._end()
         return await super().on_tick(counter)
 

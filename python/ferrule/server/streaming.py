@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrule.errors import FerruleError
-from ferrule.server.bodies import encoded
+from ferrule.server.ascii_json import encoded
 from ferrule.server.errors import ApiError, api_error
 from ferrule.server.record import current
 

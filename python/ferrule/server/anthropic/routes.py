@@ -9,7 +9,7 @@ from ferrule.params import SamplingParams
 from ferrule.server.anthropic.answer import PING, Answer, failed
 from ferrule.server.anthropic.conversation import check_thinking, conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Message, MessagesRequest, TokenCount
-from ferrule.server.bodies import json_response
+from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import check_reasons, prepare
 from ferrule.server.errors import renamed

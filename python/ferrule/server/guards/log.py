@@ -68,6 +68,7 @@ class RequestLog(Layer):
                 await response(failure)(scope, receive, send_named)
         finally:
             current.reset(token)
+            self.server.tally.note(record, status or GONE)
             level = logging.DEBUG if route_path(scope) in POLLED and status < 400 else logging.INFO
             LOGGER.log(level, "request", extra={"fields": _fields(scope, record, status or GONE)})
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrule import __version__
-from ferrule.server.bodies import json_response
+from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.encoding import check_encodes, check_texts, in_time
 from ferrule.server.errors import ApiError

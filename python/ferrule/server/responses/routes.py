@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from ferrule.errors import InvalidParameterError
 from ferrule.prompt import TokensPrompt
-from ferrule.server.bodies import json_response
+from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare
 from ferrule.server.errors import renamed, unsupported

@@ -1,0 +1,247 @@
+"""Clients that go, servers that end, engines that die: FAULTS rows 69 to 72, 75 and 76 over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import fakes
+from event_loop import SLACK
+from ferrule import AsyncLLM
+from ferrule.server import ServerSettings
+from server.live import Answer, Live, serving, until
+
+LONG = {"max_tokens": 2000, "ignore_eos": True}
+PROGRAM = """
+import sys, fakes
+fakes.install()
+fakes.Engine.step_seconds = 0.01
+from ferrule.cli import main
+sys.exit(main())
+"""
+
+
+def ask(live: Live, **fields: object) -> socket.socket:
+    """A request whose answer is not read."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], **LONG, **fields}).encode()
+    client = live.connect()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+    return client
+
+
+def fake_of(live: Live) -> fakes.Engine:
+    found = live.llm._driver._engine
+    assert isinstance(found, fakes.Engine)
+    return found
+
+
+def all_free(live: Live) -> bool:
+    return not fake_of(live).running and not live.llm._registry.all() and not live.llm._registry._sequences
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 4])
+def test_69_a_client_that_goes_takes_its_request_along(live: Live, n: int, stream: bool) -> None:
+    with ask(live, stream=stream, n=n) as client:
+        until(lambda: fake_of(live).running)
+        if stream:
+            client.recv(100)
+    until(lambda: all_free(live))
+    assert live.chat(max_tokens=1).status == 200
+
+
+def test_69_a_client_that_goes_before_it_began(engine: type[fakes.Engine]) -> None:
+    engine.gate = threading.Event()
+    with serving(llm=lambda: AsyncLLM(max_num_seqs=1)) as live:
+        try:
+            with ask(live, stream=True):
+                until(live.llm._registry.all)
+            until(lambda: not live.llm._registry.all())
+        finally:
+            engine.gate.set()
+        until(lambda: all_free(live))
+
+
+def test_69_a_client_that_goes_in_prefill(engine: type[fakes.Engine]) -> None:
+    engine.prefill_chunk, engine.step_seconds = 8, 0.01
+    with serving() as live:
+        with ask(live, messages=[{"role": "user", "content": "word " * 1000}]):
+            until(lambda: any(sequence.computed for sequence in fake_of(live).running.values()))
+        until(lambda: all_free(live))
+
+
+def test_70_a_client_that_never_reads(live: Live) -> None:
+    with ask(live, stream=True, logprobs=True, top_logprobs=20):
+        # It goes on to its end, and what it says waits in the request itself.
+        until(lambda: not fake_of(live).running)
+        assert live.chat(max_tokens=3).status == 200
+    until(lambda: all_free(live))
+
+
+def test_71_a_request_whose_logits_are_not_finite_fails_alone(live: Live) -> None:
+    good = live.chat(max_tokens=5, seed=1).json["choices"]
+    fake_of(live).bad_prompt = live.llm.tokenize("Bad")
+    for stream in (False, True):
+        found = live.complete("Bad", max_tokens=5, stream=stream)
+        assert (found.status, found.error["code"]) == (503, "engine_unavailable")
+        assert "not finite" in found.error["message"]
+    assert live.request("/health").status == 200
+    assert live.chat(max_tokens=5, seed=1).json["choices"] == good
+
+
+def test_72_a_worker_that_panics_ends_the_server_s_health(engine: type[fakes.Engine], live: Live) -> None:
+    engine.step_seconds = 0.01
+    with ask(live, stream=True) as client:
+        said = client.recv(1 << 16)
+        fake_of(live).dies_at = fake_of(live).steps + 5
+        begun = time.monotonic()
+        until(lambda: live.request("/health").status == 503)
+        assert time.monotonic() - begun < 2 * SLACK
+        while piece := client.recv(1 << 16):
+            said += piece
+            if b"[DONE]" in said or b"0\r\n\r\n" in said:
+                break
+    assert b'"code": "engine_unavailable"' in said
+    found = live.chat(max_tokens=1)
+    assert (found.status, found.error["code"]) == (503, "engine_unavailable")
+    assert live.request("/health").error["code"] == "engine_unavailable"
+
+
+def test_a_request_s_time(engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.01
+    with serving(ServerSettings(request_timeout=0.3)) as live:
+        found = live.chat(**LONG)
+        assert (found.status, found.error["code"]) == (503, "deadline_exceeded")
+        found = live.chat(**LONG, stream=True)
+        assert found.status == 200
+        *_, last = found.body.strip().split(b"\n\n")
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
+        assert b'"content"' in found.body
+        until(lambda: all_free(live))
+        body = {"prompt": "Hi", **LONG}
+        begun = time.monotonic()
+        found = live.request("/v1/completions", body, headers={"X-Request-Timeout": "0.05"})
+        assert found.error["code"] == "deadline_exceeded"
+        assert time.monotonic() - begun < 0.3 + 0.05 * SLACK
+        assert live.chat(max_tokens=1).status == 200
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`ferrule serve` on a fake engine, and its URL."""
+    command = [sys.executable, "-c", PROGRAM, "serve", "--port", "0", *arguments]
+    tests = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=tests, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = json.loads(process.stderr.readline())
+            assert line["event"] == "listening"
+            yield process, line["url"]
+        finally:
+            process.kill()
+
+
+def live_at(url: str) -> Live:
+    """What asks a server in another process."""
+    return Live(None, int(url.rpartition(":")[2]), None, threading.current_thread())  # type: ignore[arg-type]
+
+
+def streams(live: Live, count: int) -> list[socket.socket]:
+    """Requests that have begun to be answered."""
+    until(lambda: live.request("/health").status == 200)
+    found = [ask(live, stream=True) for _ in range(count)]
+    for client in found:
+        client.recv(10)
+    return found
+
+
+def rest(client: socket.socket) -> bytes:
+    said = b""
+    with client:
+        while piece := client.recv(1 << 16):
+            said += piece
+    return said
+
+
+def test_75_sigterm_refuses_drains_and_aborts_with_a_reason() -> None:
+    with program("--drain-timeout", "1") as (process, url):
+        live = live_at(url)
+        clients = streams(live, 8)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        until(lambda: live.request("/health").status == 503)
+        assert live.request("/health").error["code"] == "draining"
+        found = live.chat(max_tokens=1)
+        assert (found.status, found.error["code"]) == (503, "draining")
+        for client in clients:
+            assert b'"code": "draining"' in rest(client)
+        assert process.wait(30) == 0
+        assert time.monotonic() - begun < 1 + 2 * SLACK
+
+
+def test_75_what_ends_in_time_ends_as_if_nothing_were() -> None:
+    with program("--drain-timeout", "30") as (process, url):
+        live = live_at(url)
+        until(lambda: live.request("/health").status == 200)
+        expected = live.chat(max_tokens=40, seed=1).json["choices"]
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(live.chat(max_tokens=40, seed=1)))
+        thread.start()
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        thread.join(30)
+        assert answers[0].json["choices"] == expected
+        assert process.wait(30) == 0
+
+
+def test_75_a_second_signal_does_not_wait() -> None:
+    with program("--drain-timeout", "600") as (process, url):
+        clients = streams(live_at(url), 2)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        for client in clients:
+            client.close()
+
+
+def test_76_a_server_ends_with_its_parent() -> None:
+    parent = f"""
+import subprocess, sys, time
+with subprocess.Popen({[sys.executable, "-c", PROGRAM, "serve", "--port", "0", "--exit-with-parent"]!r}) as child:
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+    tests = Path(__file__).parents[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], cwd=tests, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        child = int(process.stdout.readline())
+        assert json.loads(process.stderr.readline())["event"] == "listening"
+        process.kill()
+        # It says so where the parent's stderr was, and ends.
+        assert '"draining"' in process.stderr.read()
+    until(lambda: not _runs(child))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Whoever adopted it may not have asked how it ended yet.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
