@@ -18,7 +18,7 @@ from ferrule.server.anthropic.protocol import (
     ToolUseContent,
 )
 from ferrule.server.errors import ApiError
-from ferrule.server.generation import Generation, message_of, prompt_ids, steps
+from ferrule.server.generation import Generation, finished, message_of, prompt_ids, steps
 from ferrule.server.parts import Part, PartEvent, Parts, call_input
 from ferrule.server.streaming import named_event
 
@@ -65,8 +65,7 @@ class Answer:
                 for new in step.choices:
                     for happened in self._parts.add(new):
                         yield _told(happened)
-        if output is None:
-            raise RuntimeError(f"the request {self.generation.request_id} ended without an end")
+        output = finished(self.generation, output)
         for happened in self._parts.end():
             yield _told(happened)
         reason, sequence = self._stop(output.outputs[0])

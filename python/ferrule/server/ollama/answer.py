@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule.outputs import RequestOutput, TokenLogprobs
-from ferrule.server.generation import Generation, message_of, steps
+from ferrule.server.generation import Generation, finished, message_of, steps
 from ferrule.server.ollama.protocol import (
     CallOut,
     ChatResponse,
@@ -61,8 +61,7 @@ class Answer:
                             yield line(self._body(thinking=happened.text))
                         elif happened.what == "closed" and happened.part.kind == "call":
                             yield line(self._body(calls=[happened.part]))
-        if output is None:
-            raise RuntimeError(f"the request {self.generation.request_id} ended without an end")
+        output = finished(self.generation, output)
         for happened in parts.end():
             if happened.part.kind == "call":
                 yield line(self._body(calls=[happened.part]))

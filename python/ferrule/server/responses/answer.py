@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.errors import ApiError
-from ferrule.server.generation import Generation, message_of, steps
+from ferrule.server.generation import Generation, finished, message_of, steps
 from ferrule.server.openai.protocol import TokenLogprob
 from ferrule.server.openai.shapes import token_logprob
 from ferrule.server.parts import Part, PartEvent, Parts
@@ -71,9 +71,7 @@ class Answer:
                     for happened in self._parts.add(new):
                         for each in self._told(happened, "completed"):
                             yield each
-        if output is None:
-            raise RuntimeError(f"the request {self.generation.request_id} ended without an end")
-        body = self._ended(output)
+        body = self._ended(finished(self.generation, output))
         for happened in self._parts.end():
             for each in self._told(happened, "completed" if body.status == "completed" else "incomplete"):
                 yield each
