@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ferrule import AsyncLLM
@@ -39,9 +39,9 @@ class Live:
 
     server: Server
     port: int
-    llm: AsyncLLM
+    llm: Any
+    """The AsyncLLM, once it is loaded."""
     thread: threading.Thread
-    failures: list[BaseException] = field(default_factory=list[BaseException])
 
     @property
     def url(self) -> str:
@@ -95,8 +95,9 @@ def serving(
     *,
     names: tuple[str, ...] = ("tiny",),
     llm: Callable[[], AsyncLLM] = AsyncLLM,
+    ready: bool = True,
 ) -> Generator[Live]:
-    """A server of one model, ready."""
+    """A server of one model, which it has loaded if it is to be ready."""
     made: list[AsyncLLM] = []
 
     def load() -> dict[str, AsyncLLM]:
@@ -116,9 +117,9 @@ def serving(
     thread = threading.Thread(target=run, name="server")
     thread.start()
     try:
-        until(lambda: failures or (made and server.models.ready and server.started))
+        until(lambda: failures or (server.started and (server.models.ready or not ready)))
         assert not failures
-        yield Live(server, listener.getsockname()[1], made[0], thread, failures)
+        yield Live(server, listener.getsockname()[1], made[0] if made else None, thread)
     finally:
         if thread.is_alive():
             server.handle_exit(15, None)

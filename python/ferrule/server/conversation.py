@@ -21,6 +21,7 @@ from ferrule.server.settings import ServerSettings
 from ferrule.structured import StructuredOutputsParams
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
+DEFINITIONS = "#/$defs/"
 FORCED_FORM = "llama3_json"
 """The parser that reads a JSON list of calls."""
 
@@ -145,21 +146,49 @@ def calls_structure(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Str
             "type": "object",
             "properties": {
                 "name": {"const": tool["function"]["name"]},
-                "arguments": tool["function"].get("parameters") or {"type": "object"},
+                "arguments": {"$ref": f"{DEFINITIONS}{index}"},
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for index, tool in enumerate(tools)
     ]
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+        "$defs": _definitions(tools),
     }
     one_or_more = schema if several else {**schema, "maxItems": 1}
     # Given the choice, small models write white space for ever.
     return StructuredOutputsParams(json=one_or_more, disable_any_whitespace=True)
+
+
+def _definitions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The schemas of arguments, with their references to themselves led to where they stand now.
+
+    Raises InvalidParameterError.
+    """
+    definitions: dict[str, Any] = {}
+    for index, tool in enumerate(tools):
+        try:
+            definitions[str(index)] = _moved(tool["function"].get("parameters") or {"type": "object"}, index)
+        except RecursionError:
+            raise InvalidParameterError(f"tools[{index}].function.parameters is nested too deeply") from None
+    return definitions
+
+
+def _moved(schema: object, index: int) -> object:
+    if isinstance(schema, Mapping):
+        return {
+            key: f"{DEFINITIONS}{index}{value[1:]}"
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value, index)
+            for key, value in cast("Mapping[str, object]", schema).items()
+        }
+    if isinstance(schema, list):
+        return [_moved(value, index) for value in cast("list[object]", schema)]
+    return schema
 
 
 def _named(choice: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:

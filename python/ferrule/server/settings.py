@@ -9,7 +9,10 @@ from typing import cast
 
 from ferrule.checks import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
+from ferrule.parsers import MessageFormat
 
+AUTO = "auto"
+"""The parser that a model's chat template tells."""
 MAX_SECONDS = 1e6
 """Limit of times."""
 MAX_BODY = 1 << 30
@@ -46,9 +49,9 @@ class ServerSettings:
     """Seconds of silence in a stream after which a comment shows that it lives."""
     metrics_prefix: str = "ferrule:"
     """Of the names at /metrics; `vllm:` fits dashboards that know vLLM's."""
-    tool_call_parser: str | None = "auto"
+    tool_call_parser: str | None = AUTO
     """How models write tool calls: a name of `ferrule.parsers`, what the chat template tells, or None for no tools."""
-    reasoning_parser: str | None = "auto"
+    reasoning_parser: str | None = AUTO
     """Likewise, for reasoning."""
     lora_dir: str | None = None
     """The directory below which adapters may be loaded while the server runs; None: none may."""
@@ -70,6 +73,8 @@ class ServerSettings:
             check_number("request_timeout", self.request_timeout, 0, MAX_SECONDS, above_low=True)
         if self.max_concurrent_requests is not None:
             check_whole("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
+        # Names that no parser has.
+        MessageFormat(*(None if name == AUTO else name for name in (self.tool_call_parser, self.reasoning_parser)))
         if _PREFIX.fullmatch(self.metrics_prefix) is None:
             limit = "letters, digits, _ and :, not beginning with a digit"
             raise InvalidParameterError(f"metrics_prefix is {shown(self.metrics_prefix)}; it must be {limit}")

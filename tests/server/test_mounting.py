@@ -1,0 +1,175 @@
+"""The server within a program of one's own, several models, and adapters that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+import fakes
+from conftest import TINY
+from ferrule import AsyncLLM
+from ferrule.cli import main
+from ferrule.errors import InvalidParameterError
+from ferrule.server import Models, ServerSettings, create_app, serve
+from lora_files import random_adapter
+from server.live import Live, listen, serving, until
+
+SECRET = {"X-Api-Key": "secret"}
+
+
+def test_mounted_in_an_application_that_has_a_lifespan(engine: type[fakes.Engine]) -> None:
+    models = Models()
+    closed: list[bool] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:
+        async with AsyncLLM() as llm:
+            models.set({"mine": llm})
+            yield
+        closed.append(True)
+
+    app = FastAPI(lifespan=lifespan)
+    app.mount("/llm", create_app(models, ServerSettings(api_keys=["secret"])))
+
+    @app.get("/own")
+    async def own() -> str:
+        return "own"
+
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        live = Live(None, listener.getsockname()[1], None, thread)  # type: ignore[arg-type]
+        until(lambda: server.started)
+        assert live.request("/own").json == "own"
+        assert live.request("/llm/health").json == {"status": "ok"}
+        assert live.request("/llm/v1/models").status == 401
+        assert live.request("/llm/v1/models", headers=SECRET).json["data"][0]["id"] == "mine"
+        body = {"prompt": "Hi", "max_tokens": 3, "stream": True}
+        assert live.request("/llm/v1/completions", body, headers=SECRET).status == 200
+        page = live.request("/llm/", headers=SECRET)
+        assert page.status == 200
+        assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+    assert closed
+
+
+def test_no_models_yet(engine: type[fakes.Engine]) -> None:
+    gate = threading.Event()
+
+    def load() -> AsyncLLM:
+        gate.wait(30)
+        return AsyncLLM()
+
+    with serving(llm=load, ready=False) as live:
+        try:
+            for answer in (live.request("/health"), live.chat(), live.request("/v1/models")):
+                assert (answer.status, answer.error["code"]) == (503, "loading")
+                assert answer.headers["Retry-After"]
+            assert live.request("/metrics").status == 200
+        finally:
+            gate.set()
+        until(lambda: live.request("/health").status == 200)
+
+
+def test_what_loading_raises_ends_the_server() -> None:
+    def load() -> dict[str, AsyncLLM]:
+        raise InvalidParameterError("no such thing")
+
+    urls: list[str] = []
+    with pytest.raises(InvalidParameterError, match="no such thing"):
+        serve(load, port=0, on_listening=urls.append)
+    assert urls[0].startswith("http://127.0.0.1:")
+
+
+def test_63_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(listen("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+
+
+USAGE: list[tuple[list[str], str]] = [
+    (["--port", "70000"], "70000 is not in the range"),
+    (["--model", "a"], "'a' is no name and value"),
+    (["--model", "a=/no/such/model"], "no directory /no/such/model"),
+    (["/no/such/model"], "no directory /no/such/model"),
+    (["--metrics-prefix", "a b"], "metrics_prefix is 'a b'"),
+    (["--request-timeout", "-1"], "request_timeout is -1.0"),
+    (["--api-key", " a"], "api_keys[0] must be"),
+    (["--threads", "0"], "0 is not in the range"),
+    (["--tool-call-parser", "nonsense"], "tool_call_parser is 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE)
+def test_63_a_bad_command_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_models_by_name(engine: type[fakes.Engine]) -> None:
+    with serving(names=("first", "second")) as live:
+        assert [card["id"] for card in live.request("/v1/models").json["data"]] == ["first", "second"]
+        assert live.chat(max_tokens=1).json["model"] == "first"
+        assert live.chat(max_tokens=1, model="second").json["model"] == "second"
+        assert live.request("/v1/models/second").json["id"] == "second"
+        assert live.request("/v1/models/se%2Fcond").status == 404
+
+
+def test_the_page(live: Live) -> None:
+    found = live.request("/")
+    assert found.status == 200
+    policy = found.headers["Content-Security-Policy"].split("; ")
+    assert "default-src 'none'" in policy
+    assert not [rule for rule in policy if "unsafe" in rule or "*" in rule or "http" in rule]
+    assert found.headers["X-Content-Type-Options"] == "nosniff"
+    for path in ("/../app.py", "/%2e%2e/app.py", "/..%2fapp.py", "/none.js"):
+        assert live.request(path).status == 404
+    assert live.request("/", b"{}").status == 404
+    with serving(ServerSettings(page=False)) as closed:
+        assert closed.request("/").status == 404
+
+
+@pytest.mark.native
+def test_adapters_come_and_go(tmp_path: Path) -> None:
+    random_adapter(tmp_path / "adapters" / "mine", TINY, seed=1, alpha=64)
+    random_adapter(tmp_path / "outside", TINY, seed=2)
+    (tmp_path / "adapters" / "link").symlink_to(tmp_path / "outside")
+    with serving(ServerSettings(lora_dir=str(tmp_path / "adapters"))) as live:
+        plain = live.complete(temperature=0, max_tokens=8).json["choices"][0]["text"]
+        load = {"lora_name": "mine", "lora_path": "mine"}
+        found = live.request("/v1/load_lora_adapter", load)
+        assert (found.status, found.json["parent"]) == (200, "tiny")
+        assert [card["id"] for card in live.request("/v1/models").json["data"]] == ["tiny", "mine"]
+        answer = live.complete(model="mine", temperature=0, max_tokens=8).json
+        assert answer["model"] == "mine"
+        assert answer["choices"][0]["text"] != plain
+        assert live.request("/v1/load_lora_adapter", load).error["param"] == "lora_name"
+        assert live.request("/v1/unload_lora_adapter", {"lora_name": "tiny"}).status == 400
+        assert live.request("/v1/embeddings", {"model": "mine", "input": "a"}).error["param"] == "model"
+        assert live.request("/v1/unload_lora_adapter", {"lora_name": "mine"}).status == 200
+        assert live.complete(model="mine").status == 404
+        for path in ("../outside", str(tmp_path / "outside"), "link", "a\0b"):
+            found = live.request("/v1/load_lora_adapter", {"lora_name": "other", "lora_path": path})
+            assert (found.status, found.error["param"]) == (403, "lora_path"), path
+        found = live.request("/v1/load_lora_adapter", {"lora_name": "other", "lora_path": "none"})
+        assert found.status == 404
+
+
+def test_adapters_are_closed_by_default(live: Live) -> None:
+    found = live.request("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/etc"})
+    assert (found.status, found.error["code"]) == (403, "adapters_closed")

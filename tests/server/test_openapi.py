@@ -1,0 +1,72 @@
+"""The server against its own description: whatever a client sends, no answer is a defect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import APIOperation, Case, GenerationMode
+
+from ferrule import AsyncLLM
+from ferrule.server import Models, create_app
+from ferrule.server.openai.protocol import ErrorResponse
+from server.live import Live, serving
+
+DESCRIPTION: dict[str, Any] = create_app(Models()).openapi()
+OPERATIONS: list[APIOperation[Any]] = [
+    found.ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
+]
+EXAMPLES = 25
+"""Of each operation and mode; a minute for all of them."""
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Live]:
+    """A context so short that whatever is asked ends soon."""
+    with serving(llm=lambda: AsyncLLM(max_model_len=48)) as live:
+        yield live
+
+
+def test_what_is_described() -> None:
+    paths = DESCRIPTION["paths"]
+    expected = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/models", "/tokenize"}
+    assert expected <= paths.keys()
+    chat = DESCRIPTION["components"]["schemas"]["ChatCompletionRequest"]
+    assert chat["additionalProperties"] is False
+    assert chat["required"] == ["messages"]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("operation", "mode"),
+    [
+        (operation, mode)
+        for operation in OPERATIONS
+        for mode in GenerationMode
+        if operation.method == "post" or mode is GenerationMode.POSITIVE  # without a body nothing can be wrong
+    ],
+    ids=str,
+)
+def test_no_answer_is_a_defect(small: Live, operation: APIOperation[Any], mode: GenerationMode) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def ask(data: st.DataObject) -> None:
+        case: Case = data.draw(operation.as_strategy(generation_mode=mode))
+        answer = case.call(base_url=small.url, timeout=60)
+        assert answer.status_code < 500 or answer.status_code == 503, (case.as_curl_command(), answer.text)
+        if answer.status_code >= 400:
+            ErrorResponse.model_validate_json(answer.content)
+
+    ask()
+    assert small.request("/health").status == 200

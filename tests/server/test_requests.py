@@ -1,0 +1,300 @@
+"""What requests may ask, and what they are told: FAULTS rows 41 and 44 to 56 and 62 over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import fakes
+from ferrule import AsyncLLM, SamplingParams, StructuredOutputsParams
+from ferrule.server import ServerSettings
+from ferrule.server.openai.sampling import OTHERWISE, Sampling, StructuredOutputs
+from server.live import Answer, Live, events, serving
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def shared(tiny: Live) -> Live:
+    """The engine itself, for what it refuses."""
+    return tiny
+
+
+def test_every_parameter_of_the_library_can_be_asked_for() -> None:
+    assert Sampling.model_fields.keys() | OTHERWISE == {field.name for field in fields(SamplingParams)}
+    assert not Sampling.model_fields.keys() & OTHERWISE
+    names = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
+    assert names == {field.name for field in fields(StructuredOutputsParams)}
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("46", {"temperature": -1}, "temperature"),
+    ("46", {"temperature": 1e308}, "temperature"),
+    ("46", {"temperature": float("nan")}, "temperature"),
+    ("47", {"top_p": -1}, "top_p"),
+    ("47", {"top_p": 2}, "top_p"),
+    ("47", {"min_p": 2}, "min_p"),
+    ("47", {"repetition_penalty": 0}, "repetition_penalty"),
+    ("48", {"top_k": -5}, "top_k"),
+    ("48", {"top_k": 2**63}, "top_k"),
+    ("49", {"n": 10**9}, "n"),
+    ("50", {"max_tokens": -1}, "max_tokens"),
+    ("50", {"max_tokens": 2**63}, "max_tokens"),
+    ("51", {"logit_bias": {"-1": 1}}, "logit_bias"),
+    ("51", {"logit_bias": {"4096": 1}}, "logit_bias"),
+    ("51", {"stop_token_ids": [4096]}, "stop_token_ids"),
+    ("51", {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ("52", {"stop": ""}, "stop[0]"),
+    ("52", {"stop": ["a"] * 100_000}, "stop"),
+    ("54", {"structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs.json"),
+    ("54", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ("54", {"structured_outputs": {"grammar": "start: start start"}}, "structured_outputs.grammar"),
+    ("54", {"structured_outputs": {}}, "structured_outputs"),
+    ("54", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ("54", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ("55", {"audio": None}, "audio"),
+    ("55", {"functions": []}, "functions"),
+    ("55", {"logits_processors": []}, "logits_processors"),
+    ("55", {"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
+    ("55", {"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
+    ("", {"priority": 2**40}, "priority"),
+    ("", {"cache_salt": ""}, "prompt"),
+    ("", {"seed": -1}, "seed"),
+    ("", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+]
+CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
+    ("44", {"chat_template_kwargs": {"messages": []}}, "messages"),
+    ("45", {"chat_template": "{{ raise_exception('no such thing') }}"}, "messages"),
+    ("49", {"logprobs": True, "top_logprobs": 10**6}, "logprobs"),
+    ("52", {"messages": []}, "messages"),
+    (
+        "62",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]},
+        "messages",
+    ),
+    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "prompt"),
+    ("", {"messages": "Hi"}, "messages"),
+    ("", {"messages": [{"content": "Hi"}]}, "messages"),
+    ("", {"tool_choice": "required"}, "tool_choice"),
+    ("", {"tool_choice": "sometimes"}, "tool_choice"),
+    (
+        "",
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice.function.name",
+    ),
+    ("", {"tools": [TOOL, TOOL], "tool_choice": "required"}, "tools[1]"),
+    ("", {"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ("", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
+    ("", {"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+    ("", {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+]
+COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
+    ("49", {"logprobs": 10**6}, "logprobs"),
+    ("49", {"prompt_logprobs": 10**6}, "prompt_logprobs"),
+    ("51", {"prompt": [1, 4096]}, "prompt"),
+    ("51", {"prompt": [-1]}, "prompt"),
+    ("52", {"prompt": ""}, "prompt"),
+    ("52", {"prompt": []}, "prompt"),
+    ("53", {"prompt": [5] * 3000}, "prompt"),
+    ("", {"prompt": ["a"] * 2000}, "prompt"),
+    ("", {"prompt": {"text": "a"}}, "prompt"),
+    ("", {"suffix": "b"}, "prompt"),
+    ("", {"suffix": "b", "echo": True}, "echo"),
+    ("", {"suffix": "b", "prompt": [5]}, "suffix"),
+    ("", {"max_tokens": 0}, "max_tokens"),
+    ("", {"tools": [TOOL]}, "tools"),
+]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        *(("/v1/chat/completions", asked, param) for _, asked, param in REFUSED + CHAT_ALONE),
+        *(("/v1/completions", asked, param) for _, asked, param in REFUSED + COMPLETIONS_ALONE),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    shared: Live, path: str, asked: dict[str, Any], param: str, stream: bool
+) -> None:
+    plain = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
+    text = json.dumps({**plain, "stream": stream, **asked}).replace("\\\\ud800", "\\ud800")
+    found = shared.request(path, text.encode())
+    assert found.status == 400, found.body
+    assert found.error["param"] == param, found.error
+    assert found.error["type"] == "invalid_request_error"
+    assert len(found.error["message"]) < 1000
+
+
+NO_JSON: list[bytes] = [b"{:", b"", b"[" * 100_000, b'{"messages":' + b"[" * 100_000, b"null", b"[]", b'"a"', b"\xff"]
+
+
+@pytest.mark.parametrize("body", [*NO_JSON, b'{"prompt": 1' + b"0" * 100_000 + b"}"], ids=lambda body: str(body[:15]))
+def test_56_what_is_no_json(live: Live, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/embeddings"):
+        found = live.request(path, body)
+        assert found.status == 400
+        assert found.error["message"]
+    assert live.request("/v1/completions", b"{}", headers={"Content-Type": "text/plain"}).status == 400
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 700, 800, 850, 900, 950, 980, 990])
+def test_56_what_is_nested_deeply(live: Live, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    message = f'{{"role": "user", "content": "Hi", "x": {nested}}}'
+    tool = f'{{"type": "function", "function": {{"name": "a", "parameters": {{"a": {nested}}}}}}}'
+    for asked in (
+        f'"messages": {nested}',
+        f'"messages": [{message}]',
+        f'"messages": [], "temperature": {nested}',
+        f'"messages": [], "chat_template_kwargs": {{"a": {nested}}}',
+        f'"messages": [{{"role": "user", "content": "Hi"}}], "tools": [{tool}], "tool_choice": "required"',
+        f'"messages": [], "response_format": {{"type": "json_schema", "json_schema": {{"schema": {nested}}}}}',
+    ):
+        found = live.request("/v1/chat/completions", f'{{{asked}, "max_tokens": 1}}'.encode())
+        assert found.status in (200, 400), asked[:200]
+
+
+def test_53_a_prompt_that_is_too_long_is_told_at_once(engine: type[fakes.Engine]) -> None:
+    with serving(llm=lambda: AsyncLLM(max_num_seqs=1, max_queued_requests=1)) as live:
+        found = live.complete([5] * 2048, max_tokens=1)
+        assert (found.status, found.error["param"]) == (400, "prompt")
+        assert "2048 tokens" in found.error["message"]
+
+
+def test_62_a_model_that_is_not_there(live: Live) -> None:
+    bodies = {
+        "/v1/chat/completions": {"messages": []},
+        "/v1/completions": {"prompt": "a"},
+        "/tokenize": {"prompt": "a"},
+    }
+    bodies |= {"/v1/embeddings": {"input": "a"}, "/v1/rerank": {"query": "a", "documents": ["b"]}}
+    for path, body in bodies.items():
+        found = live.request(path, {**body, "model": "none"})
+        assert (found.status, found.error["code"], found.error["param"]) == (404, "model_not_found", "model")
+
+
+def said_by(engine: type[fakes.Engine], live: Live, text: str) -> None:
+    """Makes the engine say this, and end."""
+    tokens = [*live.llm.tokenize(text, add_special_tokens=False), 2]
+    live.llm._driver._engine.__class__.script = staticmethod(lambda _prompt: tokens)  # type: ignore[attr-defined]
+
+
+def deltas(answer: Answer) -> Iterator[dict[str, Any]]:
+    for event in events(answer.body):
+        yield from event["choices"]
+
+
+def test_41_a_character_of_several_tokens_is_never_cut(live: Live, engine: type[fakes.Engine]) -> None:
+    text = "Grüße 👩‍👩‍👧‍👦 漢字 🎉"
+    engine.step_seconds = 0.005  # time to read each
+    said_by(engine, live, text)
+    texts = [choice["delta"].get("content", "") for choice in deltas(live.chat(stream=True))]
+    assert "".join(texts) == text
+    assert "\ufffd" not in "".join(texts)
+    assert len(texts) > 5
+
+
+@pytest.fixture
+def parsing(engine: type[fakes.Engine]) -> Iterator[Live]:
+    with serving(ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")) as live:
+        yield live
+
+
+CALLS = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>\n' * 2
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_calls_and_reasoning_are_told_apart(parsing: Live, engine: type[fakes.Engine], parallel: bool | None) -> None:
+    said_by(engine, parsing, f"<think>Hm.</think>Let us see. {CALLS}")
+    asked: dict[str, Any] = {"tools": [TOOL, OTHER], "parallel_tool_calls": parallel, "seed": 1}
+    (choice,) = parsing.chat(**asked).json["choices"]
+    message = choice["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert message["content"].strip() == "Let us see."
+    assert choice["finish_reason"] == "tool_calls"
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"a": 1}'} for _ in range(1 if parallel is False else 2)
+    ]
+    for n in (1, 2):
+        found: dict[int, dict[str, Any]] = {}
+        for delta in deltas(parsing.chat(**asked, stream=True, n=n)):
+            into = found.setdefault(delta["index"], {"content": "", "reasoning_content": "", "calls": {}})
+            for part in ("content", "reasoning_content"):
+                into[part] += delta["delta"].get(part) or ""
+            for call in delta["delta"].get("tool_calls", ()):
+                known = into["calls"].setdefault(call["index"], {"id": call.get("id"), "arguments": ""})
+                known["arguments"] += call["function"]["arguments"]
+            into["end"] = delta["finish_reason"]
+        assert len(found) == n
+        for into in found.values():
+            assert into["reasoning_content"] == "Hm."
+            assert into["content"] == message["content"]
+            assert into["end"] == "tool_calls"
+            assert [call["arguments"] for call in into["calls"].values()] == ['{"a": 1}'] * len(message["tool_calls"])
+            assert all(call["id"] for call in into["calls"].values())
+
+
+def test_without_tools_nothing_is_a_call(parsing: Live, engine: type[fakes.Engine]) -> None:
+    said_by(engine, parsing, CALLS)
+    for asked in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        (choice,) = parsing.chat(**asked).json["choices"]
+        assert choice["message"]["content"] == CALLS
+        assert choice["finish_reason"] == "stop"
+
+
+def test_a_forced_call_is_held_to_the_tools(live: Live, engine: type[fakes.Engine]) -> None:
+    """The fake follows no grammar: what it was told is what counts, and a cut-off call is no content."""
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    said_by(engine, live, '[{"name":"weather","arguments":{"a":1}},{"na')
+    asked: dict[str, Any] = {"tools": [tool, OTHER], "tool_choice": "required"}
+    (choice,) = live.chat(**asked).json["choices"]
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"a":1}'}
+
+
+@pytest.mark.native
+def test_a_tool_s_definitions_are_found(shared: Live) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"A": {"enum": [7]}},
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("b", "c")]
+    found = shared.chat(tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    (call,) = found.json["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 7}
+
+
+@pytest.mark.native
+def test_tokenize_and_back(shared: Live) -> None:
+    found = shared.request("/tokenize", {"prompt": "The capital", "return_token_strs": True}).json
+    assert found["token_strs"] == ["The", " capital"]
+    assert (found["count"], found["max_model_len"]) == (2, 2048)
+    assert shared.request("/detokenize", {"tokens": found["tokens"]}).json == {"prompt": "The capital"}
+    chat = shared.request("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json["tokens"]
+    assert shared.chat(max_tokens=1, return_token_ids=True).json["prompt_token_ids"] == chat
+    for body in ({}, {"prompt": "a", "messages": []}, {"messages": [], "add_special_tokens": True}):
+        assert shared.request("/tokenize", body).status == 400
+    assert shared.request("/detokenize", {"tokens": [4096]}).status == 400
+
+
+@pytest.mark.native
+def test_rerank(shared: Live) -> None:
+    documents = ["Paris is the capital of France.", "Dogs bark.", "France has a capital."]
+    found = shared.request("/v1/rerank", {"query": "capital", "documents": documents, "top_n": 2}).json["results"]
+    assert len(found) == 2
+    assert found[0]["relevance_score"] >= found[1]["relevance_score"]
+    assert all(each["document"]["text"] == documents[each["index"]] for each in found)
+    found = shared.request("/v1/rerank", {"query": "capital", "documents": documents, "return_documents": False}).json
+    assert "document" not in found["results"][0]
