@@ -17,7 +17,7 @@ from ferrule.server import ServerSettings
 from ferrule.server.anthropic.answer import PING
 from ferrule.server.anthropic.conversation import conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest
-from ferrule.server.parts import INVALID_JSON, call_input
+from ferrule.server.parts import INVALID_JSON
 from server.live import Live, serving, until
 from server.message_streams import check_stream, without_names
 from server.talking import CITY, PARAMETERS, SAID, THOUGHT, Talking, named_events, talking
@@ -81,12 +81,6 @@ def test_a_call_that_was_cut_off(talker: Talking) -> None:
     talker.says('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa')
     (call,) = ask(talker.live, tools=[WEATHER]).json["content"]
     assert call["input"] == {INVALID_JSON: '{"city": "Pa'}
-
-
-@pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000])
-def test_arguments_that_are_no_object(arguments: str) -> None:
-    assert call_input(arguments) == {INVALID_JSON: arguments}
-    assert call_input("") == {}
 
 
 def test_blocks_are_messages() -> None:

@@ -28,13 +28,18 @@ class Part:
     kind: Kind
     index: int
     """Among the answer's parts."""
-    text: str = ""
-    """Of a call: its arguments."""
+    pieces: list[str] = field(default_factory=list[str])
+    """Its text, as it came."""
     call_id: str = ""
     name: str = ""
     """Of the tool that is called."""
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     """Of a text's tokens, where they were asked for."""
+
+    @property
+    def text(self) -> str:
+        """All of it; of a call, its arguments."""
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class Parts:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(Part(kind, len(self.all)))
         part = self.all[-1]
-        part.text += text
+        part.pieces.append(text)
         part.logprobs += logprobs
         yield PartEvent("grown", part, text, logprobs)
 
