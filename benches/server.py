@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ class Server:
 
 
 @contextmanager
-def serving(shape: str | None, **options: Any) -> Iterator[Server]:
+def serving(shape: str | None, **options: Any) -> Generator[Server]:
     """A server that is ready."""
     command = [sys.executable, __file__, "serve", json.dumps({"shape": shape, **options})]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603

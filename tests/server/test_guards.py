@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,7 +54,7 @@ def answer_of(said: bytes) -> Answer:
 
 
 @contextmanager
-def held(engine: type[fakes.Engine]) -> Iterator[threading.Event]:
+def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
     """Requests that began go on when this ends."""
     engine.gate = threading.Event()
     try:
@@ -265,6 +265,8 @@ def test_requests_have_ids_and_lines(live: Live, caplog: pytest.LogCaptureFixtur
         "/v1/completions", {"prompt": "A secret", "temperature": "A secret"}, headers={"X-Request-Id": "a b"}
     )
     assert bad.headers["X-Request-Id"] != "a b"
+    # A line is written once its client has all.
+    until(lambda: sum(record.getMessage() == "request" for record in caplog.records) == 2)
     first, second = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
     assert (first["request_id"], first["status"], first["output_tokens"]) == ("mine-1", 200, 3)
     assert first["model"] == "tiny"

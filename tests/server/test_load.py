@@ -87,5 +87,5 @@ def test_figure_c(solo: list[str]) -> None:
         wanted = CLIENTS * longest * llm.info()["kv_bytes_per_token"]
     with serving(llm=lambda: AsyncLLM(kv_cache_memory=wanted // 4, max_model_len=longest)) as live:
         assert asyncio.run(run(live, solo, leave=0)) == (REQUESTS, 0)
-        assert live.llm.metrics().preemptions + live.llm.metrics().queue_seconds.count > 0
+        assert live.llm.info()["kv_cache_tokens"] < CLIENTS * longest / 2
         until(lambda: free(live))

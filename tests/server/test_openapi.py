@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import RootModel
-from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis import GenerationMode
 
 from ferrule import AsyncLLM
 from ferrule.server import Models, ServerSettings, create_app
@@ -20,8 +20,8 @@ from server.live import Live, serving
 
 SETTINGS = ServerSettings(ollama=True)
 DESCRIPTION: dict[str, Any] = create_app(Models(), SETTINGS).openapi()
-OPERATIONS: list[APIOperation[Any]] = [
-    found.ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
+OPERATIONS: list[Any] = [
+    cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
 EXAMPLES = 25
 """Of each operation and mode; a minute for all of them."""
@@ -56,7 +56,7 @@ def test_what_is_described() -> None:
     ],
     ids=str,
 )
-def test_no_answer_is_a_defect(small: Live, operation: APIOperation[Any], mode: GenerationMode) -> None:
+def test_no_answer_is_a_defect(small: Live, operation: Any, mode: GenerationMode) -> None:
     form = next(form for path, form in ERRORS.items() if operation.path.startswith(path))
 
     @settings(
@@ -65,11 +65,11 @@ def test_no_answer_is_a_defect(small: Live, operation: APIOperation[Any], mode: 
         database=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
     @given(data=st.data())
     def ask(data: st.DataObject) -> None:
-        case: Case = data.draw(operation.as_strategy(generation_mode=mode))
+        case: Any = data.draw(operation.as_strategy(generation_mode=mode))
         answer = case.call(base_url=small.url, timeout=60)
         assert answer.status_code < 500 or answer.status_code == 503, (case.as_curl_command(), answer.text)
         if answer.status_code >= 400:
