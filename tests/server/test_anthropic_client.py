@@ -193,7 +193,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER]}, "tools"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}}, "tool_choice.name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"thinking": {"type": "enabled"}}, "thinking"),
     ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),

@@ -265,7 +265,7 @@ def test_requests_have_ids_and_lines(live: Live, caplog: pytest.LogCaptureFixtur
         "/v1/completions", {"prompt": "A secret", "temperature": "A secret"}, headers={"X-Request-Id": "a b"}
     )
     assert bad.headers["X-Request-Id"] != "a b"
-    # A line is written once its client has all.
+    # A line is written when its answer is whole, which the client may see before.
     until(lambda: sum(record.getMessage() == "request" for record in caplog.records) == 2)
     first, second = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
     assert (first["request_id"], first["status"], first["output_tokens"]) == ("mine-1", 200, 3)

@@ -136,6 +136,9 @@ def test_a_request_s_time(engine: type[fakes.Engine]) -> None:
         assert found.error["code"] == "deadline_exceeded"
         assert time.monotonic() - begun < 0.3 + 0.05 * SLACK
         assert live.chat(max_tokens=1).status == 200
+        for wrong in ("soon", "0", "-1", "nan", "inf"):
+            found = live.request("/v1/completions", body, headers={"X-Request-Timeout": wrong})
+            assert (found.status, found.error["param"]) == (400, "X-Request-Timeout")
 
 
 @contextmanager

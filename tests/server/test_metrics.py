@@ -12,7 +12,7 @@ import fakes
 from ferrule.metrics import Histogram
 from ferrule.server import ServerSettings
 from ferrule.server.metrics import buckets, cpu_stat
-from server.live import Live, serving
+from server.live import Live, serving, until
 
 # What dashboards of vLLM ask for.
 KNOWN = (
@@ -50,6 +50,7 @@ def test_what_was_done_is_counted(live: Live) -> None:
     assert live.chat(max_tokens=3, n=2).status == 200
     assert live.complete(["a", "b"], max_tokens=4, stream=True).status == 200
     assert live.chat(temperature=-1).status == 400
+    until(lambda: "ferrule:http_requests_total{'status': '400'}" in samples(live))
     after = samples(live)
 
     def grown(name: str) -> float:
@@ -60,7 +61,7 @@ def test_what_was_done_is_counted(live: Live) -> None:
     assert grown("request_generation_tokens_sum") == 14
     assert grown("e2e_request_latency_seconds_count") == 2
     assert grown("http_requests_total{'status': '400'}") == 1
-    assert grown("http_requests_total{'status': '200'}") == 3  # the first look among them
+    assert grown("http_requests_total{'status': '200'}") >= 3  # the looks among them
     assert grown("engine_steps_total") * 20_000_000 == grown("weight_bytes_read_total")
     assert after["ferrule:weight_bytes_read_per_second"] > 0
     assert after["ferrule:threads"] == 1

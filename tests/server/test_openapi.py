@@ -23,7 +23,7 @@ DESCRIPTION: dict[str, Any] = create_app(Models(), SETTINGS).openapi()
 OPERATIONS: list[Any] = [
     cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
-EXAMPLES = 25
+EXAMPLES = 20
 """Of each operation and mode; a minute for all of them."""
 ERRORS = {"/v1/messages": ErrorBody, "/api/": RootModel[dict[Literal["error"], str]], "/": ErrorResponse}
 """The forms of errors, by the beginnings of paths."""

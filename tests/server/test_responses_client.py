@@ -199,7 +199,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"input": 3}, "input"),
     ({"input": [{"role": "user"}]}, "input[0].content"),

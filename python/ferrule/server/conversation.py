@@ -197,5 +197,5 @@ def _named(choice: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]
         return []
     if name not in names:
         known = ", ".join(names) or "none"
-        raise InvalidParameterError(f"tool_choice is the function {shown(name)}; it must be one of tools ({known})")
+        raise InvalidParameterError(f"tool_choice.function.name is {shown(name)}; it must be one of tools ({known})")
     return [tools[names.index(name)]]

@@ -30,7 +30,6 @@ RETRY_AFTER = 1
 """Seconds after which a request that found no room may come again."""
 BAD_REQUEST, UNAVAILABLE = 400, 503
 _FIELD = re.compile(r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*(?= )")
-_NAME = re.compile(r"\w+")
 _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
     (QueueFullError, UNAVAILABLE, "queue_full"),
     (EngineError, UNAVAILABLE, "engine_unavailable"),
@@ -121,10 +120,10 @@ def renamed(names: Mapping[str, str]) -> Generator[None]:
         yield
     except InvalidParameterError as error:
         message = str(error)
-        found = _NAME.match(message)
-        if found is None or found.group() not in names:
-            raise
-        raise InvalidParameterError(names[found.group()] + message[found.end() :]) from None
+        for name, own in names.items():
+            if re.match(rf"{re.escape(name)}\b", message):
+                raise InvalidParameterError(own + message[len(name) :]) from None
+        raise
 
 
 def unsupported(param: str, message: str) -> ApiError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from fastapi import APIRouter
 from prometheus_client import generate_latest
@@ -73,14 +74,31 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
+class _Looked(NamedTuple):
+    """What was known when somebody looked."""
+
+    steps: int
+    seconds: float
+    """That all steps took."""
+    steps_per_second: float
+    """Of the steps since the look before; where there were none, of those before that."""
+
+    def again(self, found: EngineMetrics) -> _Looked:
+        """What is known now."""
+        steps, seconds = found.steps, found.step_seconds.sum
+        if seconds <= self.seconds:
+            return self
+        return _Looked(steps, seconds, (steps - self.steps) / (seconds - self.seconds))
+
+
 class EngineCollector(Collector):
     """Asks the engines, and the kernel, when it is asked."""
 
     def __init__(self, server: Context) -> None:
         self._models = server.models
         self._prefix = server.settings.metrics_prefix
-        self._before: dict[str, tuple[int, float]] = {}
-        """Of each engine, steps and the seconds that they took, when it was last asked."""
+        self._before: dict[str, _Looked] = {}
+        """Of each engine, by its name."""
 
     def collect(self) -> Iterator[Metric]:
         """All families of metrics."""
@@ -134,7 +152,7 @@ class EngineCollector(Collector):
         )
         speed = GaugeMetricFamily(
             f"{self._prefix}weight_bytes_read_per_second",
-            "Likewise, in each second of the steps since the last look.",
+            "Likewise, in each second of the last steps that somebody looked at.",
             labels=LABELS,
         )
         about = GaugeMetricFamily(
@@ -144,12 +162,12 @@ class EngineCollector(Collector):
         for served, found in engines:
             labels, info = (served.name, ENGINE), served.info
             size: int = info["weight_bytes_per_token"]
-            steps, seconds = self._before.get(served.name, (0, 0.0))
-            now = found.steps, found.step_seconds.sum
-            self._before[served.name] = now
+            before = self._before.get(served.name, _Looked(0, 0.0, 0.0))
+            looked = before.again(found)
+            self._before[served.name] = looked
             threads.add_metric(labels, info["threads"])
             read.add_metric(labels, found.steps * size)
-            speed.add_metric(labels, (now[0] - steps) * size / (now[1] - seconds) if now[1] > seconds else 0)
+            speed.add_metric(labels, looked.steps_per_second * size)
             about.add_metric((*labels, info["isa"], *(info[name] for name in FORMATS)), 1)
             adapters.add_metric(labels, len(served.llm.lora_adapters()))
         yield from (threads, read, speed, about, adapters)

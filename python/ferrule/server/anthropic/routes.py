@@ -11,7 +11,7 @@ from ferrule.server.anthropic.conversation import check_thinking, conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Message, MessagesRequest, TokenCount
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.conversation import check_reasons, prepare
+from ferrule.server.conversation import Conversation, Prepared, check_reasons, prepare
 from ferrule.server.errors import renamed
 from ferrule.server.generation import Generation, complete, prompt_ids
 from ferrule.server.models import Served
@@ -35,7 +35,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(asked: CountTokensRequest) -> TokenCount:
         """The tokens that a conversation would be."""
-        prepared = await prepare(server.models.find(asked.model), server.settings, conversation(asked))
+        prepared = await _prepared(server, server.models.find(asked.model), conversation(asked))
         return TokenCount(input_tokens=len(prompt_ids(prepared.prompt)))
 
     return routes
@@ -50,7 +50,7 @@ async def generation(server: Context, served: Served, asked: MessagesRequest) ->
     if asked.thinking is not None and asked.thinking.type == "enabled":
         check_reasons("thinking", served, server.settings)
     told = conversation(asked)
-    prepared = await prepare(served, server.settings, told)
+    prepared = await _prepared(server, served, told)
     with renamed({"stop": "stop_sequences"}):
         params = SamplingParams(
             max_tokens=asked.max_tokens,
@@ -69,3 +69,8 @@ async def generation(server: Context, served: Served, asked: MessagesRequest) ->
         parallel_tool_calls=told.parallel_tool_calls,
         only_calls=prepared.only_calls,
     )
+
+
+async def _prepared(server: Context, served: Served, told: Conversation) -> Prepared:
+    with renamed({"tool_choice.function.name": "tool_choice.name"}):
+        return await prepare(served, server.settings, told)

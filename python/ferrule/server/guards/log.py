@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import traceback
 import uuid
@@ -13,10 +14,12 @@ from time import perf_counter
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.server.errors import ApiError, response
+from ferrule.checks import shown
+from ferrule.server.errors import BAD_REQUEST, ApiError, response
 from ferrule.server.families import family_of
 from ferrule.server.guards.layer import Layer, header, route_path
 from ferrule.server.record import Record, current
+from ferrule.server.settings import MAX_SECONDS
 
 LOGGER = logging.getLogger("ferrule.server")
 GONE = 499
@@ -45,7 +48,6 @@ class RequestLog(Layer):
         record = Record(given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex)
         family = family_of(route_path(scope))
         record.error_body = family.error_body
-        record.timeout = self._timeout(header(scope, "x-request-timeout"))
         token = current.set(record)
         status = 0
 
@@ -60,7 +62,10 @@ class RequestLog(Layer):
             await send(message)
 
         try:
+            record.timeout = self._timeout(header(scope, "x-request-timeout"))
             await self.app(scope, receive, send_named)
+        except ApiError as error:
+            await response(error)(scope, receive, send_named)
         except Exception as error:  # a defect of ours: the response says that, the log where
             _log_defect(record, error)
             if not status:
@@ -75,14 +80,20 @@ class RequestLog(Layer):
             LOGGER.log(level, "request", extra={"fields": _fields(scope, record, status or GONE)})
 
     def _timeout(self, asked: str | None) -> float | None:
-        """What the server allows, or less where the request asks for less."""
+        """What the server allows, or less where the request asks for less.
+
+        Raises ApiError.
+        """
         limit = self.settings.request_timeout
+        if asked is None:
+            return limit
         try:
-            wanted = float(asked or "nan")
+            wanted = float(asked)
         except ValueError:
-            return limit
-        if not wanted > 0:
-            return limit
+            wanted = math.nan
+        if not 0 < wanted <= MAX_SECONDS:
+            message = f"the header X-Request-Timeout is {shown(asked)}; it must be a number of seconds above 0"
+            raise ApiError(BAD_REQUEST, message, code="invalid_value", param="X-Request-Timeout")
         return wanted if limit is None else min(wanted, limit)
 
 

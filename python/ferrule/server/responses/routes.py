@@ -42,7 +42,8 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
 
     Raises ApiError, FerruleError.
     """
-    prepared = await prepare(served, server.settings, conversation(asked))
+    with renamed({"tool_choice.function.name": "tool_choice.name"}):
+        prepared = await prepare(served, server.settings, conversation(asked))
     logprobs = _logprobs(asked)
     if logprobs is not None and prepared.message_format is not None:
         raise unsupported("include", f"{LOGPROBS} is asked for, but the output has reasoning or calls beside its text")
