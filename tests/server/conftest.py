@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import fakes
+from ferrule import LLM
 from server.live import Live, serving
+from server.talking import Talking, talking
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +24,17 @@ def live(engine: type[fakes.Engine]) -> Iterator[Live]:
     """The embedded model's tokenizer on a fake engine."""
     with serving() as live:
         yield live
+
+
+@pytest.fixture
+def talker(engine: type[fakes.Engine]) -> Iterator[Talking]:
+    """A fake that thinks, speaks, and calls two tools."""
+    with talking(engine) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def solo() -> Iterator[LLM]:
+    """The embedded model without a server."""
+    with LLM() as llm:
+        yield llm

@@ -163,7 +163,8 @@ def test_60_no_key_on_every_path(engine: type[fakes.Engine]) -> None:
             ):
                 body = None if method == "GET" else b"{}"
                 found = live.request(path, body, method=method, headers=headers)
-                assert (found.status, found.error["code"]) == (401, "invalid_api_key"), (path, method, headers)
+                # Each API has its own form of an error; a message is in all.
+                assert (found.status, found.error["message"][:10]) == (401, "an API key"), (path, method, headers)
 
 
 def test_60_any_key_any_way(engine: type[fakes.Engine]) -> None:

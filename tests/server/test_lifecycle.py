@@ -220,6 +220,12 @@ def test_75_a_second_signal_does_not_wait() -> None:
             client.close()
 
 
+@pytest.mark.parametrize(("arguments", "status"), [((), 404), (("--ollama",), 200)])
+def test_a_flag_opens_ollamas_api(arguments: tuple[str, ...], status: int) -> None:
+    with program(*arguments) as (_, url):
+        assert live_at(url).request("/api/version").status == status
+
+
 def test_76_a_server_ends_with_its_parent() -> None:
     parent = f"""
 import subprocess, sys, time

@@ -53,6 +53,7 @@ def test_mounted_in_an_application_that_has_a_lifespan(engine: type[fakes.Engine
         assert live.request("/llm/health").json == {"status": "ok"}
         assert live.request("/llm/v1/models").status == 401
         assert live.request("/llm/v1/models", headers=SECRET).json["data"][0]["id"] == "mine"
+        assert live.request("/llm/v1/messages", {}).json["type"] == "error", "in the form of its API"
         body = {"prompt": "Hi", "max_tokens": 3, "stream": True}
         assert live.request("/llm/v1/completions", body, headers=SECRET).status == 200
         page = live.request("/llm/", headers=SECRET)

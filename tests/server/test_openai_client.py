@@ -40,13 +40,6 @@ def client(tiny: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def solo() -> Iterator[LLM]:
-    """The same model without a server."""
-    with LLM() as llm:
-        yield llm
-
-
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").owned_by == "ferrule"

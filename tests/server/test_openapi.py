@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pydantic import RootModel
 from schemathesis import GenerationMode
 
 from ferrule import AsyncLLM
-from ferrule.server import Models, create_app
+from ferrule.server import Models, ServerSettings, create_app
+from ferrule.server.anthropic.protocol import ErrorBody
 from ferrule.server.openai.protocol import ErrorResponse
 from server.live import Live, serving
 
-DESCRIPTION: dict[str, Any] = create_app(Models()).openapi()
+SETTINGS = ServerSettings(ollama=True)
+DESCRIPTION: dict[str, Any] = create_app(Models(), SETTINGS).openapi()
 OPERATIONS: list[Any] = [
     cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
 EXAMPLES = 20
 """Of each operation and mode; a minute for all of them."""
+ERRORS = {"/v1/messages": ErrorBody, "/api/": RootModel[dict[Literal["error"], str]], "/": ErrorResponse}
+"""The forms of errors, by the beginnings of paths."""
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Live]:
     """A context so short that whatever is asked ends soon."""
-    with serving(llm=lambda: AsyncLLM(max_model_len=48)) as live:
+    with serving(SETTINGS, llm=lambda: AsyncLLM(max_model_len=48)) as live:
         yield live
 
 
@@ -52,6 +57,8 @@ def test_what_is_described() -> None:
     ids=str,
 )
 def test_no_answer_is_a_defect(small: Live, operation: Any, mode: GenerationMode) -> None:
+    form = next(form for path, form in ERRORS.items() if operation.path.startswith(path))
+
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
@@ -66,7 +73,7 @@ def test_no_answer_is_a_defect(small: Live, operation: Any, mode: GenerationMode
         answer = case.call(base_url=small.url, timeout=60)
         assert answer.status_code < 500 or answer.status_code == 503, (case.as_curl_command(), answer.text)
         if answer.status_code >= 400:
-            ErrorResponse.model_validate_json(answer.content)
+            form.model_validate_json(answer.content)
 
     ask()
     assert small.request("/health").status == 200

@@ -24,7 +24,7 @@ API_KEYS = "FERRULE_API_KEYS"
 SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
-    *("otlp_traces_endpoint", "page"),
+    *("otlp_traces_endpoint", "ollama", "page"),
 )
 """Options that are fields of ServerSettings; those left out keep its defaults."""
 
@@ -67,6 +67,7 @@ SETTINGS = (
     "--lora-dir", type=click.Path(exists=True, file_okay=False), help="Let adapters from there be loaded over HTTP."
 )
 @click.option("--otlp-traces-endpoint", metavar="URL", help="Send a span of each request there (OpenTelemetry).")
+@click.option("--ollama", is_flag=True, help="Serve Ollama's API too, below /api.")
 @click.option("--no-page", "page", flag_value=False, default=True, help="No chat page at /.")
 @click.option("--exit-with-parent", is_flag=True, help="Drain and end when the process that started this one has.")
 @model_options

@@ -17,14 +17,17 @@ from ferrule.async_llm import AsyncLLM
 from ferrule.errors import FerruleError
 from ferrule.loading import EMBEDDED
 from ferrule.server import health, metrics
+from ferrule.server.anthropic import routes as messages
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError, api_error, response
 from ferrule.server.guards import guard
 from ferrule.server.models import Models
+from ferrule.server.ollama import routes as ollama
 from ferrule.server.openai import chat, completions, tokens, vectors
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
+from ferrule.server.responses import routes as responses
 from ferrule.server.settings import ServerSettings
 from ferrule.server.validation import invalid_request
 
@@ -36,6 +39,9 @@ ROUTERS = (
     completions.router,
     vectors.router,
     tokens.router,
+    responses.router,
+    messages.router,
+    ollama.router,
 )
 """Each makes the routes of a family; one line each."""
 

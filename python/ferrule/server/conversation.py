@@ -111,6 +111,16 @@ def _own_format(
     return chosen
 
 
+def check_reasons(field: str, served: Served, settings: ServerSettings) -> None:
+    """Raises ApiError where a field asks a model to think of which it is not known how it does."""
+    if served.llm.message_format(None, settings.reasoning_parser) is None:
+        raise unsupported(
+            field,
+            f"{field} is asked for, but {served.name} has no form of reasoning that its chat template tells; start the "
+            "server with reasoning_parser",
+        )
+
+
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of functions, each once.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -103,11 +104,26 @@ def api_error(error: FerruleError) -> ApiError:
 
 
 def response(error: ApiError) -> JSONResponse:
-    """An error as a response, which is noted in the request's record."""
+    """An error as a response in the form of the API that was asked, noted in the request's record."""
     record = current.get()
+    body = error.body()
     if record is not None:
         record.error = error.code
-    return JSONResponse(error.body(), error.status_code, headers=dict(error.headers or {}))
+        body = body if record.error_body is None else record.error_body(error)
+    return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Generator[None]:
+    """Has errors about parameters name them as an API does that calls them otherwise."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        message = str(error)
+        for name, own in names.items():
+            if re.match(rf"{re.escape(name)}\b", message):
+                raise InvalidParameterError(own + message[len(name) :]) from None
+        raise
 
 
 def unsupported(param: str, message: str) -> ApiError:

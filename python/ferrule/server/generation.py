@@ -71,6 +71,11 @@ async def complete(asked: Generation) -> RequestOutput:
     async with aclosing(steps(asked)) as all_steps:
         async for step in all_steps:
             output = step.output
+    return finished(asked, output)
+
+
+def finished(asked: Generation, output: RequestOutput | None) -> RequestOutput:
+    """What the last step had."""
     if output is None or not output.finished:
         raise RuntimeError(f"the request {asked.request_id} ended without an end")
     return output

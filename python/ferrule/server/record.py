@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 from ferrule.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from ferrule.server.errors import ApiError
 
 
 @dataclass
@@ -22,6 +27,8 @@ class Record:
     """Of each prompt that has ended: its tokens are counted, and its times."""
     error: str | None = None
     """The code of what went wrong."""
+    error_body: Callable[[ApiError], dict[str, Any]] | None = None
+    """The form that errors have in the API that was asked; None for OpenAI's."""
 
     @property
     def left(self) -> float | None:

@@ -57,6 +57,8 @@ class ServerSettings:
     """The directory below which adapters may be loaded while the server runs; None: none may."""
     otlp_traces_endpoint: str | None = None
     """Where spans go, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
+    ollama: bool = False
+    """Whether Ollama's API is served too, below `/api`."""
     page: bool = True
     """Whether the chat page is served at `/`."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrule.errors import FerruleError
+from ferrule.server.ascii_json import encoded
 from ferrule.server.errors import ApiError, api_error
 from ferrule.server.record import current
 
@@ -23,6 +24,16 @@ def event(body: BaseModel) -> bytes:
     return b"data: " + body.model_dump_json().encode() + b"\n\n"
 
 
+def named_event(name: str, body: object) -> bytes:
+    """A body as an event with a name."""
+    return f"event: {name}\n".encode() + b"data: " + encoded(body) + b"\n\n"
+
+
+def line(body: object) -> bytes:
+    """A body as a line of JSON."""
+    return encoded(body) + b"\n"
+
+
 def error_event(error: ApiError) -> bytes:
     """An error within a stream."""
     return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
@@ -33,15 +44,27 @@ class EventStream(Response):
 
     `begin` waits for the first event, so that what goes wrong before it has its own status. What goes wrong later is an
     event, and the last one. A client that reads slowly is waited for: nothing is gathered for it.
+
+    An API that has its own way to say that something went wrong gives `fail`, and one that has its own way to say
+    nothing gives `comment`.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        keep_alive: float,
+        fail: Callable[[ApiError], bytes] = error_event,
+        *,
+        comment: bytes = COMMENT,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._keep_alive = keep_alive
+        self._error_event = fail
+        self._comment_bytes = comment
         self._first: asyncio.Task[bytes] | None = None
 
     async def begin(self) -> EventStream:
@@ -87,7 +110,7 @@ class EventStream(Response):
         record = current.get()
         if record is not None:
             record.error = error.code
-        await self._send(send, error_event(error))
+        await self._send(send, self._error_event(error))
 
     async def _send(self, send: Send, body: bytes) -> None:
         self._sent = asyncio.get_running_loop().time()
@@ -98,7 +121,7 @@ class EventStream(Response):
         while True:
             quiet = asyncio.get_running_loop().time() - self._sent
             if quiet >= self._keep_alive:
-                await self._send(send, COMMENT)
+                await self._send(send, self._comment_bytes)
             await asyncio.sleep(max(self._keep_alive - quiet, 0.1))
 
     async def _close(self) -> None:
@@ -106,3 +129,9 @@ class EventStream(Response):
             self._first.cancel()
             await asyncio.wait([self._first])
         await self._events.aclose()
+
+
+class LineStream(EventStream):
+    """The same, of lines of JSON."""
+
+    media_type = "application/x-ndjson"

@@ -11,6 +11,11 @@ from ferrule.checks import shown
 from ferrule.server.errors import BAD_REQUEST, ApiError
 
 
+def text_or_list(value: object) -> str:
+    """Which of two forms a field has, so that what is wrong within is named as it is, and not as what it is not."""
+    return "text" if isinstance(value, str) else "list"
+
+
 def invalid_request(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong; the field is where the body has it."""
     found: Mapping[str, Any] = error.errors()[0]
@@ -20,10 +25,10 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     if kind == "missing":
         if not where:
             return ApiError(BAD_REQUEST, "the body is empty; it must be a JSON object", code="invalid_json")
-        name = _name(where)
+        name = _name([*_there(error.body, found["loc"][1:-1]), where[-1]])
         return ApiError(BAD_REQUEST, f"{name} is missing", code="missing_required_parameter", param=name)
     if kind == "extra_forbidden":
-        name = _name(where)
+        name = _name(_there(error.body, found["loc"][1:]))
         return ApiError(BAD_REQUEST, f"{name} is not supported", code="unknown_parameter", param=name)
     field = _there(error.body, found["loc"][1:])
     name = _name(field) or None
@@ -34,7 +39,7 @@ def invalid_request(error: RequestValidationError) -> ApiError:
 
 
 def _there(body: object, path: Sequence[object]) -> list[str]:
-    """The part of a path that the body has: pydantic adds names of types to it."""
+    """The parts of a path that the body has: pydantic adds names of types to them."""
     found: list[str] = []
     for part in path:
         if isinstance(body, Mapping) and part in cast("Mapping[object, object]", body):
@@ -42,7 +47,7 @@ def _there(body: object, path: Sequence[object]) -> list[str]:
         elif isinstance(body, list) and isinstance(part, int) and part < len(cast("list[object]", body)):
             body = cast("list[object]", body)[part]
         else:
-            break
+            continue
         found.append(str(part))
     return found
 

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ferrule.checks import shown
 from ferrule.server.errors import BAD_REQUEST, ApiError, response
+from ferrule.server.families import family_of
 from ferrule.server.guards.layer import Layer, header, route_path
 from ferrule.server.record import Record, current
 from ferrule.server.settings import MAX_SECONDS
@@ -45,6 +46,8 @@ class RequestLog(Layer):
         """Passes it on, whatever happens to it."""
         given = header(scope, "x-request-id")
         record = Record(given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex)
+        family = family_of(route_path(scope))
+        record.error_body = family.error_body
         token = current.set(record)
         status = 0
 
@@ -52,7 +55,10 @@ class RequestLog(Layer):
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = record.request_id
+                if family.request_id_header is not None:
+                    headers[family.request_id_header] = record.request_id
             await send(message)
 
         try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -35,7 +36,6 @@ from ferrule.server.openai.protocol import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
-    TopLogprob,
     Usage,
 )
 from ferrule.server.openai.sampling import sampling_params
@@ -45,6 +45,7 @@ from ferrule.server.openai.shapes import (
     new_id,
     prompt_logprobs,
     structure_of,
+    token_logprob,
     token_name,
     usage,
 )
@@ -221,21 +222,8 @@ class Answer:
         return None if given is None else ChatLogprobs(content=[self._token(each) for each in given])
 
     def _token(self, given: TokenLogprobs) -> TokenLogprob:
-        # The chosen token comes first, and again among the likeliest only where it is one of them.
-        (chosen, found), most = next(iter(given.items())), self.asked.top_logprobs or 0
-        ranked = sorted(given.items(), key=lambda item: item[1].rank)[:most]
-        return TokenLogprob(
-            token=token_name(self.asked, chosen, found.decoded_token),
-            logprob=found.logprob,
-            bytes=self.generation.served.token_bytes(chosen),
-            top_logprobs=[
-                TopLogprob(
-                    token=token_name(self.asked, token, each.decoded_token),
-                    logprob=each.logprob,
-                    bytes=self.generation.served.token_bytes(token),
-                )
-                for token, each in ranked
-            ],
+        return token_logprob(
+            self.generation.served, given, self.asked.top_logprobs or 0, partial(token_name, self.asked)
         )
 
     def _usage(self, output: RequestOutput) -> Usage:

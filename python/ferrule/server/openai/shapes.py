@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ferrule import __version__
 from ferrule.errors import InvalidParameterError
@@ -14,6 +14,8 @@ from ferrule.server.openai.protocol import (
     Generating,
     PromptLogprobs,
     PromptTokensDetails,
+    TokenLogprob,
+    TopLogprob,
     Usage,
 )
 from ferrule.structured import StructuredOutputsParams
@@ -50,6 +52,24 @@ def usage(outputs: Sequence[RequestOutput], *, predicted: bool = False) -> Usage
 def token_name(asked: Generating, token_id: int, text: str) -> str:
     """How log-probabilities call a token."""
     return f"token_id:{token_id}" if asked.return_tokens_as_token_ids else text
+
+
+def token_logprob(
+    served: Served, given: TokenLogprobs, most: int, name: Callable[[int, str], str] = lambda _, text: text
+) -> TokenLogprob:
+    """How likely a token was, and the likeliest ones in its place, `most` of them; `name` says how each is called."""
+    # The chosen token comes first, and again among the likeliest only where it is one of them.
+    (chosen, found) = next(iter(given.items()))
+    ranked = sorted(given.items(), key=lambda item: item[1].rank)[:most]
+    return TokenLogprob(
+        token=name(chosen, found.decoded_token),
+        logprob=found.logprob,
+        bytes=served.token_bytes(chosen),
+        top_logprobs=[
+            TopLogprob(token=name(token, each.decoded_token), logprob=each.logprob, bytes=served.token_bytes(token))
+            for token, each in ranked
+        ],
+    )
 
 
 def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogprobs | None:

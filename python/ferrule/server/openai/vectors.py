@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule.errors import InvalidParameterError
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.errors import UNAVAILABLE, ApiError, unsupported
-from ferrule.server.models import Served
+from ferrule.server.encoding import check_encodes, check_texts, in_time
 from ferrule.server.openai.protocol import (
     Embedding,
     EmbeddingList,
@@ -27,11 +24,6 @@ from ferrule.server.openai.protocol import (
     Usage,
 )
 from ferrule.server.openai.shapes import new_id
-from ferrule.server.record import current
-
-MAX_TEXTS = 2048
-"""Texts of a request, as in OpenAI's API."""
-T = TypeVar("T")
 
 
 def router(server: Context) -> APIRouter:
@@ -41,8 +33,8 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(asked: EmbeddingRequest) -> Response:
         """Texts as vectors: OpenAI's embeddings, of models made for that, and of any other's hidden states."""
-        served = _model(server, asked.model)
-        outputs = await _in_time(
+        served = check_encodes(server.models.find(asked.model))
+        outputs = await in_time(
             served.llm.embed(
                 _texts(asked.input),
                 normalize=asked.normalize,
@@ -64,8 +56,8 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/rerank", response_model=RerankList)
     async def rerank(asked: RerankRequest) -> Response:
         """Documents by how well they answer a query, the best first: Jina's and Cohere's rerank."""
-        served = _model(server, asked.model)
-        ranked = await _in_time(
+        served = check_encodes(server.models.find(asked.model))
+        ranked = await in_time(
             served.llm.rerank(
                 asked.query,
                 asked.documents,
@@ -88,21 +80,10 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-def _model(server: Context, name: str | None) -> Served:
-    served = server.models.find(name)
-    if served.adapter is not None:
-        raise unsupported("model", f"{served.name} is an adapter; texts are encoded without adapters")
-    record = current.get()
-    if record is not None:
-        record.model = served.name
-    return served
-
-
 def _texts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | TokensPrompt]:
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     texts = cast("Sequence[str | list[int]]", given if several else [given])
-    if len(texts) > MAX_TEXTS:
-        raise InvalidParameterError(f"input has {len(texts)} texts; the limit is {MAX_TEXTS}")
+    check_texts(texts)
     return [each if isinstance(each, str) else {"prompt_token_ids": each} for each in texts]
 
 
@@ -110,14 +91,3 @@ def _written(vector: npt.NDArray[np.float32], encoding: str | None) -> list[floa
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return cast("list[float]", vector.tolist())
-
-
-async def _in_time(work: Coroutine[Any, Any, T]) -> T:
-    """Raises ApiError where the request's time is over before."""
-    record = current.get()
-    try:
-        async with asyncio.timeout(None if record is None else record.left):
-            return await work
-    except TimeoutError:
-        message = "the request was ended: its time is over"
-        raise ApiError(UNAVAILABLE, message, code="deadline_exceeded") from None

@@ -1,0 +1,5 @@
+"""Anthropic's Messages."""
+
+from ferrule.server.anthropic.errors import error_body
+
+__all__ = ["error_body"]

@@ -1,0 +1,139 @@
+"""What is said of a message: whole, or as the events of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule.outputs import CompletionOutput, RequestOutput
+from ferrule.server.anthropic.errors import error_body
+from ferrule.server.anthropic.protocol import (
+    Content,
+    Message,
+    MessageUsage,
+    TextContent,
+    ThinkingContent,
+    ToolUseContent,
+)
+from ferrule.server.errors import ApiError
+from ferrule.server.generation import Generation, finished, message_of, prompt_ids, steps
+from ferrule.server.parts import Part, PartEvent, Parts, call_input
+from ferrule.server.streaming import named_event
+
+PING = named_event("ping", {"type": "ping"})
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""The type of what is new of a block, and its field."""
+
+
+@dataclass
+class Answer:
+    """A message, as far as it has come."""
+
+    generation: Generation
+    _parts: Parts = field(default_factory=Parts)
+
+    def whole(self, output: RequestOutput) -> Message:
+        """The answer at once."""
+        completion = output.outputs[0]
+        self._parts = Parts.of(message_of(self.generation, completion), None)
+        reason, sequence = self._stop(completion)
+        return Message(
+            id=self.generation.request_id,
+            model=self.generation.served.name,
+            content=[_block(part) for part in self._parts.all],
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=_usage(output),
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes."""
+        begun = False
+        output: RequestOutput | None = None
+        async with aclosing(steps(self.generation)) as all_steps:
+            async for step in all_steps:
+                output = step.output
+                if not begun:
+                    yield _event("message_start", message=self._empty())
+                    begun = True
+                for new in step.choices:
+                    for happened in self._parts.add(new):
+                        yield _told(happened)
+        output = finished(self.generation, output)
+        for happened in self._parts.end():
+            yield _told(happened)
+        reason, sequence = self._stop(output.outputs[0])
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        yield _event("message_delta", delta=delta, usage=_usage(output))
+        yield _event("message_stop")
+
+    def _empty(self) -> Message:
+        read = len(prompt_ids(self.generation.prompt))
+        return Message(
+            id=self.generation.request_id,
+            model=self.generation.served.name,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            # What of it was cached is known in the end.
+            usage=MessageUsage(input_tokens=read, cache_read_input_tokens=0, output_tokens=0),
+        )
+
+    def _stop(self, completion: CompletionOutput) -> tuple[str, str | None]:
+        """Why it ended, and the stop sequence that ended it."""
+        if completion.finish_reason == "length":
+            most = self.generation.params.max_tokens
+            full = most is not None and len(completion.token_ids) < most
+            return "model_context_window_exceeded" if full else "max_tokens", None
+        if isinstance(completion.stop_reason, str):
+            return "stop_sequence", completion.stop_reason
+        called = any(part.kind == "call" for part in self._parts.all)
+        return "tool_use" if called else "end_turn", None
+
+
+def failed(error: ApiError) -> bytes:
+    """The last event of a stream in which something went wrong."""
+    return named_event("error", error_body(error))
+
+
+def _told(happened: PartEvent) -> bytes:
+    """What happens to a part, as what happens to a block."""
+    part = happened.part
+    match happened.what:
+        case "opened":
+            empty = Part(part.kind, part.index, call_id=part.call_id, name=part.name)
+            return _event("content_block_start", index=part.index, content_block=_block(empty))
+        case "grown":
+            kind, name = DELTAS[part.kind]
+            return _event("content_block_delta", index=part.index, delta={"type": kind, name: happened.text})
+        case "closed":
+            return _event("content_block_stop", index=part.index)
+
+
+def _block(part: Part) -> Content:
+    match part.kind:
+        case "text":
+            return TextContent(text=part.text)
+        case "reasoning":
+            return ThinkingContent(thinking=part.text)
+        case "call":
+            return ToolUseContent(id=part.call_id, name=part.name, input=call_input(part.text))
+
+
+def _usage(output: RequestOutput) -> MessageUsage:
+    cached = output.num_cached_tokens or 0
+    return MessageUsage(
+        input_tokens=output.metrics.prompt_tokens - cached,
+        cache_read_input_tokens=cached,
+        output_tokens=output.metrics.output_tokens,
+    )
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return named_event(kind, {"type": kind, **fields})

@@ -1,0 +1,131 @@
+"""Turns made of blocks, as the conversation that a chat template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferrule.errors import InvalidParameterError
+from ferrule.server.anthropic.protocol import (
+    MIN_THINKING_BUDGET,
+    CountTokensRequest,
+    InputMessage,
+    MessagesRequest,
+    NamedChoice,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from ferrule.server.conversation import AUTO, NONE, REQUIRED, Conversation
+from ferrule.server.errors import unsupported
+from ferrule.structured import StructuredOutputsParams
+
+CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
+Turn = dict[str, Any]
+
+
+def conversation(asked: CountTokensRequest) -> Conversation:
+    """What is asked, in OpenAI's form. Where the last turn is the assistant's, the answer goes on with it.
+
+    Raises ApiError, InvalidParameterError.
+    """
+    turns: list[Turn] = []
+    if asked.system is not None:
+        turns.append({"role": "system", "content": _text(asked.system)})
+    for index, message in enumerate(asked.messages):
+        _add(turns, message, f"messages[{index}]")
+    prefilled = bool(turns) and turns[-1]["role"] == "assistant"
+    if prefilled and "tool_calls" in turns[-1]:
+        raise InvalidParameterError("messages ends with a tool_use; its tool_result must follow")
+    choice = asked.tool_choice
+    if choice is None:
+        chosen = AUTO if asked.tools else NONE
+    else:
+        chosen = f"function:{choice.name}" if isinstance(choice, NamedChoice) else CHOICES[choice.type]
+    return Conversation(
+        messages=turns,
+        tools=[
+            {
+                "type": "function",
+                "function": {"name": tool.name, "parameters": tool.input_schema}
+                | ({} if tool.description is None else {"description": tool.description}),
+            }
+            for tool in asked.tools or ()
+        ],
+        tool_choice=chosen,
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        structure=_structure(asked),
+        template_arguments=_template_arguments(asked),
+        add_generation_prompt=not prefilled,
+        continue_final_message=prefilled,
+    )
+
+
+def check_thinking(asked: MessagesRequest) -> None:
+    """Raises InvalidParameterError."""
+    thinking = asked.thinking
+    if thinking is None or thinking.budget_tokens is None:
+        return
+    budget = thinking.budget_tokens
+    if thinking.type != "enabled":
+        raise InvalidParameterError(f"thinking.budget_tokens is given, but thinking.type is {thinking.type}")
+    if not MIN_THINKING_BUDGET <= budget < asked.max_tokens:
+        limit = f"from {MIN_THINKING_BUDGET} and less than max_tokens, {asked.max_tokens}"
+        raise InvalidParameterError(f"thinking.budget_tokens is {budget}; it must be {limit}")
+
+
+def _add(turns: list[Turn], message: InputMessage, where: str) -> None:
+    """A turn; what comes in a row from one side is one turn, for templates that want them to alternate."""
+    blocks = message.content
+    if isinstance(blocks, str):
+        blocks = [TextBlock(type="text", text=blocks)]
+    for index, block in enumerate(blocks):
+        role = "tool" if isinstance(block, ToolResultBlock) else message.role
+        if isinstance(block, (ThinkingBlock, ToolUseBlock)) and role != "assistant":
+            raise unsupported(f"{where}.content[{index}]", f"{where}.content[{index}] is a {block.type} of a {role}")
+        if role == "tool" and message.role != "user":
+            raise unsupported(f"{where}.content[{index}]", f"{where}.content[{index}] is a tool_result of no user")
+        match block:
+            case ToolResultBlock():
+                text = ("Error: " if block.is_error else "") + _text(block.content)
+                turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+            case TextBlock():
+                turn = _turn(turns, role)
+                turn["content"] = f"{turn['content']}\n{block.text}" if turn["content"] else block.text
+            case ThinkingBlock():
+                turn = _turn(turns, role)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + block.thinking
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                call = {"id": block.id, "type": "function", "function": function}
+                _turn(turns, role).setdefault("tool_calls", []).append(call)
+    if not blocks:
+        _turn(turns, message.role)
+
+
+def _turn(turns: list[Turn], role: str) -> Turn:
+    """The last one where it is of this role, else a new one."""
+    if not turns or turns[-1]["role"] != role or role == "system":
+        turns.append({"role": role, "content": ""})
+    return turns[-1]
+
+
+def _text(given: str | Sequence[TextBlock]) -> str:
+    return given if isinstance(given, str) else "\n".join(block.text for block in given)
+
+
+def _structure(asked: CountTokensRequest) -> StructuredOutputsParams | None:
+    if asked.output_config is None or asked.output_config.format is None:
+        return None
+    return StructuredOutputsParams(json=asked.output_config.format.json_schema)
+
+
+def _template_arguments(asked: CountTokensRequest) -> Mapping[str, Any]:
+    arguments: dict[str, Any] = {}
+    if asked.output_config is not None and asked.output_config.effort is not None:
+        arguments["reasoning_effort"] = asked.output_config.effort
+    if asked.thinking is not None and asked.thinking.type != "adaptive":
+        # Qwen's name and DeepSeek's.
+        arguments["enable_thinking"] = arguments["thinking"] = asked.thinking.type == "enabled"
+    return arguments

@@ -1,0 +1,76 @@
+"""What is told of models."""
+
+from __future__ import annotations
+
+import json
+
+from ferrule.errors import FerruleError, UnsupportedTaskError
+from ferrule.server.models import Served
+from ferrule.server.ollama.protocol import ModelDetails, ModelTag, Shown, timestamp
+
+
+def tag(served: Served, created: float) -> ModelTag:
+    """A model in a list; `created` is when it was loaded, in seconds since 1970."""
+    return ModelTag(
+        name=served.name,
+        model=served.name,
+        modified_at=timestamp(created),
+        size=served.info["weight_bytes"],
+        details=_details(served),
+    )
+
+
+def show(served: Served, created: float) -> Shown:
+    """All that is told of a model."""
+    info = served.info
+    family = info["architecture"]
+    defaults = served.llm.get_default_sampling_params().given()
+    return Shown(
+        parameters="\n".join(f"{name} {json.dumps(value)}" for name, value in defaults.items()),
+        template=served.llm.chat_templates.get("default", ""),
+        modified_at=timestamp(created),
+        details=_details(served),
+        model_info={
+            "general.architecture": family,
+            "general.parameter_count": info["parameters"],
+            f"{family}.block_count": info["layers"],
+            f"{family}.context_length": info["max_model_len"],
+            f"{family}.embedding_length": info["hidden_size"],
+            f"{family}.vocab_size": info["vocab_size"],
+        },
+        capabilities=_capabilities(served),
+    )
+
+
+def _details(served: Served) -> ModelDetails:
+    info = served.info
+    return ModelDetails(
+        parent_model="" if served.adapter is None else info["model"],
+        format="safetensors" if info["file"] is None else "gguf",
+        family=info["architecture"],
+        families=[info["architecture"]],
+        parameter_size=_size(info["parameters"]),
+        quantization_level=info["quantization"],
+    )
+
+
+def _capabilities(served: Served) -> list[str]:
+    if not _generates(served):
+        return ["embedding"]
+    kinds = {"tools": "tool_call_parser", "thinking": "reasoning_parser"}
+    return ["completion", *(kind for kind, parser in kinds.items() if served.info[parser] is not None)]
+
+
+def _generates(served: Served) -> bool:
+    try:
+        served.llm.apply_chat_template([])
+    except UnsupportedTaskError:
+        return False
+    except FerruleError:  # it says nothing about nothing
+        pass
+    return True
+
+
+def _size(parameters: int) -> str:
+    unit, name = next((each for each in ((1e9, "B"), (1e6, "M")) if parameters >= each[0]), (1e3, "K"))
+    return f"{parameters / unit:.1f}{name}"

@@ -1,0 +1,12 @@
+"""Errors in Ollama's form, `{"error": message}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrule.server.errors import ApiError
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The error object."""
+    return {"error": error.detail}

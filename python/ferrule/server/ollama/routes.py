@@ -1,0 +1,114 @@
+"""The routes below /api, where the settings say so."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ferrule import __version__
+from ferrule.server.ascii_json import json_response
+from ferrule.server.context import Context
+from ferrule.server.encoding import check_encodes, check_texts, in_time
+from ferrule.server.errors import ApiError
+from ferrule.server.generation import Generation, complete
+from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
+from ferrule.server.ollama.asking import chat, find, generate
+from ferrule.server.ollama.describing import show, tag
+from ferrule.server.ollama.errors import error_body
+from ferrule.server.ollama.protocol import (
+    Asking,
+    ChatRequest,
+    ChatResponse,
+    EmbedRequest,
+    EmbedResponse,
+    GenerateRequest,
+    GenerateResponse,
+    ModelTags,
+    Shown,
+    ShowRequest,
+    Version,
+)
+from ferrule.server.streaming import LineStream, line
+
+
+def router(server: Context) -> APIRouter:
+    """The routes; none where the settings do not ask for them."""
+    responses: dict[int | str, dict[str, Any]] = {
+        "default": {"model": dict[str, str], "description": "What went wrong"}
+    }
+    routes = APIRouter(prefix="/api", responses=responses)
+    if not server.settings.ollama:
+        return routes
+
+    @routes.post("/chat", response_model=ChatResponse)
+    async def api_chat(asked: ChatRequest) -> Response:
+        """Answers a conversation, as lines of JSON or, without `stream`, at once."""
+        served = find(server, asked.model)
+        if not asked.messages:
+            return json_response(loaded(served.name, chat=True))
+        return await _answer(await chat(server, served, asked), asked, chat=True)
+
+    @routes.post("/generate", response_model=GenerateResponse)
+    async def api_generate(asked: GenerateRequest) -> Response:
+        """Answers a text, or continues a raw one."""
+        served = find(server, asked.model)
+        if not (asked.prompt or asked.suffix):
+            return json_response(loaded(served.name, chat=False))
+        return await _answer(await generate(server, served, asked), asked, chat=False)
+
+    @routes.post("/embed", response_model=EmbedResponse)
+    async def api_embed(asked: EmbedRequest) -> Response:
+        """Texts as vectors of length 1."""
+        begun = time.perf_counter()
+        served = check_encodes(find(server, asked.model))
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        check_texts(texts)
+        outputs = await in_time(
+            served.llm.embed(
+                texts,
+                normalize=True,
+                dimensions=asked.dimensions,
+                truncate_prompt_tokens=None if asked.truncate is False else -1,
+            )
+        )
+        body = EmbedResponse(
+            model=served.name,
+            embeddings=[cast("list[float]", output.embedding.tolist()) for output in outputs],
+            total_duration=int((time.perf_counter() - begun) * NANOSECONDS),
+            load_duration=0,
+            prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+        )
+        return json_response(body)
+
+    @routes.get("/tags")
+    async def api_tags() -> ModelTags:
+        """The models."""
+        await server.models.check_health()
+        return ModelTags(models=[tag(served, server.models.created) for served in server.models.all()])
+
+    @routes.post("/show")
+    async def api_show(asked: ShowRequest) -> Shown:
+        """What a model is."""
+        return show(find(server, asked.model), server.models.created)
+
+    @routes.get("/version")
+    async def api_version() -> Version:
+        """The version of ferrule."""
+        return Version(version=__version__)
+
+    return routes
+
+
+async def _answer(generation: Generation, asked: Asking, *, chat: bool) -> Response:
+    answer = Answer(generation, chat, asked.top_logprobs)
+    if asked.stream is False:
+        return json_response(answer.whole(await complete(generation)))
+    # No line says nothing, so that silences are silent.
+    return await LineStream(answer.lines(), 0, _failed).begin()
+
+
+def _failed(error: ApiError) -> bytes:
+    return line(error_body(error))

@@ -1,0 +1,227 @@
+"""What is said of a response: whole, or as the typed events of a stream, numbered and in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ferrule.outputs import RequestOutput, TokenLogprobs
+from ferrule.server.errors import ApiError
+from ferrule.server.generation import Generation, finished, message_of, steps
+from ferrule.server.openai.protocol import TokenLogprob
+from ferrule.server.openai.shapes import token_logprob
+from ferrule.server.parts import Part, PartEvent, Parts
+from ferrule.server.responses.protocol import (
+    FunctionChoice,
+    InputDetails,
+    OutputCall,
+    OutputDetails,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputReasoningText,
+    OutputText,
+    ResponseBody,
+    ResponseFailure,
+    ResponsesRequest,
+    ResponseUsage,
+    Status,
+)
+from ferrule.server.streaming import named_event
+
+LENGTH = "length"
+"""The finish_reason of what was cut off."""
+PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+"""Of the ids of items."""
+
+
+@dataclass
+class Answer:
+    """A response, as far as it has come."""
+
+    asked: ResponsesRequest
+    generation: Generation
+    created: int = field(default_factory=lambda: int(time.time()))
+    _parts: Parts = field(default_factory=Parts)
+    _number: int = 0
+    """Of the next event."""
+
+    def whole(self, output: RequestOutput) -> ResponseBody:
+        """The answer at once."""
+        completion = output.outputs[0]
+        self._parts = Parts.of(message_of(self.generation, completion), completion.logprobs)
+        return self._ended(output)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes."""
+        begun = False
+        output: RequestOutput | None = None
+        async with aclosing(steps(self.generation)) as all_steps:
+            async for step in all_steps:
+                output = step.output
+                if not begun:
+                    # Not earlier: what is refused has a status of its own.
+                    yield self._event("response.created", response=self._body("in_progress"))
+                    yield self._event("response.in_progress", response=self._body("in_progress"))
+                    begun = True
+                for new in step.choices:
+                    for happened in self._parts.add(new):
+                        for each in self._told(happened, "completed"):
+                            yield each
+        body = self._ended(finished(self.generation, output))
+        for happened in self._parts.end():
+            for each in self._told(happened, "completed" if body.status == "completed" else "incomplete"):
+                yield each
+        yield self._event(f"response.{body.status}", response=body)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream in which something went wrong."""
+        body = self._body("failed", "incomplete")
+        body.error = ResponseFailure(code=error.code, message=error.detail)
+        return self._event("response.failed", response=body)
+
+    def _ended(self, output: RequestOutput) -> ResponseBody:
+        cut_off = output.outputs[0].finish_reason == LENGTH
+        body = self._body(*(("incomplete", "incomplete") if cut_off else ("completed", "completed")))
+        body.incomplete_details = {"reason": "max_output_tokens"} if cut_off else None
+        body.completed_at = None if cut_off else int(time.time())
+        body.usage = self._usage(output)
+        return body
+
+    def _body(
+        self, status: Literal["in_progress", "completed", "incomplete", "failed"], last: Status = "in_progress"
+    ) -> ResponseBody:
+        """The response, whose last item has a status of its own."""
+        asked = self.asked
+        choice = asked.tool_choice
+        items = self._parts.all
+        return ResponseBody(
+            id=self.generation.request_id,
+            created_at=self.created,
+            status=status,
+            model=self.generation.served.name,
+            output=[self._item(part, last if part is items[-1] else "completed") for part in items],
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            metadata=asked.metadata or {},
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            reasoning={"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
+            temperature=asked.temperature,
+            text={"format": _format(asked)},
+            tool_choice=choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+            tools=[tool.model_dump() for tool in asked.tools or ()],
+            top_logprobs=asked.top_logprobs or 0,
+            top_p=asked.top_p,
+            user=asked.user,
+            safety_identifier=asked.safety_identifier,
+            prompt_cache_key=asked.prompt_cache_key,
+        )
+
+    def _told(self, happened: PartEvent, status: Status) -> Iterator[bytes]:
+        part = happened.part
+        if happened.what == "opened":
+            empty = Part(part.kind, part.index, call_id=part.call_id, name=part.name)
+            yield self._event("response.output_item.added", **self._place(part), item=self._item(empty, "in_progress"))
+        match part.kind:
+            case "text":
+                yield from self._told_text(happened)
+            case "reasoning":
+                yield from self._told_reasoning(happened)
+            case "call":
+                yield from self._told_call(happened)
+        if happened.what == "closed":
+            yield self._event("response.output_item.done", **self._place(part), item=self._item(part, status))
+
+    def _told_text(self, happened: PartEvent) -> Iterator[bytes]:
+        part = happened.part
+        place = self._place(part, content=True)
+        match happened.what:
+            case "opened":
+                yield self._event("response.content_part.added", **place, part=OutputText(text=""))
+            case "grown":
+                logprobs = self._logprobs(happened.logprobs)
+                yield self._event("response.output_text.delta", **place, delta=happened.text, logprobs=logprobs)
+            case "closed":
+                text = self._text(part)
+                yield self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs)
+                yield self._event("response.content_part.done", **place, part=text)
+
+    def _told_reasoning(self, happened: PartEvent) -> Iterator[bytes]:
+        place = self._place(happened.part, content=True)
+        match happened.what:
+            case "opened":
+                yield self._event("response.content_part.added", **place, part=OutputReasoningText(text=""))
+            case "grown":
+                yield self._event("response.reasoning_text.delta", **place, delta=happened.text)
+            case "closed":
+                text = happened.part.text
+                yield self._event("response.reasoning_text.done", **place, text=text)
+                yield self._event("response.content_part.done", **place, part=OutputReasoningText(text=text))
+
+    def _told_call(self, happened: PartEvent) -> Iterator[bytes]:
+        part = happened.part
+        place = self._place(part, content=False)
+        match happened.what:
+            case "opened":
+                pass
+            case "grown":
+                yield self._event("response.function_call_arguments.delta", **place, delta=happened.text)
+            case "closed":
+                kind = "response.function_call_arguments.done"
+                yield self._event(kind, **place, name=part.name, arguments=part.text)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return named_event(kind, body)
+
+    def _place(self, part: Part, *, content: bool | None = None) -> dict[str, Any]:
+        """Where something happens: the output's item, and with `content` its name, and the content in it."""
+        place: dict[str, Any] = {"output_index": part.index}
+        if content is not None:
+            place["item_id"] = self._id(part)
+        return place | ({"content_index": 0} if content else {})
+
+    def _id(self, part: Part) -> str:
+        return f"{PREFIXES[part.kind]}_{self.generation.request_id.partition('_')[2]}_{part.index}"
+
+    def _item(self, part: Part, status: Status) -> OutputItem:
+        match part.kind:
+            case "text":
+                # Before its content part is added, a message has none.
+                content = [self._text(part)] if part.text or part.logprobs or status != "in_progress" else []
+                return OutputMessage(id=self._id(part), status=status, content=content)
+            case "reasoning":
+                content = [OutputReasoningText(text=part.text)] if part.text else []
+                return OutputReasoning(id=self._id(part), status=status, content=content)
+            case "call":
+                return OutputCall(
+                    id=self._id(part), call_id=part.call_id, name=part.name, arguments=part.text, status=status
+                )
+
+    def _text(self, part: Part) -> OutputText:
+        return OutputText(text=part.text, logprobs=self._logprobs(part.logprobs))
+
+    def _logprobs(self, given: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
+        most = self.asked.top_logprobs or 0
+        return [token_logprob(self.generation.served, each, most) for each in given]
+
+    def _usage(self, output: RequestOutput) -> ResponseUsage:
+        read, written = output.metrics.prompt_tokens, output.metrics.output_tokens
+        thought = "".join(part.text for part in self._parts.all if part.kind == "reasoning")
+        reasoning = len(self.generation.served.llm.tokenize(thought, add_special_tokens=False)) if thought else 0
+        return ResponseUsage(
+            input_tokens=read,
+            input_tokens_details=InputDetails(cached_tokens=output.num_cached_tokens or 0),
+            output_tokens=written,
+            output_tokens_details=OutputDetails(reasoning_tokens=min(reasoning, written)),
+            total_tokens=read + written,
+        )
+
+
+def _format(asked: ResponsesRequest) -> dict[str, Any]:
+    form = None if asked.text is None else asked.text.format
+    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)

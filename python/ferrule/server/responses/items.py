@@ -1,0 +1,110 @@
+"""What was said, called and returned so far, as the conversation that a chat template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferrule.errors import InvalidParameterError
+from ferrule.server.conversation import AUTO, NONE, Conversation
+from ferrule.server.responses.protocol import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionChoice,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ResponsesRequest,
+    SchemaFormat,
+    TextPart,
+)
+from ferrule.structured import StructuredOutputsParams
+
+
+def conversation(asked: ResponsesRequest) -> Conversation:
+    """What is asked, in OpenAI's older form.
+
+    Raises InvalidParameterError.
+    """
+    messages: list[dict[str, Any]] = []
+    if asked.instructions is not None:
+        messages.append({"role": "system", "content": asked.instructions})
+    if isinstance(asked.input, str):
+        messages.append({"role": "user", "content": asked.input})
+    else:
+        messages += _messages(asked.input)
+    choice = asked.tool_choice
+    if isinstance(choice, FunctionChoice):
+        choice = f"function:{choice.name}"
+    arguments: Mapping[str, Any] = asked.chat_template_kwargs or {}
+    if asked.reasoning is not None and asked.reasoning.effort is not None:
+        arguments = {"reasoning_effort": asked.reasoning.effort, **arguments}
+    return Conversation(
+        messages=messages,
+        tools=[
+            {"type": "function", "function": tool.model_dump(exclude={"type", "strict"}, exclude_none=True)}
+            for tool in asked.tools or ()
+        ],
+        tool_choice=choice or (AUTO if asked.tools else NONE),
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        structure=structure(asked),
+        template_arguments=arguments,
+    )
+
+
+def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """One message for all that the model did in a row: its reasoning, what it said, and its calls."""
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None
+    """The model's message that may go on."""
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                if turn is None or turn["content"] or "tool_calls" in turn:
+                    turn = _turn(messages)
+                turn["content"] = _content(item.content)
+            case MessageItem():
+                # What developers say is what systems say, to models that have never heard of developers.
+                role = "system" if item.role == "developer" else item.role
+                messages.append({"role": role, "content": _content(item.content)})
+                turn = None
+            case FunctionCallItem():
+                turn = _turn(messages) if turn is None else turn
+                function = {"name": item.name, "arguments": item.arguments}
+                turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            case FunctionCallOutputItem():
+                content = _content(item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+                turn = None
+            case ReasoningItem():
+                if turn is None or len(turn) > len(_EMPTY_TURN) or turn["content"]:
+                    turn = _turn(messages)
+                turn["reasoning_content"] = "".join(part.text for part in item.content or ())
+    return messages
+
+
+_EMPTY_TURN: dict[str, Any] = {"role": "assistant", "content": ""}
+
+
+def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    messages.append(dict(_EMPTY_TURN))
+    return messages[-1]
+
+
+def _content(given: str | Sequence[TextPart]) -> str | list[dict[str, str]]:
+    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
+
+
+def structure(asked: ResponsesRequest) -> StructuredOutputsParams | None:
+    """What the text must be.
+
+    Raises InvalidParameterError.
+    """
+    form = None if asked.text is None else asked.text.format
+    if asked.structured_outputs is not None:
+        if form is not None and form.type != "text":
+            raise InvalidParameterError("structured_outputs is given beside text.format; the output has one structure")
+        return asked.structured_outputs.params()
+    if isinstance(form, SchemaFormat):
+        return StructuredOutputsParams(json=form.json_schema)
+    return StructuredOutputsParams(json_object=True) if form is not None and form.type == "json_object" else None

@@ -1,0 +1,94 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ferrule.errors import InvalidParameterError
+from ferrule.prompt import TokensPrompt
+from ferrule.server.ascii_json import json_response
+from ferrule.server.context import Context
+from ferrule.server.conversation import prepare
+from ferrule.server.errors import renamed, unsupported
+from ferrule.server.generation import Generation, complete
+from ferrule.server.models import Served
+from ferrule.server.openai.sampling import sampling_params
+from ferrule.server.openai.shapes import new_id
+from ferrule.server.responses.answer import Answer
+from ferrule.server.responses.items import conversation
+from ferrule.server.responses.protocol import LOGPROBS, ResponseBody, ResponsesRequest
+from ferrule.server.streaming import EventStream
+
+
+def router(server: Context) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/responses", response_model=ResponseBody)
+    async def responses(asked: ResponsesRequest) -> Response:
+        """Answers a conversation: OpenAI's Responses, at once or as a stream of typed events. Nothing is stored."""
+        _check(asked)
+        answer = Answer(asked, await generation(server, server.models.find(asked.model), asked))
+        if asked.stream:
+            return await EventStream(answer.events(), server.settings.keep_alive, answer.failed).begin()
+        return json_response(answer.whole(await complete(answer.generation)))
+
+    return routes
+
+
+async def generation(server: Context, served: Served, asked: ResponsesRequest) -> Generation:
+    """What is asked of the model.
+
+    Raises ApiError, FerruleError.
+    """
+    with renamed({"tool_choice.function.name": "tool_choice.name"}):
+        prepared = await prepare(served, server.settings, conversation(asked))
+    logprobs = _logprobs(asked)
+    if logprobs is not None and prepared.message_format is not None:
+        raise unsupported("include", f"{LOGPROBS} is asked for, but the output has reasoning or calls beside its text")
+    with renamed({"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}):
+        params = sampling_params(
+            asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure
+        )
+    prompt: TokensPrompt = prepared.prompt
+    if asked.cache_salt is not None:
+        prompt = {**prompt, "cache_salt": asked.cache_salt}
+    return Generation(
+        served,
+        prompt,
+        params,
+        new_id("resp").replace("-", "_"),
+        prepared.message_format,
+        asked.priority,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        only_calls=prepared.only_calls,
+    )
+
+
+def _check(asked: ResponsesRequest) -> None:
+    """Raises ApiError for what a server without a memory has not, InvalidParameterError for what does not fit."""
+    if asked.store:
+        raise unsupported("store", "store is true, but the server stores nothing; hand the output back as input")
+    if asked.previous_response_id is not None:
+        raise unsupported("previous_response_id", "previous_response_id is given, but the server stores no responses")
+    if asked.background:
+        raise unsupported("background", "background is true; responses are for whoever waits for them")
+    if asked.truncation not in (None, "disabled"):
+        raise unsupported("truncation", "truncation is not disabled; a conversation that is too long is an error")
+    if asked.n not in (None, 1):
+        raise unsupported("n", "n is not 1; a response is one answer")
+    if asked.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "prompt_logprobs are asked for; a response says nothing of its prompt")
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidParameterError("stream_options is given, but stream is not true")
+    if asked.stream_options is not None and asked.stream_options.include_usage:
+        raise unsupported("stream_options", "stream_options.include_usage is true; the last event has it anyway")
+
+
+def _logprobs(asked: ResponsesRequest) -> int | None:
+    if LOGPROBS in (asked.include or ()):
+        return asked.top_logprobs or 0
+    if asked.top_logprobs is not None:
+        raise InvalidParameterError(f"top_logprobs is given, but include does not have {LOGPROBS}")
+    return None

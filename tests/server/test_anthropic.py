@@ -1,0 +1,218 @@
+"""Anthropic's Messages on a fake engine: thinking and tools, what is handed back, what fails, and what guards say."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+import pytest
+
+import fakes
+from event_loop import fake_of
+from ferrule.server import ServerSettings
+from ferrule.server.anthropic.answer import PING
+from ferrule.server.anthropic.conversation import conversation
+from ferrule.server.anthropic.protocol import CountTokensRequest
+from ferrule.server.parts import INVALID_JSON
+from server.live import Live, serving, until
+from server.message_streams import check_stream, without_names
+from server.talking import CITY, PARAMETERS, SAID, THOUGHT, Talking, named_events, talking
+
+WEATHER = {"name": "weather", "input_schema": PARAMETERS}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def ask(live: Live, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    return live.request("/v1/messages", {"max_tokens": 500, "messages": HI, **fields}, headers=headers)
+
+
+def test_thinking_text_and_calls_are_blocks(talker: Talking) -> None:
+    message = ask(talker.live, tools=[WEATHER]).json
+    thought, said, *calls = message["content"]
+    assert thought == {"type": "thinking", "thinking": THOUGHT, "signature": ""}
+    assert said == {"type": "text", "text": SAID, "citations": None}
+    assert [(call["name"], call["input"]) for call in calls] == [("weather", {"city": city}) for city in (CITY, "Rome")]
+    assert message["stop_reason"] == "tool_use"
+    stream = named_events(ask(talker.live, tools=[WEATHER], stream=True).body)
+    assert without_names(check_stream(stream)) == without_names(message)
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    one = ask(talker.live, tools=[WEATHER], tool_choice=choice).json["content"]
+    assert [block["type"] for block in one] == ["thinking", "text", "tool_use"]
+
+
+def test_the_client_reads_thinking_and_calls(talker: Talking) -> None:
+    with (
+        anthropic.Anthropic(base_url=talker.live.url, api_key="none", max_retries=0) as client,
+        client.messages.stream(
+            model="tiny",
+            max_tokens=2000,
+            messages=[{"role": "user", "content": "Hi"}],
+            tools=[{"name": "weather", "input_schema": PARAMETERS}],  # type: ignore[list-item]
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        ) as stream,
+    ):
+        kinds = {event.type for event in stream}
+        thought, said, *calls = stream.get_final_message().content
+    assert {"thinking", "text", "input_json"} <= kinds
+    assert thought.type == "thinking"
+    assert said.type == "text"
+    assert (thought.thinking, said.text) == (THOUGHT, SAID)
+    assert [call.input for call in calls if call.type == "tool_use"] == [{"city": CITY}, {"city": "Rome"}]
+
+
+def test_what_came_can_be_handed_back(talker: Talking) -> None:
+    content = ask(talker.live, tools=[WEATHER]).json["content"]
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "Sunny."}]}
+        for block in content
+        if block["type"] == "tool_use"
+    ]
+    turns = [*HI, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
+    assert ask(talker.live, tools=[WEATHER], messages=turns).status == 200
+    assert SAID in talker.prompts[-1]
+    assert talker.prompts[-1].count("Sunny.") == 2
+
+
+def test_a_call_that_was_cut_off(talker: Talking) -> None:
+    talker.says('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa')
+    (call,) = ask(talker.live, tools=[WEATHER]).json["content"]
+    assert call["input"] == {INVALID_JSON: '{"city": "Pa'}
+
+
+def test_blocks_are_messages() -> None:
+    asked = CountTokensRequest.model_validate(
+        {
+            "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "messages": [
+                {"role": "user", "content": "c"},
+                {"role": "user", "content": [{"type": "text", "text": "d"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                        {"type": "text", "text": "e"},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "1", "content": "g", "is_error": True},
+                        {"type": "text", "text": "h"},
+                    ],
+                },
+                {"role": "assistant", "content": "i"},
+            ],
+            "tools": [{"name": "f", "description": "j", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+            "thinking": {"type": "disabled"},
+            "output_config": {"effort": "low"},
+        }
+    )
+    found = conversation(asked)
+    function = {"name": "f", "arguments": {"x": 1}}
+    assert found.messages == [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "c\nd"},
+        {
+            "role": "assistant",
+            "content": "e",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "Error: g"},
+        {"role": "user", "content": "h"},
+        {"role": "assistant", "content": "i"},
+    ]
+    tool = {"name": "f", "parameters": {"type": "object"}, "description": "j"}
+    assert found.tools == [{"type": "function", "function": tool}]
+    assert (found.tool_choice, found.parallel_tool_calls) == ("function:f", False)
+    assert (found.add_generation_prompt, found.continue_final_message) == (False, True)
+    assert found.template_arguments == {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
+
+
+def test_a_stream_that_fails_says_so(talker: Talking) -> None:
+    talker.engine.step_seconds = 0.02
+    talker.engine.error_at = 6
+    answer = ask(talker.live, stream=True)
+    first, *_, last = named_events(answer.body)
+    assert first["type"] == "message_start"
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert last["request_id"] == answer.headers["request-id"]
+
+
+def test_pings_fill_silences(engine: type[fakes.Engine]) -> None:
+    with held(engine) as gate, talking(engine, keep_alive=0.05) as talker:
+        answers: list[Any] = []
+        asking = threading.Thread(target=lambda: answers.append(ask(talker.live, stream=True)))
+        asking.start()
+        until(lambda: fake_of(talker.live.llm).running)
+        time.sleep(0.3)
+        gate.set()
+        asking.join()
+    body: bytes = answers[0].body
+    assert body.startswith(PING + PING)
+    check_stream([event for event in named_events(body) if event["type"] != "ping"])
+
+
+@contextmanager
+def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
+    """Steps wait for the gate."""
+    engine.gate = threading.Event()
+    try:
+        yield engine.gate
+    finally:
+        engine.gate.set()
+
+
+def told(answer: Any, status: int, kind: str) -> str:
+    """The message of an error in Anthropic's form."""
+    assert answer.status == status
+    assert answer.json.keys() == {"type", "error", "request_id"}
+    assert (answer.json["type"], answer.json["error"]["type"]) == ("error", kind)
+    assert answer.json["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+    return answer.json["error"]["message"]
+
+
+def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
+    settings = ServerSettings(api_keys=["secret"], max_body_bytes=1000, allowed_hosts=["here"])
+    key = {"X-Api-Key": "secret", "Anthropic-Version": "2023-06-01"}
+    with serving(settings) as live:
+        assert ask(live, key).status == 200
+        assert ask(live, {"Authorization": "Bearer secret"}).status == 200
+        told(ask(live), 401, "authentication_error")
+        told(ask(live, {"X-Api-Key": "other"}), 401, "authentication_error")
+        told(ask(live, {**key, "Host": "elsewhere"}), 403, "permission_error")
+        assert "max_body_bytes" in told(ask(live, key, system="x" * 1000), 413, "request_too_large")
+        told(live.request("/v1/messages/batches", {}, headers=key), 404, "not_found_error")
+        told(live.request("/v1/messages", headers=key), 405, "invalid_request_error")
+        told(live.request("/v1/messages", b"{:", headers=key), 400, "invalid_request_error")
+        live.server.models.draining = True
+        refused = ask(live, key)
+        told(refused, 503, "overloaded_error")
+        assert refused.headers["retry-after"] == "1"
+        other = live.request("/v1/responses", {"input": "Hi"}, headers=key)
+        assert other.error["code"] == "draining", "each API has its own form"
+
+
+def test_the_client_knows_a_full_server(engine: type[fakes.Engine]) -> None:
+    with held(engine) as gate, talking(engine, max_concurrent_requests=1) as talker:
+        asking = threading.Thread(target=lambda: ask(talker.live))
+        asking.start()
+        until(lambda: fake_of(talker.live.llm).running)
+        with anthropic.Anthropic(base_url=talker.live.url, api_key="none", max_retries=0) as client:
+            with pytest.raises(anthropic.InternalServerError) as caught:
+                client.messages.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": "Hi"}])
+            assert caught.value.type == "overloaded_error"
+        gate.set()
+        asking.join()
+
+
+def test_a_request_whose_time_is_over(engine: type[fakes.Engine]) -> None:
+    with held(engine) as gate, talking(engine) as talker:
+        threading.Timer(0.5, gate.set).start()
+        told(ask(talker.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")

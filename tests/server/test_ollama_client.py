@@ -1,0 +1,213 @@
+"""Ollama's own client against a live server with the embedded model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import ollama
+import pytest
+
+from ferrule import LLM, SamplingParams, __version__
+from ferrule.server import ServerSettings
+from server.live import Live, serving
+
+pytestmark = pytest.mark.native
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = {"temperature": 0, "num_predict": 12}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "large": {"type": "boolean"}},
+    "required": ["city", "large"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with serving(ServerSettings(ollama=True), names=("tiny", "other")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[ollama.Client]:
+    with ollama.Client(live.url) as client:
+        yield client
+
+
+def test_a_chat_says_what_the_library_says(client: ollama.Client, solo: LLM) -> None:
+    expected = solo.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=12))[0]
+    for name in ("tiny", "tiny:latest"):
+        found = client.chat(name, MESSAGES, options=GREEDY, keep_alive="5m")
+        assert found.message.content == expected.outputs[0].text
+        assert (found.model, found.done, found.done_reason) == ("tiny", True, "stop")
+        assert found.prompt_eval_count == len(expected.prompt_token_ids)
+        assert found.eval_count == len(expected.outputs[0].token_ids)
+        assert found.total_duration is not None
+        assert found.eval_duration is not None
+        assert found.total_duration >= found.eval_duration > 1000, "nanoseconds"
+
+
+@pytest.mark.parametrize("predict", [3, 12])
+def test_streams_are_the_answer(client: ollama.Client, predict: int) -> None:
+    options = {**GREEDY, "num_predict": predict}
+    whole = client.chat("tiny", MESSAGES, options=options)
+    *lines, last = client.chat("tiny", MESSAGES, options=options, stream=True)
+    assert "".join(line.message.content or "" for line in lines) == whole.message.content
+    assert not any(line.done for line in lines)
+    assert (last.message.content, last.done, last.done_reason) == ("", True, whole.done_reason)
+    assert whole.done_reason == ("length" if predict == 3 else "stop")
+    assert (last.eval_count, last.prompt_eval_count) == (whole.eval_count, whole.prompt_eval_count)
+    text = client.generate("tiny", MESSAGES[0]["content"], options=options)
+    *parts, end = client.generate("tiny", MESSAGES[0]["content"], options=options, stream=True)
+    assert "".join(part.response or "" for part in parts) == text.response == whole.message.content
+    assert end.done_reason == text.done_reason
+
+
+def test_lines_are_json(live: Live) -> None:
+    found = live.request("/api/chat", {"model": "tiny", "messages": MESSAGES, "options": GREEDY})
+    assert found.headers["content-type"].startswith("application/x-ndjson")
+    assert found.body.endswith(b"}\n")
+    lines = [json.loads(each) for each in found.body.splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert "total_duration" not in lines[0]
+
+
+def test_raw_prompts_and_systems(client: ollama.Client, solo: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    found = client.generate("tiny", "Once upon a", raw=True, options=GREEDY, logprobs=True, top_logprobs=2)
+    assert found.response == solo.generate(["Once upon a"], params)[0].outputs[0].text
+    assert found.logprobs is not None
+    assert "".join(each.token for each in found.logprobs) == found.response
+    assert {len(each.top_logprobs or ()) for each in found.logprobs} == {2}
+    found = client.generate("tiny", "Hi", system="Be brief.", options=GREEDY)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert found.response == solo.chat(messages, params)[0].outputs[0].text
+
+
+def test_options(client: ollama.Client, solo: LLM) -> None:
+    options = {
+        "temperature": 2.0,
+        "seed": 7,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "typical_p": 0.9,
+        "repeat_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "num_predict": 20,
+        "stop": ["zzz"],
+        "num_ctx": 2048,
+    }
+    params = SamplingParams(
+        temperature=2.0,
+        seed=7,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        typical_p=0.9,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        max_tokens=20,
+        stop=["zzz"],
+    )
+    assert (
+        client.chat("tiny", MESSAGES, options=options).message.content == solo.chat(MESSAGES, params)[0].outputs[0].text
+    )
+    mirostat: dict[str, Any] = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "temperature": 1.0, "seed": 7}
+    params = SamplingParams(**mirostat, max_tokens=20)
+    found = client.chat("tiny", MESSAGES, options={**mirostat, "num_predict": 20})
+    assert found.message.content == solo.chat(MESSAGES, params)[0].outputs[0].text
+    assert client.chat("tiny", MESSAGES, options={"temperature": 0, "num_predict": -1}).done_reason == "stop"
+
+
+def test_formats_are_held(client: ollama.Client) -> None:
+    found = client.chat("tiny", MESSAGES, format=SCHEMA, options={"temperature": 0})
+    jsonschema.validate(json.loads(found.message.content or ""), SCHEMA)
+    text = client.generate("tiny", "Hi", format=SCHEMA, options={"seed": 3})
+    jsonschema.validate(json.loads(text.response or ""), SCHEMA)
+    begun = client.generate("tiny", "Hi", format="json", options={"temperature": 0, "num_predict": 20})
+    assert (begun.response or "").lstrip().startswith("{")
+
+
+def test_what_is_told_of_models(client: ollama.Client, live: Live) -> None:
+    listed = client.list().models
+    assert [each.model for each in listed] == ["tiny", "other"]
+    assert listed[0].details is not None
+    assert (listed[0].details.family, listed[0].details.quantization_level) == ("llama", "int8")
+    assert listed[0].details.parameter_size == "5.8M"
+    shown = client.show("tiny:latest")
+    assert shown.capabilities == ["completion"]
+    assert shown.template is not None
+    assert "add_generation_prompt" in shown.template
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["llama.context_length"] == 2048
+    assert live.request("/api/version").json == {"version": __version__}
+
+
+def test_embeddings(client: ollama.Client, solo: LLM) -> None:
+    texts = ["The capital of France", "Once upon a time"]
+    found = client.embed("tiny", texts)
+    expected = [output.embedding for output in solo.embed(texts, normalize=True)]
+    np.testing.assert_array_equal(np.array(found.embeddings, np.float32), expected)
+    assert len(client.embed("tiny", "Hi", dimensions=8).embeddings[0]) == 8
+    long = "word " * 5000
+    assert client.embed("tiny", long).prompt_eval_count == 2048
+    with pytest.raises(ollama.ResponseError, match="2048"):
+        client.embed("tiny", long, truncate=False)
+
+
+def test_nothing_asked_loads_nothing_new(client: ollama.Client) -> None:
+    assert client.chat("tiny", []).done_reason == "load"
+    found = client.generate("tiny", keep_alive=0)
+    assert (found.done, found.response, found.done_reason) == (True, "", "load")
+
+
+ERRORS: list[tuple[str, dict[str, Any], str]] = [
+    ("chat", {"options": {"num_gpu": 1}}, "options.num_gpu"),
+    ("chat", {"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
+    ("chat", {"options": {"num_predict": 0}}, "options.num_predict"),
+    ("chat", {"options": {"num_ctx": 4096}}, "options.num_ctx"),
+    ("chat", {"options": {"stop": [""]}}, "options.stop[0]"),
+    ("chat", {"options": {"temperature": "hot"}}, "options.temperature"),
+    ("chat", {"format": "xml"}, "format"),
+    ("chat", {"format": 3}, "format"),
+    ("chat", {"think": True}, "think"),
+    ("chat", {"think": "very"}, "think"),
+    ("chat", {"top_logprobs": 2}, "top_logprobs"),
+    ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
+    ("chat", {"messages": [{"role": "robot"}]}, "messages[0].role"),
+    ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tiny has no form of tool calls"),
+    ("chat", {"shift": True}, "shift"),
+    ("generate", {"images": ["aGk="]}, "images"),
+    ("generate", {"context": [1, 2]}, "context"),
+    ("generate", {"template": "{{ .Prompt }}"}, "template"),
+    ("generate", {"raw": True, "system": "x"}, "system"),
+    ("generate", {"suffix": "x"}, "a prompt has a suffix,"),
+    ("embed", {"input": [1]}, "input"),
+    ("embed", {"input": [""] * 2049}, "input"),
+    ("show", {"model": 3}, "model"),
+]
+
+
+@pytest.mark.parametrize(("route", "fields", "named"), ERRORS)
+def test_errors_name_the_field(live: Live, route: str, fields: dict[str, Any], named: str) -> None:
+    asked = {"chat": {"messages": MESSAGES}, "generate": {"prompt": "Hi"}, "embed": {"input": "Hi"}, "show": {}}
+    answer = live.request(f"/api/{route}", {"model": "tiny", **asked[route], **fields})
+    assert answer.status == 400
+    assert answer.json.keys() == {"error"}
+    assert answer.json["error"].startswith(f"{named} ")
+
+
+def test_a_model_that_is_not_there(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.chat("none:latest", MESSAGES)
+    assert caught.value.status_code == 404
+    assert "none" in caught.value.error

@@ -1,0 +1,111 @@
+"""Answers as rows of parts: what is opened, what grows, and what is closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrule.outputs import Logprob
+from ferrule.parsers import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
+from ferrule.server.generation import ChoiceDelta
+from ferrule.server.parts import INVALID_JSON, Part, Parts, call_input
+
+
+def delta(
+    message: MessageDelta | None, text: str = "", logprobs: list[dict[int, Logprob]] | None = None
+) -> ChoiceDelta:
+    return ChoiceDelta(0, text, [], logprobs, message, None, None)
+
+
+def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
+    begun = ToolCallDelta(index, f"call{index}" if name else None, name, arguments)
+    return MessageDelta(tool_calls=[begun])
+
+
+def happened(parts: Parts, *deltas: ChoiceDelta) -> list[tuple[str, int, str]]:
+    events = [event for each in deltas for event in parts.add(each)]
+    events += parts.end()
+    return [(event.what, event.part.index, event.text) for event in events]
+
+
+def shown(parts: list[Part]) -> list[tuple[str, str, str, str]]:
+    return [(part.kind, part.text, part.call_id, part.name) for part in parts]
+
+
+def test_parts_come_one_after_another() -> None:
+    parts = Parts()
+    assert happened(
+        parts,
+        delta(MessageDelta(reasoning="Hm")),
+        delta(MessageDelta()),
+        delta(MessageDelta(reasoning=".", content="I ")),
+        delta(MessageDelta(content="ask.")),
+        delta(call(0, "", "f")),
+        delta(call(0, "{}")),
+        delta(MessageDelta(tool_calls=[*call(1, "[", "g").tool_calls])),
+        delta(MessageDelta(content=" Now.")),
+    ) == [
+        ("opened", 0, ""),
+        ("grown", 0, "Hm"),
+        ("grown", 0, "."),
+        ("closed", 0, ""),
+        ("opened", 1, ""),
+        ("grown", 1, "I "),
+        ("grown", 1, "ask."),
+        ("closed", 1, ""),
+        ("opened", 2, ""),
+        ("grown", 2, "{}"),
+        ("closed", 2, ""),
+        ("opened", 3, ""),
+        ("grown", 3, "["),
+        ("closed", 3, ""),
+        ("opened", 4, ""),
+        ("grown", 4, " Now."),
+        ("closed", 4, ""),
+    ]
+    assert shown(parts.all) == [
+        ("reasoning", "Hm.", "", ""),
+        ("text", "I ask.", "", ""),
+        ("call", "{}", "call0", "f"),
+        ("call", "[", "call1", "g"),
+        ("text", " Now.", "", ""),
+    ]
+    assert not list(parts.end()), "it has ended"
+
+
+def test_several_calls_in_one_delta() -> None:
+    parts = Parts()
+    both = MessageDelta(tool_calls=[*call(0, "1", "f").tool_calls, *call(1, "2", "g").tool_calls])
+    happened(parts, delta(both))
+    assert shown(parts.all) == [("call", "1", "call0", "f"), ("call", "2", "call1", "g")]
+
+
+def test_a_whole_answer_has_its_text_before_its_calls() -> None:
+    parts = Parts.of(ParsedMessage("said", "thought", [ToolCall("call0", "f", "{}")]), None).all
+    assert shown(parts) == [
+        ("reasoning", "thought", "", ""),
+        ("text", "said", "", ""),
+        ("call", "{}", "call0", "f"),
+    ]
+    assert not Parts.of(ParsedMessage(None, None, []), None).all
+
+
+def test_tokens_without_text_are_of_the_text_all_the_same() -> None:
+    parts = Parts()
+    first, second = ({1: Logprob(-1.0, 1, "\N{REPLACEMENT CHARACTER}")}, {2: Logprob(-2.0, 1, "é")})
+    assert happened(parts, delta(None, "", [first]), delta(None, "é", [second]), delta(None)) == [
+        ("opened", 0, ""),
+        ("grown", 0, ""),
+        ("grown", 0, "é"),
+        ("closed", 0, ""),
+    ]
+    assert parts.all[0].logprobs == [first, second]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    assert call_input(arguments) == {INVALID_JSON: arguments}
+
+
+def test_arguments() -> None:
+    assert call_input('{"a": ["é"]}') == {"a": ["é"]}
+    assert call_input("") == {}

@@ -1,0 +1,131 @@
+"""OpenAI's Responses on a fake engine: reasoning and calls, what is handed back, what fails, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ferrule.server.responses.items import conversation
+from ferrule.server.responses.protocol import LOGPROBS, ResponsesRequest
+from server.live import Live
+from server.response_streams import check_stream, without_times
+from server.talking import CITY, PARAMETERS, SAID, THOUGHT, Talking, named_events
+
+WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS}
+
+
+def ask(talker: Talking, **fields: Any) -> Any:
+    return talker.live.request("/v1/responses", {"input": "?", "tools": [WEATHER], **fields})
+
+
+def test_reasoning_text_and_calls_are_items(talker: Talking) -> None:
+    body = ask(talker, max_output_tokens=500).json
+    thought, said, *calls = body["output"]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert thought["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
+    assert (said["type"], said["role"], said["content"][0]["text"]) == ("message", "assistant", SAID)
+    assert [json.loads(call["arguments"]) for call in calls] == [{"city": CITY}, {"city": "Rome"}]
+    assert len({call["call_id"] for call in calls}) == 2
+    assert {each["status"] for each in body["output"]} == {"completed"}
+    reasoning = body["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert 0 < reasoning < body["usage"]["output_tokens"]
+    stream = check_stream(named_events(ask(talker, max_output_tokens=500, stream=True).body))
+    assert without_times(stream) == without_times(body)
+    one = ask(talker, max_output_tokens=500, parallel_tool_calls=False).json["output"]
+    assert [each["type"] for each in one] == ["reasoning", "message", "function_call"]
+
+
+def test_what_came_can_be_handed_back(talker: Talking) -> None:
+    output = ask(talker, max_output_tokens=500).json["output"]
+    results = [
+        {"type": "function_call_output", "call_id": each["call_id"], "output": "Sunny."}
+        for each in output
+        if each["type"] == "function_call"
+    ]
+    question = {"role": "user", "content": "?"}
+    assert ask(talker, input=[question, *output, *results], max_output_tokens=500).status == 200
+    assert SAID in talker.prompts[-1]
+    assert talker.prompts[-1].count("Sunny.") == 2
+
+
+def test_items_are_messages() -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": "b"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": '{"x": 1}'},
+        {"type": "function_call_output", "call_id": "1", "output": "c"},
+        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "d"}]},
+        {"type": "function_call", "call_id": "3", "name": "f", "arguments": "{}"},
+        {"role": "assistant", "content": "e"},
+        {"role": "assistant", "content": "f"},
+        {"type": "reasoning", "summary": []},
+        {"role": "user", "content": "g"},
+    ]
+    asked = ResponsesRequest.model_validate({"input": items, "instructions": "h"})
+
+    def call(name: str, number: str, arguments: str = "{}") -> dict[str, Any]:
+        return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    assert conversation(asked).messages == [
+        {"role": "system", "content": "h"},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": "b",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call("f", "1"), call("g", "2", '{"x": 1}')],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "c"},
+        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "d"}]},
+        {"role": "assistant", "content": "", "tool_calls": [call("f", "3")]},
+        {"role": "assistant", "content": "e"},
+        {"role": "assistant", "content": "f"},
+        {"role": "assistant", "content": "", "reasoning_content": ""},
+        {"role": "user", "content": "g"},
+    ]
+
+
+def test_a_stream_that_fails_says_so(talker: Talking) -> None:
+    talker.engine.step_seconds = 0.02
+    talker.engine.error_at = 6
+    events = named_events(ask(talker, stream=True, max_output_tokens=500).body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    response = events[-1]["response"]
+    assert (events[-1]["type"], response["status"]) == ("response.failed", "failed")
+    assert response["error"]["message"]
+    assert response["id"] == events[0]["response"]["id"]
+
+
+def test_what_is_refused_before_the_first_token_has_a_status(talker: Talking) -> None:
+    talker.engine.error_at = 1
+    answer = ask(talker, stream=True)
+    assert answer.status == 503
+    assert answer.error["code"] == "engine_unavailable"
+
+
+def test_logprobs_beside_reasoning_are_refused(talker: Talking) -> None:
+    answer = talker.live.request("/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
+    assert (answer.status, answer.error["param"]) == (400, "include")
+
+
+def test_half_a_surrogate_pair_comes_back(live: Live) -> None:
+    body = b'{"input": "Hi", "metadata": {"a": "\\ud800"}, "max_output_tokens": 1}'
+    assert live.request("/v1/responses", body).json["metadata"] == {"a": "\ud800"}
+    assert live.request("/v1/responses", b'{"input": "\\ud800"}').status == 400
+    streamed = named_events(live.request("/v1/responses", body[:-1] + b', "stream": true}').body)
+    assert streamed[-1]["response"]["metadata"] == {"a": "\ud800"}
+
+
+def test_the_effort_reaches_the_template() -> None:
+    asked = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "low"}})
+    assert conversation(asked).template_arguments == {"reasoning_effort": "low"}
+
+
+def test_a_server_that_drains_says_so(live: Live) -> None:
+    live.server.models.draining = True
+    answer = live.request("/v1/responses", {"input": "Hi"})
+    assert (answer.status, answer.error["code"]) == (503, "draining")
