@@ -111,6 +111,10 @@ def test_regenerate_keeps_every_version(chat: ChatPage) -> None:
     chat.act("back")
     assert (chat.version(), chat.answers()[-1]) == ("1/3", versions[0])
     expect(chat.answer().locator("[data-act=back]")).to_be_disabled()
+    # A new one is shown whichever stood there.
+    chat.act("regenerate")
+    chat.wait()
+    assert chat.version() == "4/4"
 
 
 def test_an_edited_message_is_a_branch_with_its_own_answer(chat: ChatPage) -> None:
