@@ -324,6 +324,13 @@ class LoadedModel:
         """The text of a single token, special or not; U+FFFD where it is part of a character."""
         return self._tokenizer.token_text(check_token_ids([token_id], self._model.vocab_size)[0])
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a single token's text; None without a tokenizer, or where they depend on its neighbours.
+
+        Raises PromptError.
+        """
+        return self._tokenizer.text_bytes(check_token_ids([token_id], self._model.vocab_size)[0])
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends; None in fields that it leaves open."""
         return self._files.defaults

@@ -139,6 +139,10 @@ class Tokenizer:
             return self._token_bytes(token_id).decode(errors="replace")
         return self._backend.decode([token_id], skip_special_tokens=False)
 
+    def text_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token's text, which may be a part of a character; None where its neighbours decide."""
+        return None if self._pieces is None else self._token_bytes(token_id)
+
     def ids_containing(self, text: str) -> tuple[int, ...]:
         """The tokens whose text contains this one, ids ascending. Looks at all of them, once for each text."""
         if text not in self._containing:

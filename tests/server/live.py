@@ -21,7 +21,8 @@ from ferrule.server.serving import Server, listen
 @dataclass
 class Answer:
     status: int
-    headers: Mapping[str, str]
+    headers: Any
+    """By name, whatever its case."""
     body: bytes
 
     @property

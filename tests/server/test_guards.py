@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,7 +54,7 @@ def answer_of(said: bytes) -> Answer:
 
 
 @contextmanager
-def held(engine: type[fakes.Engine]) -> Iterator[threading.Event]:
+def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
     """Requests that began go on when this ends."""
     engine.gate = threading.Event()
     try:

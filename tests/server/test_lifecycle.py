@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def test_a_request_s_time(engine: type[fakes.Engine]) -> None:
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def program(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """`ferrule serve` on a fake engine, and its URL."""
     command = [sys.executable, "-c", PROGRAM, "serve", "--port", "0", *arguments]
     tests = Path(__file__).parents[1]

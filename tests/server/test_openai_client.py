@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import openai
@@ -17,7 +18,7 @@ from server.live import Live
 pytestmark = pytest.mark.native
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
-SCHEMA = {
+SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8}, "large": {"type": "boolean"}},
     "required": ["city", "large"],
@@ -149,7 +150,7 @@ def test_json_schema(client: openai.OpenAI) -> None:
     [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
 )
 def test_forced_tools(client: openai.OpenAI, choice: object, names: set[str], stream: bool) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "messages": MESSAGES,
         "tools": TOOLS,
         "tool_choice": choice,
@@ -208,7 +209,15 @@ def test_completions(client: openai.OpenAI, solo: LLM) -> None:
 
 @pytest.mark.parametrize("prompt", ["The capital of France is", [459, 377], ["Once", "The capital"]])
 def test_a_completion_stream_adds_up(client: openai.OpenAI, prompt: str | list[str]) -> None:
-    fields = {"model": "tiny", "prompt": prompt, "seed": 5, "max_tokens": 9, "n": 2, "echo": True, "logprobs": 1}
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt,
+        "seed": 5,
+        "max_tokens": 9,
+        "n": 2,
+        "echo": True,
+        "logprobs": 1,
+    }
     whole = client.completions.create(**fields)
     texts, tokens = [""] * len(whole.choices), [list[str]() for _ in whole.choices]
     for chunk in client.completions.create(**fields, stream=True):
@@ -262,7 +271,7 @@ ERRORS: list[tuple[dict[str, object], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "param", "code"), ERRORS)
 def test_errors_name_the_field(client: openai.OpenAI, fields: dict[str, object], param: str, code: str) -> None:
-    given = {"model": "tiny", "messages": MESSAGES, **fields}
+    given: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, **fields}
     with pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(**given)
     assert caught.value.status_code == (404 if code == "model_not_found" else 400)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis import GenerationMode
 
 from ferrule import AsyncLLM
 from ferrule.server import Models, create_app
@@ -17,10 +17,10 @@ from ferrule.server.openai.protocol import ErrorResponse
 from server.live import Live, serving
 
 DESCRIPTION: dict[str, Any] = create_app(Models()).openapi()
-OPERATIONS: list[APIOperation[Any]] = [
-    found.ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
+OPERATIONS: list[Any] = [
+    cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
-EXAMPLES = 25
+EXAMPLES = 20
 """Of each operation and mode; a minute for all of them."""
 
 
@@ -51,18 +51,18 @@ def test_what_is_described() -> None:
     ],
     ids=str,
 )
-def test_no_answer_is_a_defect(small: Live, operation: APIOperation[Any], mode: GenerationMode) -> None:
+def test_no_answer_is_a_defect(small: Live, operation: Any, mode: GenerationMode) -> None:
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
     @given(data=st.data())
     def ask(data: st.DataObject) -> None:
-        case: Case = data.draw(operation.as_strategy(generation_mode=mode))
+        case: Any = data.draw(operation.as_strategy(generation_mode=mode))
         answer = case.call(base_url=small.url, timeout=60)
         assert answer.status_code < 500 or answer.status_code == 503, (case.as_curl_command(), answer.text)
         if answer.status_code >= 400:

@@ -201,6 +201,14 @@ def test_41_a_character_of_several_tokens_is_never_cut(live: Live, engine: type[
     assert len(texts) > 5
 
 
+def test_41_the_bytes_of_a_part_of_a_character(live: Live, engine: type[fakes.Engine]) -> None:
+    text = "漢🎉"
+    said_by(engine, live, text)
+    tokens = live.chat(logprobs=True).json["choices"][0]["logprobs"]["content"]
+    assert any("\ufffd" in token["token"] for token in tokens)
+    assert b"".join(bytes(token["bytes"]) for token in tokens[:-1]).decode() == text
+
+
 @pytest.fixture
 def parsing(engine: type[fakes.Engine]) -> Iterator[Live]:
     with serving(ServerSettings(tool_call_parser="hermes", reasoning_parser="qwen3")) as live:

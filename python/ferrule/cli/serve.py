@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,30 +87,43 @@ def command(
     if adapters:
         keywords["lora_modules"] = adapters
     from ferrule.server import serve
-    from ferrule.server.guards.log import LOGGER, JSONFormatter
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JSONFormatter())
-    for logger in (LOGGER, logging.getLogger("uvicorn.error")):
-        logger.handlers, logger.propagate = [handler], False
-    LOGGER.setLevel(logging.INFO)
+    from ferrule.server.guards.log import LOGGER
 
     def started(url: str) -> None:
         LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
 
     try:
-        serve(
-            lambda: _load(models, keywords),
-            settings,
-            host=host,
-            port=port,
-            on_listening=started,
-            exit_with_parent=exit_with_parent,
-        )
+        with _json_lines():
+            serve(
+                lambda: _load(models, keywords),
+                settings,
+                host=host,
+                port=port,
+                on_listening=started,
+                exit_with_parent=exit_with_parent,
+            )
     except OSError as error:
         if error.errno is None:  # an error of ours about a model's file
             raise
         raise click.UsageError(f"{host}:{port}: {error.strerror}") from error
+
+
+@contextmanager
+def _json_lines() -> Generator[None]:
+    """Writes what the server logs to stderr, as one JSON object a line."""
+    from ferrule.server.guards.log import LOGGER, JSONFormatter
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JSONFormatter())
+    loggers = (LOGGER, logging.getLogger("uvicorn.error"))
+    LOGGER.setLevel(logging.INFO)
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def _models(model: str | None, aliases: Sequence[str]) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from ferrule import __version__
 from ferrule.async_llm import AsyncLLM
 from ferrule.errors import FerruleError
+from ferrule.loading import EMBEDDED
 from ferrule.server import health, metrics
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError, api_error, response
@@ -45,9 +46,10 @@ def create_app(
     """The server as an ASGI application, for any server or to be mounted in another application.
 
     `models` are by the names that requests use; None is the small model that ships with ferrule. The application needs
-    no lifespan of its own, and closes nothing: whoever made an AsyncLLM closes it.
+    no lifespan of its own, and closes nothing: whoever made an AsyncLLM closes it. A `Models` can be made before there
+    is an event loop, and be `set` in the lifespan of the application around it.
 
-        engines = {"tiny": AsyncLLM()}
+        engines = {EMBEDDED: AsyncLLM()}
         app = FastAPI()
         app.mount("/llm", create_app(engines))
 
@@ -55,7 +57,7 @@ def create_app(
     """
     settings = settings or ServerSettings()
     if not isinstance(models, Models):
-        models = Models({"tiny": AsyncLLM()} if models is None else models)
+        models = Models({EMBEDDED: AsyncLLM()} if models is None else models)
     server = Context.of(models, settings)
     app = FastAPI(
         title="ferrule",

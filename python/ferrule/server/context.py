@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tally import Tally
+from ferrule.server.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,15 @@ class Context:
     registry: CollectorRegistry
     """Of metrics: each application has its own."""
     tally: Tally
+    tracing: Tracing | None
+    """Where spans go; None where they go nowhere."""
 
     @classmethod
     def of(cls, models: Models, settings: ServerSettings) -> Context:
-        """With counters that stand at zero."""
+        """With counters that stand at zero.
+
+        Raises InvalidParameterError where spans are wanted and OpenTelemetry is not installed.
+        """
         registry = CollectorRegistry()
-        return cls(models, settings, registry, Tally(settings.metrics_prefix, registry))
+        tracing = Tracing.to(settings.otlp_traces_endpoint)
+        return cls(models, settings, registry, Tally(settings.metrics_prefix, registry), tracing)

@@ -31,9 +31,10 @@ class Served:
         """What the AsyncLLM says of itself."""
         return self.llm.info()
 
-    def token_bytes(self, token_id: int) -> list[int]:
-        """Of a token's text."""
-        return list(self.llm.token_text(token_id).encode())
+    def token_bytes(self, token_id: int) -> list[int] | None:
+        """Of a token's text, where a token has bytes of its own."""
+        found = self.llm.token_bytes(token_id)
+        return None if found is None else list(found)
 
 
 class Models:

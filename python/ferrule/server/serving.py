@@ -17,6 +17,7 @@ from ferrule.server.guards.log import LOGGER
 from ferrule.server.guards.wire import Wire
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
+from ferrule.server.tracing import Tracing
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 BACKLOG = 2048
@@ -88,12 +89,14 @@ class Server(uvicorn.Server):
         self._settings = settings
         self.models = Models()
         """Empty until they are loaded."""
+        app = create_app(self.models, settings)
+        self._tracing: Tracing | None = app.state.server.tracing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(self.models, settings),
+                app,
                 host=host,
                 http=Wire,
                 ws="none",
@@ -134,6 +137,8 @@ class Server(uvicorn.Server):
             await asyncio.wait([loading])
             for served in self.models.engines():
                 await served.llm.aclose()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def _load_models(self) -> None:
         try:

@@ -63,6 +63,8 @@ class RequestLog(Layer):
         finally:
             current.reset(token)
             self.server.tally.note(record, status or GONE)
+            if self.server.tracing is not None:
+                self.server.tracing.note(record, header(scope, "traceparent"), route_path(scope), status or GONE)
             level = logging.DEBUG if route_path(scope) in POLLED and status < 400 else logging.INFO
             LOGGER.log(level, "request", extra={"fields": _fields(scope, record, status or GONE)})
 

@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+"""What clients of the server feel: figures A to D of many at once, and what HTTP costs beside the library.
+
+    python benches/server.py load --requests 10000                      # A: none lost, mixed, or different from solo
+    python benches/server.py load --requests 10000 --disconnects 0.3    # B: pages and memory come back
+    python benches/server.py load --requests 2000 --kv-share 0.25       # C: a cache of a quarter of what is wanted
+    python benches/server.py overload                                   # D: ten times as many as there is room for
+    python benches/server.py overhead --shape llama-1b --quantization int4
+
+The server is a process of its own. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ferrule import LLM, AsyncLLM, SamplingParams
+
+OUTPUT_TOKENS = 32
+"""Of a request of the load; a client that gives up does so somewhere in them."""
+OVERLOADED = {"max_num_seqs": 16, "max_queued_requests": 16}
+"""Room for so many; ten times as many come."""
+
+
+@dataclass
+class Server:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    def memory(self) -> int:
+        """Bytes that it holds of its own."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return sum(int(size) for size in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+) kB", status)) * 1024
+
+    async def metric(self, name: str) -> float:
+        """A number of /metrics."""
+        status, lines = await self.ask("GET", "/metrics")
+        body = "\n".join([line async for line in lines])
+        found = re.search(rf"^ferrule:{name}{{.*}} (.*)$", body, re.MULTILINE)
+        if status != 200 or found is None:
+            raise SystemExit(f"/metrics has no {name}: {status} {body[:200]}")
+        return float(found[1])
+
+    async def stream(self, prompt: str | list[int], max_tokens: int) -> tuple[int, AsyncIterator[str]]:
+        """A greedy completion: the status, and the data of its events."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        status, lines = await self.ask("POST", "/v1/completions", body)
+        return status, (line.removeprefix("data: ") async for line in lines if line.startswith("data: {"))
+
+    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, AsyncIterator[str]]:
+        """One request on a connection of its own: the status, and the lines of the answer's body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                while line := await reader.readline():
+                    yield line.decode().rstrip("\r\n")
+            finally:
+                writer.close()
+
+        status = int((await reader.readline()).split()[1])
+        while (await reader.readline()).strip():
+            pass
+        return status, lines()
+
+
+@contextmanager
+def serving(shape: str | None, **options: Any) -> Generator[Server]:
+    """A server that is ready."""
+    command = [sys.executable, __file__, "serve", json.dumps({"shape": shape, **options})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            if process.stdout is None:
+                raise SystemExit("the server has no output")
+            server = Server(process, int(process.stdout.readline()))
+            asyncio.run(_ready(server))
+            yield server
+        finally:
+            process.terminate()
+
+
+async def _ready(server: Server) -> None:
+    while (await server.ask("GET", "/health"))[0] != 200:
+        await asyncio.sleep(0.1)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """The server itself, for the others."""
+    from ferrule.server import serve as run
+
+    given = json.loads(options.options)
+    shape = given.pop("shape")
+
+    def load() -> dict[str, AsyncLLM]:
+        return {"model": AsyncLLM(**given) if shape is None else AsyncLLM.from_shape(shape, **given)}
+
+    run(load, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
+
+
+def text_of(data: str) -> str:
+    """What an event says."""
+    event = json.loads(data)
+    if "error" in event:
+        raise ConnectionError(event["error"]["message"])
+    return event["choices"][0]["text"]
+
+
+def load(options: argparse.Namespace) -> dict[str, Any]:
+    """A to C: many clients at once, each with a canary in its prompt, against the same prompts one by one."""
+    numbers = random.Random(0)
+    prompts = [f"{numbers.randrange(10**9)} The canary of request {index} is" for index in range(options.prompts)]
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    more: dict[str, Any] = {"threads": options.threads}
+    with LLM(threads=options.threads) as llm:
+        solo = [llm.generate(prompt, params)[0].outputs[0].text for prompt in prompts]
+        longest = max(map(len, map(llm.tokenize, prompts))) + OUTPUT_TOKENS
+        info = llm.info()
+    if options.kv_share is not None:
+        # A sequence alone must fit: the server's context is as long as its longest.
+        demand = options.clients * longest * info["kv_bytes_per_token"]
+        more |= {"kv_cache_memory": int(demand * options.kv_share), "max_model_len": longest, "max_num_seqs": 64}
+    counts = dict.fromkeys(("complete", "left", "lost", "different"), 0)
+    with serving(None, **more) as server:
+        memory: list[int] = []
+
+        async def client(shares: Iterator[int]) -> None:
+            for number in shares:
+                which = number % len(prompts)
+                leaves = numbers.random() < options.disconnects
+                stays = numbers.randrange(OUTPUT_TOKENS) if leaves else OUTPUT_TOKENS + 1
+                try:
+                    status, events = await server.stream(prompts[which], OUTPUT_TOKENS)
+                    text = ""
+                    if status == 200 and stays:
+                        async for data in events:
+                            text += text_of(data)
+                            stays -= 1
+                            if not stays:
+                                break
+                    await events.aclose()  # type: ignore[attr-defined]
+                except (ConnectionError, asyncio.IncompleteReadError, IndexError):
+                    counts["lost"] += 1
+                    continue
+                if leaves:
+                    counts["left"] += 1
+                    counts["different"] += not solo[which].startswith(text)
+                else:
+                    counts["complete" if text == solo[which] else "different" if status == 200 else "lost"] += 1
+                if number % max(options.requests // 20, 1) == 0:
+                    memory.append(server.memory())
+
+        async def run() -> tuple[float, float, float]:
+            shares = iter(range(options.requests))
+            begun = time.perf_counter()
+            await asyncio.gather(*(client(shares) for _ in range(options.clients)))
+            took = time.perf_counter() - begun
+            while await server.metric("num_requests_running") or await server.metric("num_requests_waiting"):
+                await asyncio.sleep(0.05)
+            return took, await server.metric("kv_cache_usage_perc"), await server.metric("num_preemptions_total")
+
+        took, held, preemptions = asyncio.run(run())
+    half = memory[len(memory) // 2 :]
+    slope = statistics.linear_regression(range(len(half)), half).slope if len(half) > 1 else 0.0
+    return {
+        **counts,
+        "requests": options.requests,
+        "clients": options.clients,
+        "requests_per_second": options.requests / took,
+        "kv_cache_held_at_the_end": held,
+        "preemptions": preemptions,
+        "memory_bytes": memory[-1] if memory else None,
+        "memory_bytes_per_request_in_the_second_half": slope / max(options.requests // 20, 1),
+    }
+
+
+def overload(options: argparse.Namespace) -> dict[str, Any]:
+    """D: how soon those hear it for whom there is no room, and what those wait who came in."""
+    rejected: list[float] = []
+    first: list[float] = []
+    places = sum(OVERLOADED.values())
+
+    async def client(server: Server, number: int, until: float) -> None:
+        while time.perf_counter() < until:
+            begun = time.perf_counter()
+            status, events = await server.stream(f"{number} is the number of", OUTPUT_TOKENS)
+            if status == 503:
+                rejected.append(time.perf_counter() - begun)
+                await events.aclose()  # type: ignore[attr-defined]
+                await asyncio.sleep(1)  # Retry-After
+                continue
+            seen = False
+            async for _ in events:
+                if not seen:
+                    first.append(time.perf_counter() - begun)
+                seen = True
+
+    async def run(server: Server) -> None:
+        until = time.perf_counter() + options.seconds
+        await asyncio.gather(*(client(server, number, until) for number in range(10 * places)))
+
+    with serving(None, threads=options.threads, **OVERLOADED) as server:
+        asyncio.run(run(server))
+    return {
+        "places": places,
+        "clients": 10 * places,
+        "rejected": len(rejected),
+        "accepted": len(first),
+        "seconds_to_reject_p50": quantile(rejected, 0.5),
+        "seconds_to_reject_p99": quantile(rejected, 0.99),
+        "time_to_first_token_p50": quantile(first, 0.5),
+        "time_to_first_token_p99": quantile(first, 0.99),
+    }
+
+
+def overhead(options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second and the time to the first token through the server, and of LLM.stream, in turns."""
+    more: dict[str, Any] = {"quantization": options.quantization, "threads": options.threads}
+    more["enable_prefix_caching"] = False
+    llm = LLM(**more) if options.shape is None else LLM.from_shape(options.shape, **more)
+    prompt = random.Random(0).choices(range(10, llm.info()["vocab_size"]), k=options.prompt)
+    params = SamplingParams(temperature=0, max_tokens=options.gen, ignore_eos=True)
+
+    def library() -> list[float]:
+        begun = time.perf_counter()
+        deltas = llm.stream({"prompt_token_ids": prompt}, params)
+        return [time.perf_counter() - begun for delta in deltas if delta.token_ids]
+
+    async def through(server: Server) -> list[float]:
+        begun = time.perf_counter()
+        _, events = await server.stream(prompt, options.gen)
+        return [time.perf_counter() - begun async for _ in events]
+
+    rates: dict[str, list[float]] = {"library": [], "server": []}
+    firsts: dict[str, list[float]] = {"library": [], "server": []}
+    with llm, serving(options.shape, **more) as server:
+        for turn in range(options.repeat + 1):
+            for name, times in (("library", library()), ("server", asyncio.run(through(server)))):
+                if turn:  # the first warms up
+                    rates[name].append((options.gen - 1) / (times[-1] - times[0]))
+                    firsts[name].append(times[0])
+    return {
+        "shape": options.shape or "tiny",
+        "tokens_per_second": {name: statistics.median(found) for name, found in rates.items()},
+        "server_share": statistics.median(map(lambda a, b: a / b, rates["server"], rates["library"])),
+        "time_to_first_token": {name: statistics.median(found) for name, found in firsts.items()},
+        "time_to_first_token_added": statistics.median(map(lambda a, b: a - b, firsts["server"], firsts["library"])),
+    }
+
+
+def quantile(values: list[float], share: float) -> float | None:
+    """The value that so large a share does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    if sys.argv[1:2] == ["serve"]:
+        made = commands.add_parser("serve")
+        made.add_argument("options")
+        serve(parser.parse_args())
+        return
+
+    def command(function: Callable[[argparse.Namespace], dict[str, Any]]) -> argparse.ArgumentParser:
+        made = commands.add_parser(function.__name__, help=function.__doc__)
+        made.set_defaults(function=function)
+        made.add_argument("--threads", type=int)
+        return made
+
+    many = command(load)
+    many.add_argument("--requests", type=int, default=1000)
+    many.add_argument("--clients", type=int, default=64)
+    many.add_argument("--prompts", type=int, default=200, help="different ones")
+    many.add_argument("--disconnects", type=float, default=0.0, help="share of clients that give up")
+    many.add_argument("--kv-share", type=float, help="size of the cache, as a share of what all clients want")
+    too_many = command(overload)
+    too_many.add_argument("--seconds", type=float, default=20)
+    cost = command(overhead)
+    cost.add_argument("--shape", help="a name that `ferrule bench` knows; the embedded model without it")
+    cost.add_argument("--quantization", default="auto")
+    cost.add_argument("--prompt", type=int, default=32, help="tokens")
+    cost.add_argument("--gen", type=int, default=128, help="tokens")
+    cost.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    print(json.dumps(options.function(options), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A span of each request for OpenTelemetry, where it is installed and asked for (`pip install ferrule[otel]`).
+
+Attributes are those of the semantic conventions for generative AI, and vLLM's for times: how much and how long, never
+what was asked or written. A `traceparent` that a request brings is the span's parent.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ferrule.errors import InvalidParameterError
+from ferrule.server.record import Record
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+
+class Tracing:
+    """Makes spans and hands them to an exporter, which sends them in a thread of its own."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider: TracerProvider = TracerProvider(resource=Resource.create({"service.name": "ferrule"}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("ferrule.server")
+        self._context = TraceContextTextMapPropagator()
+
+    @classmethod
+    def to(cls, endpoint: str | None) -> Tracing | None:
+        """Sends spans over HTTP, as OTLP; None where there is no endpoint.
+
+        Raises InvalidParameterError where OpenTelemetry is not installed.
+        """
+        if endpoint is None:
+            return None
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        except ModuleNotFoundError as error:
+            message = f"otlp_traces_endpoint needs {error.name}: pip install 'ferrule[otel]'"
+            raise InvalidParameterError(message) from error
+        return cls(OTLPSpanExporter(endpoint=endpoint))
+
+    def close(self) -> None:
+        """Sends what has not been sent, and waits for that."""
+        self._provider.shutdown()
+
+    def note(self, record: Record, traceparent: str | None, path: str, status: int) -> None:
+        """The span of a request that has ended."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        now = time.time_ns()
+        carrier = {} if traceparent is None else {"traceparent": traceparent}
+        span = self._tracer.start_span(
+            "llm_request",
+            self._context.extract(carrier),
+            SpanKind.SERVER,
+            start_time=now - int((time.perf_counter() - record.arrival) * 1e9),
+            attributes={**_attributes(record), "url.path": path, "http.response.status_code": status},
+        )
+        if record.error is not None:
+            span.set_status(Status(StatusCode.ERROR, record.error))
+        span.end(now)
+
+
+def _attributes(record: Record) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"gen_ai.request.id": record.request_id}
+    if record.model is not None:
+        attributes["gen_ai.request.model"] = record.model
+    if record.outputs:
+        metrics = [output.metrics for output in record.outputs]
+        attributes["gen_ai.usage.input_tokens"] = sum(each.prompt_tokens for each in metrics)
+        attributes["gen_ai.usage.output_tokens"] = sum(each.output_tokens for each in metrics)
+        attributes["gen_ai.response.finish_reasons"] = [
+            completion.finish_reason or "" for output in record.outputs for completion in output.outputs
+        ]
+        times = {
+            "gen_ai.latency.time_in_queue": metrics[0].queue_time,
+            "gen_ai.latency.time_in_model_prefill": metrics[0].prefill_time,
+            "gen_ai.latency.time_in_model_decode": metrics[0].decode_time,
+            "gen_ai.latency.time_to_first_token": metrics[0].time_to_first_token,
+            "gen_ai.latency.e2e": metrics[0].total_time,
+        }
+        attributes |= {name: seconds for name, seconds in times.items() if seconds is not None}
+    return attributes

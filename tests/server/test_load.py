@@ -1,0 +1,91 @@
+"""Many clients at once: each gets what it would have got alone, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import openai
+import pytest
+
+from ferrule import LLM, AsyncLLM, SamplingParams
+from server.live import Live, serving, until
+
+pytestmark = pytest.mark.native
+
+CLIENTS, REQUESTS, TOKENS = 64, 200, 24
+PROMPTS = [f"{index * 7919} The canary of request {index} is" for index in range(50)]
+
+
+@pytest.fixture(scope="module")
+def solo() -> list[str]:
+    """What each prompt is continued with when it is alone."""
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    with LLM() as llm:
+        return [llm.generate(prompt, params)[0].outputs[0].text for prompt in PROMPTS]
+
+
+async def run(live: Live, solo: list[str], leave: float) -> tuple[int, int]:
+    """How many got all of it, and how many left before; each of them got the right text so far."""
+    numbers = random.Random(0)
+    turns = iter(range(REQUESTS))
+    complete, left = 0, 0
+
+    async def client(api: openai.AsyncOpenAI) -> None:
+        nonlocal complete, left
+        for turn in turns:
+            which = turn % len(PROMPTS)
+            stays = numbers.randrange(1, 5) if numbers.random() < leave else None
+            text = ""
+            stream = await api.completions.create(
+                model="tiny",
+                prompt=PROMPTS[which],
+                temperature=0,
+                max_tokens=TOKENS,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            async with stream:
+                async for chunk in stream:
+                    text += chunk.choices[0].text
+                    if stays is not None and (stays := stays - 1) == 0:
+                        break
+            if stays == 0:
+                left += 1
+                assert solo[which].startswith(text)
+            else:
+                complete += 1
+                assert text == solo[which]
+
+    async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=120) as api:
+        await asyncio.gather(*(client(api) for _ in range(CLIENTS)))
+    return complete, left
+
+
+def free(live: Live) -> bool:
+    metrics = live.llm.metrics()
+    return metrics.running == metrics.waiting == 0 and metrics.pages_free == metrics.pages_total
+
+
+def test_figure_a(tiny: Live, solo: list[str]) -> None:
+    assert len(set(solo)) > len(solo) / 2  # canaries that are all alike would tell nothing
+    assert asyncio.run(run(tiny, solo, leave=0)) == (REQUESTS, 0)
+    until(lambda: free(tiny))
+
+
+def test_figure_b(tiny: Live, solo: list[str]) -> None:
+    complete, left = asyncio.run(run(tiny, solo, leave=0.3))
+    assert complete + left == REQUESTS
+    assert left > REQUESTS / 10
+    until(lambda: free(tiny))
+
+
+def test_figure_c(solo: list[str]) -> None:
+    """A cache of a quarter of what all clients want: some are put off, and none is different."""
+    with LLM() as llm:
+        longest = max(len(llm.tokenize(prompt)) for prompt in PROMPTS) + TOKENS + 1
+        wanted = CLIENTS * longest * llm.info()["kv_bytes_per_token"]
+    with serving(llm=lambda: AsyncLLM(kv_cache_memory=wanted // 4, max_model_len=longest)) as live:
+        assert asyncio.run(run(live, solo, leave=0)) == (REQUESTS, 0)
+        assert live.llm.info()["kv_cache_tokens"] < CLIENTS * longest / 2
+        until(lambda: free(live))
