@@ -111,6 +111,10 @@ def test_regenerate_keeps_every_version(chat: ChatPage) -> None:
     chat.act("back")
     assert (chat.version(), chat.answers()[-1]) == ("1/3", versions[0])
     expect(chat.answer().locator("[data-act=back]")).to_be_disabled()
+    # A new one is shown whichever stood there.
+    chat.act("regenerate")
+    chat.wait()
+    assert chat.version() == "4/4"
 
 
 def test_an_edited_message_is_a_branch_with_its_own_answer(chat: ChatPage) -> None:
@@ -139,6 +143,23 @@ def test_an_edited_answer_is_what_the_model_is_told(chat: ChatPage) -> None:
     assert chat.answers() == ["It is Lyon."]
     chat.ask("Why?")
     assert chat.requests[-1]["messages"][1] == {"role": "assistant", "content": "It is **Lyon**."}
+
+
+def test_what_is_asked_last_ends_what_is_being_written(chat: ChatPage) -> None:
+    chat.set(further=ENDLESS)
+    chat.send("Tell me a story.")
+    expect(chat.answer().locator(".body")).not_to_be_empty()
+    chat.at("#open-settings").click()
+    chat.at("#further").fill("")
+    chat.at("#temperature").fill("0")
+    chat.act("edit", chat.at(".user"))
+    chat.at(".user textarea").fill(CAPITAL)
+    chat.page.keyboard.press("Enter")
+    chat.wait()
+    assert chat.answers() == ["The capital of France is Paris."]
+    chat.act("back", chat.at(".user"))
+    chat.expect_messages("Tell me a story.")
+    expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
 
 
 def test_leaving_an_edit_changes_nothing(chat: ChatPage) -> None:

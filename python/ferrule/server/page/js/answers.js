@@ -16,13 +16,19 @@ const ANNOUNCED_CHARACTERS = 2000;
 export function answers(on) {
   const running = new Map();
   const all = () => [...running.values()].map((one) => one.conversation);
-  return { start, stop, of: (id) => running.get(id) ?? null, all };
+  const of = (id) => running.get(id) ?? null;
+  return { start, stop, of, all };
 
-  /** Adds an answer below `parent` and writes it; `kept` is text and tokens that it begins with. */
+  /**
+   * Adds an answer below `parent` and writes it; `kept` is text and tokens that it begins with.
+   *
+   * One that is still being written in this conversation ends: what is asked last counts.
+   */
   async function start(conversation, parent, model, kept = { content: "", tokens: [], reasoning: "" }) {
     const fields = { role: "assistant", model, finish: null, error: null, figures: null, ...kept };
     const answer = append(conversation, parent, fields);
     const controller = new AbortController();
+    stop(conversation.id);
     running.set(conversation.id, { conversation, answer, controller });
     announce("Answering");
     on.begin(conversation, answer);
@@ -40,7 +46,7 @@ export function answers(on) {
     };
     await generate(conversation, answer, controller.signal, changed);
     if (drawn !== null) cancelAnimationFrame(drawn);
-    running.delete(conversation.id);
+    if (of(conversation.id)?.answer === answer) running.delete(conversation.id);
     const said = answer.content.slice(0, ANNOUNCED_CHARACTERS);
     // A refusal is an alert and read out as such.
     if (!answer.error) announce(`${answer.finish === "stopped" ? "Stopped" : "Answer"}: ${said}`);

@@ -154,13 +154,11 @@ function send(text) {
 }
 
 function answer(parent, kept) {
-  if (running.of(conversation.id)) return;
   conversation.model = models.chosen();
   running.start(conversation, parent, conversation.model, kept);
 }
 
 function edit(node, text) {
-  if (running.of(conversation.id)) return;
   if (node.role === "user") {
     const message = append(conversation, node.parent, { role: "user", content: text });
     answer(message.id);
@@ -176,7 +174,6 @@ function edit(node, text) {
 }
 
 function regenerate(node) {
-  if (running.of(conversation.id)) return;
   if (node.error && node.content === "") discard(conversation, node);
   answer(node.parent);
 }
