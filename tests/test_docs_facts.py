@@ -9,7 +9,7 @@ import pytest
 
 from ferrule.cli.run import command as run
 from ferrule.cli.serve import command as serve
-from ferrule.server import Models, create_app
+from ferrule.server import Models, ServerSettings, create_app
 from page_blocks import ROOT, blocks
 
 DOCS = ROOT / "docs"
@@ -84,7 +84,7 @@ def test_names_of_the_environment_are_those_of_the_sources() -> None:
 
 def test_the_server_page_has_every_route_and_option() -> None:
     page = (DOCS / "server.md").read_text()
-    described = create_app(Models()).openapi()["paths"]
+    described = create_app(Models(), ServerSettings(ollama=True)).openapi()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert set(re.findall(r"`((?:GET|POST) /[^`]+)`", page)) == routes
     own = {option for parameter in serve.params for option in parameter.opts} - {
