@@ -71,6 +71,83 @@ def test_a_fork_in_the_middle_of_a_step_works_or_says_that_it_does_not() -> None
     assert done.stdout.strip() in {"0", "3"}
 
 
+FORK_WITHIN = """
+import os, sys
+from ferrule import LLM, EngineError, SamplingParams
+llm, other = LLM(threads=2), LLM(threads=1)
+def text(llm, **more):
+    params = SamplingParams(temperature=0, max_tokens=4, **more)
+    return llm.generate("The capital of France is", params)[0].outputs[0].text
+expected = text(llm)
+parent, codes = os.getpid(), []
+def fork(token_ids, logits):
+    if os.getpid() != parent or codes:
+        return
+    child = os.fork()
+    if child == 0:
+        if sys.argv[1] == "exit":
+            os._exit(0)
+        return
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    got = text(llm, logits_processors=[fork])
+except EngineError as error:
+    assert os.getpid() != parent and "forked" in str(error), error
+if os.getpid() != parent:
+    # Here the step was torn off. What was not in one works.
+    try:
+        text(llm)
+        os._exit(1)
+    except EngineError as error:
+        assert "forked" in str(error)
+    assert text(other) == expected
+    with LLM(threads=2) as new:
+        assert text(new) == expected
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if text(other) == expected else 1)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert got == expected == text(llm)
+print(codes)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("child", ["exit", "return"])
+def test_a_logits_processor_may_fork(child: str) -> None:
+    done = python(FORK_WITHIN, child)
+    assert (done.returncode, done.stdout.strip()) == (0, "[0]"), done.stderr
+
+
+FORK_BESIDE = """
+import os, threading, time
+from ferrule import LLM, SamplingParams
+llm, other = LLM(threads=1), LLM(threads=1)
+forked = []
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    forked.append(os.waitpid(child, 0)[1])
+def use_other(token_ids, logits):
+    if not forks.is_alive() and not forked:
+        forks.start()
+        # It waits for this step by then.
+        time.sleep(0.3)
+    other.generate("x", SamplingParams(max_tokens=2))
+forks = threading.Thread(target=fork)
+llm.generate("x", SamplingParams(max_tokens=3, ignore_eos=True, logits_processors=[use_other]))
+forks.join()
+print(forked)
+os._exit(0)
+"""
+
+
+def test_a_logits_processor_uses_another_engine_while_a_thread_forks() -> None:
+    done = python(FORK_BESIDE)
+    assert (done.returncode, done.stdout.strip()) == (0, "[0]"), done.stderr
+
+
 INTERRUPT = """
 import sys, time
 from ferrule import LLM, SamplingParams

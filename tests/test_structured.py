@@ -86,9 +86,88 @@ def test_each_kind(llm: LLM) -> None:
         assert re.fullmatch(r"\(*x\)*", one(llm, asking(seed, grammar=NESTED)).outputs[0].text)
         anything = one(llm, asking(seed, json_object=True, disable_any_whitespace=True)).outputs[0]
         assert anything.finish_reason == "length" or isinstance(json.loads(anything.text), dict)
-    tag = {"structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}], "triggers": ["<n"]}
-    text = one(llm, asking(structural_tag=tag, max_tokens=40)).outputs[0].text
-    assert all(re.match(r"<n>-?\d+</n>", text[found.start() :]) for found in re.finditer("<n", text[:-16]))
+
+
+def test_parts_of_a_free_text(llm: LLM) -> None:
+    whole = r'<f=a>(?:1|22)</f>|<f=b>"x"</f>'
+    structures = [
+        {"begin": "<f=a>", "schema": {"enum": [1, 22]}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"const": "x"}, "end": "</f>"},
+    ]
+    tag = {"structures": structures, "triggers": ["<f="]}
+    pieces, _ = llm._tokenizer.token_bytes(llm._model.vocab_size)
+    first, *others = (pieces.index(byte) for byte in (b"<", b"f", b"=", b"a", b"b"))
+    second, third, *names = others
+
+    def tempt(token_ids: Any, logits: Any) -> None:
+        # The model would hardly write a trigger of itself, nor different names.
+        latest = int(token_ids[-1]) if len(token_ids) else -1
+        name = names[len(token_ids) // 10 % 2]
+        logits[{first: second, second: third, third: name}.get(latest, first)] += 100
+
+    found: list[str] = []
+    for seed in range(3):
+        params = replace(asking(seed, structural_tag=tag, max_tokens=60), logits_processors=[tempt])
+        text = one(llm, params).outputs[0].text
+        places = [match.start() for match in re.finditer("<f=", text)]
+        # Of the last one there may be only the beginning.
+        for place in places[:-1]:
+            match = re.match(whole, text[place:])
+            assert match is not None, text
+            found.append(match[0])
+    assert {match[3] for match in found} == {"a", "b"}, "too few to tell anything"
+
+
+def test_a_prompt_that_ends_within_a_character(llm: LLM) -> None:
+    pieces, _ = llm._tokenizer.token_bytes(llm._model.vocab_size)
+    prompt: TokensPrompt = {"prompt_token_ids": [5, pieces.index(b"\xc3")]}
+    assert llm.generate(prompt, asking(json={"enum": [1]}))[0].outputs[0].text == "1"
+    deltas = llm.stream(prompt, asking(choice=["Rome"]))
+    assert "".join(delta.text for delta in deltas) == "Rome"
+
+
+def test_whoever_leaves_has_no_pages() -> None:
+    draft = {"model": "tiny", "num_speculative_tokens": 4}
+    with LLM(seed=0, speculative_config=draft, enable_prefix_caching=False) as llm:
+        params = [asking(seed, json=PERSON, disable_any_whitespace=True) for seed in range(4)]
+        prompt: TokensPrompt = {"prompt_token_ids": [300 + index % 1000 for index in range(700)]}
+        for received in (0, 1, 3):
+            # Beside one that stays.
+            other = llm.stream("The answer is", asking(json=PERSON))
+            next_text = next(other).text
+            stream = llm.stream_all([prompt] * len(params), params)
+            for _ in range(received):
+                next(stream)
+            stream.close()
+            assert llm.metrics().running == 1
+            text = next_text + "".join(delta.text for delta in other)
+            jsonschema.validate(json.loads(text), PERSON)
+            metrics = llm.metrics()
+            assert metrics.running == metrics.waiting == 0
+            assert metrics.pages_free == metrics.pages_total
+        assert metrics.drafted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        ({"grammar": 'root ::= "a" | "b" root'}, "Lark's syntax is expected"),
+        ({"grammar": 'start: %json {"multipleOf": 10000019}'}, "10000019"),
+        ({"json": {"properties": {f"p{index}": {} for index in range(600)}}}, "600 properties"),
+        ({"json": {"type": "integer", "minimum": 1e19}}, "9223372036854774784"),
+        ({"regex": "a?" * 30_000}, "30000 parts"),
+    ],
+)
+def test_what_is_refused_names_its_limit(llm: LLM, structure: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        one(llm, asking(**structure))
+
+
+def test_integers_of_64_bits(llm: LLM) -> None:
+    schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    for seed in range(4):
+        text = one(llm, asking(seed, json=schema)).outputs[0].text
+        jsonschema.validate(json.loads(text), schema)
 
 
 def test_the_output_ends_where_nothing_can_follow(llm: LLM) -> None:

@@ -151,6 +151,9 @@ class Completion:
                 skip_special_tokens=params.skip_special_tokens,
                 keep=frozenset() if message_format is None else message_format.keep,
             )
+            if params.structured_outputs is not None:
+                # What has a structure is whole by itself: a character that the prompt leaves off in is not part of it.
+                self._detokenizer.flush()
         self._parser = None
         if message_format is not None:
             end = model.tokenizer.decode(prompt.token_ids[-PROMPT_END:], skip_special_tokens=False)

@@ -248,6 +248,7 @@ impl<M: LanguageModel> Engine<M> {
     pub fn abort(&mut self, id: RequestId) -> bool {
         let aborted = self.scheduler.remove(id);
         self.searches.end(id);
+        self.speculator.forget(|gone| gone == id);
         self.metrics.requests_finished.abort += u64::from(aborted);
         self.publish();
         aborted
@@ -279,7 +280,7 @@ impl<M: LanguageModel> Engine<M> {
     /// What is wrong.
     pub fn audit_pages(&self) -> Result<(), String> {
         self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;
-        self.speculator.audit()
+        self.speculator.audit(|id| self.scheduler.sequences().any(|sequence| sequence.id == id))
     }
 
     pub(crate) fn publish(&mut self) {
@@ -439,6 +440,7 @@ impl<M: LanguageModel> Engine<M> {
             let Some(reason) = &output.finish else { continue };
             self.metrics.requests_finished.note(reason);
             self.scheduler.remove(output.request);
+            self.speculator.forget(|gone| gone == output.request);
         }
         self.logits = logits;
         outputs
@@ -460,6 +462,7 @@ impl<M: LanguageModel> Engine<M> {
         self.metrics.requests_finished.error += self.last_outputs.len() as u64;
         let scheduler = new_scheduler(&self.model, &self.config);
         let old = std::mem::replace(&mut self.scheduler, scheduler);
+        self.speculator.forget(|_| true);
         // A disk takes its time to close, and those who wait for this engine should hear of it first.
         self.scheduler.pages.take_tier(old.pages);
         self.dead = Some(reason);

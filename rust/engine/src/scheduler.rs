@@ -1,10 +1,10 @@
 //! What the next step computes, for whom, and on which pages.
 //!
-//! First come, first served, within a priority. Every step takes one token of each sequence that decodes, then chunks of
-//! the prompts that are under way, then new sequences while tokens, places and pages last. Beside sequences that decode
-//! the prompts' share is limited, so that no step takes long; a prompt that needs more than one step leaves half of each
-//! to those behind it. Drafts get what nobody else wants. When pages run out the last in rank gives all of its up and waits, to be computed again from its
-//! tokens; so it does when a request of a higher priority finds no room.
+//! First come, first served, within a priority. Every step takes one token of each sequence that decodes, then chunks
+//! of the prompts that are under way, then new sequences while tokens, places and pages last. Beside sequences that
+//! decode the prompts' share is limited, so that no step takes long; a prompt that needs more than one step leaves half
+//! of each to those behind it. Drafts get what nobody else wants. When pages run out the last in rank gives all of its
+//! up and waits, to be computed again from its tokens; so it does when a request of a higher priority finds no room.
 //!
 //! Two facts keep everyone moving. Of those that run and have something to compute, the first in rank can take the pages
 //! of everyone else, while alone it fits: its length is limited to what the pools hold. So it advances in every step, and
@@ -173,8 +173,8 @@ impl Scheduler {
         }
     }
 
-    /// Plans as much of a running sequence as limits and pages allow, or more than the `planned` tokens of it; those behind
-    /// it in rank give way, those before it do not.
+    /// Plans as much of a running sequence as limits and pages allow, or more than the `planned` tokens of it; those
+    /// behind it in rank give way, those before it do not.
     fn schedule_one(&mut self, plan: &mut Schedule, mut index: usize, planned: usize) {
         if planned == 0 && self.running[index].pending() > 1 {
             let Self { running, pages, .. } = self;

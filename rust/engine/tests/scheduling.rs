@@ -1,5 +1,5 @@
-//! Random arrivals, aborts, forks, beams, evictions, drafts, cancelled steps and small pools: whatever happens, pages are
-//! conserved, the limits hold, every request ends, and gets what it would have got alone.
+//! Random arrivals, aborts, forks, beams, evictions, drafts, cancelled steps and small pools: whatever happens, pages
+//! are conserved, the limits hold, every request ends, and gets what it would have got alone.
 
 mod fake;
 

@@ -200,10 +200,12 @@ impl Engine {
         logits_processors: Option<&Bound<'_, PyAny>>,
         grammar: Option<&Grammar>,
     ) -> PyResult<u64> {
-        let mut request = SamplingParams::from_json(params, self.vocab_size)
-            .map_err(RequestError::from)
-            .and_then(|params| Request::from_ids(&prompt_token_ids, self.vocab_size, params))
-            .map_err(|error| errors::request_error(&error))?;
+        // Lists may have an id for each token of the vocabulary: other threads need not wait for that.
+        let read = || {
+            let params = SamplingParams::from_json(params, self.vocab_size).map_err(RequestError::from)?;
+            Request::from_ids(&prompt_token_ids, self.vocab_size, params)
+        };
+        let mut request = py.detach(read).map_err(|error| errors::request_error(&error))?;
         request.adapter = lora.map(|lora| Arc::clone(&lora.0));
         if let Some(processors) = logits_processors {
             let caught = Arc::clone(&self.interrupt.caught);

@@ -3,8 +3,9 @@
 //! It depends on the machine, the model, the context and who else computes there, so it is measured in the steps
 //! themselves. Where a number of rows was not seen, or not for long, its neighbours and the usual shape stand in.
 
-/// What a row adds to the time of the first one, as a share of it, where nothing is known: on two cores llama-1b in int4
-/// takes 1.5 times as long with eight rows (`benches/record/2026-11-21-intel-avx512vnni/shape-llama-1b-int4-batch.txt`).
+/// What a row adds to the time of the first one, as a share of it, where nothing is known: on two cores llama-1b in
+/// int4 takes 1.5 times as long with eight rows
+/// (`benches/record/2026-11-21-intel-avx512vnni/shape-llama-1b-int4-batch.txt`).
 const USUAL_SLOPE: f64 = 0.08;
 /// Up to here each number of rows is on its own, since the matmuls have tiles of 1, 2, 4, 6, 8, 12 and 16 rows; above
 /// they go by so many.

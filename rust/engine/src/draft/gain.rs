@@ -1,8 +1,8 @@
 //! Which drafts are worth their rows.
 //!
 //! A step gives each sequence one token, and one more for each draft that is accepted: the one at depth `d` with the
-//! probability `rate^d`. It takes longer the more rows it has. So drafts are taken, the likeliest first, as far as tokens
-//! a second are the most.
+//! probability `rate^d`. It takes longer the more rows it has. So drafts are taken, the likeliest first, as far as
+//! tokens a second are the most.
 
 use super::cost::StepCosts;
 

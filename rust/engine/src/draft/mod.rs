@@ -1,16 +1,17 @@
-//! Speculation: tokens that may come next are guessed, and verified by the forward pass that would compute the next one.
+//! Speculation: tokens that may come next are guessed, and verified by the forward pass that would compute the next
+//! one.
 //!
-//! A sequence that decodes has one pending token. Its drafts are computed behind it in the same pass, which costs little
-//! more than the one row: the weights are read once. Then each row is sampled in order, with the stages and the random
-//! number of its position, as if there had been no drafts. A draft is accepted if and only if it equals what is sampled in
-//! its place; the first that does not ends the step, and the token sampled there is kept. So the output is the one without
-//! speculation, bit for bit, at any temperature, whatever the drafts were. What was computed behind the first mismatch is
-//! written over later.
+//! A sequence that decodes has one pending token. Its drafts are computed behind it in the same pass, which costs
+//! little more than the one row: the weights are read once. Then each row is sampled in order, with the stages and the
+//! random number of its position, as if there had been no drafts. A draft is accepted if and only if it equals what is
+//! sampled in its place; the first that does not ends the step, and the token sampled there is kept. So the output is
+//! the one without speculation, bit for bit, at any temperature, whatever the drafts were. What was computed behind the
+//! first mismatch is written over later.
 //!
 //! # Sources
-//! One file each. A [`Drafter`] belongs to one sequence and knows its tokens; the first of a sequence's drafters that has
-//! something to offer is taken. A draft model ([`model`]) works for all sequences at once, and for those to which no
-//! drafter offers anything.
+//! One file each. A [`Drafter`] belongs to one sequence and knows its tokens; the first of a sequence's drafters that
+//! has something to offer is taken. A draft model ([`model`]) works for all sequences at once, and for those to which
+//! no drafter offers anything.
 //!
 //! | file | drafts are |
 //! |---|---|
@@ -20,11 +21,12 @@
 //! | `model.rs` | what a smaller model would say |
 //!
 //! # Length
-//! A draft that is likely to be accepted is worth a row, others are not: [`gain`] weighs how often the drafts of a sequence
-//! were accepted lately ([`acceptance`]) against what steps of so many rows took ([`cost`]).
+//! A draft that is likely to be accepted is worth a row, others are not: [`gain`] weighs how often the drafts of a
+//! sequence were accepted lately ([`acceptance`]) against what steps of so many rows took ([`cost`]).
 //!
 //! # A new source
-//! One file with a [`Drafter`], one line in the table above, and the place in [`Drafts::new`] that gives it to a sequence.
+//! One file with a [`Drafter`], one line in the table above, and the place in [`Drafts::new`] that gives it to a
+//! sequence.
 
 mod acceptance;
 mod config;
@@ -53,8 +55,8 @@ const GRAMMAR_EXPECTED: f64 = 0.8;
 
 /// A source of drafts for one sequence.
 pub(crate) trait Drafter: Debug + Send {
-    /// Appends up to `most` tokens to `drafts` that may follow `tokens`, prompt and continuation; none if it has no idea.
-    /// The tokens only ever grow from call to call; a step that is cancelled asks twice.
+    /// Appends up to `most` tokens to `drafts` that may follow `tokens`, prompt and continuation; none if it has no
+    /// idea. The tokens only ever grow from call to call; a step that is cancelled asks twice.
     fn draft(&mut self, tokens: &[u32], most: usize, drafts: &mut Vec<u32>);
 
     /// The share of its tokens that is accepted, as far as can be said before any was tried.

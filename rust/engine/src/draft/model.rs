@@ -1,9 +1,9 @@
 //! A smaller model of the same vocabulary, which guesses for all sequences at once.
 //!
-//! It has pages of its own, in which it follows the tokens of the sequences that want its drafts. It samples as the request
-//! does, with the random number of the position that a token is to have: so where the two models agree on what is likely
-//! they mostly agree on the token, at any temperature. Its pages are nobody's concern but its own: where they run out the
-//! first in rank have them, and the others go without drafts.
+//! It has pages of its own, in which it follows the tokens of the sequences that want its drafts. It samples as the
+//! request does, with the random number of the position that a token is to have: so where the two models agree on what
+//! is likely they mostly agree on the token, at any temperature. Its pages are nobody's concern but its own: where they
+//! run out the first in rank have them, and the others go without drafts.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -101,8 +101,8 @@ impl<M: LanguageModel> Guesser<M> {
         self.max_model_len.saturating_sub(tokens)
     }
 
-    /// Gives running sequences, by index and rank, up to so many drafts each. Of what it has not read it reads no more than
-    /// `prompt_tokens` in all; who is not read to the end gets no draft in this step.
+    /// Gives running sequences, by index and rank, up to so many drafts each. Of what it has not read it reads no more
+    /// than `prompt_tokens` in all; who is not read to the end gets no draft in this step.
     ///
     /// # Errors
     /// [`ForwardError`].
@@ -189,7 +189,8 @@ impl<M: LanguageModel> Guesser<M> {
             guesses.push(Guess {
                 index,
                 most,
-                history: sequence.history.clone(),
+                // As long as the sequence, where a stage counts or compares tokens: only for who is sampled.
+                history: if fits == pending { sequence.history.clone() } else { History::default() },
                 next: sequence.tokens[read..][..fits].to_vec(),
                 is_last: fits == pending,
             });
@@ -214,7 +215,7 @@ impl<M: LanguageModel> Guesser<M> {
     }
 
     /// Gives back what is kept of some sequences.
-    fn forget(&mut self, is_gone: impl Fn(RequestId) -> bool) {
+    pub fn forget(&mut self, is_gone: impl Fn(RequestId) -> bool) {
         let Self { pages, followed, .. } = self;
         followed.retain(|&id, Followed { tables, .. }| {
             let gone = is_gone(id);
@@ -251,11 +252,14 @@ impl<M: LanguageModel> Guesser<M> {
         Ok(())
     }
 
-    /// Checks that every page is accounted for.
+    /// Checks that every page is accounted for, and is that of a sequence which is there.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn audit(&self) -> Result<(), String> {
+    pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
+        if let Some(RequestId(id)) = self.followed.keys().copied().find(|&id| !is_there(id)) {
+            return Err(format!("the draft model has pages of request {id}, which is gone"));
+        }
         self.pages.audit(self.followed.values().map(|followed| &followed.tables))
     }
 }

@@ -1,5 +1,6 @@
 //! Prompt lookup: what followed the latest tokens where they stood before (Saxena 2023,
-//! <https://github.com/apoorvumang/prompt-lookup-decoding>). Good where a text is quoted, edited or goes round in circles.
+//! <https://github.com/apoorvumang/prompt-lookup-decoding>). Good where a text is quoted, edited or goes round in
+//! circles.
 
 use super::Drafter;
 

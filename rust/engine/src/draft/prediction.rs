@@ -1,9 +1,9 @@
 //! A text that the caller expects, such as the file that is to be edited (OpenAI's "predicted outputs").
 //!
-//! A place in the prediction goes along with the output. A token that is not the predicted one is first taken for another
-//! in its place; if so many follow that it has lost its place, the latest tokens are looked for in the prediction, so that
-//! what was put in or left out throws it off for a few tokens only. How many are so many depends on how often the tokens
-//! of this place came so far: where each second one does, a few in a row are no surprise.
+//! A place in the prediction goes along with the output. A token that is not the predicted one is first taken for
+//! another in its place; if so many follow that it has lost its place, the latest tokens are looked for in the
+//! prediction, so that what was put in or left out throws it off for a few tokens only. How many are so many depends on
+//! how often the tokens of this place came so far: where each second one does, a few in a row are no surprise.
 
 use super::Drafter;
 use super::ngram::common_suffix;

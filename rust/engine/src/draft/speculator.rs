@@ -11,7 +11,7 @@ use super::gain::{Offer, lengths};
 use super::model::{DraftModel, Guesser, Limits};
 use crate::sampling::Sampler;
 use crate::sequence::Sequence;
-use crate::{ConfigError, EngineConfig, Request};
+use crate::{ConfigError, EngineConfig, Request, RequestId};
 
 /// What a step may spend on drafts.
 #[derive(Debug, Clone, Copy)]
@@ -114,11 +114,18 @@ impl<M: LanguageModel> Speculator<M> {
         self.costs.note(rows, seconds);
     }
 
-    /// Checks that every page of a draft model is accounted for.
+    /// Gives back a draft model's pages of sequences that are gone.
+    pub fn forget(&mut self, is_gone: impl Fn(RequestId) -> bool) {
+        if let Some(model) = &mut self.model {
+            model.forget(is_gone);
+        }
+    }
+
+    /// Checks that every page of a draft model is accounted for, and is that of a sequence which is there.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn audit(&self) -> Result<(), String> {
-        self.model.as_ref().map_or(Ok(()), Guesser::audit)
+    pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
+        self.model.as_ref().map_or(Ok(()), |model| model.audit(is_there))
     }
 }

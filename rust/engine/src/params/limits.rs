@@ -131,7 +131,7 @@ pub const MIROSTAT: IntegerRange = IntegerRange::new("mirostat", 0, 2);
 pub const MIROSTAT_TAU: RealRange = RealRange::open_below("mirostat_tau", 0.0, 100.0);
 /// `mirostat_eta`.
 pub const MIROSTAT_ETA: RealRange = RealRange::open_below("mirostat_eta", 0.0, 1.0);
-/// `no_repeat_ngram_size`: an index is walked through by as many steps.
+/// `no_repeat_ngram_size`: longer ones hardly come twice.
 pub const NO_REPEAT_NGRAM_SIZE: IntegerRange = IntegerRange::new("no_repeat_ngram_size", 0, 1024);
 /// Items of `bad_words`: each is compared with the text before every token.
 pub const MAX_BAD_WORDS: usize = 1536;

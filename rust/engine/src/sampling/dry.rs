@@ -2,9 +2,9 @@
 //! <https://github.com/oobabooga/text-generation-webui/pull/5677>; parameters are llama.cpp's).
 //!
 //! Where the text ends as it did at an earlier place, by n tokens, the token that followed there loses
-//! `dry_multiplier * dry_base ^ (n - dry_allowed_length)`. Repeats do not reach across a sequence breaker, and a breaker
-//! itself loses nothing. As with p-e-w a repeat counts for [`LONGEST`] tokens at the most: with that and an index of
-//! all repeats, a token takes a time that does not grow with the text.
+//! `dry_multiplier * dry_base ^ (n - dry_allowed_length)`. Repeats do not reach across a sequence breaker, and a
+//! breaker itself loses nothing. As with p-e-w a repeat counts for [`LONGEST`] tokens at the most: with that and an
+//! index of all repeats, a token takes a time that does not grow with the text.
 
 use crate::SamplingParams;
 

@@ -1,9 +1,9 @@
 //! A temperature that follows the entropy of the row: low where the model is sure, high where it is not
 //! (llama.cpp's `dynatemp_range` and `dynatemp_exponent`).
 //!
-//! It goes from `temperature - dynatemp_range`, or zero, to `temperature + dynatemp_range`, by the entropy as a share of
-//! what it could be at the most, to the power of `dynatemp_exponent`. Where it comes to zero, the most likely token is
-//! left alone.
+//! It goes from `temperature - dynatemp_range`, or zero, to `temperature + dynatemp_range`, by the entropy as a share
+//! of what it could be at the most, to the power of `dynatemp_exponent`. Where it comes to zero, the most likely token
+//! is left alone.
 
 use crate::SamplingParams;
 

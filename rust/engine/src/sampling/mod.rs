@@ -244,8 +244,8 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// Samples the token at `position` from `logits [vocab]`, one of `mask` where there is one. The history moves on when
-    /// the token is pushed to it; what it knows of logits, it learns here.
+    /// Samples the token at `position` from `logits [vocab]`, one of `mask` where there is one. The history moves on
+    /// when the token is pushed to it; what it knows of logits, it learns here.
     ///
     /// # Errors
     /// [`SampleError`] if the row gives no token.

@@ -10,7 +10,7 @@ pub(super) struct NoRepeatNgram;
 
 /// The index that tells which tokens would.
 pub(super) fn index(params: &SamplingParams) -> Option<Repeats> {
-    params.no_repeat_ngram_size.checked_sub(1).map(Repeats::new)
+    params.no_repeat_ngram_size.checked_sub(1).map(Repeats::of_longest)
 }
 
 impl Stage for NoRepeatNgram {

@@ -1,10 +1,10 @@
 //! What has followed the end of a text before: an index of all repeats in it.
 //!
-//! A suffix automaton (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985). A state stands
-//! for all those parts of the text that end at the same places; its link leads to the longest shorter part that ends at
-//! more of them. So the links from the end of the text go through all of its suffixes, and the edges of a state are the
-//! tokens that have followed those parts: without comparing tokens, however often a text repeats itself. It grows by
-//! one token in constant time on average, to less than two states and three edges a token.
+//! A suffix automaton (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985). A state
+//! stands for all those parts of the text that end at the same places; its link leads to the longest shorter part that
+//! ends at more of them. So the links from the end of the text go through all of its suffixes, and the edges of a state
+//! are the tokens that have followed those parts: without comparing tokens, however often a text repeats itself. It
+//! grows by one token in constant time on average, to less than two states and three edges a token.
 
 use std::collections::HashMap;
 
@@ -47,6 +47,8 @@ pub(super) struct Repeats {
     whole: u32,
     /// Tokens of the longest suffix that is asked for.
     longest: u32,
+    /// Whether it is asked where tokens last followed. To know takes up to `longest` steps a token.
+    knows_latest: bool,
     /// The state of the suffix of so many tokens, or of the whole text if that is shorter.
     suffix: u32,
 }
@@ -71,8 +73,14 @@ impl Repeats {
             index: HashMap::new(),
             whole: ROOT,
             longest: u32::try_from(longest).unwrap_or(u32::MAX),
+            knows_latest: true,
             suffix: ROOT,
         }
+    }
+
+    /// The same where only [`Repeats::followers_of_longest`] is asked: a token takes constant time on average.
+    pub fn of_longest(longest: usize) -> Self {
+        Self { knows_latest: false, ..Self::new(longest) }
     }
 
     /// Tokens of the text.
@@ -84,7 +92,7 @@ impl Repeats {
     pub fn push(&mut self, token: u32) {
         let position = self.states[self.whole as usize].len;
         let mut state = self.suffix;
-        while state != NONE {
+        while self.knows_latest && state != NONE {
             if let Some(&edge) = self.index.get(&(state, token)) {
                 self.edges[edge as usize].latest = position;
             }
@@ -191,6 +199,7 @@ impl Repeats {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::time::{Duration, Instant};
 
     use proptest::prelude::*;
 
@@ -220,7 +229,7 @@ mod tests {
             asked in 0..9_usize,
             longest in 0..9_usize,
         ) {
-            let mut repeats = Repeats::new(longest);
+            let (mut repeats, mut after) = (Repeats::new(longest), Repeats::of_longest(longest));
             for (done, &token) in text.iter().enumerate() {
                 prop_assert_eq!(repeats.len(), done);
                 repeats.push(token);
@@ -236,12 +245,16 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(found, wanted);
+                after.push(token);
+                let mut without: Vec<u32> = after.followers_of_longest().collect();
+                without.sort_unstable();
                 let mut after_longest: Vec<u32> = repeats.followers_of_longest().collect();
                 after_longest.sort_unstable();
                 let wanted = plain(text, longest, longest);
                 let wanted: Vec<u32> =
                     wanted.keys().map(|(token, _)| *token).filter(|_| text.len() >= longest).collect();
-                prop_assert_eq!(after_longest, wanted);
+                prop_assert_eq!(&after_longest, &wanted);
+                prop_assert_eq!(without, wanted);
             }
         }
     }
@@ -255,5 +268,15 @@ mod tests {
         let longest = repeats.followers(2, 50).next();
         assert_eq!(longest, Some(Follower { token: 7, len: 50, latest: 9_999 }));
         assert_eq!(repeats.followers(2, 50).count(), 49);
+    }
+
+    /// Where nobody asks for places, a token takes no time that grows with the suffix.
+    #[test]
+    fn a_long_suffix_takes_no_longer() {
+        let begin = Instant::now();
+        let mut repeats = Repeats::of_longest(1023);
+        (0..300_000).for_each(|_| repeats.push(7));
+        assert_eq!(repeats.followers_of_longest().collect::<Vec<_>>(), [7]);
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }

@@ -53,6 +53,7 @@ impl Stuck {
 /// A grammar, and how far a sequence has come in it.
 pub(crate) struct Constraint {
     matcher: Matcher,
+    ahead: Ahead,
     vocab_size: usize,
     /// Tokens that end the request; no text of the grammar's, whatever their bytes.
     stop_ids: Vec<u32>,
@@ -64,9 +65,20 @@ pub(crate) struct Constraint {
     took: Duration,
 }
 
+/// Where guesses are walked. What they lead to fills tables and may meet a limit, for good: so it has tables of its
+/// own, and what the sequence gets depends on its own tokens alone.
+enum Ahead {
+    /// Nothing was guessed yet.
+    Unmade,
+    /// A matcher, and the tokens of the sequence that it has not followed yet.
+    At(Box<Matcher>, Vec<u32>),
+    /// It met a limit. The sequence goes on without guesses.
+    Lost,
+}
+
 /// A mask that takes longer is worth a thread: starting one takes some tens of microseconds, and where all processors
-/// compute the forward pass it holds one of them up. Of 128,256 tokens one of a usual schema takes 10 (`llguidance` keeps
-/// what it has found out), of one with a thousand optional properties some thousand.
+/// compute the forward pass it holds one of them up. Of 128,256 tokens one of a usual schema takes 10 (`llguidance`
+/// keeps what it has found out), of one with hundreds of optional properties some hundreds.
 const SLOW: Duration = Duration::from_micros(300);
 /// Tokens that can be each other's beginning: none of a real vocabulary has more that are.
 const FEW: usize = 64;
@@ -75,7 +87,8 @@ impl Constraint {
     /// At the beginning of the output.
     pub fn new(grammar: &Grammar, stop_ids: &[u32]) -> Self {
         let (matcher, vocab_size) = (grammar.matcher(), grammar.vocab_size());
-        Self { matcher, vocab_size, stop_ids: stop_ids.to_vec(), tokens: 0, next: None, took: Duration::ZERO }
+        let stop_ids = stop_ids.to_vec();
+        Self { matcher, ahead: Ahead::Unmade, vocab_size, stop_ids, tokens: 0, next: None, took: Duration::ZERO }
     }
 
     /// Makes the mask, if it is not there yet.
@@ -118,16 +131,35 @@ impl Constraint {
         if next.is_none() {
             return tokens;
         }
-        // On a copy: what a guess leads to, a limit too, is no concern of the sequence.
-        let mut ahead = self.matcher.clone();
+        let (vocab_size, stop_ids) = (self.vocab_size, self.stop_ids.clone());
+        // A copy shares the tables of what is copied, and that is no concern of the sequence.
+        let Some(mut ahead) = self.ahead().map(|ahead| ahead.clone()) else { return tokens };
         while let Some(token) = next.filter(|_| tokens.len() < most) {
             tokens.push(token);
             if ahead.consume_token(token).is_err() || ahead.is_stopped() {
                 break;
             }
-            next = Next::of(&mut ahead, self.vocab_size, &self.stop_ids).ok().and_then(|next| self.longest(&next));
+            next = Next::of(&mut ahead, vocab_size, &stop_ids).ok().and_then(|next| self.longest(&next));
         }
         tokens
+    }
+
+    /// A matcher for guesses, where the sequence is; none where one has met a limit.
+    fn ahead(&mut self) -> Option<&mut Matcher> {
+        if let Ahead::Unmade = self.ahead {
+            self.ahead = Ahead::At(Box::new(self.matcher.deep_clone()), Vec::new());
+        }
+        if let Ahead::At(matcher, behind) = &mut self.ahead {
+            let followed = matcher.consume_tokens(behind);
+            behind.clear();
+            if followed.is_err() || matcher.is_error() {
+                self.ahead = Ahead::Lost;
+            }
+        }
+        match &mut self.ahead {
+            Ahead::At(matcher, _) => Some(matcher),
+            Ahead::Unmade | Ahead::Lost => None,
+        }
     }
 
     /// The one of a few tokens that all others are the beginning of.
@@ -142,9 +174,20 @@ impl Constraint {
         mask.tokens().all(|token| bytes(longest).starts_with(bytes(token))).then_some(longest)
     }
 
-    /// How many of some tokens, the first ones, may come next.
+    /// How many of some tokens, the first ones, may come next; none where that cannot be told.
     pub fn admitted(&mut self, tokens: &[u32]) -> usize {
-        self.matcher.validate_tokens(tokens).unwrap_or(0)
+        if tokens.is_empty() {
+            return 0;
+        }
+        let validated = self.ahead().map(|ahead| ahead.validate_tokens(tokens));
+        match validated {
+            Some(Ok(count)) => count,
+            Some(Err(_)) => {
+                self.ahead = Ahead::Lost;
+                0
+            }
+            None => 0,
+        }
     }
 
     /// Takes note of a token that is no stop id. Gives why the request ends with it, if it does.
@@ -154,6 +197,9 @@ impl Constraint {
             return Some(FinishReason::Constraint(self.error(Stuck::new(&error.to_string()))));
         }
         self.tokens += 1;
+        if let Ahead::At(_, behind) = &mut self.ahead {
+            behind.push(token);
+        }
         // It stops where nothing can follow.
         self.matcher.is_stopped().then_some(FinishReason::Complete)
     }

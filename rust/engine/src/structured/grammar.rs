@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Logger, Matcher, ParserFactory};
 use serde::Deserialize;
 
 use super::constraint::{Next, Stuck};
@@ -114,10 +115,16 @@ impl StructuredOutputs {
             Self::Json { schema, whitespace } => GrammarWithLexer::from_json_schema(schema::read(schema, whitespace)?),
             Self::Regex { pattern } => GrammarWithLexer::from_regex(lark::unanchored(pattern)?),
             Self::Choice { choices } => GrammarWithLexer::from_lark(lark::one_of(choices)?),
-            Self::Grammar { grammar } => GrammarWithLexer::from_lark(grammar.clone()),
+            Self::Grammar { grammar } => GrammarWithLexer::from_lark(lark::prepared(grammar)?),
             Self::StructuralTag { tag } => GrammarWithLexer::from_lark(lark::structural_tag(tag)?),
         };
-        let parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar));
+        let limits = match self {
+            Self::Grammar { .. } => limits::of_grammar(factory.limits()),
+            _ => factory.limits().clone(),
+        };
+        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_grammar(grammar));
+        let quiet = Logger::new(0, 0);
+        let parser = factory.create_parser_from_init_ext(grammar, quiet, InferenceCapabilities::default(), limits);
         let mut matcher = Matcher::new(parser);
         if let Some(error) = matcher.get_error() {
             return Err(error);
@@ -128,12 +135,33 @@ impl StructuredOutputs {
         }
         // The first mask shows whether there is any output at all, and every sequence begins with it.
         match Next::of(&mut matcher, vocab_size, &[]) {
-            Ok(Next::Tokens(_)) => Ok(matcher),
+            Ok(Next::Tokens(_)) => take_first_steps(matcher.deep_clone(), vocab_size).map(|()| matcher),
             Ok(Next::End) => Err("nothing but the empty text satisfies it".into()),
             Err(Stuck::NothingAllowed) => Err("no output satisfies it that the model has tokens for".into()),
             Err(Stuck::Matcher(reason)) => Err(reason),
         }
     }
+}
+
+/// What dies at once is refused, and not queued.
+fn take_first_steps(mut matcher: Matcher, vocab_size: usize) -> Result<(), String> {
+    const STEPS: usize = 4;
+    let environment = matcher.tok_env().map_err(|error| error.to_string())?;
+    for _ in 0..STEPS {
+        let mask = match Next::of(&mut matcher, vocab_size, &[]) {
+            Ok(Next::Tokens(mask)) => mask,
+            Err(Stuck::Matcher(reason)) => return Err(reason),
+            Ok(Next::End) | Err(Stuck::NothingAllowed) => break,
+        };
+        // White space leads nowhere.
+        let leads = |&token: &u32| !environment.tok_trie().token(token).trim_ascii().is_empty();
+        let Some(token) = mask.tokens().find(leads).or_else(|| mask.tokens().next()) else { break };
+        matcher.consume_token(token).map_err(|error| first_line(&error.to_string()))?;
+        if matcher.is_stopped() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// What a request asked for, ready to be followed by any number of sequences.

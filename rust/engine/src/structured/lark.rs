@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::schema;
+use super::{schema, size};
 
 /// A regular expression without the anchors at its ends. It matches the output as a whole anyway, so they change
 /// nothing, but the compiler knows none.
@@ -14,7 +14,7 @@ pub(super) fn unanchored(pattern: &str) -> Result<&str, String> {
     match pattern {
         "" => Err("it matches nothing but the empty text".into()),
         _ if !backslashes(pattern).is_multiple_of(2) => Err("it ends with a single backslash".into()),
-        _ => Ok(pattern),
+        _ => size::check_regex(pattern).map(|()| pattern),
     }
 }
 
@@ -36,6 +36,39 @@ pub(super) fn one_of(choices: &[String]) -> Result<String, String> {
 /// A text as Lark writes it: as JSON does, which leaves one control character as it is.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\x7f', "\\u007f")
+}
+
+/// A grammar with its schemas prepared as others are; refused if it is not Lark's.
+pub(super) fn prepared(text: &str) -> Result<String, String> {
+    const SCHEMA: &str = "%json";
+    if text.lines().any(is_ebnf) {
+        return Err("it is GBNF or EBNF, and Lark's syntax is expected: a rule is `name: …` instead of \
+                    `name ::= …`, the first one is `start` instead of `root`, characters are /[a-z]/ instead of \
+                    [a-z], and a comment begins with // instead of #"
+            .into());
+    }
+    size::check_lark(text)?;
+    let (mut prepared, mut rest) = (String::new(), text);
+    while let Some(place) = rest.find(SCHEMA) {
+        let (before, after) = rest.split_at(place + SCHEMA.len());
+        (prepared, rest) = (prepared + before, after);
+        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
+        // Without JSON behind it it is part of a text or a comment, or else the compiler says what is wrong.
+        let Some(Ok(given)) = values.next() else { continue };
+        let mut schema = given.clone();
+        schema::prepare(&mut schema)?;
+        if schema != given {
+            rest = &after[values.byte_offset()..];
+            prepared += &format!(" {schema}");
+        }
+    }
+    Ok(prepared + rest)
+}
+
+/// Whether a line begins a rule as GBNF and EBNF have it.
+fn is_ebnf(line: &str) -> bool {
+    let name = line.split_once("::=").map_or("", |(name, _)| name.trim());
+    !name.is_empty() && name.chars().all(|each| each.is_alphanumeric() || "_-<>".contains(each))
 }
 
 /// vLLM's structural tag: wherever the text has one of the triggers, one of the structures follows that begin with it.
@@ -65,13 +98,13 @@ pub(super) fn structural_tag(text: &str) -> Result<String, String> {
     let mut grammar = String::from("%llguidance {}\n");
     let names: Vec<String> = (0..tag.structures.len()).map(|index| format!("tag_{index}")).collect();
     grammar += &format!("start: ({})* text_end\ntext_end: TEXT\nTEXT: /(.|\\n)*/\n", names.join(" | "));
-    tag.structures.iter().try_for_each(|structure| schema::check(&structure.schema))?;
-    for (index, Structure { begin, schema, end }) in tag.structures.iter().enumerate() {
+    for (index, Structure { begin, mut schema, end }) in tag.structures.into_iter().enumerate() {
+        schema::prepare(&mut schema)?;
         let triggers = tag.triggers.iter().filter(|trigger| !trigger.is_empty() && begin.starts_with(trigger.as_str()));
         let trigger = triggers.max_by_key(|trigger| trigger.len());
         let trigger = trigger.ok_or_else(|| format!("no trigger begins structures[{index}].begin"))?;
         let rest = &begin[trigger.len()..];
-        let parts = [rest, end].map(|part| if part.is_empty() { String::new() } else { quoted(part) });
+        let parts = [rest, end.as_str()].map(|part| if part.is_empty() { String::new() } else { quoted(part) });
         grammar += &format!("tag_{index}: begin_{index} {} body_{index} {}\n", parts[0], parts[1]);
         grammar += &format!("begin_{index}[lazy]: TEXT {}\n", quoted(trigger));
         grammar += &format!("body_{index}: %json {schema}\n");
@@ -91,6 +124,25 @@ mod tests {
         for pattern in ["", "^$", "a\\", "^\\"] {
             assert!(unanchored(pattern).is_err(), "{pattern}");
         }
+    }
+
+    #[test]
+    fn schemas_within_a_grammar_are_prepared() {
+        let plain = "start: %json {\"type\": \"integer\"} \"%json\" // %json\n";
+        assert_eq!(prepared(plain), Ok(plain.into()));
+        let wide = "start: a %json {\"type\":\"integer\",\"minimum\":-9223372036854775808}b";
+        let narrow = "start: a %json {\"type\":\"integer\",\"minimum\":-9223372036854774784}b";
+        assert_eq!(prepared(wide), Ok(narrow.into()));
+        assert!(prepared("start: %json {\"multipleOf\": 10000019}").unwrap_err().contains("10000019"));
+        assert!(prepared("start: %json\n{\"x-guidance\": {\"lenient\": true}}").unwrap_err().contains("lenient"));
+    }
+
+    #[test]
+    fn other_syntaxes_are_known() {
+        for text in ["root ::= \"a\"", "x: y\n <expr>::= y", "start ::= \"a\" | start"] {
+            assert!(prepared(text).unwrap_err().contains("Lark"), "{text}");
+        }
+        assert!(prepared("start: \"a ::= b\"\nb: \"::=\"").is_ok());
     }
 
     #[test]

@@ -25,22 +25,48 @@ const MAX_LEXER_STATES: usize = 50_000;
 /// Nodes of the regular expressions behind a grammar. The largest schemas in use come near it.
 const LEXER_FUEL: u64 = 500_000;
 
-/// How long a compilation may take before its request is refused.
-pub(super) const COMPILE_TIME: Duration = Duration::from_secs(3);
-/// Compilations that may go on beyond that at once: each ends by itself, but has a processor until then.
-pub(super) const MAX_LATE: usize = 4;
+/// Items of a row of the parser: as many as 499 optional properties of an object make.
+const ROW_ITEMS: usize = 2000;
+/// Items of a row of a caller's grammar. Where that is ambiguous the work of a row grows with the third power of them,
+/// and all who are in the batch wait for it: so many take ten milliseconds.
+const GRAMMAR_ROW_ITEMS: usize = 800;
+/// Items that one mask may make.
+const STEP_ITEMS: usize = 50_000;
+/// Nodes of regular expressions that one mask may make, some 70 nanoseconds each.
+const STEP_LEXER_FUEL: u64 = 200_000;
+
 /// Bytes of stack for those who read and match grammars: they call themselves for each level of nesting.
 pub(super) const STACK_BYTES: usize = 64 << 20;
 
-/// Those of compiling, and of making one mask.
-pub(super) fn parser_limits() -> ParserLimits {
-    ParserLimits {
-        max_lexer_states: MAX_LEXER_STATES,
-        initial_lexer_fuel: LEXER_FUEL,
-        // Schemas are the callers', and may be confidential: errors say what is wrong, not what the grammar was.
-        verbose_errors: false,
-        ..ParserLimits::default()
+/// What compiling may take, and making one mask.
+#[derive(Debug, Clone)]
+pub(super) struct Limits {
+    pub parser: ParserLimits,
+    /// How long a compilation may take before its request is refused.
+    pub compile_time: Duration,
+    /// Compilations that may go on beyond that at once: each ends by itself, but has a processor until then.
+    pub max_late: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let parser = ParserLimits {
+            max_lexer_states: MAX_LEXER_STATES,
+            initial_lexer_fuel: LEXER_FUEL,
+            step_max_items: STEP_ITEMS,
+            step_lexer_fuel: STEP_LEXER_FUEL,
+            max_items_in_row: ROW_ITEMS,
+            // Schemas are the callers', and may be confidential: errors say what is wrong, not what the grammar was.
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Self { parser, compile_time: Duration::from_secs(3), max_late: 4 }
     }
+}
+
+/// Those of a caller's own grammar, of these.
+pub(super) fn of_grammar(limits: &ParserLimits) -> ParserLimits {
+    ParserLimits { max_items_in_row: limits.max_items_in_row.min(GRAMMAR_ROW_ITEMS), ..limits.clone() }
 }
 
 /// Checks the length of a grammar; how deep it may be nested its parser knows.

@@ -23,6 +23,7 @@ mod lark;
 mod limits;
 mod mask;
 mod schema;
+mod size;
 mod vocabulary;
 
 #[cfg(test)]

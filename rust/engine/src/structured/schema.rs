@@ -1,10 +1,10 @@
 //! JSON schemas: what the compiler's own limits do not bound is bounded here, by counting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Number, Value, json};
+use serde_json::{Map, Number, Value, json};
 
-use super::Whitespace;
+use super::{Whitespace, size};
 
 /// White space between the parts of JSON, in one place: enough for pretty-printing, and no model gets lost in it.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
@@ -13,22 +13,51 @@ const OPTIONS: &str = "x-guidance";
 
 /// Properties of an object: the work of compiling them grows with their square, and so does that of a mask.
 const MAX_PROPERTIES: usize = 1000;
+/// Properties of an object that may be left out: there are four items of the parser for each.
+const MAX_OPTIONAL: usize = 480;
 /// The number that others must be multiples of: there is a state of the lexer for each remainder.
 const MAX_MULTIPLE: u128 = 10_000;
 /// Schemas within schemas, through references too: the compiler calls itself for each, with some kilobytes of stack.
 const MAX_LEVELS: usize = 5000;
 
+/// What a schema in a grammar may say to the compiler, of all that it reads.
+const BETWEEN: [&str; 4] = ["whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"];
+
+/// The largest integer that the compiler can read as a bound, on either side of zero: the float below 2^63.
+const LARGEST: i128 = (1 << 63) - 1024;
+/// Integers up to here are floats too.
+const EXACT: i128 = 1 << 53;
+/// From here on the next power of ten is more than 64 bits.
+const POWER: f64 = 1e18;
+/// Members of a schema that are data, or none of the compiler's concern.
+const DATA: [&str; 5] = ["const", "enum", "default", "example", "examples"];
+/// Members of a schema whose own members have names of the caller's, and are schemas.
+const NAMING: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+
+/// Values in a schema, of all kinds: compiling what is made of objects and lists takes more than their number.
+const MAX_VALUES: usize = 25_000;
+/// Regular expressions that may have to hold of one text: whether one does is found out with all of them together,
+/// which takes twice as long for each more.
+const MAX_TOGETHER: usize = 12;
+
 /// Where a schema may have others that hold at the same time.
 const COMBINING: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
+
+/// What holds of a value together with what a reference beside it leads to, and may have patterns.
+const JOINED: [&str; 7] = ["pattern", "format", "properties", "items", "anyOf", "oneOf", "additionalProperties"];
 
 /// A schema with what the compiler reads beside it. Members keep their order, which is that of the output.
 pub(super) fn read(text: &str, whitespace: &Whitespace) -> Result<Value, String> {
     let mut schema: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     check(&schema)?;
+    bound_integers(&mut schema, false)?;
     let options = match whitespace {
         Whitespace::Some => json!({"whitespace_pattern": WHITESPACE}),
         Whitespace::None => json!({"whitespace_flexible": false}),
-        Whitespace::Pattern(pattern) => json!({"whitespace_pattern": pattern}),
+        Whitespace::Pattern(pattern) => {
+            size::check_regex(pattern)?;
+            json!({"whitespace_pattern": pattern})
+        }
     };
     match &mut schema {
         Value::Object(members) if members.contains_key(OPTIONS) => {
@@ -42,11 +71,103 @@ pub(super) fn read(text: &str, whitespace: &Whitespace) -> Result<Value, String>
     Ok(schema)
 }
 
+/// Makes a schema ready that is part of a grammar, where it may say for itself what stands between its parts.
+pub(super) fn prepare(schema: &mut Value) -> Result<(), String> {
+    let options = schema.get(OPTIONS).and_then(Value::as_object).into_iter().flatten();
+    if let Some((name, _)) = options.into_iter().find(|(name, _)| !BETWEEN.contains(&name.as_str())) {
+        return Err(format!("{OPTIONS}.{name} is not supported: only {}", BETWEEN.join(", ")));
+    }
+    check(schema)?;
+    bound_integers(schema, false)
+}
+
+/// Brings the bounds of integers to numbers that the compiler can read and compute with: 64 bits, through a `f64`. The
+/// new bounds are within the old ones. `names` says whether the members of an object have names of the caller's.
+fn bound_integers(value: &mut Value, names: bool) -> Result<(), String> {
+    match value {
+        Value::Array(items) => items.iter_mut().try_for_each(|item| bound_integers(item, false)),
+        Value::Object(members) => {
+            if !names && is_integer(members.get("type")) {
+                bound_integer(members)?;
+            }
+            members
+                .iter_mut()
+                .filter(|(name, _)| names || !DATA.contains(&name.as_str()))
+                .try_for_each(|(name, member)| bound_integers(member, !names && NAMING.contains(&name.as_str())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a type allows integers and no other numbers.
+fn is_integer(kind: Option<&Value>) -> bool {
+    let has = |name: &str| match kind {
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == name),
+        kind => kind.is_some_and(|kind| kind == name),
+    };
+    has("integer") && !has("number")
+}
+
+fn bound_integer(members: &mut Map<String, Value>) -> Result<(), String> {
+    let bound = |name: &str, round: fn(f64) -> f64, beyond: i128| {
+        let number = members.get(name).and_then(Value::as_number)?;
+        let exact = number.as_i64().map(i128::from).or(number.as_u64().map(i128::from));
+        // A float beyond what an integer can hold saturates, far outside what is followed.
+        let at = exact.or(number.as_f64().map(|float| round(float) as i128))?;
+        Some((name.to_owned(), at.saturating_add(beyond)))
+    };
+    let lower = [bound("minimum", f64::ceil, 0), bound("exclusiveMinimum", f64::floor, 1)];
+    let upper = [bound("maximum", f64::floor, 0), bound("exclusiveMaximum", f64::ceil, -1)];
+    let lower = lower.into_iter().flatten().max_by_key(|found| found.1);
+    let upper = upper.into_iter().flatten().min_by_key(|found| found.1);
+    let is_large =
+        |bound: &Option<(String, i128)>| bound.as_ref().is_some_and(|(_, at)| at.unsigned_abs() > EXACT as u128);
+    if !is_large(&lower) && !is_large(&upper) {
+        return Ok(());
+    }
+    let refused = |(name, at): (String, i128)| {
+        Err(format!("the {name} of an integer is {at} there; integers are followed from -{LARGEST} to {LARGEST}"))
+    };
+    let (mut least, mut most) = (None, None);
+    if let Some((name, at)) = lower {
+        if at > LARGEST {
+            return refused((name, at));
+        }
+        let float = at.max(-LARGEST) as f64;
+        least = Some(if (float as i128) < at { float.next_up() } else { float });
+    }
+    if let Some((name, at)) = upper {
+        if at < -LARGEST {
+            return refused((name, at));
+        }
+        let float = at.min(LARGEST) as f64;
+        most = Some(if float as i128 > at { float.next_down() } else { float });
+    }
+    // Without a bound on the other side the compiler counts in powers of ten, up to one that it cannot hold.
+    let largest = LARGEST as f64;
+    most = most.or(least.filter(|least| *least >= POWER).map(|_| largest));
+    least = least.or(most.filter(|most| *most <= -POWER).map(|_| -largest));
+    for name in ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"] {
+        if members.get(name).is_some_and(Value::is_number) {
+            members.remove(name);
+        }
+    }
+    // Floats, written as whole numbers: so they are read as they are.
+    members.extend(least.map(|least| ("minimum".into(), Value::from(least as i64))));
+    members.extend(most.map(|most| ("maximum".into(), Value::from(most as i64))));
+    Ok(())
+}
+
 /// Checks what compiling takes.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
     let mut found = Found::default();
-    found.look_through(schema, 0)?;
+    let values = count(schema);
+    if values > MAX_VALUES {
+        return Err(format!("it has {values} values; the limit is {MAX_VALUES}"));
+    }
+    found.look_through(schema, "", 0)?;
     found.check_multiples()?;
+    found.check_patterns()?;
     let levels = found.levels(schema);
     if levels > MAX_LEVELS {
         return Err(format!("its references lead {levels} levels deep; the limit is {MAX_LEVELS}"));
@@ -60,30 +181,56 @@ struct Found {
     multiples: Vec<Number>,
     /// Whether several may hold of one number.
     combines: bool,
+    /// The different regular expressions beneath properties, by their names: those of several schemas of one property
+    /// may have to hold together.
+    patterns: BTreeMap<String, BTreeSet<String>>,
+    /// Whether several schemas hold at once.
+    joins: bool,
     /// References, and how deep each is nested at the most.
     references: BTreeMap<String, usize>,
 }
 
 impl Found {
-    fn look_through(&mut self, value: &Value, depth: usize) -> Result<(), String> {
+    /// Takes note of what is in a schema of the property `of`.
+    fn look_through(&mut self, value: &Value, of: &str, depth: usize) -> Result<(), String> {
         match value {
-            Value::Array(items) => items.iter().try_for_each(|item| self.look_through(item, depth + 1)),
+            Value::Array(items) => items.iter().try_for_each(|item| self.look_through(item, of, depth + 1)),
             Value::Object(members) => members.iter().try_for_each(|(name, member)| {
                 match member {
-                    Value::Object(properties) if name == "properties" && properties.len() > MAX_PROPERTIES => {
-                        let count = properties.len();
-                        return Err(format!("an object has {count} properties; the limit is {MAX_PROPERTIES}"));
+                    Value::Object(properties) if name == "properties" => {
+                        check_properties(properties, members.get("required"))?;
+                        return properties.iter().try_for_each(|(of, each)| self.look_through(each, of, depth + 2));
                     }
                     Value::Number(number) if name == "multipleOf" => self.multiples.push(number.clone()),
+                    Value::String(pattern) if name == "pattern" || name == "format" => {
+                        size::check_regex(pattern)?;
+                        self.patterns.entry(of.into()).or_default().insert(pattern.clone());
+                    }
+                    Value::Object(patterns) if name == "patternProperties" => {
+                        patterns.keys().try_for_each(|pattern| size::check_regex(pattern))?;
+                    }
                     Value::String(target) if name == "$ref" => {
                         let deepest = self.references.entry(target.clone()).or_default();
                         *deepest = depth.max(*deepest);
                     }
                     _ => {}
                 }
+                self.joins |=
+                    name == "allOf" || name == "$ref" && members.keys().any(|name| JOINED.contains(&name.as_str()));
                 self.combines |= COMBINING.contains(&name.as_str());
-                self.look_through(member, depth + 1)
+                self.look_through(member, of, depth + 1)
             }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_patterns(&self) -> Result<(), String> {
+        let most = self.patterns.iter().filter(|_| self.joins).map(|(name, patterns)| (patterns.len(), name)).max();
+        match most {
+            Some((count, name)) if count > MAX_TOGETHER => Err(format!(
+                "{count} patterns may have to hold of one text (of the property {name:?}); the limit is {MAX_TOGETHER} \
+                 where there is allOf, or something beside $ref"
+            )),
             _ => Ok(()),
         }
     }
@@ -115,6 +262,30 @@ impl Found {
             1 + deepest_reference(target).unwrap_or(0)
         };
         self.references.keys().map(|target| deepest(target)).sum::<usize>() + deepest_reference(schema).unwrap_or(0)
+    }
+}
+
+/// Checks how many properties an object has, and how many of them may be left out.
+fn check_properties(properties: &Map<String, Value>, required: Option<&Value>) -> Result<(), String> {
+    let count = properties.len();
+    if count > MAX_PROPERTIES {
+        return Err(format!("an object has {count} properties; the limit is {MAX_PROPERTIES}"));
+    }
+    let required: BTreeSet<&str> =
+        required.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let optional = properties.keys().filter(|name| !required.contains(name.as_str())).count();
+    if optional > MAX_OPTIONAL {
+        return Err(format!("an object has {optional} properties that are not required; the limit is {MAX_OPTIONAL}"));
+    }
+    Ok(())
+}
+
+/// How many values there are, with those within others.
+fn count(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count).sum(),
+        Value::Object(members) => members.values().map(count).sum(),
+        _ => 0,
     }
 }
 
@@ -167,11 +338,60 @@ mod tests {
     }
 
     #[test]
+    fn integers_are_bounded_by_what_can_be_computed() {
+        let bounded = |mut schema: Value| prepare(&mut schema).map(|()| schema);
+        let int = |members: Value| {
+            let mut schema = json!({"type": "integer"});
+            schema.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+            schema
+        };
+        let largest = LARGEST as f64;
+        for (given, expected) in [
+            (json!({"minimum": i64::MIN}), json!({"minimum": -largest})),
+            (json!({"minimum": i64::MIN + 1, "maximum": i64::MAX}), json!({"minimum": -largest, "maximum": largest})),
+            (json!({"minimum": 0.5, "maximum": u64::MAX}), json!({"minimum": 1.0, "maximum": largest})),
+            (json!({"exclusiveMinimum": -1e19, "maximum": 0}), json!({"minimum": -largest, "maximum": 0.0})),
+            (json!({"minimum": 4e18}), json!({"minimum": 4e18, "maximum": largest})),
+            // 2^53 + 3 is no float: the one above it is too many.
+            (json!({"maximum": 9_007_199_254_740_995_i64}), json!({"maximum": 9_007_199_254_740_994.0})),
+            (json!({"exclusiveMinimum": 9_007_199_254_740_992_i64}), json!({"minimum": 9_007_199_254_740_994.0})),
+            (json!({"minimum": -5, "exclusiveMaximum": 7}), json!({"minimum": -5, "exclusiveMaximum": 7})),
+        ] {
+            let bounds = |found: &Value| ["minimum", "maximum"].map(|name| found[name].as_f64());
+            let found = bounded(int(given.clone())).unwrap();
+            if given.get("exclusiveMaximum").is_some() {
+                assert_eq!(found, int(given));
+            } else {
+                assert_eq!((bounds(&found), found.get("exclusiveMinimum")), (bounds(&expected), None), "{given}");
+            }
+        }
+        for beyond in [json!({"minimum": 1e19}), json!({"maximum": -1e19}), json!({"exclusiveMinimum": i64::MAX})] {
+            let error = bounded(int(beyond.clone())).unwrap_err();
+            assert!(error.contains("9223372036854774784") && error.contains("imum"), "{beyond}: {error}");
+        }
+        // What is no schema of an integer stays as it is.
+        let int64 = json!({"type": "integer", "minimum": i64::MIN});
+        for same in [
+            json!({"type": "number", "minimum": -1e30}),
+            json!({"const": int64}),
+            json!({"enum": [int64]}),
+            json!({"properties": {"type": {"const": int64}}}),
+        ] {
+            assert_eq!(bounded(same.clone()), Ok(same));
+        }
+        let within =
+            json!({"properties": {"const": int64, "a": {"items": {"type": ["integer", "null"], "minimum": -1e30}}}});
+        let found = bounded(within).unwrap();
+        assert_eq!(found["properties"]["const"]["minimum"], json!(-9_223_372_036_854_774_784_i64));
+        assert_eq!(found["properties"]["a"]["items"]["minimum"], json!(-9_223_372_036_854_774_784_i64));
+    }
+
+    #[test]
     fn references_are_followed_in_the_count_of_levels() {
         let chain = |length: usize| {
             let link = |index: usize| json!({"items": {"$ref": format!("#/$defs/d{}", index + 1)}});
             let definitions = (0..length).map(|index| (format!("d{index}"), link(index)));
-            json!({"$ref": "#/$defs/d0", "$defs": definitions.collect::<serde_json::Map<_, _>>()})
+            json!({"$ref": "#/$defs/d0", "$defs": definitions.collect::<Map<_, _>>()})
         };
         assert_eq!(check(&chain(1000)), Ok(()));
         assert!(check(&chain(3000)).unwrap_err().contains("levels"));
@@ -179,11 +399,34 @@ mod tests {
 
     #[test]
     fn properties_are_counted() {
-        let wide = |count: usize| {
-            let properties = (0..count).map(|index| (format!("p{index}"), json!({})));
-            json!({"items": {"properties": properties.collect::<serde_json::Map<_, _>>()}})
+        let wide = |count: usize, required: usize| {
+            let names = (0..count).map(|index| format!("p{index}"));
+            let properties: Map<_, _> = names.clone().map(|name| (name, json!({}))).collect();
+            json!({"items": {"properties": properties, "required": names.take(required).collect::<Vec<_>>()}})
         };
-        assert_eq!(check(&wide(1000)), Ok(()));
-        assert!(check(&wide(1001)).unwrap_err().contains("1001"));
+        assert_eq!(check(&wide(1000, 520)), Ok(()));
+        assert!(check(&wide(1001, 1001)).unwrap_err().contains("1001"));
+        assert!(check(&wide(1000, 519)).unwrap_err().contains("481"));
+    }
+
+    #[test]
+    fn values_are_counted() {
+        let list = |count: usize| json!({"enum": vec!["a"; count]});
+        assert_eq!(check(&list(24_998)), Ok(()));
+        assert!(check(&list(24_999)).unwrap_err().contains("25001 values"));
+    }
+
+    #[test]
+    fn patterns_that_hold_together_are_counted() {
+        let patterns = |count: usize| {
+            (0..count).map(|index| json!({"properties": {"a": {"pattern": format!("{index}")}}})).collect::<Vec<_>>()
+        };
+        assert_eq!(check(&json!({"allOf": patterns(12)})), Ok(()));
+        assert!(check(&json!({"allOf": patterns(13)})).unwrap_err().contains("13 patterns"));
+        assert_eq!(check(&json!({"anyOf": patterns(13)})), Ok(()));
+        let chain = |index: usize| (format!("d{index}"), json!({"pattern": format!("{index}"), "$ref": "#/$defs/d"}));
+        let chain = (0..13).map(chain).collect::<Map<_, _>>();
+        assert!(check(&json!({"$defs": chain})).unwrap_err().contains("13 patterns"));
+        assert!(check(&json!({"pattern": "a?".repeat(3000)})).unwrap_err().contains("3000 parts"));
     }
 }

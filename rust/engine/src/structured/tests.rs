@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::limits::Limits;
 use super::*;
 use crate::FinishReason;
 
@@ -20,12 +21,16 @@ fn bytes_of(token: u32) -> Vec<u8> {
     u8::try_from(token).map_or_else(|_| LONGER[token as usize - FIRST_LONGER].into(), |byte| vec![byte])
 }
 
-/// All bytes, a mark that stops, one more mark, an id that stands for nothing, and longer tokens.
 fn vocabulary() -> Vocabulary {
+    with_limits(Limits::default())
+}
+
+/// All bytes, a mark that stops, one more mark, an id that stands for nothing, and longer tokens.
+fn with_limits(limits: Limits) -> Vocabulary {
     let bytes = (0..=255).map(|byte| Token::Text(vec![byte]));
     let marks = [Token::Special(b"<|end|>".into()), Token::Special(b"<|tool|>".into()), Token::Text(Vec::new())];
     let longer = LONGER.map(|text| Token::Text(text.into()));
-    Vocabulary::new(&bytes.chain(marks).chain(longer).collect::<Vec<_>>()).unwrap()
+    Vocabulary::with_limits(&bytes.chain(marks).chain(longer).collect::<Vec<_>>(), limits).unwrap()
 }
 
 fn json(schema: &str) -> StructuredOutputs {
@@ -77,7 +82,11 @@ fn each_kind_derives_what_it_should() {
     let tag = r#"{"type":"structural_tag","structures":[{"begin":"<f=x>","schema":{"type":"integer"},"end":"</f>"}],
         "triggers":["<f="]}"#;
     let tag = StructuredOutputs::StructuralTag { tag: tag.into() };
+    let two = r#"{"structures":[{"begin":"<f=a>","schema":{"type":"integer"},"end":"</f>"},
+        {"begin":"<f=b>","schema":{"type":"boolean"},"end":"</f>"}],"triggers":["<f="]}"#;
+    let two = StructuredOutputs::StructuralTag { tag: two.into() };
     for (asked, texts, others) in [
+        (two, vec!["<f=a>1</f>", "x <f=b>true</f><f=a>-2</f> y"], vec!["<f=a>true", "<f=b>1", "<f=c"]),
         (
             json(schema),
             vec![r#"{"a":1}"#, "{ \"a\" :\n-20 }"],
@@ -97,6 +106,20 @@ fn each_kind_derives_what_it_should() {
             assert!(!derives(&asked, text), "{asked:?} {text:?}");
         }
     }
+}
+
+#[test]
+fn integers_of_64_bits_are_followed() {
+    let int64 = format!(r#"{{"type":"integer","minimum":{},"maximum":{}}}"#, i64::MIN, i64::MAX);
+    for number in ["0", "-1", "9223372036854774784", "-9223372036854774784", "-123456789012345678"] {
+        assert!(derives(&json(&int64), number), "{number}");
+        assert!(derives(&grammar(&format!("start: %json {int64}")), number), "{number}");
+    }
+    for number in ["9223372036854775808", "-9223372036854775809", "10000000000000000000"] {
+        assert!(!derives(&json(&int64), number), "{number}");
+    }
+    let large = json(r#"{"type":"integer","minimum":4000000000000000000}"#);
+    assert!(derives(&large, "4000000000000000000") && !derives(&large, "3999999999999999999"));
 }
 
 #[test]
@@ -181,6 +204,92 @@ fn what_is_forced_is_known_and_changes_no_mask() {
     assert!(start(&regex("a|b")).forced(15).is_empty());
 }
 
+/// What guesses lead to counts against no limit of the sequence's, and ends nothing.
+#[test]
+fn guesses_use_up_nothing() {
+    let mut limits = Limits::default();
+    limits.parser.max_lexer_states = 600;
+    let compiled = with_limits(limits).compile(&regex("[ab]*a[ab]{40}c")).unwrap();
+    let (mut one, mut other) = (Constraint::new(&compiled, &[STOP]), Constraint::new(&compiled, &[STOP]));
+    let mut random = 1_u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::from(b'a') + (random >> 60) as u32 % 2
+    };
+    let (mut lost, mut tokens) = (false, 0);
+    // To the limit of the tokens themselves, which is the same for both.
+    for _ in 0..2000 {
+        let guess: Vec<u32> = (0..60).map(|_| next()).collect();
+        lost |= one.admitted(&guess) < 60;
+        one.forced(15);
+        assert_eq!(one.next(), other.next());
+        let token = next();
+        let (ended, as_well) = (one.end_with(token), other.end_with(token));
+        assert_eq!(ended, as_well);
+        if ended.is_some() {
+            break;
+        }
+        tokens += 1;
+    }
+    assert!(lost, "no guess has met a limit");
+    assert!(tokens > 30, "{tokens}");
+}
+
+#[test]
+fn a_guess_follows_the_sequence() {
+    let mut constraint = start(&grammar("start: \"ab\" /[0-9]/ \"{\\\"x\\\":\" start?"));
+    for _ in 0..3 {
+        assert_eq!(constraint.admitted(&[b'a'.into(), b'b'.into(), b'5'.into(), b'5'.into()]), 3);
+        for byte in b"ab7" {
+            constraint.next().unwrap();
+            assert_eq!(constraint.end_with((*byte).into()), None);
+        }
+        let forced = constraint.forced(15);
+        assert_eq!(forced.iter().flat_map(|&token| bytes_of(token)).collect::<Vec<_>>(), b"{\"x\":");
+        for token in forced {
+            assert_eq!(constraint.end_with(token), None);
+        }
+    }
+}
+
+/// What is too late goes on by itself, few at once, and comes to an end.
+#[test]
+fn compilations_are_limited_in_time_and_number() {
+    let limits = Limits { compile_time: Duration::from_millis(2), max_late: 2, ..Limits::default() };
+    let vocabulary = with_limits(limits);
+    let slow = |index: usize| regex(&format!("{}{index}", "a*b?".repeat(900)));
+    let error = vocabulary.compile(&slow(0)).unwrap_err();
+    assert!(matches!(error, GrammarError::TimeLimit { .. }), "{error}");
+    assert!(matches!(vocabulary.compile(&slow(1)), Err(GrammarError::TimeLimit { .. })));
+    let error = vocabulary.compile(&regex("a")).unwrap_err();
+    assert_eq!(error, GrammarError::Busy { field: "structured_outputs.regex", limit: 2 });
+    // They end at the limits of work.
+    let begin = Instant::now();
+    while matches!(vocabulary.compile(&regex("a")), Err(GrammarError::Busy { .. })) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "still busy");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Those that take part in a step with it wait for its masks: it ends while they are quickly made.
+#[test]
+fn an_ambiguous_grammar_holds_nobody_up() {
+    let ambiguous = "start: e\ne: e e | \"a\" | \"b\" | e \"+\" e | \"(\" e \")\" | e e e";
+    let mut constraint = start(&grammar(ambiguous));
+    for step in 0..160 {
+        let begin = Instant::now();
+        let next = constraint.next().cloned();
+        assert!(begin.elapsed() < Duration::from_secs(1), "{step}: {:?}", begin.elapsed());
+        assert!(next.is_ok_and(|next| matches!(next, Next::Tokens(mask) if mask.allows(b'a'.into()))));
+        if let Some(reason) = constraint.end_with(b'a'.into()) {
+            let FinishReason::Constraint(error) = reason else { panic!("{reason:?}") };
+            assert!(error.to_string().contains("items; max is 800"), "{error}");
+            return;
+        }
+    }
+    panic!("went on");
+}
+
 #[test]
 fn a_defect_ends_the_sequence_alone() {
     let mut constraint = start(&regex("ab"));
@@ -201,6 +310,10 @@ fn what_cannot_be_followed_is_refused() {
         format!("{{\"$ref\":\"#/$defs/d0\",\"$defs\":{{{}}}}}", links.collect::<Vec<_>>().join(","))
     };
     let rules = |count: usize| (0..count).map(|index| format!("r{index}: r{}\n", index + 1)).collect::<String>();
+    let patterns = |count: usize| {
+        let one = |index: usize| format!("{{\"type\":\"string\",\"pattern\":\".*[a-c]{{{index}}}x.*\"}},");
+        (0..count).map(one).collect::<String>()
+    };
     let doubled = (0..40).map(|index| format!("T{index}: T{0} T{0}\n", index + 1)).collect::<String>();
     let product = format!(
         r#"{{"allOf":[{}]}}"#,
@@ -233,6 +346,18 @@ fn what_cannot_be_followed_is_refused() {
         (json(&product), "too large"),
         (json(r#"{"type":"integer","multipleOf":1000003}"#), "1000003"),
         (json(r#"{"type":"number","multipleOf":0}"#), "multiple"),
+        (json(&format!("{{\"properties\":{{{}}}}}", &wide[..wide.find(",\"p481\"").unwrap()])), "480"),
+        (json(&format!("{{\"enum\":[{}1]}}", "{},".repeat(25_000))), "25000"),
+        (json(&format!("{{\"allOf\":[{}true]}}", patterns(40))), "patterns"),
+        (json(r#"{"type":"integer","minimum":1e19}"#), "9223372036854774784"),
+        (grammar(r#"start: %json {"type":"integer","multipleOf":10000019}"#), "10000019"),
+        (grammar(r#"start: %json {"x-guidance":{"lenient":true}}"#), "x-guidance.lenient"),
+        (grammar("root ::= \"a\" | \"b\" root"), "Lark's syntax is expected"),
+        (grammar(&format!("start: A\nA: {}", "\"a\"? ".repeat(8000))), "8000 parts"),
+        (regex(&"a?".repeat(30_000)), "30000 parts"),
+        (regex(&r"\w".repeat(30_000)), "30000 classes"),
+        // Met after the first token.
+        (grammar(&format!("start: \"x\" ({}\"y\")", "\"a\"? ".repeat(2000))), "items"),
         (json(&format!("{{\"description\":\"{}\"}}", "x".repeat(1 << 20))), "1048576"),
         (regex("("), "regex"),
         (regex(r"a\"), "backslash"),
@@ -273,7 +398,9 @@ fn what_cannot_be_followed_is_refused() {
 fn what_is_large_is_followed_or_ends() {
     let vocabulary = vocabulary();
     let options = (0..20_000).map(|index| format!("\"v{}\"", index * 7919)).collect::<Vec<_>>().join(",");
+    let optional = (0..480).map(|index| format!("\"p{index}\":{{}}")).collect::<Vec<_>>().join(",");
     for asked in [
+        json(&format!("{{\"properties\":{{{optional}}}}}")),
         json(r#"{"type":"string","minLength":1000000000}"#),
         json(r#"{"type":"array","items":{"type":"integer"},"minItems":1000000000}"#),
         json(r#"{"type":"string","pattern":"^(a+)+$","minLength":1000,"maxLength":100000}"#),
@@ -320,5 +447,37 @@ proptest! {
             let mut constraint = Constraint::new(&compiled, &[STOP]);
             prop_assert!(!allowed(&mut constraint).is_empty());
         }
+    }
+}
+
+/// Whoever steps has a stack for what is matched, however it is nested: musl's threads have 128 KiB.
+#[test]
+fn a_small_stack_is_enough() {
+    let vocabulary = vocabulary();
+    let rules = (0..3500).map(|index| format!("r{index}: \"x\" r{}\n", index + 1)).collect::<String>();
+    let terminals = (0..1500).map(|index| format!("T{index}: \"x\" T{} | \"y\"\n", index + 1)).collect::<String>();
+    for asked in [
+        grammar(&(rules + "r3500: \"b\"\nstart: r0\n")),
+        grammar(&(terminals + "T1500: \"b\"\nstart: T0\n")),
+        json(&format!("{}true{}", "{\"items\":".repeat(99), "}".repeat(99))),
+        regex(&format!("{}a{}", "(".repeat(100), ")*".repeat(100))),
+        regex(&"(a|b)".repeat(10_000)),
+        regex(".*a.{3000}b"),
+        StructuredOutputs::Choice { choices: (0..6000).map(|index| format!("aaaaaa{index}")).collect() },
+    ] {
+        let compiled = vocabulary.compile(&asked).unwrap_or_else(|error| panic!("{error}"));
+        let follow = move || {
+            let mut constraint = Constraint::new(&compiled, &[STOP]);
+            for step in 0..60 {
+                let Ok(Next::Tokens(mask)) = constraint.next() else { break };
+                let Some(token) = mask.tokens().filter(|&token| token != STOP).nth(step % 2) else { continue };
+                constraint.forced(8);
+                constraint.admitted(&[token; 8]);
+                if constraint.end_with(token).is_some() {
+                    break;
+                }
+            }
+        };
+        std::thread::Builder::new().stack_size(128 << 10).spawn(follow).unwrap().join().unwrap();
     }
 }

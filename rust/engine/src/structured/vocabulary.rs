@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread;
+use std::{process, thread};
 
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 
-use super::limits::{COMPILE_TIME, MAX_LATE, STACK_BYTES, parser_limits};
+use super::limits::{Limits, STACK_BYTES};
 use super::{Grammar, GrammarError, StructuredOutputs, VocabularyError};
 use crate::engine::panic_message;
 
@@ -37,8 +37,8 @@ pub struct Vocabulary {
     size: usize,
     /// The latest ones first.
     compiled: Mutex<VecDeque<Arc<Grammar>>>,
-    /// Compilations that go on although nobody waits for them any more.
-    late: Arc<AtomicUsize>,
+    limits: Limits,
+    late: Arc<Late>,
 }
 
 impl fmt::Debug for Vocabulary {
@@ -53,6 +53,10 @@ impl Vocabulary {
     /// # Errors
     /// [`VocabularyError`] if there are too many, or they make no tree.
     pub fn new(tokens: &[Token]) -> Result<Self, VocabularyError> {
+        Self::with_limits(tokens, Limits::default())
+    }
+
+    pub(super) fn with_limits(tokens: &[Token], limits: Limits) -> Result<Self, VocabularyError> {
         let size = tokens.len();
         if size > MAX_TOKENS {
             return Err(VocabularyError::TooLarge { tokens: size, limit: MAX_TOKENS });
@@ -68,12 +72,12 @@ impl Vocabulary {
             let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
             let mut factory = factory.map_err(|error| error.to_string())?;
             factory.quiet();
-            *factory.limits_mut() = parser_limits();
+            *factory.limits_mut() = limits.parser.clone();
             Ok(factory)
         };
         let made = catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic| Err(panic_message(panic.as_ref())));
         let factory = Arc::new(made.map_err(VocabularyError::Unusable)?);
-        Ok(Self { factory, size, compiled: Mutex::default(), late: Arc::default() })
+        Ok(Self { factory, size, compiled: Mutex::default(), limits, late: Arc::default() })
     }
 
     /// Tokens, of which masks tell which may come next.
@@ -85,7 +89,7 @@ impl Vocabulary {
     /// What a request asks for, ready to be followed. The latest ones are kept.
     ///
     /// # Errors
-    /// [`GrammarError`], within little more than a second.
+    /// [`GrammarError`], within little more than the time that a compilation may take.
     pub fn compile(&self, asked: &StructuredOutputs) -> Result<Arc<Grammar>, GrammarError> {
         if let Some(grammar) = self.kept(asked) {
             return Ok(grammar);
@@ -112,8 +116,9 @@ impl Vocabulary {
     fn compile_in_time(&self, asked: &StructuredOutputs) -> Result<Matcher, GrammarError> {
         let field = asked.field();
         let refused = |reason: String| GrammarError::Refused { field, given: asked.shown(), reason };
-        if self.late.load(Ordering::Relaxed) >= MAX_LATE {
-            return Err(GrammarError::Busy { field, limit: MAX_LATE });
+        let Limits { compile_time, max_late, .. } = self.limits;
+        if self.late.count() >= max_late {
+            return Err(GrammarError::Busy { field, limit: max_late });
         }
         let (sender, receiver) = mpsc::sync_channel(1);
         let (factory, size) = (Arc::clone(&self.factory), self.size);
@@ -128,22 +133,47 @@ impl Vocabulary {
             // Nobody may be there any more to whom it could be sent.
             _ = sender.send(compiled);
             if over.swap(true, Ordering::Relaxed) {
-                late.fetch_sub(1, Ordering::Relaxed);
+                late.add(-1);
             }
         };
         let thread = thread::Builder::new().name("ferrule-grammar".into()).stack_size(STACK_BYTES);
         thread.spawn(work).map_err(|error| refused(format!("no thread could be started: {error}")))?;
-        match receiver.recv_timeout(COMPILE_TIME) {
+        match receiver.recv_timeout(compile_time) {
             Ok(compiled) => compiled.map_err(|reason| refused(first_line(&reason))),
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(refused("the compiler failed".into())),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                self.late.fetch_add(1, Ordering::Relaxed);
+                self.late.add(1);
                 if settled.swap(true, Ordering::Relaxed) {
-                    self.late.fetch_sub(1, Ordering::Relaxed);
+                    self.late.add(-1);
                 }
-                Err(GrammarError::TimeLimit { field, limit_seconds: COMPILE_TIME.as_secs() })
+                Err(GrammarError::TimeLimit { field, limit_seconds: compile_time.as_secs() })
             }
         }
+    }
+}
+
+/// Compilations that go on although nobody waits for them any more. A count is that of a process: the child of a fork
+/// has none of its parent's threads, and none of them would ever be taken off.
+#[derive(Debug, Default)]
+struct Late(AtomicU64);
+
+impl Late {
+    /// How many there are.
+    fn count(&self) -> usize {
+        Self::of_this_process(self.0.load(Ordering::Relaxed)) as usize
+    }
+
+    fn add(&self, change: i32) {
+        let changed = |value| {
+            let count = Self::of_this_process(value).saturating_add_signed(change);
+            Some(u64::from(process::id()) << 32 | u64::from(count))
+        };
+        _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+    }
+
+    /// The count in the lower half, if the upper half says that it is this process's.
+    fn of_this_process(value: u64) -> u32 {
+        if value >> 32 == u64::from(process::id()) { value as u32 } else { 0 }
     }
 }
 
@@ -169,4 +199,23 @@ pub(super) fn first_line(message: &str) -> String {
     let lines =
         message.lines().take_while(|line| !line.starts_with('<')).map(str::trim).filter(|line| !line.is_empty());
     lines.take(2).collect::<Vec<_>>().join("; ").chars().take(LENGTH).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_process_counted_is_none_of_ours() {
+        let late = Late::default();
+        late.add(1);
+        late.add(1);
+        late.add(-1);
+        assert_eq!(late.count(), 1);
+        let of_the_parent = u64::from(process::id() + 1) << 32 | 4;
+        late.0.store(of_the_parent, Ordering::Relaxed);
+        assert_eq!(late.count(), 0);
+        late.add(1);
+        assert_eq!(late.count(), 1);
+    }
 }
