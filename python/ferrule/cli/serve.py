@@ -114,20 +114,18 @@ def command(
 
 @contextmanager
 def _json_lines() -> Generator[None]:
-    """Writes what the server logs to stderr, as one JSON object a line."""
+    """Writes what anybody logs to stderr, as one JSON object a line."""
     from ferrule.server.guards.log import LOGGER, JSONFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter())
-    loggers = (LOGGER, logging.getLogger("uvicorn.error"))
+    root = logging.getLogger()
     LOGGER.setLevel(logging.INFO)
-    for logger in loggers:
-        logger.addHandler(handler)
+    root.addHandler(handler)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        root.removeHandler(handler)
 
 
 def _models(model: str | None, aliases: Sequence[str]) -> dict[str, str | None]:

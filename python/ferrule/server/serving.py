@@ -13,7 +13,7 @@ import uvicorn
 
 from ferrule.async_llm import AsyncLLM
 from ferrule.server.app import create_app
-from ferrule.server.guards.log import LOGGER
+from ferrule.server.guards.log import LOGGER, log_lost
 from ferrule.server.guards.wire import Wire
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
@@ -131,6 +131,7 @@ class Server(uvicorn.Server):
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(log_lost)
         loading = asyncio.create_task(self._load_models())
         try:
             await self.serve([listener])

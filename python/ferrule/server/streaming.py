@@ -84,10 +84,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the events (ASGI)."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._sent = asyncio.get_running_loop().time()
-        comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
+        comments: asyncio.Task[None] | None = None
         try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._sent = asyncio.get_running_loop().time()
+            comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
             await self._write(send)
         finally:
             if comments is not None:
@@ -125,9 +126,12 @@ class EventStream(Response):
             await asyncio.sleep(max(self._keep_alive - quiet, 0.1))
 
     async def _close(self) -> None:
-        if self._first is not None and not self._first.done():
+        if self._first is not None:
             self._first.cancel()
             await asyncio.wait([self._first])
+            # What came instead of an event nobody waits for any more; asyncio would log it with all that it says.
+            if not self._first.cancelled():
+                self._first.exception()
         await self._events.aclose()
 
 
