@@ -122,8 +122,8 @@ def test_58_headers_that_come_too_slowly(live: Live, monkeypatch: pytest.MonkeyP
 def test_59_headers_that_are_too_large(live: Live) -> None:
     found = answer_of(raw(live, head("/v1/models", "X-Large: " + "a" * (1 << 16)), b"a" * 1000))
     assert (found.status, found.error["code"]) == (431, "headers_too_large")
-    found = answer_of(raw(live, "GET / HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160)) or b"HTTP/1.1 431 \r\n\r\n{}")
-    assert found.status == 431
+    found = answer_of(raw(live, "GET / HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160)))
+    assert (found.status, found.error["code"]) == (431, "headers_too_large")
     assert live.request("/health").status == 200
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from ferrule.async_llm import AsyncLLM
 from ferrule.server.app import create_app
 from ferrule.server.guards.log import LOGGER, log_lost
-from ferrule.server.guards.wire import Wire
+from ferrule.server.guards.wire import Wire, raise_file_limit
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
@@ -23,6 +23,8 @@ from ferrule.server.workers import WORKERS
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 BACKLOG = 2048
 """Clients that may wait to be let in."""
+LET_IN = 16
+"""Of them, in a turn of the event loop: so many at most come before connections are counted again."""
 LAST_WORDS = 5
 """Seconds that responses have to be written once their requests have ended."""
 
@@ -45,6 +47,7 @@ def serve(
     """
     settings = settings or ServerSettings()
     parent = os.getppid() if exit_with_parent else None
+    raise_file_limit()
     with contextlib.closing(listen(host, port)) as listener:
         if on_listening is not None:
             on_listening(_url(listener))
@@ -107,7 +110,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=settings.max_header_bytes,
                 timeout_graceful_shutdown=LAST_WORDS,
-                backlog=BACKLOG,
+                backlog=LET_IN,
             )
         )
 
@@ -122,6 +125,12 @@ class Server(uvicorn.Server):
         """The first signal drains, the second ends it all."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, for as many as may wait: asyncio has one number for these and for those it lets in at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
