@@ -308,6 +308,29 @@ def test_75_a_second_signal_does_not_wait() -> None:
             client.close()
 
 
+AMID_IMPORTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ferrule.server":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass  # as in a destructor
+
+sys.meta_path.insert(0, Finder())
+from ferrule.cli import main
+sys.exit(main())
+"""
+
+
+def test_75_an_interrupt_amid_imports_is_not_lost() -> None:
+    command = [sys.executable, "-c", AMID_IMPORTS, "serve", "--port", "0"]
+    found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=30)
+    assert (found.returncode, found.stderr.strip()) == (130, "")
+
+
 @pytest.mark.parametrize(("arguments", "status"), [((), 404), (("--ollama",), 200)])
 def test_a_flag_opens_ollamas_api(arguments: tuple[str, ...], status: int) -> None:
     with program(*arguments) as (_, url):
@@ -333,6 +356,36 @@ with subprocess.Popen({[sys.executable, "-c", PROGRAM, "serve", "--port", "0", "
         # It says so where the parent's stderr was, and ends.
         assert '"draining"' in process.stderr.read()
     until(lambda: not _runs(child))
+
+
+def test_76_a_server_whose_parent_ended_before_it_listened() -> None:
+    """The parent ends while the server is imported."""
+    waiting = """
+import os, sys, time
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ferrule.server":
+            print("waiting", file=sys.stderr, flush=True)
+            while os.getppid() == started:
+                time.sleep(0.01)
+started = os.getppid()
+sys.meta_path.insert(0, Finder())
+"""
+    text = waiting + "from ferrule.cli import main; sys.exit(main())"
+    parent = f"""
+import subprocess, sys
+child = subprocess.Popen({[sys.executable, "-c", text, "serve", "--port", "0", "--exit-with-parent"]!r})
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.stdin.close()
+        # It ends where the child has ended too.
+        assert '"draining"' in process.stderr.read()
 
 
 def _runs(pid: int) -> bool:

@@ -36,17 +36,17 @@ def serve(
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
     on_listening: Callable[[str], None] | None = None,
-    exit_with_parent: bool = False,
+    parent: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; models are loaded when it listens already.
 
     `load` runs in a thread; `on_listening` gets the URL, with the port that was chosen where `port` is 0.
-    `exit_with_parent` drains too once the process that started this one has ended.
+    With a `parent`, the process that started this one, it drains too once that has ended; whoever gives it asked for it
+    early enough, since it may end at any time.
 
     Raises OSError where the port is taken, and what `load` raises.
     """
     settings = settings or ServerSettings()
-    parent = os.getppid() if exit_with_parent else None
     raise_file_limit()
     with contextlib.closing(listen(host, port)) as listener:
         if on_listening is not None:
