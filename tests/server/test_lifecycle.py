@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,8 @@ import pytest
 import fakes
 from event_loop import SLACK
 from ferrule import AsyncLLM
-from ferrule.server import ServerSettings
+from ferrule.server import ServerSettings, streaming
+from ferrule.server.guards import wire
 from server.live import Answer, Live, serving, until
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
@@ -34,11 +36,15 @@ sys.exit(main())
 
 def ask(live: Live, **fields: object) -> socket.socket:
     """A request whose answer is not read."""
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], **LONG, **fields}).encode()
     client = live.connect()
+    send(client, **{**LONG, **fields})
+    return client
+
+
+def send(client: socket.socket, **fields: object) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
-    return client
 
 
 def fake_of(live: Live) -> fakes.Engine:
@@ -82,12 +88,58 @@ def test_69_a_client_that_goes_in_prefill(engine: type[fakes.Engine]) -> None:
         until(lambda: all_free(live))
 
 
-def test_70_a_client_that_never_reads(live: Live) -> None:
-    with ask(live, stream=True, logprobs=True, top_logprobs=20):
-        # It goes on to its end, and what it says waits in the request itself.
-        until(lambda: not fake_of(live).running)
-        assert live.chat(max_tokens=3).status == 200
-    until(lambda: all_free(live))
+def full(live: Live, **fields: object) -> socket.socket:
+    """A client that reads nothing, for which an answer waits in the server."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", live.port))
+    until(lambda: len(live.server.server_state.connections) == 1)
+    (connection,) = live.server.server_state.connections
+    assert isinstance(connection, wire.Wire)
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    send(client, **LONG, stream=True, logprobs=True, top_logprobs=20, **fields)
+    until(lambda: connection.flow.write_paused)
+    return client
+
+
+def test_70_a_client_that_never_reads_keeps_no_place(
+    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "STALL_TIMEOUT", 0.5)
+    with serving(ServerSettings(max_concurrent_requests=1, request_timeout=600)) as live:
+        begun = time.monotonic()
+        with full(live):
+            assert live.chat(max_tokens=3).error["code"] == "queue_full"
+            # What it does not read is not gathered without end.
+            assert all(
+                each.transport.get_write_buffer_size() < 1 << 20 for each in live.server.server_state.connections
+            )
+            until(lambda: live.chat(max_tokens=3).status == 200)
+            assert time.monotonic() - begun < 2 * 0.5 * SLACK
+            until(lambda: all_free(live))
+
+
+def test_70_a_client_that_reads_slowly_gets_it_all(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "STALL_TIMEOUT", 0.5)
+    with serving() as live, full(live) as client:
+        said, begun = b"", time.monotonic()
+        while b"0\r\n\r\n" not in said[-10:]:
+            piece = client.recv(1 << 14)
+            assert piece
+            said += piece
+            if time.monotonic() - begun < 1.5:
+                time.sleep(0.05)
+        assert b"[DONE]" in said
+
+
+def test_70_the_time_of_a_client_that_never_reads(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "LAST_WORDS", 0.2)
+    with serving(ServerSettings(max_concurrent_requests=1, request_timeout=0.5)) as live:
+        begun = time.monotonic()
+        with full(live):
+            until(lambda: live.chat(max_tokens=3).status == 200)
+            assert time.monotonic() - begun < 0.7 * SLACK
+            until(lambda: all_free(live))
 
 
 def test_71_a_request_whose_logits_are_not_finite_fails_alone(live: Live) -> None:
@@ -142,9 +194,9 @@ def test_a_request_s_time(engine: type[fakes.Engine]) -> None:
 
 
 @contextmanager
-def program(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
+def program(*arguments: str, text: str = PROGRAM) -> Generator[tuple[subprocess.Popen[str], str]]:
     """`ferrule serve` on a fake engine, and its URL."""
-    command = [sys.executable, "-c", PROGRAM, "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-c", text, "serve", "--port", "0", *arguments]
     tests = Path(__file__).parents[1]
     with subprocess.Popen(command, cwd=tests, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -154,6 +206,42 @@ def program(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
             yield process, line["url"]
         finally:
             process.kill()
+
+
+def test_clients_beyond_the_limit_take_the_places_of_idle_ones(
+    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "most_connections", lambda: 4)
+    engine.step_seconds = 0.01
+    with serving() as live, ask(live, stream=True, max_tokens=100) as busy:
+        said = busy.recv(100)
+        idle = [live.connect() for _ in range(20)]
+        assert live.request("/version").status == 200
+        assert len(live.server.server_state.connections) <= 4
+        while b"[DONE]" not in said:
+            piece = busy.recv(1 << 16)
+            assert piece
+            said += piece
+        for client in idle:
+            client.close()
+
+
+def test_more_clients_than_files_are_answered_and_no_flood_of_lines() -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 160))\n"
+    with program(text=few + PROGRAM) as (process, url):
+        live = live_at(url)
+        until(lambda: live.request("/health").status == 200)
+        idle = [live.connect() for _ in range(400)]
+        assert live.request("/version").status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert "OSError" not in said
+        assert all(json.loads(line) for line in said.splitlines())
+        assert len(said) < 10_000
+        for client in idle:
+            client.close()
 
 
 def live_at(url: str) -> Live:
@@ -198,11 +286,11 @@ def test_75_what_ends_in_time_ends_as_if_nothing_were() -> None:
     with program("--drain-timeout", "30") as (process, url):
         live = live_at(url)
         until(lambda: live.request("/health").status == 200)
-        expected = live.chat(max_tokens=40, seed=1).json["choices"]
+        expected = live.chat(max_tokens=200, seed=1).json["choices"]
         answers: list[Answer] = []
-        thread = threading.Thread(target=lambda: answers.append(live.chat(max_tokens=40, seed=1)))
+        thread = threading.Thread(target=lambda: answers.append(live.chat(max_tokens=200, seed=1)))
         thread.start()
-        time.sleep(0.1)
+        until(lambda: re.search(rb"num_requests_running\{[^}]*\} 1", live.request("/metrics").body))
         process.send_signal(signal.SIGTERM)
         thread.join(30)
         assert answers[0].json["choices"] == expected
@@ -218,6 +306,29 @@ def test_75_a_second_signal_does_not_wait() -> None:
         assert process.wait(30) == 0
         for client in clients:
             client.close()
+
+
+AMID_IMPORTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ferrule.server":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass  # as in a destructor
+
+sys.meta_path.insert(0, Finder())
+from ferrule.cli import main
+sys.exit(main())
+"""
+
+
+def test_75_an_interrupt_amid_imports_is_not_lost() -> None:
+    command = [sys.executable, "-c", AMID_IMPORTS, "serve", "--port", "0"]
+    found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=30)
+    assert (found.returncode, found.stderr.strip()) == (130, "")
 
 
 @pytest.mark.parametrize(("arguments", "status"), [((), 404), (("--ollama",), 200)])
@@ -245,6 +356,36 @@ with subprocess.Popen({[sys.executable, "-c", PROGRAM, "serve", "--port", "0", "
         # It says so where the parent's stderr was, and ends.
         assert '"draining"' in process.stderr.read()
     until(lambda: not _runs(child))
+
+
+def test_76_a_server_whose_parent_ended_before_it_listened() -> None:
+    """The parent ends while the server is imported."""
+    waiting = """
+import os, sys, time
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ferrule.server":
+            print("waiting", file=sys.stderr, flush=True)
+            while os.getppid() == started:
+                time.sleep(0.01)
+started = os.getppid()
+sys.meta_path.insert(0, Finder())
+"""
+    text = waiting + "from ferrule.cli import main; sys.exit(main())"
+    parent = f"""
+import subprocess, sys
+child = subprocess.Popen({[sys.executable, "-c", text, "serve", "--port", "0", "--exit-with-parent"]!r})
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.stdin.close()
+        # It ends where the child has ended too.
+        assert '"draining"' in process.stderr.read()
 
 
 def _runs(pid: int) -> bool:

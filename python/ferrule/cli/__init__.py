@@ -10,6 +10,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+PARENT = os.getppid()
+"""The process that started this one, asked for before anything that takes time: it may end meanwhile."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ferrule.cli import PARENT
 from ferrule.cli.help import Command
 from ferrule.cli.model import check_model, loading, model_options, prefix_cache_option, speculative_options
 from ferrule.loading import EMBEDDED
@@ -84,14 +87,15 @@ def command(
     **options: Any,
 ) -> None:
     """Serve MODEL, or the small model that ships with ferrule, behind OpenAI's API, with a chat page at /."""
-    models = _models(model, aliases)
-    settings = _settings(options)
-    adapters = dict(map(_pair, lora_modules))
-    keywords = loading({name: value for name, value in options.items() if value is not None})
-    if adapters:
-        keywords["lora_modules"] = adapters
-    from ferrule.server import serve
-    from ferrule.server.guards.log import LOGGER
+    with _interrupts_noted():
+        models = _models(model, aliases)
+        settings = _settings(options)
+        adapters = dict(map(_pair, lora_modules))
+        keywords = loading({name: value for name, value in options.items() if value is not None})
+        if adapters:
+            keywords["lora_modules"] = adapters
+        from ferrule.server import serve
+        from ferrule.server.guards.log import LOGGER
 
     def started(url: str) -> None:
         LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
@@ -104,7 +108,7 @@ def command(
                 host=host,
                 port=port,
                 on_listening=started,
-                exit_with_parent=exit_with_parent,
+                parent=PARENT if exit_with_parent else None,
             )
     except OSError as error:
         if error.errno is None:  # an error of ours about a model's file
@@ -113,21 +117,35 @@ def command(
 
 
 @contextmanager
+def _interrupts_noted() -> Generator[None]:
+    """Raises KeyboardInterrupt at its end: amid imports there are places in which Python ignores it."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set, and none is called
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
 def _json_lines() -> Generator[None]:
-    """Writes what the server logs to stderr, as one JSON object a line."""
+    """Writes what anybody logs to stderr, as one JSON object a line."""
     from ferrule.server.guards.log import LOGGER, JSONFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter())
-    loggers = (LOGGER, logging.getLogger("uvicorn.error"))
+    root = logging.getLogger()
     LOGGER.setLevel(logging.INFO)
-    for logger in loggers:
-        logger.addHandler(handler)
+    root.addHandler(handler)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        root.removeHandler(handler)
 
 
 def _models(model: str | None, aliases: Sequence[str]) -> dict[str, str | None]:

@@ -6,7 +6,6 @@ the output to a JSON list of calls, whatever the model; such an output has no re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,9 +14,11 @@ from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.parsers import MessageFormat
 from ferrule.prompt import TokensPrompt
+from ferrule.server.bounds import MAX_TOOLS
 from ferrule.server.errors import unsupported
 from ferrule.server.models import Served
 from ferrule.server.settings import ServerSettings
+from ferrule.server.workers import WORKERS
 from ferrule.structured import StructuredOutputsParams
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
@@ -60,7 +61,7 @@ async def prepare(served: Served, settings: ServerSettings, conversation: Conver
 
     Raises ApiError, ChatTemplateError, TokenizerError, InvalidParameterError.
     """
-    return await asyncio.to_thread(_prepare, served, settings, conversation)
+    return await WORKERS.run(_prepare, served, settings, conversation)
 
 
 def _prepare(served: Served, settings: ServerSettings, conversation: Conversation) -> Prepared:
@@ -126,7 +127,9 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Raises InvalidParameterError.
     """
-    names: list[str] = []
+    if len(tools) > MAX_TOOLS:
+        raise InvalidParameterError(f"tools has {len(tools)} tools; the limit is {MAX_TOOLS}")
+    names: dict[str, int] = {}
     for index, tool in enumerate(tools):
         function: object = tool.get("function")
         name = cast("Mapping[str, object]", function).get("name") if isinstance(function, Mapping) else None
@@ -135,8 +138,8 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
             raise InvalidParameterError(f"tools[{index}] is {shown(tool)}; it must be {limit}")
         if name in names:
             raise InvalidParameterError(f"tools[{index}] has the name {name!r} of another; names must differ")
-        names.append(name)
-    return names
+        names[name] = index
+    return list(names)
 
 
 def calls_structure(tools: Sequence[Mapping[str, Any]], *, several: bool) -> StructuredOutputsParams:

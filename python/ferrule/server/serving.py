@@ -13,15 +13,18 @@ import uvicorn
 
 from ferrule.async_llm import AsyncLLM
 from ferrule.server.app import create_app
-from ferrule.server.guards.log import LOGGER
-from ferrule.server.guards.wire import Wire
+from ferrule.server.guards.log import LOGGER, log_lost
+from ferrule.server.guards.wire import Wire, raise_file_limit
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
+from ferrule.server.workers import WORKERS
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 BACKLOG = 2048
 """Clients that may wait to be let in."""
+LET_IN = 16
+"""Of them, in a turn of the event loop: so many at most come before connections are counted again."""
 LAST_WORDS = 5
 """Seconds that responses have to be written once their requests have ended."""
 
@@ -33,17 +36,18 @@ def serve(
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
     on_listening: Callable[[str], None] | None = None,
-    exit_with_parent: bool = False,
+    parent: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains; models are loaded when it listens already.
 
     `load` runs in a thread; `on_listening` gets the URL, with the port that was chosen where `port` is 0.
-    `exit_with_parent` drains too once the process that started this one has ended.
+    With a `parent`, the process that started this one, it drains too once that has ended; whoever gives it asked for it
+    early enough, since it may end at any time.
 
     Raises OSError where the port is taken, and what `load` raises.
     """
     settings = settings or ServerSettings()
-    parent = os.getppid() if exit_with_parent else None
+    raise_file_limit()
     with contextlib.closing(listen(host, port)) as listener:
         if on_listening is not None:
             on_listening(_url(listener))
@@ -106,13 +110,14 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=settings.max_header_bytes,
                 timeout_graceful_shutdown=LAST_WORDS,
-                backlog=BACKLOG,
+                backlog=LET_IN,
             )
         )
 
     def run_until_ended(self, listener: socket.socket) -> None:
         """Raises what loading raised."""
         asyncio.run(self._run(listener))
+        WORKERS.settle(LAST_WORDS)
         if self._failure is not None:
             raise self._failure
 
@@ -120,6 +125,12 @@ class Server(uvicorn.Server):
         """The first signal drains, the second ends it all."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, for as many as may wait: asyncio has one number for these and for those it lets in at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
@@ -129,6 +140,7 @@ class Server(uvicorn.Server):
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(log_lost)
         loading = asyncio.create_task(self._load_models())
         try:
             await self.serve([listener])

@@ -34,8 +34,8 @@ class ServerSettings:
     allows all."""
     allowed_origins: Sequence[str] = ()
     """Origins, such as `https://example.org`, whose pages may ask this server; `*` allows all. Its own page may."""
-    max_body_bytes: int = 32 << 20
-    """Of a request."""
+    max_body_bytes: int = 8 << 20
+    """Of a request; a prompt of a million token ids fits."""
     body_timeout: float = 30.0
     """Seconds until all of a request must be there, from its first byte."""
     max_header_bytes: int = 64 << 10

@@ -17,6 +17,8 @@ from ferrule.server.record import current
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
+LAST_WORDS = 5.0
+"""Seconds beyond a request's time in which its client may read that it is over."""
 
 
 def event(body: BaseModel) -> bytes:
@@ -37,6 +39,12 @@ def line(body: object) -> bytes:
 def error_event(error: ApiError) -> bytes:
     """An error within a stream."""
     return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+
+
+def _note(code: str) -> None:
+    record = current.get()
+    if record is not None:
+        record.error = code
 
 
 class EventStream(Response):
@@ -84,16 +92,27 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the events (ASGI)."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._sent = asyncio.get_running_loop().time()
-        comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
+        comments: asyncio.Task[None] | None = None
         try:
-            await self._write(send)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._sent = asyncio.get_running_loop().time()
+            comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
+            await self._write_in_time(send)
+        except TimeoutError:
+            # Its client reads nothing: there is no way to say so.
+            _note("deadline_exceeded")
+            return
         finally:
             if comments is not None:
                 comments.cancel()
             await self._close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_in_time(self, send: Send) -> None:
+        record = current.get()
+        left = None if record is None else record.left
+        async with asyncio.timeout(None if left is None else left + LAST_WORDS):
+            await self._write(send)
 
     async def _write(self, send: Send) -> None:
         try:
@@ -107,9 +126,7 @@ class EventStream(Response):
             await self._fail(send, error)
 
     async def _fail(self, send: Send, error: ApiError) -> None:
-        record = current.get()
-        if record is not None:
-            record.error = error.code
+        _note(error.code)
         await self._send(send, self._error_event(error))
 
     async def _send(self, send: Send, body: bytes) -> None:
@@ -125,9 +142,12 @@ class EventStream(Response):
             await asyncio.sleep(max(self._keep_alive - quiet, 0.1))
 
     async def _close(self) -> None:
-        if self._first is not None and not self._first.done():
+        if self._first is not None:
             self._first.cancel()
             await asyncio.wait([self._first])
+            # What came instead of an event nobody waits for any more; asyncio would log it with all that it says.
+            if not self._first.cancelled():
+                self._first.exception()
         await self._events.aclose()
 
 

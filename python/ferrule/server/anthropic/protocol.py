@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ferrule.server.bounds import Many, Tools
 from ferrule.server.openai.sampling import Asked
 from ferrule.server.validation import text_or_list
 
@@ -50,7 +51,7 @@ class ToolUseBlock(Asked):
 
 
 TextOrBlocks = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("text")] | Annotated[Many[TextBlock], Tag("list")], Discriminator(text_or_list)
 ]
 
 
@@ -89,7 +90,7 @@ class InputMessage(Asked):
     """A turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Annotated[str, Tag("text")] | Annotated[list[Block], Tag("list")], Discriminator(text_or_list)]
+    content: Annotated[Annotated[str, Tag("text")] | Annotated[Many[Block], Tag("list")], Discriminator(text_or_list)]
 
 
 class Tool(Asked):
@@ -152,11 +153,11 @@ class OutputConfig(Asked):
 class CountTokensRequest(Asked):
     """POST /v1/messages/count_tokens."""
 
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    messages: Annotated[Many[InputMessage], Field(min_length=1)]
     model: str | None = None
     """A model, or an adapter; left out, the first model."""
     system: TextOrBlocks | None = None
-    tools: list[Tool] | None = None
+    tools: Tools[Tool] | None = None
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -170,7 +171,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

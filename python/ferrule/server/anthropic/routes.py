@@ -16,12 +16,15 @@ from ferrule.server.errors import renamed
 from ferrule.server.generation import Generation, complete, prompt_ids
 from ferrule.server.models import Served
 from ferrule.server.openai.shapes import new_id
+from ferrule.server.reading import BodyRoute
 from ferrule.server.streaming import EventStream
 
 
 def router(server: Context) -> APIRouter:
     """The routes. The header anthropic-version is not looked at: there is one version."""
-    routes = APIRouter(responses={"default": {"model": ErrorBody, "description": "What went wrong"}})
+    routes = APIRouter(
+        route_class=BodyRoute, responses={"default": {"model": ErrorBody, "description": "What went wrong"}}
+    )
 
     @routes.post("/v1/messages", response_model=Message)
     async def messages(asked: MessagesRequest) -> Response:

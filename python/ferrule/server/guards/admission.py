@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.server.context import Context
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.guards.layer import Layer
 
+MAX_UPLOADS = 256
+"""Requests whose bodies may be on their way at once."""
+
 
 class Admission(Layer):
-    """Refuses by the request's first line and headers alone, before its body is there.
+    """Refuses by the request's first line and headers alone where it can, before its body is there.
 
-    The engines refuse too, by sequences, of which a request may have several. Here requests are counted.
+    The engines refuse too, by sequences, of which a request may have several. Here requests are counted: those whose
+    bodies are still coming by themselves, so that whoever does not finish one takes no place from whoever has.
     """
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:
         super().__init__(app, server=server)
+        self._uploading = 0
         self._inside = 0
 
     def check(self, scope: Scope) -> None:
@@ -25,6 +30,15 @@ class Admission(Layer):
             return
         if self.server.models.draining:
             raise ApiError(UNAVAILABLE, "the server is draining; it takes no new requests", code="draining")
+        self._check_room()
+        if self._uploading >= MAX_UPLOADS:
+            raise ApiError(
+                UNAVAILABLE,
+                f"the server is full: the bodies of {self._uploading} requests are coming; the limit is {MAX_UPLOADS}",
+                code="queue_full",
+            )
+
+    def _check_room(self) -> None:
         most = self.settings.max_concurrent_requests or self.server.models.places
         # Before models are there it is they who say so.
         if most and self._inside >= most:
@@ -35,12 +49,28 @@ class Admission(Layer):
             )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts it while it is inside."""
+        """Counts it while its body comes, and then while it is inside."""
         if scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        self._inside += 1
+        whole = inside = False
+
+        async def receive_counted() -> Message:
+            nonlocal whole, inside
+            message = await receive()
+            if not whole and message["type"] == "http.request" and not message.get("more_body", False):
+                whole = True
+                self._uploading -= 1
+                self._check_room()
+                inside = True
+                self._inside += 1
+            return message
+
+        self._uploading += 1
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive_counted, send)
         finally:
-            self._inside -= 1
+            if not whole:
+                self._uploading -= 1
+            if inside:
+                self._inside -= 1

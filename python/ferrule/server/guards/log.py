@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
 import re
 import traceback
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import perf_counter
 
@@ -30,12 +32,14 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line; of an exception its type and its place."""
 
     def format(self, record: logging.LogRecord) -> str:
         """A line."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, object] = getattr(record, "fields", {})
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            fields = {**_place(record.exc_info[1]), **fields}
         return json.dumps({"time": when, "level": record.levelname.lower(), "event": record.getMessage(), **fields})
 
 
@@ -120,8 +124,17 @@ def _fields(scope: Scope, record: Record, status: int) -> dict[str, object]:
     return fields
 
 
+def log_lost(_loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
+    """What nobody caught in an event loop, as its exception handler is told; asyncio's own message shows arguments."""
+    error = context.get("exception")
+    LOGGER.error("defect", extra={"fields": _place(error) if isinstance(error, BaseException) else {}})
+
+
 def _log_defect(record: Record, error: Exception) -> None:
+    LOGGER.error("defect", extra={"fields": {"request_id": record.request_id, **_place(error)}})
+
+
+def _place(error: BaseException) -> dict[str, object]:
     # Not the error's text, which may hold what the request held.
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    fields = {"request_id": record.request_id, "type": type(error).__name__, "where": where}
-    LOGGER.error("defect", extra={"fields": fields})
+    return {"type": type(error).__name__, "where": where}

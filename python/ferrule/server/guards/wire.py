@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes: headers that are too large, or too slow, or no headers at all.
+"""HTTP/1.1 as bytes: headers that are too large, or too slow, or none at all; clients too many, or not reading.
 
 What uvicorn leaves open: it answers any of these with 400 and in plain text, waits for headers without end, and goes on
 to read a body that nobody wants any more.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sys
+from collections.abc import Set
 from typing import cast
 
 import h11
@@ -18,8 +20,24 @@ from ferrule.server.errors import ApiError
 
 HEADER_TIMEOUT = 10.0
 """Seconds until a request's headers must be there."""
+STALL_TIMEOUT = 30.0
+"""Seconds in which a client must read something of an answer that waits for it."""
+SPARE_FILES = 128
+"""File descriptors that connections leave to everything else."""
 LINGER = 5.0
 """Seconds in which a client may finish sending what was refused, so that it gets to read why."""
+
+
+def raise_file_limit() -> None:
+    """Takes as many file descriptors as the system gives: each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def most_connections() -> int:
+    """So many that other files can be opened."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - SPARE_FILES, soft // 2)
 
 
 class Wire(H11Protocol):
@@ -27,9 +45,17 @@ class Wire(H11Protocol):
 
     _headers_due: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client."""
+        """A client; where there are too many, one of those that ask for nothing makes room."""
+        if len(self.connections) >= most_connections():
+            known = cast("Set[Wire]", self.connections)
+            idle = next((each for each in known if each.idle), None)
+            (transport if idle is None else idle.transport).abort()
+            if idle is not None:
+                # It is told in the loop's next turn; who comes until then must find another.
+                self.connections.discard(idle)
         super().connection_made(transport)
         self._watch_headers()
 
@@ -40,10 +66,28 @@ class Wire(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
-        for timer in (self._headers_due, self._linger):
+        for timer in (self._headers_due, self._linger, self._stalled):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request of it is there: its first is awaited, or its next."""
+        keep_alive: asyncio.TimerHandle | None = self.timeout_keep_alive_task
+        return self._headers_due is not None or keep_alive is not None
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to."""
+        super().pause_writing()
+        self._watch_reading(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It has read enough."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def on_response_complete(self) -> None:
         """An answer is whole, maybe before its request."""
@@ -78,6 +122,16 @@ class Wire(H11Protocol):
         elif not reading and self._headers_due is not None:
             self._headers_due.cancel()
             self._headers_due = None
+
+    def _watch_reading(self, waiting: int) -> None:
+        self._stalled = self.loop.call_later(STALL_TIMEOUT, self._check_reading, waiting)
+
+    def _check_reading(self, before: int) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting < before:
+            self._watch_reading(waiting)
+        else:
+            self.transport.abort()
 
     def _headers_overdue(self) -> None:
         if self.conn.trailing_data[0]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ferrule.server.bounds import Many, Tools
 from ferrule.server.openai.protocol import TokenLogprob, ToolDeclaration
 from ferrule.server.openai.sampling import Asked
 
@@ -30,7 +31,7 @@ class Options(Asked):
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     num_predict: int | None = None
     """The most tokens; -1 and -2 for as many as there is room for."""
     num_ctx: int | None = None
@@ -76,9 +77,9 @@ class ChatMessage(Asked):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
     """There is no model here that sees."""
-    tool_calls: list[Called] | None = None
+    tool_calls: Many[Called] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -86,8 +87,8 @@ class ChatMessage(Asked):
 class ChatRequest(Asking):
     """POST /api/chat."""
 
-    messages: list[ChatMessage] = Field(default_factory=list[ChatMessage])
-    tools: list[ToolDeclaration] | None = None
+    messages: Many[ChatMessage] = Field(default_factory=list[ChatMessage])
+    tools: Tools[ToolDeclaration] | None = None
 
 
 class GenerateRequest(Asking):
@@ -107,7 +108,7 @@ class EmbedRequest(Asked):
     """POST /api/embed."""
 
     model: str
-    input: str | list[str]
+    input: str | Many[str]
     truncate: bool | None = None
     """Whether what is too long is cut; left out, true."""
     dimensions: int | None = None

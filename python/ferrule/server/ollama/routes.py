@@ -31,6 +31,7 @@ from ferrule.server.ollama.protocol import (
     ShowRequest,
     Version,
 )
+from ferrule.server.reading import BodyRoute
 from ferrule.server.streaming import LineStream, line
 
 
@@ -39,7 +40,7 @@ def router(server: Context) -> APIRouter:
     responses: dict[int | str, dict[str, Any]] = {
         "default": {"model": dict[str, str], "description": "What went wrong"}
     }
-    routes = APIRouter(prefix="/api", responses=responses)
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", responses=responses)
     if not server.settings.ollama:
         return routes
 

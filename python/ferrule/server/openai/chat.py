@@ -49,12 +49,13 @@ from ferrule.server.openai.shapes import (
     token_name,
     usage,
 )
+from ferrule.server.reading import BodyRoute
 from ferrule.server.streaming import DONE, EventStream, event
 
 
 def router(server: Context) -> APIRouter:
     """The route."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(asked: ChatCompletionRequest) -> Response:

@@ -31,6 +31,7 @@ from ferrule.server.openai.shapes import (
     token_name,
     usage,
 )
+from ferrule.server.reading import BodyRoute
 from ferrule.server.streaming import DONE, EventStream, event
 
 MAX_PROMPTS = 1024
@@ -39,7 +40,7 @@ MAX_PROMPTS = 1024
 
 def router(server: Context) -> APIRouter:
     """The route."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/completions", response_model=Completion)
     async def completions(asked: CompletionRequest) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -13,11 +12,13 @@ from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
 from ferrule.server.models import Served
 from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
+from ferrule.server.reading import BodyRoute
+from ferrule.server.workers import WORKERS
 
 
 def router(server: Context) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
@@ -36,7 +37,7 @@ def router(server: Context) -> APIRouter:
         served = server.models.find(asked.model)
         if any(each.name == asked.lora_name for each in server.models.all()):
             raise InvalidParameterError(f"lora_name is {shown(asked.lora_name)}; a model has that name")
-        path = await asyncio.to_thread(_allowed, server.settings.lora_dir, asked.lora_path)
+        path = await WORKERS.run(_allowed, server.settings.lora_dir, asked.lora_path)
         await served.llm.load_lora_adapter(asked.lora_name, path)
         return _card(server, server.models.find(asked.lora_name))
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, WithJsonSchema
 
+from ferrule.server.bounds import Ids, Many, Pairs, Tools
 from ferrule.server.openai.sampling import Asked, Sampling
 
 Message = Annotated[
@@ -81,7 +82,7 @@ class Generating(Sampling):
     response_format: dict[str, Any] | None = None
     user: str | None = None
     """Accepted, and of no effect; so are the next two."""
-    metadata: dict[str, str] | None = None
+    metadata: Pairs[str] | None = None
     safety_identifier: str | None = None
     priority: int = 0
     """Lower is scheduled earlier."""
@@ -96,19 +97,19 @@ class Generating(Sampling):
 class ChatCompletionRequest(Generating):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Many[Message]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[ToolDeclaration] | None = None
+    tools: Tools[ToolDeclaration] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Handed to the chat template."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Many[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool | str = False
 
@@ -116,7 +117,7 @@ class ChatCompletionRequest(Generating):
 class CompletionRequest(Generating):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Ids | Many[Ids]
     suffix: str | None = None
     max_tokens: int | None = 16
     echo: bool | None = None
@@ -127,7 +128,7 @@ class CompletionRequest(Generating):
 class EmbeddingRequest(Asked):
     """POST /v1/embeddings."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | Many[str] | Ids | Many[Ids]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -140,7 +141,7 @@ class RerankRequest(Asked):
     """POST /v1/rerank."""
 
     query: str
-    documents: list[str]
+    documents: Many[str]
     model: str | None = None
     top_n: int | None = None
     instruction: str | None = None
@@ -153,11 +154,11 @@ class TokenizeRequest(Asked):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Many[Message] | None = None
     add_special_tokens: bool | None = None
     """Of a text; True if left out. A conversation's are the template's."""
     return_token_strs: bool = False
-    tools: list[ToolDeclaration] | None = None
+    tools: Tools[ToolDeclaration] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -168,7 +169,7 @@ class DetokenizeRequest(Asked):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
 
 
 class LoadAdapterRequest(Asked):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.params import SamplingParams
+from ferrule.server.bounds import Ids, Many, Pairs, check_fields
 from ferrule.structured import StructuredOutputsParams
 
 
@@ -20,13 +21,15 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
 
+    _bounded = model_validator(mode="before")(check_fields)
+
 
 class StructuredOutputs(Asked):
     """What the output must be, in vLLM's words."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
@@ -42,7 +45,7 @@ class StructuredOutputs(Asked):
 
 
 Bias = Annotated[
-    dict[str, float],
+    Pairs[float],
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
 ]
 
@@ -72,25 +75,25 @@ class Sampling(Asked):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: str | list[str] | None = None
+    dry_sequence_breakers: str | Many[str] | None = None
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     no_repeat_ngram_size: int | None = None
-    bad_words: str | list[str] | None = None
-    bad_words_ids: list[list[int]] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: str | Many[str] | None = None
+    bad_words_ids: Many[Ids] | None = None
+    allowed_token_ids: Ids | None = None
     logit_bias: Bias | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Many[str] | None = None
+    stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    prediction: str | list[int] | dict[str, Any] | None = None
+    prediction: str | Ids | dict[str, Any] | None = None
 
 
 OTHERWISE = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors"})

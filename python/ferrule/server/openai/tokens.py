@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import Served
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from ferrule.server.reading import BodyRoute
+from ferrule.server.workers import WORKERS
 
 
 def router(server: Context) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
-    @routes.post("/tokenize", response_model_exclude_none=True)
-    async def tokenize(asked: TokenizeRequest) -> Tokens:
+    @routes.post("/tokenize", response_model=Tokens)
+    async def tokenize(asked: TokenizeRequest) -> Response:
         """The ids of a text, or of a conversation as its template writes it."""
         served = server.models.find(asked.model)
-        tokens = await asyncio.to_thread(_tokens, served, asked)
-        texts = [served.llm.token_text(token) for token in tokens] if asked.return_token_strs else None
-        limit: int = served.info["max_model_len"]
-        return Tokens(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=texts)
+        return Response(await WORKERS.run(_tokenize, served, asked), media_type="application/json")
 
     @routes.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> Text:
         """The text of ids, special tokens among it."""
         served = server.models.find(asked.model)
-        text = await asyncio.to_thread(served.llm.detokenize, asked.tokens, skip_special_tokens=False)
-        return Text(prompt=text)
+        return Text(prompt=await WORKERS.run(served.llm.detokenize, asked.tokens, skip_special_tokens=False))
 
     return routes
+
+
+def _tokenize(served: Served, asked: TokenizeRequest) -> str:
+    """The answer as it is sent: of a million tokens, even writing it takes a while."""
+    tokens = _tokens(served, asked)
+    texts = [served.llm.token_text(token) for token in tokens] if asked.return_token_strs else None
+    limit: int = served.info["max_model_len"]
+    answer = Tokens(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=texts)
+    return answer.model_dump_json(exclude_none=True)
 
 
 def _tokens(served: Served, asked: TokenizeRequest) -> list[int]:

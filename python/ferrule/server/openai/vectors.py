@@ -24,11 +24,12 @@ from ferrule.server.openai.protocol import (
     Usage,
 )
 from ferrule.server.openai.shapes import new_id
+from ferrule.server.reading import BodyRoute
 
 
 def router(server: Context) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(asked: EmbeddingRequest) -> Response:

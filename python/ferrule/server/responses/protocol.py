@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ferrule.server.bounds import Many, Pairs, Tools
 from ferrule.server.openai.protocol import StreamOptions, TokenLogprob
 from ferrule.server.openai.sampling import Asked, Sampling
 from ferrule.server.validation import text_or_list
@@ -21,13 +22,13 @@ class TextPart(Asked):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] | None = None
+    annotations: Many[Any] | None = None
     """Of an answer that is handed back; so are the log-probabilities. Neither is read."""
-    logprobs: list[Any] | None = None
+    logprobs: Many[Any] | None = None
 
 
 TextOrParts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("text")] | Annotated[Many[TextPart], Tag("list")], Discriminator(text_or_list)
 ]
 
 
@@ -80,9 +81,9 @@ class ReasoningItem(Asked):
     """What the model thought; the template says what becomes of it."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryText] = Field(default_factory=list[SummaryText], max_length=0)
+    summary: list[SummaryText] = Field(default_factory=list[SummaryText], max_length=0, fail_fast=True)
     """Empty: this server summarizes nothing."""
-    content: list[ReasoningText] | None = None
+    content: Many[ReasoningText] | None = None
     id: str | None = None
     status: Status | None = None
 
@@ -163,21 +164,21 @@ class Reasoning(Asked):
 class ResponsesRequest(Sampling):
     """POST /v1/responses; how tokens are chosen can be said in all the words of /v1/chat/completions."""
 
-    input: Annotated[Annotated[str, Tag("text")] | Annotated[list[Item], Tag("list")], Discriminator(text_or_list)]
+    input: Annotated[Annotated[str, Tag("text")] | Annotated[Many[Item], Tag("list")], Discriminator(text_or_list)]
     model: str | None = None
     """A model, or an adapter; left out, the first model."""
     instructions: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Tools[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Many[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Pairs[str] | None = None
     """Comes back with the answer."""
     store: bool | None = None
     """Nothing is stored: true is refused, and so is what the next three ask for."""

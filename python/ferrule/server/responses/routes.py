@@ -15,6 +15,7 @@ from ferrule.server.generation import Generation, complete
 from ferrule.server.models import Served
 from ferrule.server.openai.sampling import sampling_params
 from ferrule.server.openai.shapes import new_id
+from ferrule.server.reading import BodyRoute
 from ferrule.server.responses.answer import Answer
 from ferrule.server.responses.items import conversation
 from ferrule.server.responses.protocol import LOGPROBS, ResponseBody, ResponsesRequest
@@ -23,7 +24,7 @@ from ferrule.server.streaming import EventStream
 
 def router(server: Context) -> APIRouter:
     """The route."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/responses", response_model=ResponseBody)
     async def responses(asked: ResponsesRequest) -> Response:

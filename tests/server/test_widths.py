@@ -1,0 +1,121 @@
+"""Bodies that are wide: whatever is in them, others are answered, and they take no memory to speak of."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from event_loop import SLACK
+from ferrule.server.app import ROUTERS
+from ferrule.server.bounds import MAX_FIELDS, MAX_MEMBERS, MAX_TOOLS
+from ferrule.server.reading import BodyRoute
+from server.live import Live
+
+SIZE = 2_000_000
+"""Bytes of each body, about."""
+MEMORY = 400 << 20
+"""Bytes: what reading one may take; an error for each member took gigabytes."""
+DELAY = 0.3
+"""Seconds that others may wait: nothing in C that parses so much lets go of the interpreter in between."""
+
+
+def many(member: str) -> str:
+    return f"[{','.join([member] * (SIZE // (len(member) + 1)))}]"
+
+
+def fields(start: str) -> str:
+    return start + ",".join(f'"{number:x}":0' for number in range(SIZE // 9))
+
+
+SAID = '"messages":[{"role":"user","content":"a"}]'
+WIDE: dict[str, tuple[str, str, str]] = {
+    "objects": ("/v1/completions", f'{{"prompt":{many("{}")}}}', "prompt"),
+    "lists": ("/v1/completions", f'{{"prompt":{many("[]")}}}', "prompt"),
+    "texts": ("/v1/completions", f'{{"prompt":{many(chr(34) * 2)}}}', "prompt"),
+    "no ids": ("/detokenize", f'{{"tokens":{many(chr(34) * 2)}}}', "tokens[0]"),
+    "fields": ("/v1/completions", f"{{{fields(chr(34) + 'prompt' + chr(34) + ':1,')}}}", ""),
+    "biases": ("/v1/completions", f'{{"prompt":"a","logit_bias":{{{fields("")}}}}}', "logit_bias"),
+    "stops": ("/v1/completions", f'{{"prompt":"a","stop":{many(chr(34) + "a" + chr(34))}}}', "stop"),
+    "no messages": ("/v1/chat/completions", f'{{"messages":{many("1")}}}', "messages[0]"),
+    "tools": ("/v1/chat/completions", f'{{{SAID},"tools":{many(chr(123) + chr(125))}}}', "tools"),
+    "no texts": ("/v1/embeddings", f'{{"input":{many("{}")}}}', "input"),
+    "no items": ("/v1/responses", f'{{"input":{many("1")}}}', "input[0]"),
+    "no parts": ("/v1/responses", f'{{"input":[{{"role":"user","content":{many("1")}}}]}}', "input[0].content[0]"),
+    "no blocks": (
+        "/v1/messages",
+        f'{{"max_tokens":1,"messages":[{{"role":"user","content":{many("{}")}}}]}}',
+        "messages[0].content[0]",
+    ),
+}
+
+
+class Watch:
+    """Asks for something small all the while, and knows the longest that it took."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.longest = 0.0
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._ended.wait(0.005):
+            begun = time.monotonic()
+            assert self._live.request("/version").status == 200
+            self.longest = max(self.longest, time.monotonic() - begun)
+
+
+@pytest.mark.parametrize(("path", "body", "field"), WIDE.values(), ids=WIDE)
+def test_56_what_is_wide_holds_nobody_up(live: Live, path: str, body: str, field: str) -> None:
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    with Watch(live) as others:
+        found = live.request(path, body.encode())
+    assert found.status == 400
+    assert len(found.body) < 1000
+    assert field in found.error["message"]
+    assert others.longest < DELAY * SLACK
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < MEMORY
+
+
+def test_limits_of_width_are_told(live: Live) -> None:
+    message, tool = {"role": "user", "content": "a"}, {"type": "function", "function": {"name": "f"}}
+    for body, limit in (
+        ({"messages": [message] * (MAX_MEMBERS + 1)}, MAX_MEMBERS),
+        ({"messages": [message], "tools": [tool] * (MAX_TOOLS + 1)}, MAX_TOOLS),
+        ({"messages": [message], **{f"x{number}": 1 for number in range(MAX_FIELDS)}}, MAX_FIELDS),
+    ):
+        found = live.request("/v1/chat/completions", body)
+        assert found.status == 400
+        assert str(limit) in found.error["message"]
+
+
+def test_what_is_wide_and_right_is_answered(live: Live) -> None:
+    ids = [5] * 300_000
+    text = live.request("/detokenize", {"tokens": ids}).json["prompt"]
+    with Watch(live) as others:
+        found = live.request("/tokenize", {"prompt": text, "return_token_strs": True}).json
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert others.longest < DELAY * SLACK
+
+
+def test_every_body_is_read_beside_the_loop(live: Live) -> None:
+    app: Any = live.server.config.app
+    described = app.openapi()["paths"]
+    taking = {path for path, methods in described.items() if "requestBody" in methods.get("post", {})}
+    routes = [route for make in ROUTERS for route in make(app.state.server).routes]
+    assert taking
+    assert taking <= {route.path for route in routes if isinstance(route, BodyRoute) and route.body_field}
