@@ -144,6 +144,10 @@ FAULTS: dict[str, tuple[str, Change]] = {
         "parameters.temperature has to be a number",
         lambda file: first(file)["parameters"].update(temperature="<img>"),
     ),
+    "further fields that are the page's": (
+        "parameters.further has to be without n, which the page sets",
+        lambda file: first(file)["parameters"].update(further={"n": 2}),
+    ),
 }
 
 
