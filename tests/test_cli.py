@@ -81,7 +81,7 @@ def test_a_prompt_cannot_command_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("words", [["-"], []])
-def test_prompt_from_stdin(words: list[str]) -> None:
+def test_prompt_from_stdin(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.run(
         command("run", *words, "-n", "2", "--json"),
         input="Grüße\n",
@@ -90,7 +90,11 @@ def test_prompt_from_stdin(words: list[str]) -> None:
         text=True,
         check=True,
     )
-    assert json.loads(process.stdout)["metrics"]["prompt_tokens"] > 1
+    piped = json.loads(process.stdout)
+    assert main(["run", "Grüße", "-n", "2", "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert piped["text"] == given["text"]
+    assert piped["metrics"]["prompt_tokens"] == given["metrics"]["prompt_tokens"] > 1
 
 
 def test_without_a_prompt_nobody_waits_at_a_terminal() -> None:

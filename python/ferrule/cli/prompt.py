@@ -26,9 +26,14 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
     if len(words) > 2:
         raise click.UsageError(f"{len(words)} arguments; give MODEL and PROMPT, the prompt in quotes")
     if not words:
-        piped = "" if sys.stdin.isatty() else sys.stdin.read()
+        piped = "" if sys.stdin.isatty() else _piped()
         if not piped:
             raise click.UsageError("PROMPT is missing; give it in quotes, or pipe it in")
         return None, piped
     *model, prompt = words
-    return check_model(model[0]) if model else None, sys.stdin.read() if prompt == "-" else prompt
+    return check_model(model[0]) if model else None, _piped() if prompt == "-" else prompt
+
+
+def _piped() -> str:
+    """All of stdin but for the end of its last line, which is `echo`'s or an editor's and ends what a model says."""
+    return sys.stdin.read().removesuffix("\n")

@@ -38,7 +38,8 @@ from ferrule.cli.terminal import harmless
 def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """Continue PROMPT with MODEL, or with the small model that ships with ferrule.
 
-    "-" reads PROMPT from stdin, and so does no PROMPT and no MODEL where something is piped in.
+    "-" reads PROMPT from stdin, but for the end of its last line, and so does no PROMPT and no MODEL where something is
+    piped in.
     """
     model, prompt = split_words(words)
     sampling, loading = split_options(options)
