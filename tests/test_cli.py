@@ -80,15 +80,32 @@ def test_a_prompt_cannot_command_the_terminal() -> None:
     assert "\N{SYMBOL FOR ESCAPE}]0;title\N{SYMBOL FOR BELL}x" in terminal.written
 
 
-def test_prompt_from_stdin() -> None:
+@pytest.mark.parametrize("words", [["-"], []])
+def test_prompt_from_stdin(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.run(
-        command("run", "-", "-n", "2", "--json"), input="Grüße\n", cwd=TESTS, capture_output=True, text=True, check=True
+        command("run", *words, "-n", "2", "--json"),
+        input="Grüße\n",
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert json.loads(process.stdout)["metrics"]["prompt_tokens"] > 1
+    piped = json.loads(process.stdout)
+    assert main(["run", "Grüße", "-n", "2", "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert piped["text"] == given["text"]
+    assert piped["metrics"]["prompt_tokens"] == given["metrics"]["prompt_tokens"] > 1
+
+
+def test_without_a_prompt_nobody_waits_at_a_terminal() -> None:
+    with Terminal(command("run")) as terminal:
+        assert terminal.end() == 2
+    assert "PROMPT is missing" in terminal.written
 
 
 USAGE: list[tuple[list[str], str]] = [
-    (["run"], "Missing argument"),
+    (["run"], "PROMPT is missing; give it in quotes, or pipe it in"),
+    (["explain"], "PROMPT is missing; give it in quotes, or pipe it in"),
     (["run", "a", "b", "c"], "3 arguments; give MODEL and PROMPT"),
     (["run", "--threads", "0", "x"], "0 is not in the range x>=1"),
     (["run", "/no/such/model", "x"], "no directory /no/such/model"),
@@ -123,8 +140,9 @@ USAGE: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE)
 def test_a_bad_command_line_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -299,7 +317,8 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
 def test_every_parameter_of_sampling_has_an_option() -> None:
     names = {parameter.name for parameter in run_command.params}
     # Functions have none; several completions are for programs; and structures have options of their own.
-    assert set(SamplingParams.__dataclass_fields__) - names == {"n", "logits_processors", "structured_outputs"}
+    left = {"n", "best_of", "logits_processors", "structured_outputs"}
+    assert set(SamplingParams.__dataclass_fields__) - names == left
 
 
 def test_log_probabilities_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:

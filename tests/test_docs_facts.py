@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ferrule.cli.app import COMMANDS
+from ferrule.cli.chat.commands import COMMANDS as CHAT_COMMANDS
 from ferrule.cli.run import command as run
 from ferrule.cli.serve import command as serve
 from ferrule.server import Models, ServerSettings, create_app
@@ -93,6 +95,12 @@ def test_the_server_page_has_every_route_and_option() -> None:
     said = set(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))
     options = {option for cell in said for option in re.findall(r"`(--[\w-]+)", cell)}
     assert options == {option for option in own if option.startswith("--")}
+
+
+def test_the_page_of_the_command_line_has_every_command() -> None:
+    page = (DOCS / "command-line.md").read_text()
+    assert set(re.findall(r"^\| `ferrule ([\w-]+)` \|", page, re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^\| `/(\w+)` \|", page, re.MULTILINE)) == set(CHAT_COMMANDS)
 
 
 def test_the_examples_are_those_of_the_folder() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -62,6 +65,23 @@ def test_options_stand_under_what_they_are_about(capsys: pytest.CaptureFixture[s
         for parameter in command.params:
             assert not isinstance(parameter, Option) or (parameter.topic and parameter.help), parameter.name
             assert isinstance(parameter, click.Argument) or parameter.help, parameter.name  # type: ignore[attr-defined]
+
+
+def test_a_server_has_no_option_without_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    assert "\nOptions:\n  -h, --help  Show this message and exit.\n\nModels:\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["list"]])
+def test_head_ends_it_quietly(arguments: list[str]) -> None:
+    """FAULTS row 66."""
+    reading, writing = os.pipe()
+    os.close(reading)  # `| head` has read enough before the first word
+    process = subprocess.run(
+        [sys.executable, "-m", "ferrule", *arguments], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writing)
+    assert (process.returncode, process.stderr) == (1, b"")
 
 
 def test_the_first_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 import fakes
 from cli.terminal import Terminal
 from ferrule.batch import files, runner
+from ferrule.batch.answers import Answer
 from ferrule.cli import main
 
 TESTS = Path(__file__).parent.parent
@@ -120,12 +122,14 @@ def test_each_endpoint(batch: Batch) -> None:
 )
 def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, code: str, message: str) -> None:
     exit_code, (first, second), err = batch(line, chat_request(1))
-    assert exit_code == 0
+    assert exit_code == 1
     assert first["response"] is None
     assert first["error"]["code"] == code
     assert message in first["error"]["message"]
     assert second["response"]["status_code"] == 200
     assert "2 lines answered, 1 errors" in err
+    assert "error: 1 of 2 lines of " in err
+    assert "out.jsonl are errors; the first is line 1 (" in err
 
 
 @pytest.mark.parametrize(
@@ -147,10 +151,98 @@ def test_what_the_server_refuses_has_its_status(batch: Batch, body: dict[str, An
 
 def test_requests_may_call_the_model_otherwise(batch: Batch) -> None:
     _, answers, _ = batch(
-        chat_request(0), chat_request(0, model="gpt-4o"), options=("--served-model-name", "gpt-4o", "--quiet")
+        chat_request(0),
+        {**chat_request(0, model="gpt-4o"), "custom_id": "other"},
+        options=("--served-model-name", "gpt-4o", "--quiet"),
     )
     assert [answer["response"]["status_code"] for answer in answers] == [200, 200]
     assert said(answers[0]) == said(answers[1])
+
+
+def test_models_that_are_called_otherwise_are_told_before_anything_is_asked(batch: Batch, tmp_path: Path) -> None:
+    lines = ["{", chat_request(0, model="gpt-4o mini"), chat_request(1, model="other")]
+    code, answers, err = batch(*lines)
+    assert (code, answers, (tmp_path / "out.jsonl").exists()) == (2, [], False)
+    assert "in.jsonl, line 2: model is 'gpt-4o mini', and no line names tiny; --served-model-name 'gpt-4o mini'" in err
+    code, answers, _ = batch(*lines, options=("--served-model-name", "gpt-4o mini"))
+    assert [answer["response"] and answer["response"]["status_code"] for answer in answers] == [None, 200, 404]
+
+
+def test_an_id_that_comes_twice(batch: Batch, tmp_path: Path) -> None:
+    lines = [chat_request(0), "", chat_request(1), chat_request(0), chat_request(0)]
+    for _ in range(2):  # at once, and where only the last one is left
+        code, answers, err = batch(*lines)
+        assert code == 1
+        assert [answer["error"] and answer["error"]["code"] for answer in answers[:2]] == [None, None]
+        for answer in answers[2:]:
+            message = "custom_id 'r0' is that of line 1 already"
+            assert answer["error"] == {"code": "duplicate_custom_id", "message": message}
+        assert "the first is line 3 ('r0'): custom_id 'r0' is that of line 1 already" in err
+        target = tmp_path / "out.jsonl"
+        target.write_bytes(b"".join(target.read_bytes().splitlines(keepends=True)[:3]))
+
+
+def test_errors_are_answered_again(batch: Batch, tmp_path: Path) -> None:
+    target, link = tmp_path / "real.jsonl", tmp_path / "out.jsonl"
+    link.symlink_to(target)
+    target.touch(mode=0o600)
+    lines = [chat_request(0), chat_request(1, model="gpt-4o"), "{", chat_request(3, model="gpt-4o"), chat_request(4)]
+    code, first, err = batch(*lines[:4])
+    assert code == 1
+    assert "3 of 4 lines of " in err
+    assert "the first is line 2 ('r1'): 404: model is 'gpt-4o'" in err
+    options = ("--served-model-name", "gpt-4o")
+    code, same, err = batch(*lines[:4], options=options)
+    assert (code, same) == (1, first)  # nothing is asked again that was not told to be
+    assert "--retry-errors answers them again" in err
+    code, answers, err = batch(*lines, options=(*options, "--retry-errors"))
+    assert code == 1
+    assert "5 lines answered, 1 errors" in err
+    assert answers[0] == first[0]
+    assert [answer["custom_id"] for answer in answers] == ["r0", "r1", None, "r3", "r4"]
+    assert [answer["response"] and answer["response"]["status_code"] for answer in answers] == [
+        200,
+        200,
+        None,
+        200,
+        200,
+    ]
+    lines[2] = chat_request(2)
+    lines[2]["custom_id"] = None  # the answer that is there has none
+    assert batch(*lines, options=("--retry-errors",))[1][:2] == answers[:2]
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "real.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        ({"response": None, "error": None}, "None: None"),
+        ({"response": {"status_code": 500, "body": 3}, "error": None}, "500: None"),
+        ({"response": {"status_code": 200}, "error": {"message": "expired"}}, "expired"),
+        ({"response": [], "error": "late"}, "'late'"),
+    ],
+)
+def test_an_error_of_another_program_is_one(batch: Batch, tmp_path: Path, answer: Any, failure: str) -> None:
+    (tmp_path / "out.jsonl").write_text(json.dumps({"custom_id": "r0", **answer}) + "\n")
+    code, _, err = batch(chat_request(0))
+    assert code == 1
+    assert f"the first is line 1 ('r0'): {failure}; " in err
+    assert batch(chat_request(0), options=("--retry-errors",))[0] == 0
+
+
+def test_a_batch_is_no_pipe(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, pipe = written(tmp_path / "in.jsonl", chat_request(0)), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words, message in [
+        (("-", "-"), "INPUT and OUTPUT must be files"),
+        ((str(source), "-"), "INPUT and OUTPUT must be files"),
+        ((str(pipe), str(tmp_path / "out.jsonl")), f"{pipe}: is no regular file"),
+        ((str(source), str(pipe)), f"{pipe}: is no regular file"),
+    ]:
+        assert main(["run-batch", *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_line_that_is_too_long(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +266,12 @@ def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
     for torn in (b"", b'{"id": "batch', content.split(b"\n")[2]):  # the last is whole but for its end
         target.write_bytes(b"".join(line + b"\n" for line in kept) + torn)
         code, answers, err = batch(*lines)
-        assert code == 0
-        assert "2 lines are answered already\n" in err
+        assert code == 1  # of the second line, however old its error is
+        assert "2 lines are answered already, 1 of them with errors\n" in err
         assert answers[:2] == whole[:2]
         assert [said(answer) for answer in answers[2:]] == [said(answer) for answer in whole[2:]]
     code, answers, err = batch(*lines)
+    assert code == 1
     assert "nothing is left to do" in err
     _, more, _ = batch(*lines, chat_request(9))  # requests that were added are answered too
     assert more[: len(answers)] == answers
@@ -226,14 +319,14 @@ def test_no_more_is_held_than_the_window(batch: Batch, monkeypatch: pytest.Monke
     reads: list[int] = []
     next_line = files.BatchInput.__next__
     write = files.BatchOutput.write
-    done: list[bytes] = []
+    done: list[Answer] = []
 
     def note(self: files.BatchInput) -> files.Line:
         line = next_line(self)
         reads.append(line.number - len(done))
         return line
 
-    def count(self: files.BatchOutput, answer: bytes) -> None:
+    def count(self: files.BatchOutput, answer: Answer) -> None:
         done.append(answer)
         write(self, answer)
 
@@ -267,9 +360,9 @@ def test_without_the_server(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> No
     assert (code, answers, err) == (2, [], "error: run-batch needs fastapi: pip install 'ferrule[server]'\n")
 
 
-def start(source: Path, target: Path) -> subprocess.Popen[bytes]:
+def start(source: Path, target: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)],
+        [sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target), *options],
         cwd=TESTS,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -300,6 +393,43 @@ def test_killed_in_the_middle_it_goes_on_where_it_stopped(tmp_path: Path, sent: 
     answers = read(target)
     assert answers[: len(before)] == before
     assert [said(answer) for answer in answers] == [said(answer) for answer in read(expected)]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_killed_while_errors_are_answered_again_the_file_is_whole(
+    tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
+    source, target, new = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / ".out.jsonl.retry"
+    lines = [chat_request(number, model="tiny" if number % 2 else "gpt", ignore_eos=True) for number in range(160)]
+    written(source, *lines)
+    assert b"error: 80 of 160 lines" in start(source, target).communicate(timeout=120)[1]
+    before = read(target)
+    options = ("--served-model-name", "gpt", "--retry-errors")
+    process = start(source, target, *options)
+    deadline = time.monotonic() + 60
+    while not new.exists() or new.read_bytes().count(b"\n") < 40:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(sent)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    between = read(target)
+    failed = [answer["response"]["status_code"] for answer in between].count(404)
+    if sent == signal.SIGKILL:
+        assert between == before
+    else:  # what was answered until then is kept
+        assert failed <= 60
+        assert between[-80:] == before[-80:] or failed < 40
+    process = start(source, target, *options)
+    assert (
+        f"160 lines are answered already, {failed} of them with errors".encode() in process.communicate(timeout=60)[1]
+    )
+    answers = read(target)
+    assert process.returncode == 0
+    assert [answer["custom_id"] for answer in answers] == [line["custom_id"] for line in lines]
+    assert answers[1::2] == before[1::2]
+    assert not new.exists()
 
 
 def test_progress_keeps_to_its_line(tmp_path: Path) -> None:

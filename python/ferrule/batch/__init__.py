@@ -5,7 +5,8 @@ Each line goes through the server's own application, without a network: what is 
 reading both files side by side, and memory does not grow with them.
 """
 
-from ferrule.batch.files import BatchInput, BatchOutput
+from ferrule.batch.files import Answered, BatchInput, BatchOutput
+from ferrule.batch.requests import check_model_names
 from ferrule.batch.runner import Progress, run_batch
 
-__all__ = ["BatchInput", "BatchOutput", "Progress", "run_batch"]
+__all__ = ["Answered", "BatchInput", "BatchOutput", "Progress", "check_model_names", "run_batch"]

@@ -1,15 +1,16 @@
-"""From a line of a batch to its answer, through the server's application."""
+"""From a line of a batch to what the server's application answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import MutableMapping
+import shlex
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ferrule.batch.files import LONGEST_LINE, Line
+from ferrule.batch.files import LONGEST_LINE, BatchInput, Line
 from ferrule.checks import shown
+from ferrule.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -49,6 +50,8 @@ def read_request(line: Line) -> tuple[str, bytes]:
     custom_id, method, url, body = (request[name] for name in FIELDS)
     if not isinstance(custom_id, str) or not custom_id:
         raise LineError("invalid_request", f"custom_id is {shown(custom_id)}; it must be a string that is not empty")
+    if line.same_id is not None:
+        raise LineError("duplicate_custom_id", f"custom_id {shown(custom_id)} is that of line {line.same_id} already")
     if method != "POST":
         raise LineError("invalid_request", f"method is {shown(method)}; it must be 'POST'")
     if url not in ENDPOINTS:
@@ -58,21 +61,6 @@ def read_request(line: Line) -> tuple[str, bytes]:
     if cast("dict[str, object]", body).get("stream"):
         raise LineError("invalid_request", "body.stream is true; a batch has no streams")
     return cast("str", url), json.dumps(body).encode()
-
-
-def answer_line(line: Line, *, status: int | None = None, body: bytes = b"", error: LineError | None = None) -> bytes:
-    """A line of the output: a response, or the error that there is instead."""
-    response = None
-    if error is None:
-        request_id = uuid.uuid4().hex
-        response = {"status_code": status, "request_id": f"req_{request_id}", "body": json.loads(body)}
-    answer = {
-        "id": f"batch_req_{uuid.uuid4().hex}",
-        "custom_id": line.custom_id,
-        "response": response,
-        "error": None if error is None else {"code": error.code, "message": str(error)},
-    }
-    return json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
 async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
@@ -119,3 +107,28 @@ async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
         if not status:  # Starlette answers a defect with 500, and raises it once more for whoever keeps the log
             raise
     return status, answer
+
+
+def check_model_names(requests: BatchInput, names: Sequence[str]) -> None:
+    """Rewinds the requests after a look at what models they name.
+
+    Raises InvalidParameterError where none can be answered, as each names a model that is called otherwise.
+    """
+    other = None
+    for line in requests:
+        try:
+            _, body = read_request(line)
+        except LineError:
+            continue
+        asked: object = json.loads(body).get("model")
+        if not isinstance(asked, str) or asked in names:
+            break
+        other = other or (line.number, asked)
+    else:
+        if other is not None:
+            number, asked = other
+            raise InvalidParameterError(
+                f"{requests.path}, line {number}: model is {shown(asked)}, and no line names {' or '.join(names)}; "
+                f"--served-model-name {shlex.quote(asked)} lets requests call the model so"
+            )
+    requests.rewind()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ferrule.async_llm import AsyncLLM
-from ferrule.batch.files import LONGEST_LINE, BatchInput, BatchOutput, Line
-from ferrule.batch.requests import LineError, answer_line, call, read_request
+from ferrule.batch.answers import Answer, refusal, response
+from ferrule.batch.files import LONGEST_LINE, Answered, BatchInput, BatchOutput, Line
+from ferrule.batch.requests import LineError, call, read_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -28,12 +29,12 @@ MOST_BYTES = 256 << 20
 class Progress:
     """How far a run is."""
 
-    answered: int
-    """Lines of the output."""
+    answered: Answered
+    """Of the output."""
     bytes: int
     """Of the input, up to the last line that is answered."""
-    failed: int = 0
-    """Those of this run that are errors."""
+    asked: int = 0
+    """Answers that were made in this run."""
 
 
 async def run_batch(
@@ -42,10 +43,10 @@ async def run_batch(
     requests: BatchInput,
     output: BatchOutput,
     *,
-    resumed: int = 0,
+    answered: Answered,
     notify: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Answers requests by a model that goes by these names; `resumed` is how many have answers already.
+    """Answers requests by a model that goes by these names, behind those that have answers already.
 
     Raises EngineError where the engine is dead, ModelWriteError.
     """
@@ -56,27 +57,30 @@ async def run_batch(
     settings = ServerSettings(max_body_bytes=2 * LONGEST_LINE, max_concurrent_requests=at_once, page=False)
     application = create_app(models, settings)
     room = asyncio.Semaphore(at_once)
+    progress = Progress(answered, requests.bytes_read)
 
-    async def answer(line: Line) -> tuple[bytes, bool]:
+    async def answer(line: Line, kept: Answer | None) -> Answer:
+        if kept is not None:
+            return kept
         async with room:
-            return await _answer(application, llm, line)
+            made = await _answer(application, llm, line)
+        progress.asked += 1
+        return made
 
-    progress = Progress(resumed, requests.bytes_read)
-    window: deque[tuple[asyncio.Task[tuple[bytes, bool]], int]] = deque()
+    window: deque[tuple[asyncio.Task[Answer], int]] = deque()
     held = 0
 
     async def write_first() -> None:
         nonlocal held
         task, size = window.popleft()
         try:
-            line, failed = await task
+            made = await task
         finally:
             task.cancel()
         held -= size
-        output.write(line)
+        output.write(made)
         progress.bytes += size
-        progress.answered += 1
-        progress.failed += failed
+        progress.answered.count(made)
         if notify is not None:
             notify(progress)
 
@@ -84,7 +88,7 @@ async def run_batch(
         for line in requests:
             size = len(line.content or b"")
             held += size
-            window.append((asyncio.create_task(answer(line)), size))
+            window.append((asyncio.create_task(answer(line, output.kept())), size))
             while window and (window[0][0].done() or len(window) >= MOST_LINES or held > MOST_BYTES):
                 await write_first()
         while window:
@@ -96,13 +100,12 @@ async def run_batch(
     return progress
 
 
-async def _answer(application: ASGIApp, llm: AsyncLLM, line: Line) -> tuple[bytes, bool]:
-    """A line of the output, and whether it is an error."""
+async def _answer(application: ASGIApp, llm: AsyncLLM, line: Line) -> Answer:
     try:
         path, body = read_request(line)
     except LineError as error:
-        return answer_line(line, error=error), True
+        return refusal(line.custom_id, error.code, str(error))
     status, answer = await call(application, path, body)
     if status == 503:
         await llm.check_health()  # a dead engine answers nobody: the rest is for the next run
-    return answer_line(line, status=status, body=answer), status != 200
+    return response(line.custom_id, status, answer)

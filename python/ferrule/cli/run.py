@@ -23,6 +23,7 @@ from ferrule.cli.terminal import harmless
         ("The model that ships with ferrule continues a prompt:", 'ferrule run "Once upon a time,"'),
         ("A model of the hub, less predictably:", 'ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8'),
         ("Up to an empty line, the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
+        ("The prompt from a file, or with | from another command:", "ferrule run < prompt.txt"),
         ("One of two answers:", 'ferrule run "The sky is" --choice blue,green'),
         ("For programs:", 'ferrule run "The capital of France is" -n 8 --logprobs 3 --json'),
     ],
@@ -35,7 +36,11 @@ from ferrule.cli.terminal import harmless
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="No statistics on stderr.")
 def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Continue PROMPT ("-" reads it from stdin) with MODEL, or with the small model that ships with ferrule."""
+    """Continue PROMPT with MODEL, or with the small model that ships with ferrule.
+
+    "-" reads PROMPT from stdin, but for the end of its last line, and so does no PROMPT and no MODEL where something is
+    piped in.
+    """
     model, prompt = split_words(words)
     sampling, loading = split_options(options)
     wanted = params(sampling)

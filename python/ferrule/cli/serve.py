@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrule.cli import PARENT
-from ferrule.cli.help import Command
+from ferrule.cli.help import Command, options
 from ferrule.cli.model import check_model, loading, model_options, prefix_cache_option, speculative_options
 from ferrule.loading import EMBEDDED
 
@@ -42,37 +42,94 @@ SETTINGS = (
     ],
 )
 @click.argument("model", required=False)
-@click.option(
-    "--model",
-    "aliases",
-    multiple=True,
-    metavar="NAME=MODEL",
-    help="Serve another model, or the same by another name. May be repeated; the first answers where none is named.",
+@options(
+    "Models",
+    [
+        (
+            ("--model", "aliases"),
+            {
+                "multiple": True,
+                "metavar": "NAME=MODEL",
+                "help": "Serve another model, or the same by another name. May be repeated; the first answers where "
+                "none is named.",
+            },
+        ),
+        (
+            ("--lora-module", "lora_modules"),
+            {"multiple": True, "metavar": "NAME=PATH", "help": "Load an adapter of the model."},
+        ),
+        (
+            ("--lora-dir",),
+            {"type": click.Path(exists=True, file_okay=False), "help": "Let adapters from there be loaded over HTTP."},
+        ),
+        (
+            ("--tool-call-parser",),
+            {"help": "How the model writes tool calls. Default: what its chat template tells."},
+        ),
+        (("--reasoning-parser",), {"help": "Likewise, reasoning."}),
+    ],
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--api-key", "api_keys", multiple=True, help=f"Ask for this key. May be repeated; also ${API_KEYS}.")
-@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Answer to this name; * to all.")
-@click.option(
-    "--allowed-origin", "allowed_origins", multiple=True, metavar="URL", help="Let pages of this site ask; * all."
+@options(
+    "Who may ask",
+    [
+        (("--host",), {"default": "127.0.0.1", "show_default": True, "help": "The address to listen at."}),
+        (
+            ("--port",),
+            {"type": click.IntRange(0, 65535), "default": 8000, "show_default": True, "help": "0 takes a free one."},
+        ),
+        (
+            ("--api-key", "api_keys"),
+            {"multiple": True, "help": f"Ask for this key. May be repeated; also ${API_KEYS}."},
+        ),
+        (
+            ("--allowed-host", "allowed_hosts"),
+            {"multiple": True, "metavar": "NAME", "help": "Answer to this name; * to all."},
+        ),
+        (
+            ("--allowed-origin", "allowed_origins"),
+            {"multiple": True, "metavar": "URL", "help": "Let pages of this site ask; * all."},
+        ),
+        (("--ollama",), {"is_flag": True, "help": "Serve Ollama's API too, below /api."}),
+        (("--no-page", "page"), {"flag_value": False, "default": True, "help": "No chat page at /."}),
+    ],
 )
-@click.option("--max-body-bytes", type=int, help="Largest request.")
-@click.option("--request-timeout", type=float, metavar="SECONDS", help="The longest that a request may take.")
-@click.option("--drain-timeout", type=float, metavar="SECONDS", help="What requests get to end in after SIGTERM.")
-@click.option("--max-concurrent-requests", type=int, help="Default: what runs and what may wait.")
-@click.option("--max-num-seqs", type=click.IntRange(min=1), help="Sequences that run at once.")
-@click.option("--max-queued-requests", type=click.IntRange(min=0), help="Sequences that may wait; others get 503.")
-@click.option("--metrics-prefix", help="Of names at /metrics: ferrule: if left out; vllm: for its dashboards.")
-@click.option("--tool-call-parser", help="How the model writes tool calls. Default: what its chat template tells.")
-@click.option("--reasoning-parser", help="Likewise, reasoning.")
-@click.option("--lora-module", "lora_modules", multiple=True, metavar="NAME=PATH", help="Load an adapter of the model.")
-@click.option(
-    "--lora-dir", type=click.Path(exists=True, file_okay=False), help="Let adapters from there be loaded over HTTP."
+@options(
+    "Limits and the end",
+    [
+        (("--max-num-seqs",), {"type": click.IntRange(min=1), "help": "Sequences that run at once."}),
+        (
+            ("--max-queued-requests",),
+            {"type": click.IntRange(min=0), "help": "Sequences that may wait; others get 503."},
+        ),
+        (("--max-concurrent-requests",), {"type": int, "help": "Default: what runs and what may wait."}),
+        (("--max-body-bytes",), {"type": int, "help": "Largest request."}),
+        (
+            ("--request-timeout",),
+            {"type": float, "metavar": "SECONDS", "help": "The longest that a request may take."},
+        ),
+        (
+            ("--drain-timeout",),
+            {"type": float, "metavar": "SECONDS", "help": "What requests get to end in after SIGTERM."},
+        ),
+        (
+            ("--exit-with-parent",),
+            {"is_flag": True, "help": "Drain and end when the process that started this one has."},
+        ),
+    ],
 )
-@click.option("--otlp-traces-endpoint", metavar="URL", help="Send a span of each request there (OpenTelemetry).")
-@click.option("--ollama", is_flag=True, help="Serve Ollama's API too, below /api.")
-@click.option("--no-page", "page", flag_value=False, default=True, help="No chat page at /.")
-@click.option("--exit-with-parent", is_flag=True, help="Drain and end when the process that started this one has.")
+@options(
+    "Watching",
+    [
+        (
+            ("--metrics-prefix",),
+            {"help": "Of names at /metrics: ferrule: if left out; vllm: for its dashboards."},
+        ),
+        (
+            ("--otlp-traces-endpoint",),
+            {"metavar": "URL", "help": "Send a span of each request there (OpenTelemetry)."},
+        ),
+    ],
+)
 @model_options
 @prefix_cache_option
 @speculative_options

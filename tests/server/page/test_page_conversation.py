@@ -245,12 +245,16 @@ def test_a_value_outside_its_limits_is_named_and_not_taken(chat: ChatPage) -> No
         ("top_k", "1.5", "Top k: a whole number from -1"),
         ("top_p", "much", "Top p: a number from 0 to 1"),
         ("further", "[1]", "an object is needed: {…}"),
+        ("further", '{"n": 2}', "n is set by the page"),
+        ("further", '{"ignore_eos": true, "stream": false}', "stream is set by the page"),
+        ("further", '{"messages": []}', "messages is set by the page"),
+        ("further", '{"model": "other"}', "model is set by the page"),
     ):
         chat.at(f"#{name}").fill(value)
         expect(chat.at(f"#{name}-fault")).to_have_text(fault)
         expect(chat.at(f"#{name}")).to_have_attribute("aria-invalid", "true")
     chat.ask("Hello")
-    assert not {"temperature", "top_k", "top_p"} & chat.requests[-1].keys()
+    assert not {"temperature", "top_k", "top_p", "n", "ignore_eos"} & chat.requests[-1].keys()
 
 
 def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:

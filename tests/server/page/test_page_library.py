@@ -13,6 +13,8 @@ from playwright.sync_api import expect
 
 from server.page.chat_page import ChatPage
 
+ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": 1800})
+
 
 @pytest.fixture
 def two(chat: ChatPage) -> ChatPage:
@@ -72,6 +74,56 @@ def test_two_tabs_do_not_write_over_each_other(two: ChatPage) -> None:
     beside.expect_messages("What is the capital of Italy?", "And of Spain?", "And of Japan?")
     assert len(two.requests[-1]["messages"]) == 5
     assert not beside.complaints
+
+
+def test_two_tabs_answer_in_one_conversation(two: ChatPage) -> None:
+    beside = ChatPage(two.page.context.new_page(), two.screenshots)
+    beside.open()
+    two.set(further=ENDLESS)
+    two.send("Tell me a story.")
+    expect(two.answer().locator(".body")).not_to_be_empty()
+    beside.expect_messages("What is the capital of Italy?", "Tell me a story.")
+    beside.set(further="", max_tokens="4")
+    beside.ask("And then?")
+    two.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
+    # Longer than it takes until an answer that is being written is kept once more.
+    two.page.wait_for_timeout(1500)
+    two.at("#send[aria-label=Stop]").click()
+    two.wait()
+    expect(beside.at(".assistant .body")).to_have_text(two.at(".assistant .body").all_text_contents())
+    said = two.answers()
+    assert len(said) == 3
+    for tab in (two, beside):
+        tab.open()
+        tab.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
+        assert tab.answers() == said
+    assert not beside.complaints
+
+
+def test_what_one_tab_deletes_another_does_not_bring_back(two: ChatPage) -> None:
+    beside = ChatPage(two.page.context.new_page(), two.screenshots)
+    beside.open()
+    two.set(further=ENDLESS)
+    two.send("Tell me a story.")
+    expect(two.answer().locator(".body")).not_to_be_empty()
+    beside.at("[data-key=remove]").click()
+    beside.at("#delete-dialog button[value=delete]").click()
+    two.expect_messages("What is the capital of France?")
+    two.page.wait_for_timeout(1500)
+    for tab in (two, beside):
+        tab.open()
+        tab.expect_titles("What is the capital of France?")
+    assert not beside.complaints
+
+
+def test_what_another_tab_says_leaves_an_edit_open(two: ChatPage) -> None:
+    beside = ChatPage(two.page.context.new_page(), two.screenshots)
+    beside.open()
+    two.act("edit", two.at(".user"))
+    two.at(".user textarea").fill("What is the capital of Japan?")
+    beside.ask("And of Spain?")
+    expect(two.at(".user")).to_have_count(2)
+    expect(two.at(".user textarea")).to_have_value("What is the capital of Japan?")
 
 
 def test_many_conversations_are_found_by_title(chat: ChatPage, tmp_path: Path) -> None:
@@ -143,6 +195,10 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "a temperature that is text": (
         "parameters.temperature has to be a number",
         lambda file: first(file)["parameters"].update(temperature="<img>"),
+    ),
+    "further fields that are the page's": (
+        "parameters.further has to be without n, which the page sets",
+        lambda file: first(file)["parameters"].update(further={"n": 2}),
     ),
 }
 

@@ -2,7 +2,7 @@
 
 import { answers } from "./answers.js";
 import { composer } from "./composer.js";
-import { append, choose, discard, newConversation, path, settle, siblings } from "./conversation.js";
+import { append, choose, discard, merge, newConversation, path, settle, siblings } from "./conversation.js";
 import { askForKey, askToDelete, showKeys } from "./dialogs.js";
 import { byId } from "./dom.js";
 import { drawers } from "./drawers.js";
@@ -26,7 +26,6 @@ const UNAVAILABLE = 503;
 const LOADING_MILLISECONDS = 2000;
 
 let conversation = newConversation();
-const removed = new Set();
 
 const sides = drawers();
 const models = modelPicker(() => (conversation.model = models.chosen()));
@@ -96,16 +95,27 @@ async function find(id) {
   return running.of(id) || !kept ? kept : settle(kept);
 }
 
-// What another tab has said is shown here too; were it not, this tab would write over it.
+// What another tab has said is shown here too, and what it has deleted is gone.
 async function follow(ids) {
-  const isShown = ids.includes(conversation.id) && !running.of(conversation.id);
-  const found = isShown && (await store.load(conversation.id));
-  if (found) {
-    conversation = found;
-    settings.show(conversation);
-    show();
+  for (const id of ids) {
+    const mine = running.of(id)?.conversation ?? (id === conversation.id ? conversation : null);
+    if (!mine) continue;
+    const kept = await store.load(id);
+    if (kept) takeOver(mine, kept);
+    else await leave(id);
   }
   await refreshList();
+}
+
+function takeOver(mine, kept) {
+  const { title, model, system, parameters } = kept;
+  const isSet = JSON.stringify([mine.system, mine.parameters]) === JSON.stringify([system, parameters]);
+  merge(mine, kept);
+  Object.assign(mine, { title, model, system, parameters });
+  if (mine !== conversation) return;
+  // A field that someone is writing in is let alone.
+  if (!isSet) settings.show(conversation);
+  show();
 }
 
 async function rename(id, title) {
@@ -116,17 +126,21 @@ async function rename(id, title) {
 
 async function remove(id, title) {
   if (!(await askToDelete(title))) return;
-  removed.add(id);
-  running.stop(id);
   await store.remove(id);
-  const [next] = await store.list();
-  adopt(next ? await find(next.id) : newConversation(conversation));
+  await leave(id);
   await refreshList();
   writer.focus();
 }
 
+/** Ends what belongs to a conversation that was deleted, and shows another one in its place. */
+async function leave(id) {
+  running.stop(id);
+  if (id !== conversation.id) return;
+  const [next] = await store.list();
+  adopt(next ? await find(next.id) : newConversation(conversation));
+}
+
 async function keep(kept) {
-  if (removed.has(kept.id)) return;
   try {
     await store.save(kept);
     await refreshList();

@@ -42,6 +42,38 @@ export function discard(conversation, node) {
   delete conversation.nodes[node.id];
 }
 
+/**
+ * Takes over from another copy of a conversation, of another tab, what was said there: nodes that this one has not, and
+ * of one that both have the copy that is further. A version that is shown here stays the one that is shown.
+ */
+export function merge(conversation, other) {
+  const { nodes } = conversation;
+  let added = false;
+  for (const node of Object.values(other.nodes)) {
+    const here = nodes[node.id];
+    if (here) {
+      if (isFurther(node, here)) Object.assign(here, node);
+      // A refusal without a word makes room for the next try, and does not come back.
+    } else if (!(node.error && node.content === "")) {
+      nodes[node.id] = node;
+      added = true;
+    }
+  }
+  if (added) {
+    const byAge = Object.values(nodes).sort((one, two) => one.created - two.created);
+    conversation.nodes = Object.fromEntries(byAge.map((node) => [node.id, node]));
+  }
+  conversation.chosen = { ...other.chosen, ...conversation.chosen };
+  conversation.updated = Math.max(conversation.updated, other.updated);
+}
+
+// An answer grows until it has ended; "stopped" may be what a tab that did not write it took it for.
+function isFurther(one, two) {
+  const length = ({ content, reasoning = "" }) => content.length + reasoning.length;
+  const end = ({ finish }) => (finish === null ? 0 : finish === "stopped" ? 1 : 2);
+  return length(one) !== length(two) ? length(one) > length(two) : end(one) > end(two);
+}
+
 /** Says of answers that were cut off with the page they were written on that they were. */
 export function settle(conversation) {
   for (const node of Object.values(conversation.nodes)) if (node.finish === null) node.finish = "stopped";

@@ -11,41 +11,73 @@ const OPTIONS = { gfm: true, breaks: true, pedantic: false, smartypants: false, 
 const PROTOCOLS = ["http:", "https:", "mailto:"];
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos|nbsp));/;
-const KEPT = Symbol("the source that an element was made of");
+// marked compares each * and _ with each behind it, over the text between: 20 kB of them take seconds. Marks times
+// characters, which a long paragraph of a text that is one has a tenth of.
+const EMPHASIS_BUDGET = 2_000_000;
+// Characters behind a block in which an empty line is looked for.
+const NEAR = 200;
+// How much of its text an element shows by blocks that stay: {text, count, last}.
+const settled = new WeakMap();
 
 /**
- * Shows markdown in an element. Blocks that stand there already are kept, so that a stream costs what it adds, and a
- * selection in a part that is finished survives.
+ * Shows markdown in an element. Blocks that are finished are kept and not read again, so that a stream costs what it
+ * adds, and a selection in a part that is finished survives.
  */
 export function renderMarkdown(container, text, placed) {
-  const source = new Source(text, placed);
-  const blocks = lex(text);
-  // The last two may still change their meaning: a line of dashes makes a heading of the one above it.
-  const settled = blocks.length - 2;
-  const old = [...container.children];
-  const fresh = blocks.map((block, position) => {
-    const before = old[position];
-    if (position < settled && before?.[KEPT] === block.raw) {
-      source.within(block.raw, () => {});
-      return before;
-    }
-    const element = source.within(block.raw, () => blockElement(block, source));
-    element[KEPT] = position < settled ? block.raw : null;
-    return element;
-  });
-  let same = 0;
-  while (same < fresh.length && fresh[same] === old[same]) same++;
-  for (const element of old.slice(same)) element.remove();
-  container.append(...fresh.slice(same));
+  const kept = settledIn(container, text);
+  const source = new Source(text, placed, kept.text.length);
+  const blocks = lex(text.slice(kept.text.length));
+  const fresh = blocks.map((block) => source.within(block.raw, () => blockElement(block, source)));
+  for (const element of [...container.children].slice(kept.count)) element.remove();
+  container.append(...fresh);
+  settle(container, text, kept, blocks);
+}
+
+function settledIn(container, text) {
+  const kept = settled.get(container);
+  const isThere = kept && text.startsWith(kept.text) && container.children[kept.count - 1] === kept.last;
+  return isThere ? kept : { text: "", count: 0, last: undefined };
+}
+
+function settle(container, text, kept, blocks) {
+  let { count } = kept;
+  let end = kept.text.length;
+  let at = end;
+  // The last two may still change their meaning: a line of dashes makes a heading of the one above it, or of all lines
+  // up to an empty one.
+  for (const [position, { raw }] of blocks.slice(0, -2).entries()) {
+    const found = text.indexOf(raw, at);
+    // What stands between is a definition, which all that comes behind may need.
+    if (found < 0 || text.slice(at, found).trim() !== "") break;
+    at = found + raw.length;
+    if (!/\n[ \t]*\n$/.test(raw) && !/^[ \t]*\n[ \t]*\n/.test(text.slice(at, at + NEAR))) continue;
+    end = at;
+    count = kept.count + position + 1;
+  }
+  settled.set(container, { text: text.slice(0, end), count, last: container.children[count - 1] });
 }
 
 function lex(text) {
   try {
-    return new Lexer({ ...OPTIONS }).lex(text).filter(({ type }) => type !== "space" && type !== "def");
+    // Without the end of its line marked takes code that is not closed yet for paragraphs.
+    return new BoundedLexer({ ...OPTIONS }).lex(`${text}\n`).filter(isShown);
   } catch {
     // Nested deeper than the stack is: shown as it was written.
     return [{ type: "plain", raw: text }];
   }
+}
+
+class BoundedLexer extends Lexer {
+  inlineTokens(text, tokens = []) {
+    const marks = text.match(/[*_]/g)?.length ?? 0;
+    if (marks * text.length <= EMPHASIS_BUDGET) return super.inlineTokens(text, tokens);
+    tokens.push({ type: "text", raw: text, text });
+    return tokens;
+  }
+}
+
+function isShown({ type }) {
+  return type !== "space";
 }
 
 const BLOCKS = {
@@ -80,8 +112,7 @@ function blockElement(token, source) {
 }
 
 function blockElements(tokens, source) {
-  const shown = tokens.filter(({ type }) => type !== "space" && type !== "def");
-  return shown.map((token) => source.within(token.raw, () => blockElement(token, source)));
+  return tokens.filter(isShown).map((token) => source.within(token.raw, () => blockElement(token, source)));
 }
 
 function listItem(item, source) {

@@ -28,10 +28,22 @@ export function readNumber(parameter, text) {
   throw new RangeError(`${label}: ${kind} ${max === undefined ? `from ${min}` : `from ${min} to ${max}`}`);
 }
 
+// What the page makes of a request itself: it reads one answer, as a stream, to what is shown above it.
+const OWN = ["n", "stream", "stream_options", "messages", "model"];
+
+/** The first of an object's fields that a request cannot have besides the page's own; undefined where there is none. */
+export function ownField(further) {
+  return OWN.find((name) => Object.hasOwn(further, name));
+}
+
 /** The further fields of a request, as a JSON object: null when there are none; throws a SyntaxError. */
 export function readFurther(text) {
   if (text.trim() === "") return null;
   const value = JSON.parse(text);
-  if (typeof value === "object" && value !== null && !Array.isArray(value)) return value;
-  throw new SyntaxError("an object is needed: {…}");
+  if (typeof value !== "object" || value === null || Array.isArray(value)) {
+    throw new SyntaxError("an object is needed: {…}");
+  }
+  const own = ownField(value);
+  if (own) throw new SyntaxError(`${own} is set by the page`);
+  return value;
 }

@@ -9,10 +9,11 @@ export class Source {
   #cursor = 0;
   #next = 0;
 
-  /** `placed` is what `place` in tokens.js says; without tokens text stays in one piece. */
-  constructor(text, placed) {
+  /** `placed` is what `place` in tokens.js says; without tokens text stays in one piece. The search begins at `from`. */
+  constructor(text, placed, from) {
     this.#text = text;
     this.#placed = placed;
+    this.#cursor = from;
   }
 
   /** Runs `inside` where `raw` stands, and goes on behind it. */

@@ -1,11 +1,15 @@
 // Conversations stay in this browser, in IndexedDB: localStorage ends at five megabytes, and a long answer with the
 // alternatives of each token has one.
 
+import { merge } from "./conversation.js";
+
 const NAME = "ferrule";
 const STORE = "conversations";
 const LISTING = "listing";
 
 const channel = new BroadcastChannel(NAME);
+// Ids that were kept at a time: one that is there no more was deleted, and does not come back.
+const known = new Set();
 let opened = null;
 
 /** Calls `changed(ids)` when another tab has kept or deleted conversations. */
@@ -30,7 +34,9 @@ export async function list() {
 
 /** The conversation with this id, or undefined. */
 export async function load(id) {
-  return within("readonly", (store) => store.get(id));
+  const found = await within("readonly", (store) => store.get(id));
+  if (found) known.add(id);
+  return found;
 }
 
 /** Every conversation with its contents. */
@@ -38,16 +44,29 @@ export async function loadAll() {
   return within("readonly", (store) => store.getAll());
 }
 
-/** Keeps conversations as they are now: all of them, or on an error none. */
+/**
+ * Keeps conversations as they are now, with what other tabs have kept of them: all, or on an error none. Those that were
+ * deleted stay so.
+ */
 export async function save(...conversations) {
+  const saved = [];
   await within("readwrite", (store) => {
-    for (const conversation of conversations) store.put(conversation);
+    for (const conversation of conversations) {
+      store.get(conversation.id).onsuccess = ({ target: { result: kept } }) => {
+        if (!kept && known.has(conversation.id)) return;
+        if (kept) merge(conversation, kept);
+        store.put(conversation);
+        saved.push(conversation.id);
+      };
+    }
   });
-  channel.postMessage(conversations.map(({ id }) => id));
+  for (const id of saved) known.add(id);
+  channel.postMessage(saved);
 }
 
 /** Deletes a conversation. */
 export async function remove(id) {
+  known.add(id);
   await within("readwrite", (store) => store.delete(id));
   channel.postMessage([id]);
 }

@@ -3,7 +3,7 @@
 import { FORMAT } from "./conversation.js";
 import { el } from "./dom.js";
 import { identifier } from "./identifier.js";
-import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
+import { ALTERNATIVES, ownField, PARAMETERS } from "./parameters.js";
 
 const KIND = "ferrule conversations";
 const ROLES = ["user", "assistant"];
@@ -108,7 +108,11 @@ function readParameters(read, where) {
     expect(Array.isArray(read.stop), `${where}.stop`, "a list");
     parameters.stop = read.stop.map((text) => string(text, `${where}.stop`));
   }
-  if (isObject(read.further)) parameters.further = read.further;
+  if (isObject(read.further)) {
+    const own = ownField(read.further);
+    expect(!own, `${where}.further`, `without ${own}, which the page sets`);
+    parameters.further = read.further;
+  }
   return parameters;
 }
 
