@@ -75,11 +75,28 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     (
         "62",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]},
-        "messages",
+        "messages[0].content[0].type",
     ),
-    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "prompt"),
+    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages[0].content"),
     ("", {"messages": "Hi"}, "messages"),
-    ("", {"messages": [{"content": "Hi"}]}, "messages"),
+    ("", {"messages": [{"content": "Hi"}]}, "messages[0].role"),
+    ("55", {"messages": [{"role": "alien", "content": "Hi"}]}, "messages[0].role"),
+    ("55", {"messages": [{"role": "user", "content": "Hi", "foo": 1}]}, "messages[0].foo"),
+    ("55", {"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]}, "messages[0].audio"),
+    (
+        "55",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]}]},
+        "messages[0].content[0].foo",
+    ),
+    ("55", {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": None}]}, "messages[1]"),
+    ("55", {"messages": [{"role": "assistant"}]}, "messages[0]"),
+    (
+        "55",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}, "foo": 1}]}]},
+        "messages[0].tool_calls[0].foo",
+    ),
+    ("55", {"tools": [{**TOOL, "foo": 1}]}, "tools[0].foo"),
+    ("55", {"tools": [{"type": "function", "function": {"name": "a", "foo": 1}}]}, "tools[0].function.foo"),
     ("", {"tool_choice": "required"}, "tool_choice"),
     ("", {"tool_choice": "sometimes"}, "tool_choice"),
     (
@@ -88,7 +105,7 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     ("", {"tools": [TOOL, TOOL], "tool_choice": "required"}, "tools[1]"),
-    ("", {"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ("", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ("", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
     ("", {"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ("", {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
@@ -130,6 +147,25 @@ def test_what_cannot_be_is_refused_by_name(
     assert found.error["param"] == param, found.error
     assert found.error["type"] == "invalid_request_error"
     assert len(found.error["message"]) < 1000
+
+
+def test_an_answer_may_come_back_as_it_was(live: Live, engine: type[fakes.Engine]) -> None:
+    """With the fields that other servers and clients write where they say nothing, and calls as streams have them."""
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    nothing = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
+    said = {"role": "assistant", "content": "Yes.", "tool_calls": None, "reasoning_content": None, **nothing}
+    called = {"role": "assistant", "content": None, "tool_calls": [call], **nothing}
+    plain = {"role": "assistant", "content": "", "tool_calls": [{k: call[k] for k in ("id", "type", "function")}]}
+    asked = {"role": "user", "content": "Hi"}
+    returned = {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "Rain."}
+
+    def prompt(*messages: dict[str, Any], **fields: Any) -> list[int]:
+        return live.request("/tokenize", {"messages": messages, **fields}).json["tokens"]
+
+    assert prompt(asked, said, asked) == prompt(asked, {"role": "assistant", "content": "Yes."}, asked)
+    assert prompt(asked, called, returned) == prompt(asked, plain, returned)
+    strict = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}
+    assert prompt(asked, tools=[strict]) == prompt(asked, tools=[TOOL])
 
 
 NO_JSON: list[bytes] = [b"{:", b"", b"[" * 100_000, b'{"messages":' + b"[" * 100_000, b"null", b"[]", b'"a"', b"\xff"]

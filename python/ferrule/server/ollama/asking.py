@@ -14,6 +14,7 @@ from ferrule.server.errors import renamed, unsupported
 from ferrule.server.generation import Generation
 from ferrule.server.models import Served
 from ferrule.server.ollama.protocol import Asking, ChatMessage, ChatRequest, GenerateRequest, Options
+from ferrule.server.openai.messages import declared
 from ferrule.server.openai.shapes import new_id
 from ferrule.structured import StructuredOutputsParams
 
@@ -41,7 +42,9 @@ async def chat(server: Context, served: Served, asked: ChatRequest) -> Generatio
 
     Raises ApiError, FerruleError.
     """
-    return await _converse(server, served, asked, [_message(each) for each in asked.messages], asked.tools or ())
+    return await _converse(
+        server, served, asked, [_message(each) for each in asked.messages], declared(asked.tools or ())
+    )
 
 
 async def generate(server: Context, served: Served, asked: GenerateRequest) -> Generation:

@@ -22,6 +22,7 @@ from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
 from ferrule.server.errors import unsupported
 from ferrule.server.generation import ChoiceDelta, Generation, complete, message_of, prompt_ids, steps
 from ferrule.server.models import Served
+from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -104,8 +105,8 @@ def _conversation(asked: ChatCompletionRequest) -> Conversation:
     if asked.reasoning_effort is not None:
         arguments = {"reasoning_effort": asked.reasoning_effort, **arguments}
     return Conversation(
-        messages=asked.messages,
-        tools=asked.tools or (),
+        messages=for_template(asked.messages),
+        tools=declared(asked.tools or ()),
         tool_choice=choice or (AUTO if asked.tools else NONE),
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         structure=structure_of(asked),

@@ -2,51 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field
 
+from ferrule.server.openai.messages import Message, ToolDeclaration
 from ferrule.server.openai.sampling import Asked, Sampling
-
-Message = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {
-                "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-                "reasoning_content": {"type": "string"},
-                "tool_calls": {"type": "array", "items": {"type": "object"}},
-                "tool_call_id": {"type": "string"},
-                "name": {"type": "string"},
-            },
-            "required": ["role"],
-        }
-    ),
-]
-"""Read by the chat template, which says what it needs."""
-ToolDeclaration = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "minLength": 1},
-                        "description": {"type": "string"},
-                        "parameters": {"type": "object"},
-                    },
-                    "required": ["name"],
-                },
-            },
-            "required": ["type", "function"],
-        }
-    ),
-]
 
 
 class FunctionName(Asked):

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import Served
+from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
 
 
@@ -43,11 +44,11 @@ def _tokens(served: Served, asked: TokenizeRequest) -> list[int]:
     if asked.add_special_tokens:
         raise InvalidParameterError("add_special_tokens is true with messages; their template writes special tokens")
     prompt = served.llm.chat_prompt(
-        asked.messages or [],
+        for_template(asked.messages or []),
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
-        tools=asked.tools or None,
+        tools=declared(asked.tools) if asked.tools else None,
         chat_template_kwargs=asked.chat_template_kwargs,
     )
     return list(prompt["prompt_token_ids"])
