@@ -41,9 +41,13 @@ class Generating(Sampling):
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     user: str | None = None
-    """Accepted, and of no effect; so are the next two."""
+    """Accepted, and of no effect; so are the next five."""
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    """Nothing is stored: true is refused."""
     priority: int = 0
     """Lower is scheduled earlier."""
     cache_salt: str | None = None
