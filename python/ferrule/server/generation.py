@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from ferrule.params import SamplingParams
 from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
@@ -84,12 +85,13 @@ def finished(asked: Generation, output: RequestOutput | None) -> RequestOutput:
 async def steps(asked: Generation) -> AsyncGenerator[Step, None]:
     """What is new, as it comes; closing it ends the request.
 
-    Raises as `AsyncLLM.generate`; ApiError where the request was ended from outside, after what came until then.
+    Raises as `AsyncLLM.generate`; ApiError where the adapter has gone meanwhile, or the request was ended from outside,
+    after what came until then.
     """
     record = current.get() or Record(asked.request_id)
     record.model = asked.served.name
     several = asked.params.n > 1 or asked.params.prompt_logprobs is not None
-    async with aclosing(_several(asked) if several else _one(asked)) as all_steps, _deadline(asked, record) as overdue:
+    async with aclosing(_there(asked, several)) as all_steps, _deadline(asked, record) as overdue:
         async for step in all_steps:
             if step.output is not None and step.output.finished:
                 record.outputs.append(step.output)
@@ -100,6 +102,16 @@ async def steps(asked: Generation) -> AsyncGenerator[Step, None]:
             if rest:
                 yield replace(step, choices=rest)
             raise _ended(asked, overdue())
+
+
+async def _there(asked: Generation, several: bool) -> AsyncGenerator[Step, None]:
+    async with aclosing(_several(asked) if several else _one(asked)) as all_steps:
+        try:
+            async for step in all_steps:
+                yield step
+        except InvalidParameterError:
+            asked.served.check_there()
+            raise
 
 
 @asynccontextmanager
