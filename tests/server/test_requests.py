@@ -18,6 +18,9 @@ from server.live import Answer, Live, events, serving
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 OTHER = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
 
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
+BROKEN = {"type": "function", "function": {"name": "a", "parameters": {"type": "nothing"}}}
+
 
 @pytest.fixture(scope="module")
 def shared(tiny: Live) -> Live:
@@ -52,6 +55,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("52", {"stop": ""}, "stop[0]"),
     ("52", {"stop": ["a"] * 100_000}, "stop"),
     ("54", {"structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs.json"),
+    ("54", {"response_format": SCHEMA}, "response_format.json_schema.schema"),
+    ("54", {"response_format": {"type": "structural_tag", "structures": 1}}, "response_format.structural_tag"),
     ("54", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ("54", {"structured_outputs": {"grammar": "start: start start"}}, "structured_outputs.grammar"),
     ("54", {"structured_outputs": {}}, "structured_outputs"),
@@ -62,22 +67,27 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("55", {"logits_processors": []}, "logits_processors"),
     ("55", {"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
     ("55", {"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
+    ("55", {"store": True}, "store"),
+    ("55", {"service_tier": "flex"}, "service_tier"),
     ("", {"priority": 2**40}, "priority"),
-    ("", {"cache_salt": ""}, "prompt"),
+    ("", {"cache_salt": ""}, "cache_salt"),
     ("", {"seed": -1}, "seed"),
     ("", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
 ]
 CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("44", {"chat_template_kwargs": {"messages": []}}, "messages"),
     ("45", {"chat_template": "{{ raise_exception('no such thing') }}"}, "messages"),
-    ("49", {"logprobs": True, "top_logprobs": 10**6}, "logprobs"),
+    ("49", {"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
+    ("50", {"max_completion_tokens": -1}, "max_completion_tokens"),
+    ("53", {"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+    ("54", {"tools": [BROKEN], "tool_choice": "required"}, "tools"),
     ("52", {"messages": []}, "messages"),
     (
         "62",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]},
         "messages[0].content[0].type",
     ),
-    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages[0].content"),
+    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
     ("", {"messages": "Hi"}, "messages"),
     ("", {"messages": [{"content": "Hi"}]}, "messages[0].role"),
     ("55", {"messages": [{"role": "alien", "content": "Hi"}]}, "messages[0].role"),
@@ -113,8 +123,8 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
 COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("49", {"logprobs": 10**6}, "logprobs"),
     ("49", {"prompt_logprobs": 10**6}, "prompt_logprobs"),
-    ("51", {"prompt": [1, 4096]}, "prompt"),
-    ("51", {"prompt": [-1]}, "prompt"),
+    ("51", {"prompt": [1, 4096]}, "prompt[1]"),
+    ("51", {"prompt": [-1]}, "prompt[0]"),
     ("52", {"prompt": ""}, "prompt"),
     ("52", {"prompt": []}, "prompt"),
     ("53", {"prompt": [5] * 3000}, "prompt"),
@@ -147,6 +157,31 @@ def test_what_cannot_be_is_refused_by_name(
     assert found.error["param"] == param, found.error
     assert found.error["type"] == "invalid_request_error"
     assert len(found.error["message"]) < 1000
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": [4096]}, "input"),
+        ("/v1/embeddings", {"input": "word " * 3000}, "input"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]"),
+        ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
+        ("/detokenize", {"tokens": [1, 4096]}, "tokens[1]"),
+    ],
+)
+def test_errors_name_what_was_sent(shared: Live, path: str, asked: dict[str, Any], param: str) -> None:
+    found = shared.request(path, json.dumps(asked).replace("\\\\ud800", "\\ud800").encode())
+    assert (found.status, found.error["param"]) == (400, param), found.error
+
+
+def test_values_that_ask_for_nothing_are_taken(live: Live, engine: type[fakes.Engine]) -> None:
+    asked: dict[str, Any] = {"best_of": 1, "store": False, "service_tier": "auto", "prompt_cache_key": "a", "user": "b"}
+    assert live.chat(**asked).status == live.complete(**asked, max_tokens=2).status == 200
+    assert live.chat(service_tier="default").status == 200
 
 
 def test_an_answer_may_come_back_as_it_was(live: Live, engine: type[fakes.Engine]) -> None:

@@ -35,6 +35,11 @@ def check_texts(texts: Sequence[object]) -> None:
         raise InvalidParameterError(f"input has {len(texts)} texts; the limit is {MAX_TEXTS}")
 
 
+def input_names(*, several: bool) -> dict[str, str]:
+    """What requests for vectors call the library's fields; one text is the input itself."""
+    return {**({} if several else {"prompts[0]": "input"}), "prompts": "input", "prompt": "input"}
+
+
 async def in_time(work: Coroutine[Any, Any, T]) -> T:
     """Raises ApiError where the request's time is over before."""
     record = current.get()

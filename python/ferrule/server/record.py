@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,6 +29,8 @@ class Record:
     """The code of what went wrong."""
     error_body: Callable[[ApiError], dict[str, Any]] | None = None
     """The form that errors have in the API that was asked; None for OpenAI's."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the request calls fields that the library calls otherwise."""
 
     @property
     def left(self) -> float | None:

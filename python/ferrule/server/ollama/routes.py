@@ -11,8 +11,8 @@ from starlette.responses import Response
 from ferrule import __version__
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time
-from ferrule.server.errors import ApiError
+from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names
+from ferrule.server.errors import ApiError, call_fields
 from ferrule.server.generation import Generation, complete
 from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
 from ferrule.server.ollama.asking import chat, find, generate
@@ -66,6 +66,7 @@ def router(server: Context) -> APIRouter:
         served = check_encodes(find(server, asked.model))
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         check_texts(texts)
+        call_fields(input_names(several=len(texts) > 1))
         outputs = await in_time(
             served.llm.embed(
                 texts,

@@ -19,7 +19,7 @@ from ferrule.parsers import ToolCallDelta as Call
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
-from ferrule.server.errors import unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import ChoiceDelta, Generation, complete, message_of, prompt_ids, steps
 from ferrule.server.models import Served
 from ferrule.server.openai.messages import declared, for_template
@@ -45,6 +45,7 @@ from ferrule.server.openai.shapes import (
     fingerprint,
     new_id,
     prompt_logprobs,
+    structure_names,
     structure_of,
     token_logprob,
     token_name,
@@ -61,6 +62,7 @@ def router(server: Context) -> APIRouter:
     async def chat_completions(asked: ChatCompletionRequest) -> Response:
         """Answers a conversation: OpenAI's chat completions, at once or as a stream of server-sent events."""
         check_stream_options(asked)
+        call_fields(_names(asked))
         if asked.stream and asked.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "prompt_logprobs are not part of a stream; ask without stream")
         served = server.models.find(asked.model)
@@ -116,6 +118,18 @@ def _conversation(asked: ChatCompletionRequest) -> Conversation:
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
     )
+
+
+def _names(asked: ChatCompletionRequest) -> dict[str, str]:
+    """What the request calls the library's fields."""
+    names = structure_names(asked)
+    if asked.tools and not names and asked.structured_outputs is None:
+        names["structured_outputs.json"] = "tools"
+    if asked.max_completion_tokens is not None and asked.max_tokens is None:
+        names["max_tokens"] = "max_completion_tokens"
+    if asked.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return {**names, "prompt": "messages"}
 
 
 def _max_tokens(asked: ChatCompletionRequest) -> int | None:

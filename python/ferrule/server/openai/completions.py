@@ -16,7 +16,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from ferrule.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.errors import unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import ChoiceDelta, Generation, complete, steps
 from ferrule.server.merging import merged
 from ferrule.server.models import Served
@@ -27,6 +27,7 @@ from ferrule.server.openai.shapes import (
     fingerprint,
     new_id,
     prompt_logprobs,
+    structure_names,
     structure_of,
     token_name,
     usage,
@@ -45,6 +46,7 @@ def router(server: Context) -> APIRouter:
     async def completions(asked: CompletionRequest) -> Response:
         """Continues one text or several: OpenAI's completions, at once or as a stream of server-sent events."""
         check_stream_options(asked)
+        call_fields({**structure_names(asked), "prompt_token_ids": "prompt"})
         answer = Continuations(asked, generations(server.models.find(asked.model), asked))
         if asked.stream:
             return await EventStream(answer.events(), server.settings.keep_alive).begin()

@@ -102,6 +102,16 @@ def structure_of(asked: Generating) -> StructuredOutputsParams | None:
     return asked.structured_outputs.params()
 
 
+def structure_names(asked: Generating) -> dict[str, str]:
+    """What `response_format` calls the parts of a structure, where it says what that is."""
+    if asked.response_format is None or asked.structured_outputs is not None:
+        return {}
+    return {
+        "structured_outputs.json": "response_format.json_schema.schema",
+        "structured_outputs": "response_format",
+    }
+
+
 def check_stream_options(asked: Generating) -> None:
     """Raises InvalidParameterError where they are given without a stream."""
     if asked.stream_options is not None and not asked.stream:

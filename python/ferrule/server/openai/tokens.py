@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
+from ferrule.server.errors import call_fields
 from ferrule.server.models import Served
 from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
@@ -21,6 +22,8 @@ def router(server: Context) -> APIRouter:
     async def tokenize(asked: TokenizeRequest) -> Tokens:
         """The ids of a text, or of a conversation as its template writes it."""
         served = server.models.find(asked.model)
+        if asked.messages is not None:
+            call_fields({"prompt": "messages"})
         tokens = await asyncio.to_thread(_tokens, served, asked)
         texts = [served.llm.token_text(token) for token in tokens] if asked.return_token_strs else None
         limit: int = served.info["max_model_len"]
@@ -30,6 +33,7 @@ def router(server: Context) -> APIRouter:
     async def detokenize(asked: DetokenizeRequest) -> Text:
         """The text of ids, special tokens among it."""
         served = server.models.find(asked.model)
+        call_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
         text = await asyncio.to_thread(served.llm.detokenize, asked.tokens, skip_special_tokens=False)
         return Text(prompt=text)
 

@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time
+from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names
+from ferrule.server.errors import call_fields
 from ferrule.server.openai.protocol import (
     Embedding,
     EmbeddingList,
@@ -34,9 +35,11 @@ def router(server: Context) -> APIRouter:
     async def embeddings(asked: EmbeddingRequest) -> Response:
         """Texts as vectors: OpenAI's embeddings, of models made for that, and of any other's hidden states."""
         served = check_encodes(server.models.find(asked.model))
+        texts = _texts(asked.input)
+        call_fields(input_names(several=len(texts) > 1))
         outputs = await in_time(
             served.llm.embed(
-                _texts(asked.input),
+                texts,
                 normalize=asked.normalize,
                 dimensions=asked.dimensions,
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,

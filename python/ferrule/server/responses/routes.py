@@ -10,7 +10,7 @@ from ferrule.prompt import TokensPrompt
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare
-from ferrule.server.errors import renamed, unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import Generation, complete
 from ferrule.server.models import Served
 from ferrule.server.openai.sampling import sampling_params
@@ -29,6 +29,7 @@ def router(server: Context) -> APIRouter:
     async def responses(asked: ResponsesRequest) -> Response:
         """Answers a conversation: OpenAI's Responses, at once or as a stream of typed events. Nothing is stored."""
         _check(asked)
+        call_fields(_names(asked))
         answer = Answer(asked, await generation(server, server.models.find(asked.model), asked))
         if asked.stream:
             return await EventStream(answer.events(), server.settings.keep_alive, answer.failed).begin()
@@ -42,15 +43,11 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
 
     Raises ApiError, FerruleError.
     """
-    with renamed({"tool_choice.function.name": "tool_choice.name"}):
-        prepared = await prepare(served, server.settings, conversation(asked))
+    prepared = await prepare(served, server.settings, conversation(asked))
     logprobs = _logprobs(asked)
     if logprobs is not None and prepared.message_format is not None:
         raise unsupported("include", f"{LOGPROBS} is asked for, but the output has reasoning or calls beside its text")
-    with renamed({"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}):
-        params = sampling_params(
-            asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure
-        )
+    params = sampling_params(asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure)
     prompt: TokensPrompt = prepared.prompt
     if asked.cache_salt is not None:
         prompt = {**prompt, "cache_salt": asked.cache_salt}
@@ -64,6 +61,14 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         only_calls=prepared.only_calls,
     )
+
+
+def _names(asked: ResponsesRequest) -> dict[str, str]:
+    """What the request calls the library's fields."""
+    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+    if asked.structured_outputs is None:
+        names["structured_outputs.json"] = "tools" if asked.tools else "text.format.schema"
+    return {**names, "tool_choice.function.name": "tool_choice.name", "prompt": "input", "messages": "input"}
 
 
 def _check(asked: ResponsesRequest) -> None:
