@@ -215,6 +215,22 @@ def test_56_what_is_no_json(live: Live, body: bytes) -> None:
     assert live.request("/v1/completions", b"{}", headers={"Content-Type": "text/plain"}).status == 400
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{:", "property name"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt": 1' + b"0" * 5000 + b"}", "digits than the limit, 4300"),
+        (b'{"prompt": "\xff"}', "byte 12 is 0xff"),
+    ],
+    ids=["syntax", "depth", "digits", "encoding"],
+)
+def test_56_what_is_wrong_with_json_is_said(live: Live, body: bytes, said: str) -> None:
+    found = live.request("/v1/completions", body)
+    assert (found.status, found.error["code"]) == (400, "invalid_json")
+    assert said in found.error["message"]
+
+
 @pytest.mark.parametrize("depth", [100, 300, 500, 700, 800, 850, 900, 950, 980, 990])
 def test_56_what_is_nested_deeply(live: Live, depth: int) -> None:
     nested = "[" * depth + "]" * depth
