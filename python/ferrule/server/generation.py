@@ -18,7 +18,7 @@ from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCall
 from ferrule.prompt import Prompt
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import Served
-from ferrule.server.record import Record, current
+from ferrule.server.record import Counted, Record, current
 
 ABORT = "abort"
 """The finish_reason of what was ended from outside."""
@@ -91,17 +91,26 @@ async def steps(asked: Generation) -> AsyncGenerator[Step, None]:
     record = current.get() or Record(asked.request_id)
     record.model = asked.served.name
     several = asked.params.n > 1 or asked.params.prompt_logprobs is not None
-    async with aclosing(_there(asked, several)) as all_steps, _deadline(asked, record) as overdue:
-        async for step in all_steps:
-            if step.output is not None and step.output.finished:
-                record.outputs.append(step.output)
-            if not any(choice.finish_reason == ABORT for choice in step.choices):
-                yield step
-                continue
-            rest = [replace(choice, finish_reason=None) for choice in step.choices if choice.token_ids or choice.text]
-            if rest:
-                yield replace(step, choices=rest)
-            raise _ended(asked, overdue())
+    written, ended = 0, False
+    try:
+        async with aclosing(_there(asked, several)) as all_steps, _deadline(asked, record) as overdue:
+            async for step in all_steps:
+                written += sum(len(choice.token_ids) for choice in step.choices)
+                if step.output is not None and step.output.finished:
+                    ended = True
+                    record.counted.append(Counted.of(step.output))
+                if not any(choice.finish_reason == ABORT for choice in step.choices):
+                    yield step
+                    continue
+                said = [choice for choice in step.choices if choice.token_ids or choice.text]
+                rest = [replace(choice, finish_reason=None) for choice in said]
+                if rest:
+                    yield replace(step, choices=rest)
+                raise _ended(asked, overdue())
+    except (asyncio.CancelledError, GeneratorExit):
+        if not ended:
+            record.counted.append(Counted(None, written, (ABORT,) * asked.params.n))
+        raise
 
 
 async def _there(asked: Generation, several: bool) -> AsyncGenerator[Step, None]:

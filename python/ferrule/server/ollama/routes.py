@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ferrule import __version__
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names
+from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
 from ferrule.server.errors import ApiError, call_fields
 from ferrule.server.generation import Generation, complete
 from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
@@ -75,12 +75,14 @@ def router(server: Context) -> APIRouter:
                 truncate_prompt_tokens=None if asked.truncate is False else -1,
             )
         )
+        tokens = [len(output.prompt_token_ids) for output in outputs]
+        note_read(tokens)
         body = EmbedResponse(
             model=served.name,
             embeddings=[cast("list[float]", output.embedding.tolist()) for output in outputs],
             total_duration=int((time.perf_counter() - begun) * NANOSECONDS),
             load_duration=0,
-            prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+            prompt_eval_count=sum(tokens),
         )
         return json_response(body)
 

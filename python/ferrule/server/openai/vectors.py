@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names
+from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
 from ferrule.server.errors import call_fields
 from ferrule.server.openai.protocol import (
     Embedding,
@@ -45,7 +45,9 @@ def router(server: Context) -> APIRouter:
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,
             )
         )
-        read = sum(len(output.prompt_token_ids) for output in outputs)
+        tokens = [len(output.prompt_token_ids) for output in outputs]
+        note_read(tokens)
+        read = sum(tokens)
         body = EmbeddingList(
             model=served.name,
             data=[
@@ -69,6 +71,7 @@ def router(server: Context) -> APIRouter:
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,
             )
         )
+        note_read([None])
         results = [
             RerankResult(
                 index=each.index,
