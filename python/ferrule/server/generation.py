@@ -36,6 +36,8 @@ class Generation:
     priority: int = 0
     parallel_tool_calls: bool = True
     """Whether more than the first call of a completion is passed on."""
+    states: bool = False
+    """Whether each step has the output so far."""
     only_calls: bool = False
     """Whether a completion is calls and nothing else: what was cut off before it became one is dropped."""
 
@@ -60,7 +62,7 @@ class Step:
 
     choices: list[ChoiceDelta]
     output: RequestOutput | None
-    """The state so far; where one completion alone is streamed, with the last step only."""
+    """The state so far; where one completion alone is streamed, with the last step only, unless all were asked for."""
 
 
 async def complete(asked: Generation) -> RequestOutput:
@@ -90,7 +92,7 @@ async def steps(asked: Generation) -> AsyncGenerator[Step, None]:
     """
     record = current.get() or Record(asked.request_id)
     record.model = asked.served.name
-    several = asked.params.n > 1 or asked.params.prompt_logprobs is not None
+    several = asked.params.n > 1 or asked.params.prompt_logprobs is not None or asked.states
     written, ended = 0, False
     try:
         async with aclosing(_there(asked, several)) as all_steps, _deadline(asked, record) as overdue:

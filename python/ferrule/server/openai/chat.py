@@ -47,8 +47,10 @@ from ferrule.server.openai.shapes import (
     prompt_logprobs,
     structure_names,
     structure_of,
+    tells_usage,
     token_logprob,
     token_name,
+    unasked,
     usage,
 )
 from ferrule.server.streaming import DONE, EventStream, event
@@ -95,6 +97,7 @@ async def generation(server: Context, served: Served, asked: ChatCompletionReque
         prepared.message_format,
         asked.priority,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
+        states=tells_usage(asked),
         only_calls=prepared.only_calls,
     )
 
@@ -172,6 +175,7 @@ class Answer:
         """The answer as it comes."""
         options = self.asked.stream_options
         begun: set[int] = set()
+        hidden = unasked(self.asked)
         output: RequestOutput | None = None
         async with aclosing(steps(self.generation)) as all_steps:
             async for step in all_steps:
@@ -180,8 +184,10 @@ class Answer:
                     chunk = self._chunk([self._delta(choice, first=choice.index not in begun)])
                     if self.asked.return_token_ids and not begun:
                         chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
+                    if tells_usage(self.asked) and output is not None:
+                        chunk.usage = self._usage(output)
                     begun.add(choice.index)
-                    yield event(chunk)
+                    yield event(chunk, hidden)
         if options is not None and options.include_usage and output is not None:
             chunk = self._chunk([])
             chunk.usage = self._usage(output)

@@ -29,7 +29,9 @@ from ferrule.server.openai.shapes import (
     prompt_logprobs,
     structure_names,
     structure_of,
+    tells_usage,
     token_name,
+    unasked,
     usage,
 )
 from ferrule.server.streaming import DONE, EventStream, event
@@ -74,7 +76,7 @@ def generations(served: Served, asked: CompletionRequest) -> list[Generation]:
         params = replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
     name = new_id("cmpl")
     return [
-        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority)
+        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority, states=tells_usage(asked))
         for index, prompt in enumerate(_prompts(asked))
     ]
 
@@ -148,18 +150,22 @@ class Continuations:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """All of them as they come."""
         options = self.asked.stream_options
-        finished: dict[int, RequestOutput] = {}
+        known: dict[int, RequestOutput] = {}
+        hidden = unasked(self.asked)
         places: dict[tuple[int, int], _Place] = {}
         async with aclosing(merged([steps(each) for each in self.generations])) as all_steps:
             async for prompt, step in all_steps:
-                if step.output is not None and step.output.finished:
-                    finished[prompt] = step.output
+                if step.output is not None:
+                    known[prompt] = step.output
                 for new in step.choices:
                     place = places.setdefault((prompt, new.index), _Place())
-                    yield event(self._body([self._choice(prompt, new, step.output, place)]))
+                    body = self._body([self._choice(prompt, new, step.output, place)])
+                    if tells_usage(self.asked):
+                        body.usage = self._usage(list(known.values()))
+                    yield event(body, hidden)
         if options is not None and options.include_usage:
             body = self._body([])
-            body.usage = self._usage(list(finished.values()))
+            body.usage = self._usage(list(known.values()))
             yield event(body)
         yield DONE
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from ferrule.server.openai.messages import Message, ToolDeclaration
 from ferrule.server.openai.sampling import Asked, Sampling
@@ -27,7 +27,9 @@ class StreamOptions(Asked):
     """What a stream says beside the deltas."""
 
     include_usage: bool = False
-    """Whether a last chunk, without choices, tells the usage."""
+    """Whether a last chunk, without choices, tells the usage; in the others it is null then."""
+    continuous_usage_stats: bool = False
+    """Whether each chunk tells the usage so far (vLLM's)."""
     include_obfuscation: bool = False
     """OpenAI's padding against whoever watches the line: there is none here."""
 
@@ -101,11 +103,25 @@ class EmbeddingRequest(Asked):
     user: str | None = None
 
 
+class RerankDocument(Asked):
+    """A document in Cohere's and Jina's longer form."""
+
+    text: str
+
+
+def _text_or_document(value: object) -> str:
+    return "text" if isinstance(value, str) else "document"
+
+
 class RerankRequest(Asked):
     """POST /v1/rerank."""
 
     query: str
-    documents: list[str]
+    documents: list[
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[RerankDocument, Tag("document")], Discriminator(_text_or_document)
+        ]
+    ]
     model: str | None = None
     top_n: int | None = None
     instruction: str | None = None
@@ -296,7 +312,8 @@ class ChatChunk(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = _extra()
+    usage: Usage | None = None
+    """Left out of a stream that was not asked for it."""
     prompt_token_ids: list[int] | None = _extra()
 
 
@@ -322,7 +339,8 @@ class Completion(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None = _extra()
+    usage: Usage | None = None
+    """Left out of a stream that was not asked for it."""
 
 
 class Embedding(BaseModel):

@@ -58,6 +58,9 @@ def router(server: Context) -> APIRouter:
         )
         return Response(body.model_dump_json(), media_type="application/json")
 
+    # As Jina's and Cohere's clients spell it, and vLLM answers.
+    @routes.post("/rerank", response_model=RerankList)
+    @routes.post("/v2/rerank", response_model=RerankList)
     @routes.post("/v1/rerank", response_model=RerankList)
     async def rerank(asked: RerankRequest) -> Response:
         """Documents by how well they answer a query, the best first: Jina's and Cohere's rerank."""
@@ -65,7 +68,7 @@ def router(server: Context) -> APIRouter:
         ranked = await in_time(
             served.llm.rerank(
                 asked.query,
-                asked.documents,
+                [each if isinstance(each, str) else each.text for each in asked.documents],
                 top_n=asked.top_n,
                 instruction=asked.instruction,
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,

@@ -87,6 +87,10 @@ def _check(asked: ResponsesRequest) -> None:
         raise unsupported("prompt_logprobs", "prompt_logprobs are asked for; a response says nothing of its prompt")
     if asked.stream_options is not None and not asked.stream:
         raise InvalidParameterError("stream_options is given, but stream is not true")
+    if asked.stream_options is not None and asked.stream_options.continuous_usage_stats:
+        raise unsupported(
+            "stream_options", "stream_options.continuous_usage_stats is true; the last event has the usage"
+        )
     if asked.stream_options is not None and asked.stream_options.include_usage:
         raise unsupported("stream_options", "stream_options.include_usage is true; the last event has it anyway")
 
