@@ -134,6 +134,11 @@ def test_what_is_no_http(live: Live) -> None:
     assert live.request("/health").status == 200
 
 
+def test_health_answers_those_who_want_no_body(live: Live) -> None:
+    found = live.request("/health", method="HEAD")
+    assert (found.status, found.body) == (200, b"")
+
+
 def paths(live: Live) -> list[tuple[str, str]]:
     """Every path with every method of it, and some that are nothing."""
     app: Any = live.server.config.app

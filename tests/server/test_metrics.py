@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -43,6 +44,28 @@ def test_vllms_names(engine: type[fakes.Engine]) -> None:
         names = {name.partition("{")[0] for name in samples(live)}
         assert not {f"vllm:{name}" for name in KNOWN} - names
         assert all(name.startswith("vllm:") for name in names)
+
+
+@pytest.mark.native
+def test_what_was_read_is_counted() -> None:
+    with serving() as live:
+        tokens = live.request("/v1/embeddings", {"input": ["The capital", "a"]}).json["usage"]["prompt_tokens"]
+        until(lambda: samples(live).get("ferrule:e2e_request_latency_seconds_count") == 1)
+        assert samples(live)["ferrule:request_prompt_tokens_count"] == 2
+        assert samples(live)["ferrule:request_prompt_tokens_sum"] == tokens
+        live.request("/v1/rerank", {"query": "a", "documents": ["b"]})
+        until(lambda: samples(live)["ferrule:e2e_request_latency_seconds_count"] == 2)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_who_leaves_is_counted(live: Live, engine: type[fakes.Engine], n: int) -> None:
+    engine.step_seconds = 0.02
+    body = json.dumps({"prompt": "Hi", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": n})
+    with live.connect() as client:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert b"200 OK" in client.recv(1000)
+    until(lambda: samples(live).get("ferrule:request_success_total{'finished_reason': 'abort'}") == n)
 
 
 def test_what_was_done_is_counted(live: Live) -> None:

@@ -18,6 +18,7 @@ from ferrule import AsyncLLM
 from ferrule.cli import main
 from ferrule.errors import InvalidParameterError
 from ferrule.server import Models, ServerSettings, create_app, serve
+from ferrule.server.models import Served
 from lora_files import random_adapter
 from server.live import Live, listen, serving, until
 
@@ -169,6 +170,24 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
             assert (found.status, found.error["param"]) == (403, "lora_path"), path
         found = live.request("/v1/load_lora_adapter", {"lora_name": "other", "lora_path": "none"})
         assert found.status == 404
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_adapter_that_goes_once_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    random_adapter(tmp_path / "mine", TINY, seed=1)
+    found_before = Models.find
+
+    def find(models: Models, name: str | None) -> Served:
+        served = found_before(models, name)
+        served.llm._adapters.unload("mine")
+        return served
+
+    with serving(ServerSettings(lora_dir=str(tmp_path))) as live:
+        live.request("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": "mine"})
+        monkeypatch.setattr(Models, "find", find)
+        answer = live.complete(model="mine", stream=stream)
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
 
 
 def test_adapters_are_closed_by_default(live: Live) -> None:

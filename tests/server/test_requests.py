@@ -18,6 +18,9 @@ from server.live import Answer, Live, events, serving
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 OTHER = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
 
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
+BROKEN = {"type": "function", "function": {"name": "a", "parameters": {"type": "nothing"}}}
+
 
 @pytest.fixture(scope="module")
 def shared(tiny: Live) -> Live:
@@ -52,6 +55,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("52", {"stop": ""}, "stop[0]"),
     ("52", {"stop": ["a"] * 100_000}, "stop"),
     ("54", {"structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs.json"),
+    ("54", {"response_format": SCHEMA}, "response_format.json_schema.schema"),
+    ("54", {"response_format": {"type": "structural_tag", "structures": 1}}, "response_format.structural_tag"),
     ("54", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ("54", {"structured_outputs": {"grammar": "start: start start"}}, "structured_outputs.grammar"),
     ("54", {"structured_outputs": {}}, "structured_outputs"),
@@ -62,24 +67,46 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("55", {"logits_processors": []}, "logits_processors"),
     ("55", {"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
     ("55", {"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
+    ("55", {"store": True}, "store"),
+    ("55", {"service_tier": "flex"}, "service_tier"),
     ("", {"priority": 2**40}, "priority"),
-    ("", {"cache_salt": ""}, "prompt"),
+    ("", {"cache_salt": ""}, "cache_salt"),
     ("", {"seed": -1}, "seed"),
     ("", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
 ]
 CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("44", {"chat_template_kwargs": {"messages": []}}, "messages"),
     ("45", {"chat_template": "{{ raise_exception('no such thing') }}"}, "messages"),
-    ("49", {"logprobs": True, "top_logprobs": 10**6}, "logprobs"),
+    ("49", {"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
+    ("50", {"max_completion_tokens": -1}, "max_completion_tokens"),
+    ("53", {"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+    ("54", {"tools": [BROKEN], "tool_choice": "required"}, "tools"),
     ("52", {"messages": []}, "messages"),
     (
         "62",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]},
-        "messages",
+        "messages[0].content[0].type",
     ),
-    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "prompt"),
+    ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
     ("", {"messages": "Hi"}, "messages"),
-    ("", {"messages": [{"content": "Hi"}]}, "messages"),
+    ("", {"messages": [{"content": "Hi"}]}, "messages[0].role"),
+    ("55", {"messages": [{"role": "alien", "content": "Hi"}]}, "messages[0].role"),
+    ("55", {"messages": [{"role": "user", "content": "Hi", "foo": 1}]}, "messages[0].foo"),
+    ("55", {"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]}, "messages[0].audio"),
+    (
+        "55",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]}]},
+        "messages[0].content[0].foo",
+    ),
+    ("55", {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": None}]}, "messages[1]"),
+    ("55", {"messages": [{"role": "assistant"}]}, "messages[0]"),
+    (
+        "55",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}, "foo": 1}]}]},
+        "messages[0].tool_calls[0].foo",
+    ),
+    ("55", {"tools": [{**TOOL, "foo": 1}]}, "tools[0].foo"),
+    ("55", {"tools": [{"type": "function", "function": {"name": "a", "foo": 1}}]}, "tools[0].function.foo"),
     ("", {"tool_choice": "required"}, "tool_choice"),
     ("", {"tool_choice": "sometimes"}, "tool_choice"),
     (
@@ -88,7 +115,7 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     ("", {"tools": [TOOL, TOOL], "tool_choice": "required"}, "tools[1]"),
-    ("", {"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ("", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ("", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
     ("", {"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ("", {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
@@ -96,8 +123,8 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
 COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("49", {"logprobs": 10**6}, "logprobs"),
     ("49", {"prompt_logprobs": 10**6}, "prompt_logprobs"),
-    ("51", {"prompt": [1, 4096]}, "prompt"),
-    ("51", {"prompt": [-1]}, "prompt"),
+    ("51", {"prompt": [1, 4096]}, "prompt[1]"),
+    ("51", {"prompt": [-1]}, "prompt[0]"),
     ("52", {"prompt": ""}, "prompt"),
     ("52", {"prompt": []}, "prompt"),
     ("53", {"prompt": [5] * 3000}, "prompt"),
@@ -132,6 +159,50 @@ def test_what_cannot_be_is_refused_by_name(
     assert len(found.error["message"]) < 1000
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": [4096]}, "input"),
+        ("/v1/embeddings", {"input": "word " * 3000}, "input"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]"),
+        ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
+        ("/detokenize", {"tokens": [1, 4096]}, "tokens[1]"),
+    ],
+)
+def test_errors_name_what_was_sent(shared: Live, path: str, asked: dict[str, Any], param: str) -> None:
+    found = shared.request(path, json.dumps(asked).replace("\\\\ud800", "\\ud800").encode())
+    assert (found.status, found.error["param"]) == (400, param), found.error
+
+
+def test_values_that_ask_for_nothing_are_taken(live: Live, engine: type[fakes.Engine]) -> None:
+    asked: dict[str, Any] = {"best_of": 1, "store": False, "service_tier": "auto", "prompt_cache_key": "a", "user": "b"}
+    assert live.chat(**asked).status == live.complete(**asked, max_tokens=2).status == 200
+    assert live.chat(service_tier="default").status == 200
+
+
+def test_an_answer_may_come_back_as_it_was(live: Live, engine: type[fakes.Engine]) -> None:
+    """With the fields that other servers and clients write where they say nothing, and calls as streams have them."""
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    nothing = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
+    said = {"role": "assistant", "content": "Yes.", "tool_calls": None, "reasoning_content": None, **nothing}
+    called = {"role": "assistant", "content": None, "tool_calls": [call], **nothing}
+    plain = {"role": "assistant", "content": "", "tool_calls": [{k: call[k] for k in ("id", "type", "function")}]}
+    asked = {"role": "user", "content": "Hi"}
+    returned = {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "Rain."}
+
+    def prompt(*messages: dict[str, Any], **fields: Any) -> list[int]:
+        return live.request("/tokenize", {"messages": messages, **fields}).json["tokens"]
+
+    assert prompt(asked, said, asked) == prompt(asked, {"role": "assistant", "content": "Yes."}, asked)
+    assert prompt(asked, called, returned) == prompt(asked, plain, returned)
+    strict = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}
+    assert prompt(asked, tools=[strict]) == prompt(asked, tools=[TOOL])
+
+
 NO_JSON: list[bytes] = [b"{:", b"", b"[" * 100_000, b'{"messages":' + b"[" * 100_000, b"null", b"[]", b'"a"', b"\xff"]
 
 
@@ -142,6 +213,22 @@ def test_56_what_is_no_json(live: Live, body: bytes) -> None:
         assert found.status == 400
         assert found.error["message"]
     assert live.request("/v1/completions", b"{}", headers={"Content-Type": "text/plain"}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{:", "property name"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt": 1' + b"0" * 5000 + b"}", "digits than the limit, 4300"),
+        (b'{"prompt": "\xff"}', "byte 12 is 0xff"),
+    ],
+    ids=["syntax", "depth", "digits", "encoding"],
+)
+def test_56_what_is_wrong_with_json_is_said(live: Live, body: bytes, said: str) -> None:
+    found = live.request("/v1/completions", body)
+    assert (found.status, found.error["code"]) == (400, "invalid_json")
+    assert said in found.error["message"]
 
 
 @pytest.mark.parametrize("depth", [100, 300, 500, 700, 800, 850, 900, 950, 980, 990])
@@ -193,12 +280,12 @@ def deltas(answer: Answer) -> Iterator[dict[str, Any]]:
 
 def test_41_a_character_of_several_tokens_is_never_cut(live: Live, engine: type[fakes.Engine]) -> None:
     text = "Grüße 👩‍👩‍👧‍👦 漢字 🎉"
-    engine.step_seconds = 0.005  # time to read each
+    engine.step_seconds = 0.02
     said_by(engine, live, text)
     texts = [choice["delta"].get("content", "") for choice in deltas(live.chat(stream=True))]
     assert "".join(texts) == text
     assert "\ufffd" not in "".join(texts)
-    assert len(texts) > 5
+    assert len(texts) > 1  # how many, the reader's pace says
 
 
 def test_41_the_bytes_of_a_part_of_a_character(live: Live, engine: type[fakes.Engine]) -> None:
@@ -257,6 +344,26 @@ def test_without_tools_nothing_is_a_call(parsing: Live, engine: type[fakes.Engin
         assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_in_a_stream(live: Live, engine: type[fakes.Engine], path: str, n: int) -> None:
+    said_by(engine, live, "Let us see what this is.")
+
+    def chunks(**options: Any) -> list[dict[str, Any]]:
+        ask = live.chat if "chat" in path else live.complete
+        return list(events(ask(n=n, stream=True, **({"stream_options": options} if options else {})).body))
+
+    assert all("usage" not in chunk for chunk in chunks())
+    *before, last = chunks(include_usage=True)
+    assert all(chunk["usage"] is None for chunk in before)
+    assert last["choices"] == []
+    *before, end = chunks(continuous_usage_stats=True, include_usage=True)
+    assert end["usage"] == last["usage"] == before[-1]["usage"]
+    written = [chunk["usage"]["completion_tokens"] for chunk in before]
+    assert written == sorted(written)
+    assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in before)
+
+
 def test_a_forced_call_is_held_to_the_tools(live: Live, engine: type[fakes.Engine]) -> None:
     """The fake follows no grammar: what it was told is what counts, and a cut-off call is no content."""
     parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
@@ -306,3 +413,8 @@ def test_rerank(shared: Live) -> None:
     assert all(each["document"]["text"] == documents[each["index"]] for each in found)
     found = shared.request("/v1/rerank", {"query": "capital", "documents": documents, "return_documents": False}).json
     assert "document" not in found["results"][0]
+    for path in ("/rerank", "/v2/rerank"):
+        found = shared.request(path, {"query": "capital", "documents": [{"text": each} for each in documents]}).json
+        assert sorted(each["index"] for each in found["results"]) == [0, 1, 2]
+    refused = shared.request("/rerank", {"query": "a", "documents": [{"text": "b", "foo": 1}]})
+    assert refused.error["param"] == "documents[0].foo"

@@ -29,7 +29,7 @@ from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
 from ferrule.server.responses import routes as responses
 from ferrule.server.settings import ServerSettings
-from ferrule.server.validation import invalid_request
+from ferrule.server.validation import invalid_request, unreadable
 
 ROUTERS = (
     health.router,
@@ -93,6 +93,8 @@ async def _answer(_request: Request, error: Exception) -> JSONResponse:
             return response(api_error(error))
         case RequestValidationError():
             return response(invalid_request(error))
+        case HTTPException() if (cause := error.__cause__) is not None:
+            return response(unreadable(cause))
         case HTTPException():
             code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
             return response(ApiError(error.status_code, str(error.detail), code=code, headers=error.headers))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ferrule.errors import InvalidParameterError
 from ferrule.server.errors import UNAVAILABLE, ApiError, unsupported
 from ferrule.server.models import Served
-from ferrule.server.record import current
+from ferrule.server.record import Counted, current
 
 MAX_TEXTS = 2048
 """Texts of a request, as in OpenAI's API."""
@@ -33,6 +33,18 @@ def check_texts(texts: Sequence[object]) -> None:
     """Raises InvalidParameterError where they are too many."""
     if len(texts) > MAX_TEXTS:
         raise InvalidParameterError(f"input has {len(texts)} texts; the limit is {MAX_TEXTS}")
+
+
+def note_read(tokens: Sequence[int | None]) -> None:
+    """Notes in the request's record how many tokens its texts had, as far as that is known."""
+    record = current.get()
+    if record is not None:
+        record.counted += [Counted(each, 0) for each in tokens]
+
+
+def input_names(*, several: bool) -> dict[str, str]:
+    """What requests for vectors call the library's fields; one text is the input itself."""
+    return {**({} if several else {"prompts[0]": "input"}), "prompts": "input", "prompt": "input"}
 
 
 async def in_time(work: Coroutine[Any, Any, T]) -> T:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -29,7 +28,10 @@ from ferrule.server.record import current
 RETRY_AFTER = 1
 """Seconds after which a request that found no room may come again."""
 BAD_REQUEST, UNAVAILABLE = 400, 503
-_FIELD = re.compile(r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*(?= )")
+_NAME = r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*"
+_FIELD = re.compile(_NAME + "(?= )")
+_FIELD_OF_PROMPT = re.compile(_NAME + "(?= is |: )")
+"""Errors about a prompt name a field only where it is not the whole of it."""
 _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
     (QueueFullError, UNAVAILABLE, "queue_full"),
     (EngineError, UNAVAILABLE, "engine_unavailable"),
@@ -91,15 +93,17 @@ class ApiError(HTTPException):
 def api_error(error: FerruleError) -> ApiError:
     """An error of the library as an answer; the field that the message begins with is the `param`."""
     status, code = next((status, code) for kind, status, code in _CODES if isinstance(error, kind))
+    record = current.get()
+    names: Mapping[str, str] = {} if record is None else record.names
     message = str(error)
     param = None
-    if isinstance(error, InvalidParameterError):
-        field = _FIELD.match(message)
-        param = None if field is None else field.group()
-    elif isinstance(error, PromptError):
-        param = "prompt"
+    if isinstance(error, InvalidParameterError | PromptError):
+        message = _renamed(message, names)
+        whole = isinstance(error, PromptError)
+        field = (_FIELD_OF_PROMPT if whole else _FIELD).match(message)
+        param = field.group() if field is not None else names.get("prompt", "prompt") if whole else None
     elif isinstance(error, ChatTemplateError):
-        param = "messages"
+        param = names.get("messages", "messages")
     return ApiError(status, message, code=code, param=param)
 
 
@@ -113,17 +117,18 @@ def response(error: ApiError) -> JSONResponse:
     return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
 
 
-@contextmanager
-def renamed(names: Mapping[str, str]) -> Generator[None]:
-    """Has errors about parameters name them as an API does that calls them otherwise."""
-    try:
-        yield
-    except InvalidParameterError as error:
-        message = str(error)
-        for name, own in names.items():
-            if re.match(rf"{re.escape(name)}\b", message):
-                raise InvalidParameterError(own + message[len(name) :]) from None
-        raise
+def call_fields(names: Mapping[str, str]) -> None:
+    """From now on, the request's errors name fields of the library, the keys, as whoever asked has called them."""
+    record = current.get()
+    if record is not None:
+        record.names = names
+
+
+def _renamed(message: str, names: Mapping[str, str]) -> str:
+    for name, own in names.items():
+        if re.match(rf"{re.escape(name)}(?!\w)", message):
+            return own + message[len(name) :]
+    return message
 
 
 def unsupported(param: str, message: str) -> ApiError:

@@ -11,13 +11,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from ferrule.params import SamplingParams
 from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
 from ferrule.prompt import Prompt
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import Served
-from ferrule.server.record import Record, current
+from ferrule.server.record import Counted, Record, current
 
 ABORT = "abort"
 """The finish_reason of what was ended from outside."""
@@ -35,6 +36,8 @@ class Generation:
     priority: int = 0
     parallel_tool_calls: bool = True
     """Whether more than the first call of a completion is passed on."""
+    states: bool = False
+    """Whether each step has the output so far."""
     only_calls: bool = False
     """Whether a completion is calls and nothing else: what was cut off before it became one is dropped."""
 
@@ -59,7 +62,7 @@ class Step:
 
     choices: list[ChoiceDelta]
     output: RequestOutput | None
-    """The state so far; where one completion alone is streamed, with the last step only."""
+    """The state so far; where one completion alone is streamed, with the last step only, unless all were asked for."""
 
 
 async def complete(asked: Generation) -> RequestOutput:
@@ -84,22 +87,42 @@ def finished(asked: Generation, output: RequestOutput | None) -> RequestOutput:
 async def steps(asked: Generation) -> AsyncGenerator[Step, None]:
     """What is new, as it comes; closing it ends the request.
 
-    Raises as `AsyncLLM.generate`; ApiError where the request was ended from outside, after what came until then.
+    Raises as `AsyncLLM.generate`; ApiError where the adapter has gone meanwhile, or the request was ended from outside,
+    after what came until then.
     """
     record = current.get() or Record(asked.request_id)
     record.model = asked.served.name
-    several = asked.params.n > 1 or asked.params.prompt_logprobs is not None
-    async with aclosing(_several(asked) if several else _one(asked)) as all_steps, _deadline(asked, record) as overdue:
-        async for step in all_steps:
-            if step.output is not None and step.output.finished:
-                record.outputs.append(step.output)
-            if not any(choice.finish_reason == ABORT for choice in step.choices):
+    several = asked.params.n > 1 or asked.params.prompt_logprobs is not None or asked.states
+    written, ended = 0, False
+    try:
+        async with aclosing(_there(asked, several)) as all_steps, _deadline(asked, record) as overdue:
+            async for step in all_steps:
+                written += sum(len(choice.token_ids) for choice in step.choices)
+                if step.output is not None and step.output.finished:
+                    ended = True
+                    record.counted.append(Counted.of(step.output))
+                if not any(choice.finish_reason == ABORT for choice in step.choices):
+                    yield step
+                    continue
+                said = [choice for choice in step.choices if choice.token_ids or choice.text]
+                rest = [replace(choice, finish_reason=None) for choice in said]
+                if rest:
+                    yield replace(step, choices=rest)
+                raise _ended(asked, overdue())
+    except (asyncio.CancelledError, GeneratorExit):
+        if not ended:
+            record.counted.append(Counted(None, written, (ABORT,) * asked.params.n))
+        raise
+
+
+async def _there(asked: Generation, several: bool) -> AsyncGenerator[Step, None]:
+    async with aclosing(_several(asked) if several else _one(asked)) as all_steps:
+        try:
+            async for step in all_steps:
                 yield step
-                continue
-            rest = [replace(choice, finish_reason=None) for choice in step.choices if choice.token_ids or choice.text]
-            if rest:
-                yield replace(step, choices=rest)
-            raise _ended(asked, overdue())
+        except InvalidParameterError:
+            asked.served.check_there()
+            raise
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ def router(server: Context) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
     async def health() -> dict[str, str]:
         """200 where requests are answered; 503 while models are loaded, while the server drains, or once it is dead."""

@@ -26,6 +26,11 @@ class Served:
     adapter: str | None = None
     """The low-rank adapter that the name stands for; None for the model itself."""
 
+    def check_there(self) -> None:
+        """Raises ApiError for an adapter that has been unloaded since it was found."""
+        if self.adapter is not None and all(each.name != self.adapter for each in self.llm.lora_adapters()):
+            raise self.models.unknown(self.name)
+
     @cached_property
     def info(self) -> dict[str, Any]:
         """What the AsyncLLM says of itself."""
@@ -90,8 +95,13 @@ class Models:
         for served in self.all():
             if served.name == name:
                 return served
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> ApiError:
+        """What a request is told whose model is not there."""
         known = ", ".join(served.name for served in self.all())
-        raise ApiError(404, f"model is {shown(name)}; it must be one of {known}", code="model_not_found", param="model")
+        message = f"model is {shown(name)}; it must be one of {known}"
+        return ApiError(404, message, code="model_not_found", param="model")
 
     async def drain(self, timeout: float) -> None:
         """From now on nobody comes in; those inside have `timeout` seconds to end, and are aborted then."""

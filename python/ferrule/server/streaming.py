@@ -21,9 +21,9 @@ LAST_WORDS = 5.0
 """Seconds beyond a request's time in which its client may read that it is over."""
 
 
-def event(body: BaseModel) -> bytes:
+def event(body: BaseModel, exclude: set[str] | None = None) -> bytes:
     """A body as an event without a name, as OpenAI's API has them."""
-    return b"data: " + body.model_dump_json().encode() + b"\n\n"
+    return b"data: " + body.model_dump_json(exclude=exclude).encode() + b"\n\n"
 
 
 def named_event(name: str, body: object) -> bytes:

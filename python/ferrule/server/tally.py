@@ -55,10 +55,11 @@ class Tally:
         if record.model is None:
             return
         labels = (record.model, ENGINE)
-        for output in record.outputs:
-            self._prompt.labels(*labels).observe(output.metrics.prompt_tokens)
-            self._generated.labels(*labels).observe(output.metrics.output_tokens)
-            for completion in output.outputs:
-                self._finished.labels(*labels, completion.finish_reason).inc()
-        if record.outputs:
+        for each in record.counted:
+            if each.prompt_tokens is not None:
+                self._prompt.labels(*labels).observe(each.prompt_tokens)
+                self._generated.labels(*labels).observe(each.output_tokens)
+            for reason in each.finish_reasons:
+                self._finished.labels(*labels, reason).inc()
+        if record.counted:
             self._seconds.labels(*labels).observe(perf_counter() - record.arrival)

@@ -72,13 +72,14 @@ def _attributes(record: Record) -> dict[str, Any]:
     attributes: dict[str, Any] = {"gen_ai.request.id": record.request_id}
     if record.model is not None:
         attributes["gen_ai.request.model"] = record.model
-    if record.outputs:
-        metrics = [output.metrics for output in record.outputs]
-        attributes["gen_ai.usage.input_tokens"] = sum(each.prompt_tokens for each in metrics)
-        attributes["gen_ai.usage.output_tokens"] = sum(each.output_tokens for each in metrics)
+    if record.counted:
+        attributes["gen_ai.usage.input_tokens"] = sum(each.prompt_tokens or 0 for each in record.counted)
+        attributes["gen_ai.usage.output_tokens"] = sum(each.output_tokens for each in record.counted)
         attributes["gen_ai.response.finish_reasons"] = [
-            completion.finish_reason or "" for output in record.outputs for completion in output.outputs
+            reason for each in record.counted for reason in each.finish_reasons
         ]
+    metrics = [each.metrics for each in record.counted if each.metrics is not None]
+    if metrics:
         times = {
             "gen_ai.latency.time_in_queue": metrics[0].queue_time,
             "gen_ai.latency.time_in_model_prefill": metrics[0].prefill_time,

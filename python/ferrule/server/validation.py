@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -36,6 +37,20 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     if isinstance(error.body, bytes):
         message = "the body is not JSON by its Content-Type; send application/json"
     return ApiError(BAD_REQUEST, message, code="invalid_type", param=name)
+
+
+def unreadable(cause: BaseException) -> ApiError:
+    """What kept FastAPI from reading a body, where it says no more than that something did."""
+    match cause:
+        case RecursionError():
+            found = "it is nested too deeply"
+        case UnicodeDecodeError():
+            found = f"it is not UTF-8: byte {cause.start} is {cause.object[cause.start]:#04x}"
+        case ValueError():  # the one other that json raises: Python reads no number of any length
+            found = f"a number has more digits than the limit, {sys.get_int_max_str_digits()}"
+        case _:  # the client went, say
+            found = "it did not come whole"
+    return ApiError(BAD_REQUEST, f"the body is no JSON that can be read: {found}", code="invalid_json")
 
 
 def _there(body: object, path: Sequence[object]) -> list[str]:

@@ -11,8 +11,8 @@ from ferrule.server.anthropic.conversation import check_thinking, conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Message, MessagesRequest, TokenCount
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.conversation import Conversation, Prepared, check_reasons, prepare
-from ferrule.server.errors import renamed
+from ferrule.server.conversation import check_reasons, prepare
+from ferrule.server.errors import call_fields
 from ferrule.server.generation import Generation, complete, prompt_ids
 from ferrule.server.models import Served
 from ferrule.server.openai.shapes import new_id
@@ -29,6 +29,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/messages", response_model=Message)
     async def messages(asked: MessagesRequest) -> Response:
         """Answers a conversation: Anthropic's Messages, at once or as a stream of typed events."""
+        call_fields(_names(asked))
         answer = Answer(await generation(server, server.models.find(asked.model), asked))
         if asked.stream:
             stream = EventStream(answer.events(), server.settings.keep_alive, failed, comment=PING)
@@ -38,7 +39,8 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(asked: CountTokensRequest) -> TokenCount:
         """The tokens that a conversation would be."""
-        prepared = await _prepared(server, server.models.find(asked.model), conversation(asked))
+        call_fields(_names(asked))
+        prepared = await prepare(server.models.find(asked.model), server.settings, conversation(asked))
         return TokenCount(input_tokens=len(prompt_ids(prepared.prompt)))
 
     return routes
@@ -53,16 +55,15 @@ async def generation(server: Context, served: Served, asked: MessagesRequest) ->
     if asked.thinking is not None and asked.thinking.type == "enabled":
         check_reasons("thinking", served, server.settings)
     told = conversation(asked)
-    prepared = await _prepared(server, served, told)
-    with renamed({"stop": "stop_sequences"}):
-        params = SamplingParams(
-            max_tokens=asked.max_tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            stop=asked.stop_sequences or (),
-            structured_outputs=prepared.structure,
-        )
+    prepared = await prepare(served, server.settings, told)
+    params = SamplingParams(
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        stop=asked.stop_sequences or (),
+        structured_outputs=prepared.structure,
+    )
     return Generation(
         served,
         prepared.prompt,
@@ -74,6 +75,10 @@ async def generation(server: Context, served: Served, asked: MessagesRequest) ->
     )
 
 
-async def _prepared(server: Context, served: Served, told: Conversation) -> Prepared:
-    with renamed({"tool_choice.function.name": "tool_choice.name"}):
-        return await prepare(served, server.settings, told)
+def _names(asked: CountTokensRequest) -> dict[str, str]:
+    """What the request calls the library's fields."""
+    return {
+        "stop": "stop_sequences",
+        "structured_outputs.json": "tools" if asked.tools else "output_config.format.schema",
+        "tool_choice.function.name": "tool_choice.name",
+    }

@@ -113,13 +113,13 @@ def _fields(scope: Scope, record: Record, status: int) -> dict[str, object]:
         fields["model"] = record.model
     if record.error is not None:
         fields["error"] = record.error
-    if record.outputs:
-        first = [each.metrics.time_to_first_token for each in record.outputs]
+    if record.counted:
+        first = [each.metrics.time_to_first_token for each in record.counted if each.metrics is not None]
         fields |= {
-            "prompt_tokens": sum(each.metrics.prompt_tokens for each in record.outputs),
-            "output_tokens": sum(each.metrics.output_tokens for each in record.outputs),
+            "prompt_tokens": sum(each.prompt_tokens or 0 for each in record.counted),
+            "output_tokens": sum(each.output_tokens for each in record.counted),
             "time_to_first_token": min((each for each in first if each is not None), default=None),
-            "finish_reasons": [each.finish_reason for output in record.outputs for each in output.outputs],
+            "finish_reasons": [reason for each in record.counted for reason in each.finish_reasons],
         }
     return fields
 

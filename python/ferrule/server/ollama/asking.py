@@ -10,10 +10,11 @@ from ferrule.errors import InvalidParameterError
 from ferrule.params import SamplingParams
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasons, prepare
-from ferrule.server.errors import renamed, unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import Generation
 from ferrule.server.models import Served
 from ferrule.server.ollama.protocol import Asking, ChatMessage, ChatRequest, GenerateRequest, Options
+from ferrule.server.openai.messages import declared
 from ferrule.server.openai.shapes import new_id
 from ferrule.structured import StructuredOutputsParams
 
@@ -41,7 +42,9 @@ async def chat(server: Context, served: Served, asked: ChatRequest) -> Generatio
 
     Raises ApiError, FerruleError.
     """
-    return await _converse(server, served, asked, [_message(each) for each in asked.messages], asked.tools or ())
+    return await _converse(
+        server, served, asked, [_message(each) for each in asked.messages], declared(asked.tools or ())
+    )
 
 
 async def generate(server: Context, served: Served, asked: GenerateRequest) -> Generation:
@@ -132,9 +135,9 @@ def _params(served: Served, asked: Asking, structure: StructuredOutputsParams | 
     if options.num_predict not in (None, -1, -2):
         given["num_predict"] = options.num_predict
     names = {NAMES.get(name, name): f"options.{name}" for name in Options.model_fields}
-    with renamed({**names, "logprobs": "top_logprobs"}):
-        return SamplingParams(
-            **{NAMES.get(name, name): value for name, value in given.items()},
-            logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-            structured_outputs=structure,
-        )
+    call_fields({**names, "logprobs": "top_logprobs", "structured_outputs.json": "format"})
+    return SamplingParams(
+        **{NAMES.get(name, name): value for name, value in given.items()},
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        structured_outputs=structure,
+    )

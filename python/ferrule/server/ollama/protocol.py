@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from ferrule.server.bounds import Many, Tools
-from ferrule.server.openai.protocol import TokenLogprob, ToolDeclaration
+from ferrule.server.openai.messages import ToolDeclaration
+from ferrule.server.openai.protocol import TokenLogprob
 from ferrule.server.openai.sampling import Asked
 
 

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from ferrule import __version__
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time
-from ferrule.server.errors import ApiError
+from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
+from ferrule.server.errors import ApiError, call_fields
 from ferrule.server.generation import Generation, complete
 from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
 from ferrule.server.ollama.asking import chat, find, generate
@@ -67,6 +67,7 @@ def router(server: Context) -> APIRouter:
         served = check_encodes(find(server, asked.model))
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         check_texts(texts)
+        call_fields(input_names(several=len(texts) > 1))
         outputs = await in_time(
             served.llm.embed(
                 texts,
@@ -75,12 +76,14 @@ def router(server: Context) -> APIRouter:
                 truncate_prompt_tokens=None if asked.truncate is False else -1,
             )
         )
+        tokens = [len(output.prompt_token_ids) for output in outputs]
+        note_read(tokens)
         body = EmbedResponse(
             model=served.name,
             embeddings=[cast("list[float]", output.embedding.tolist()) for output in outputs],
             total_duration=int((time.perf_counter() - begun) * NANOSECONDS),
             load_duration=0,
-            prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+            prompt_eval_count=sum(tokens),
         )
         return json_response(body)
 

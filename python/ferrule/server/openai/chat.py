@@ -19,9 +19,10 @@ from ferrule.parsers import ToolCallDelta as Call
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
-from ferrule.server.errors import unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import ChoiceDelta, Generation, complete, message_of, prompt_ids, steps
 from ferrule.server.models import Served
+from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -44,9 +45,12 @@ from ferrule.server.openai.shapes import (
     fingerprint,
     new_id,
     prompt_logprobs,
+    structure_names,
     structure_of,
+    tells_usage,
     token_logprob,
     token_name,
+    unasked,
     usage,
 )
 from ferrule.server.reading import BodyRoute
@@ -61,6 +65,7 @@ def router(server: Context) -> APIRouter:
     async def chat_completions(asked: ChatCompletionRequest) -> Response:
         """Answers a conversation: OpenAI's chat completions, at once or as a stream of server-sent events."""
         check_stream_options(asked)
+        call_fields(_names(asked))
         if asked.stream and asked.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "prompt_logprobs are not part of a stream; ask without stream")
         served = server.models.find(asked.model)
@@ -93,6 +98,7 @@ async def generation(server: Context, served: Served, asked: ChatCompletionReque
         prepared.message_format,
         asked.priority,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
+        states=tells_usage(asked),
         only_calls=prepared.only_calls,
     )
 
@@ -105,8 +111,8 @@ def _conversation(asked: ChatCompletionRequest) -> Conversation:
     if asked.reasoning_effort is not None:
         arguments = {"reasoning_effort": asked.reasoning_effort, **arguments}
     return Conversation(
-        messages=asked.messages,
-        tools=asked.tools or (),
+        messages=for_template(asked.messages),
+        tools=declared(asked.tools or ()),
         tool_choice=choice or (AUTO if asked.tools else NONE),
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         structure=structure_of(asked),
@@ -116,6 +122,18 @@ def _conversation(asked: ChatCompletionRequest) -> Conversation:
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
     )
+
+
+def _names(asked: ChatCompletionRequest) -> dict[str, str]:
+    """What the request calls the library's fields."""
+    names = structure_names(asked)
+    if asked.tools and not names and asked.structured_outputs is None:
+        names["structured_outputs.json"] = "tools"
+    if asked.max_completion_tokens is not None and asked.max_tokens is None:
+        names["max_tokens"] = "max_completion_tokens"
+    if asked.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return {**names, "prompt": "messages"}
 
 
 def _max_tokens(asked: ChatCompletionRequest) -> int | None:
@@ -158,6 +176,7 @@ class Answer:
         """The answer as it comes."""
         options = self.asked.stream_options
         begun: set[int] = set()
+        hidden = unasked(self.asked)
         output: RequestOutput | None = None
         async with aclosing(steps(self.generation)) as all_steps:
             async for step in all_steps:
@@ -166,8 +185,10 @@ class Answer:
                     chunk = self._chunk([self._delta(choice, first=choice.index not in begun)])
                     if self.asked.return_token_ids and not begun:
                         chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
+                    if tells_usage(self.asked) and output is not None:
+                        chunk.usage = self._usage(output)
                     begun.add(choice.index)
-                    yield event(chunk)
+                    yield event(chunk, hidden)
         if options is not None and options.include_usage and output is not None:
             chunk = self._chunk([])
             chunk.usage = self._usage(output)

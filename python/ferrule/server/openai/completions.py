@@ -16,7 +16,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from ferrule.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.errors import unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import ChoiceDelta, Generation, complete, steps
 from ferrule.server.merging import merged
 from ferrule.server.models import Served
@@ -27,8 +27,11 @@ from ferrule.server.openai.shapes import (
     fingerprint,
     new_id,
     prompt_logprobs,
+    structure_names,
     structure_of,
+    tells_usage,
     token_name,
+    unasked,
     usage,
 )
 from ferrule.server.reading import BodyRoute
@@ -46,6 +49,7 @@ def router(server: Context) -> APIRouter:
     async def completions(asked: CompletionRequest) -> Response:
         """Continues one text or several: OpenAI's completions, at once or as a stream of server-sent events."""
         check_stream_options(asked)
+        call_fields({**structure_names(asked), "prompt_token_ids": "prompt"})
         answer = Continuations(asked, generations(server.models.find(asked.model), asked))
         if asked.stream:
             return await EventStream(answer.events(), server.settings.keep_alive).begin()
@@ -73,7 +77,7 @@ def generations(served: Served, asked: CompletionRequest) -> list[Generation]:
         params = replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
     name = new_id("cmpl")
     return [
-        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority)
+        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority, states=tells_usage(asked))
         for index, prompt in enumerate(_prompts(asked))
     ]
 
@@ -147,18 +151,22 @@ class Continuations:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """All of them as they come."""
         options = self.asked.stream_options
-        finished: dict[int, RequestOutput] = {}
+        known: dict[int, RequestOutput] = {}
+        hidden = unasked(self.asked)
         places: dict[tuple[int, int], _Place] = {}
         async with aclosing(merged([steps(each) for each in self.generations])) as all_steps:
             async for prompt, step in all_steps:
-                if step.output is not None and step.output.finished:
-                    finished[prompt] = step.output
+                if step.output is not None:
+                    known[prompt] = step.output
                 for new in step.choices:
                     place = places.setdefault((prompt, new.index), _Place())
-                    yield event(self._body([self._choice(prompt, new, step.output, place)]))
+                    body = self._body([self._choice(prompt, new, step.output, place)])
+                    if tells_usage(self.asked):
+                        body.usage = self._usage(list(known.values()))
+                    yield event(body, hidden)
         if options is not None and options.include_usage:
             body = self._body([])
-            body.usage = self._usage(list(finished.values()))
+            body.usage = self._usage(list(known.values()))
             yield event(body)
         yield DONE
 

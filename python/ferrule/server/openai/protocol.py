@@ -4,50 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from ferrule.server.bounds import Ids, Many, Pairs, Tools
+from ferrule.server.openai.messages import Message, ToolDeclaration
 from ferrule.server.openai.sampling import Asked, Sampling
-
-Message = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {
-                "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-                "reasoning_content": {"type": "string"},
-                "tool_calls": {"type": "array", "items": {"type": "object"}},
-                "tool_call_id": {"type": "string"},
-                "name": {"type": "string"},
-            },
-            "required": ["role"],
-        }
-    ),
-]
-"""Read by the chat template, which says what it needs."""
-ToolDeclaration = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "minLength": 1},
-                        "description": {"type": "string"},
-                        "parameters": {"type": "object"},
-                    },
-                    "required": ["name"],
-                },
-            },
-            "required": ["type", "function"],
-        }
-    ),
-]
 
 
 class FunctionName(Asked):
@@ -67,7 +28,9 @@ class StreamOptions(Asked):
     """What a stream says beside the deltas."""
 
     include_usage: bool = False
-    """Whether a last chunk, without choices, tells the usage."""
+    """Whether a last chunk, without choices, tells the usage; in the others it is null then."""
+    continuous_usage_stats: bool = False
+    """Whether each chunk tells the usage so far (vLLM's)."""
     include_obfuscation: bool = False
     """OpenAI's padding against whoever watches the line: there is none here."""
 
@@ -81,9 +44,13 @@ class Generating(Sampling):
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     user: str | None = None
-    """Accepted, and of no effect; so are the next two."""
+    """Accepted, and of no effect; so are the next five."""
     metadata: Pairs[str] | None = None
     safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    """Nothing is stored: true is refused."""
     priority: int = 0
     """Lower is scheduled earlier."""
     cache_salt: str | None = None
@@ -137,11 +104,25 @@ class EmbeddingRequest(Asked):
     user: str | None = None
 
 
+class RerankDocument(Asked):
+    """A document in Cohere's and Jina's longer form."""
+
+    text: str
+
+
+def _text_or_document(value: object) -> str:
+    return "text" if isinstance(value, str) else "document"
+
+
 class RerankRequest(Asked):
     """POST /v1/rerank."""
 
     query: str
-    documents: Many[str]
+    documents: Many[
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[RerankDocument, Tag("document")], Discriminator(_text_or_document)
+        ]
+    ]
     model: str | None = None
     top_n: int | None = None
     instruction: str | None = None
@@ -332,7 +313,8 @@ class ChatChunk(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = _extra()
+    usage: Usage | None = None
+    """Left out of a stream that was not asked for it."""
     prompt_token_ids: list[int] | None = _extra()
 
 
@@ -358,7 +340,8 @@ class Completion(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | None = _extra()
+    usage: Usage | None = None
+    """Left out of a stream that was not asked for it."""
 
 
 class Embedding(BaseModel):

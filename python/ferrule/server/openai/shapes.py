@@ -102,6 +102,27 @@ def structure_of(asked: Generating) -> StructuredOutputsParams | None:
     return asked.structured_outputs.params()
 
 
+def structure_names(asked: Generating) -> dict[str, str]:
+    """What `response_format` calls the parts of a structure, where it says what that is."""
+    if asked.response_format is None or asked.structured_outputs is not None:
+        return {}
+    return {
+        "structured_outputs.json": "response_format.json_schema.schema",
+        "structured_outputs": "response_format",
+    }
+
+
+def unasked(asked: Generating) -> set[str]:
+    """Fields of a stream's chunks that were not asked for."""
+    options = asked.stream_options
+    return set() if options is not None and (options.include_usage or options.continuous_usage_stats) else {"usage"}
+
+
+def tells_usage(asked: Generating) -> bool:
+    """Whether each chunk of a stream tells the usage so far."""
+    return asked.stream_options is not None and asked.stream_options.continuous_usage_stats
+
+
 def check_stream_options(asked: Generating) -> None:
     """Raises InvalidParameterError where they are given without a stream."""
     if asked.stream_options is not None and not asked.stream:

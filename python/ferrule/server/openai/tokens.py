@@ -7,7 +7,9 @@ from starlette.responses import Response
 
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
+from ferrule.server.errors import call_fields
 from ferrule.server.models import Served
+from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from ferrule.server.reading import BodyRoute
 from ferrule.server.workers import WORKERS
@@ -21,12 +23,15 @@ def router(server: Context) -> APIRouter:
     async def tokenize(asked: TokenizeRequest) -> Response:
         """The ids of a text, or of a conversation as its template writes it."""
         served = server.models.find(asked.model)
+        if asked.messages is not None:
+            call_fields({"prompt": "messages"})
         return Response(await WORKERS.run(_tokenize, served, asked), media_type="application/json")
 
     @routes.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> Text:
         """The text of ids, special tokens among it."""
         served = server.models.find(asked.model)
+        call_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
         return Text(prompt=await WORKERS.run(served.llm.detokenize, asked.tokens, skip_special_tokens=False))
 
     return routes
@@ -49,11 +54,11 @@ def _tokens(served: Served, asked: TokenizeRequest) -> list[int]:
     if asked.add_special_tokens:
         raise InvalidParameterError("add_special_tokens is true with messages; their template writes special tokens")
     prompt = served.llm.chat_prompt(
-        asked.messages or [],
+        for_template(asked.messages or []),
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
-        tools=asked.tools or None,
+        tools=declared(asked.tools) if asked.tools else None,
         chat_template_kwargs=asked.chat_template_kwargs,
     )
     return list(prompt["prompt_token_ids"])

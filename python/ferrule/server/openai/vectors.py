@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time
+from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
+from ferrule.server.errors import call_fields
 from ferrule.server.openai.protocol import (
     Embedding,
     EmbeddingList,
@@ -35,15 +36,19 @@ def router(server: Context) -> APIRouter:
     async def embeddings(asked: EmbeddingRequest) -> Response:
         """Texts as vectors: OpenAI's embeddings, of models made for that, and of any other's hidden states."""
         served = check_encodes(server.models.find(asked.model))
+        texts = _texts(asked.input)
+        call_fields(input_names(several=len(texts) > 1))
         outputs = await in_time(
             served.llm.embed(
-                _texts(asked.input),
+                texts,
                 normalize=asked.normalize,
                 dimensions=asked.dimensions,
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,
             )
         )
-        read = sum(len(output.prompt_token_ids) for output in outputs)
+        tokens = [len(output.prompt_token_ids) for output in outputs]
+        note_read(tokens)
+        read = sum(tokens)
         body = EmbeddingList(
             model=served.name,
             data=[
@@ -54,6 +59,9 @@ def router(server: Context) -> APIRouter:
         )
         return Response(body.model_dump_json(), media_type="application/json")
 
+    # As Jina's and Cohere's clients spell it, and vLLM answers.
+    @routes.post("/rerank", response_model=RerankList)
+    @routes.post("/v2/rerank", response_model=RerankList)
     @routes.post("/v1/rerank", response_model=RerankList)
     async def rerank(asked: RerankRequest) -> Response:
         """Documents by how well they answer a query, the best first: Jina's and Cohere's rerank."""
@@ -61,12 +69,13 @@ def router(server: Context) -> APIRouter:
         ranked = await in_time(
             served.llm.rerank(
                 asked.query,
-                asked.documents,
+                [each if isinstance(each, str) else each.text for each in asked.documents],
                 top_n=asked.top_n,
                 instruction=asked.instruction,
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,
             )
         )
+        note_read([None])
         results = [
             RerankResult(
                 index=each.index,

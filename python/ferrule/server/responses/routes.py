@@ -10,7 +10,7 @@ from ferrule.prompt import TokensPrompt
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare
-from ferrule.server.errors import renamed, unsupported
+from ferrule.server.errors import call_fields, unsupported
 from ferrule.server.generation import Generation, complete
 from ferrule.server.models import Served
 from ferrule.server.openai.sampling import sampling_params
@@ -30,6 +30,7 @@ def router(server: Context) -> APIRouter:
     async def responses(asked: ResponsesRequest) -> Response:
         """Answers a conversation: OpenAI's Responses, at once or as a stream of typed events. Nothing is stored."""
         _check(asked)
+        call_fields(_names(asked))
         answer = Answer(asked, await generation(server, server.models.find(asked.model), asked))
         if asked.stream:
             return await EventStream(answer.events(), server.settings.keep_alive, answer.failed).begin()
@@ -43,15 +44,11 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
 
     Raises ApiError, FerruleError.
     """
-    with renamed({"tool_choice.function.name": "tool_choice.name"}):
-        prepared = await prepare(served, server.settings, conversation(asked))
+    prepared = await prepare(served, server.settings, conversation(asked))
     logprobs = _logprobs(asked)
     if logprobs is not None and prepared.message_format is not None:
         raise unsupported("include", f"{LOGPROBS} is asked for, but the output has reasoning or calls beside its text")
-    with renamed({"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}):
-        params = sampling_params(
-            asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure
-        )
+    params = sampling_params(asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=prepared.structure)
     prompt: TokensPrompt = prepared.prompt
     if asked.cache_salt is not None:
         prompt = {**prompt, "cache_salt": asked.cache_salt}
@@ -65,6 +62,14 @@ async def generation(server: Context, served: Served, asked: ResponsesRequest) -
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         only_calls=prepared.only_calls,
     )
+
+
+def _names(asked: ResponsesRequest) -> dict[str, str]:
+    """What the request calls the library's fields."""
+    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+    if asked.structured_outputs is None:
+        names["structured_outputs.json"] = "tools" if asked.tools else "text.format.schema"
+    return {**names, "tool_choice.function.name": "tool_choice.name", "prompt": "input", "messages": "input"}
 
 
 def _check(asked: ResponsesRequest) -> None:
@@ -83,6 +88,10 @@ def _check(asked: ResponsesRequest) -> None:
         raise unsupported("prompt_logprobs", "prompt_logprobs are asked for; a response says nothing of its prompt")
     if asked.stream_options is not None and not asked.stream:
         raise InvalidParameterError("stream_options is given, but stream is not true")
+    if asked.stream_options is not None and asked.stream_options.continuous_usage_stats:
+        raise unsupported(
+            "stream_options", "stream_options.continuous_usage_stats is true; the last event has the usage"
+        )
     if asked.stream_options is not None and asked.stream_options.include_usage:
         raise unsupported("stream_options", "stream_options.include_usage is true; the last event has it anyway")
 

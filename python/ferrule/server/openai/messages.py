@@ -1,0 +1,108 @@
+"""Messages and tools of conversations, as OpenAI's API has them: what may stand in them, and what templates get of it.
+
+A field that is not listed here is refused by name, and so is a role: a template would pass over what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from ferrule.server.bounds import Many
+from ferrule.server.openai.sampling import Asked
+from ferrule.server.validation import text_or_list
+
+
+class TextPart(Asked):
+    """A part of a message."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+TextOrParts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Many[TextPart], Tag("list")], Discriminator(text_or_list)
+]
+
+
+class CalledFunction(Asked):
+    """Which function was called, and how."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """JSON; templates that read maps get one."""
+
+
+class MessageCall(Asked):
+    """A call that the model made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """Of a stream's deltas; the order says it."""
+
+
+class Message(Asked):
+    """A turn. What the answers of OpenAI's API have beside these fields may come back, where it says nothing."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: TextOrParts | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    """What the model thought; by the next two names too."""
+    reasoning: str | None = None
+    thinking: str | None = None
+    tool_calls: Many[MessageCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        silent = self.role == "assistant" and (
+            self.tool_calls or self.reasoning_content or self.reasoning or self.thinking
+        )
+        if self.content is None and not silent:
+            limit = "its content must be text or parts; an assistant's that calls or reasons may have none"
+            raise PydanticCustomError("missing_content", limit)
+        return self
+
+
+class DeclaredFunction(Asked):
+    """What a function is called, what it is for, and what it takes."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    returned: dict[str, Any] | None = Field(None, alias="return")
+    """What it returns, in transformers' words."""
+    strict: bool | None = None
+    """A call is held to the parameters where `tool_choice` is `required` or names the function, strict or not.
+    Elsewhere the model writes it in its own form."""
+
+
+class ToolDeclaration(Asked):
+    """A function that may be called."""
+
+    type: Literal["function"]
+    function: DeclaredFunction
+
+
+def for_template(given: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates read them: with what they have, and no word of what they have not.
+
+    Templates add to a content without asking whether there is one, so that none is an empty one.
+    """
+    unread = {"tool_calls": {"__all__": {"index"}}, "annotations": True}
+    return [{"content": ""} | message.model_dump(exclude_none=True, exclude=unread) for message in given]
+
+
+def declared(tools: Sequence[ToolDeclaration]) -> list[dict[str, Any]]:
+    """The tools as chat templates and grammars read them."""
+    return [tool.model_dump(by_alias=True, exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
