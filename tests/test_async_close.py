@@ -34,18 +34,11 @@ def test_the_engine_dies(engine: type[fakes.Engine]) -> None:
             start = time.monotonic()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(result) for result in results] == [EngineError] * 5
-            # One that is added after its death is told so.
+            # Some are told by the step in which it died, others when they are added after it; and then it shows.
             said = {str(result) for result in results}
-            assert "the engine died: a worker panicked" in said
             assert said <= {"the engine died: a worker panicked", "the engine is dead: a worker panicked"}
-
-            async def sick() -> None:
-                while True:
-                    await llm.check_health()
-                    await asyncio.sleep(0.001)
-
             with pytest.raises(EngineError, match="the engine is dead: a worker panicked"):
-                await asyncio.wait_for(sick(), 2 * SLACK)
+                await llm.check_health()
             assert time.monotonic() - start < 2 * SLACK
             with pytest.raises(EngineError, match="the engine is dead"):
                 await last(llm.generate("x"))

@@ -168,12 +168,13 @@ class EngineThread:
                 del self._routes[step.request_id]
                 failed = failed or step.finish_reason == "error"
             batches.setdefault(collector.loop, []).append((collector, completion, step))
+        if failed and not self._routes:
+            # One request's error is its own affair; but so says an engine that has died, and then nobody would step.
+            # Before anyone hears of it, so that who then asks for the engine's health is told the truth.
+            self._driver.check_idle()
         for loop, batch in batches.items():
             if not self._call(loop, self._deliver, batch):
                 self._abandon(collector for collector, _, _ in batch)
-        if failed and not self._routes:
-            # One request's error is its own affair; but so says an engine that has died, and then nobody would step.
-            self._driver.check_idle()
 
     def _encode(self) -> None:
         """What those who waited longest want, and others that want the same."""
