@@ -20,8 +20,7 @@ import { thread } from "./thread.js";
 import { offsetOf } from "./tokens.js";
 
 const CURRENT = "ferrule-conversation";
-const UNAUTHORIZED = 401;
-const UNAVAILABLE = 503;
+const [UNAUTHORIZED, UNAVAILABLE] = [401, 503];
 // A server that still loads its model is asked again.
 const LOADING_MILLISECONDS = 2000;
 
@@ -292,9 +291,8 @@ shortcuts({
 });
 byId("new").addEventListener("click", create);
 byId("keys").addEventListener("click", showKeys);
-for (const example of document.querySelectorAll("#examples button")) {
-  example.addEventListener("click", () => writer.fill(example.textContent));
-}
+const take = ({ currentTarget }) => writer.fill(currentTarget.textContent);
+document.querySelectorAll("#examples button").forEach((example) => example.addEventListener("click", take));
 store.onChange(follow);
 addEventListener("pagehide", () => running.all().forEach(keep));
 await restore();
