@@ -10,40 +10,46 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+START_SECONDS = 60
 
 
 @contextmanager
 def served(*command: str, health: str = "/health", stop_within: float = 30) -> Generator[str]:
     """Runs a Python command that says on stderr where it listens; gives its URL once it is healthy."""
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        yield _healthy(process, health)
-    finally:
-        process.terminate()
+    with TemporaryDirectory() as folder:
+        # A file, since whatever it logs must go somewhere: a pipe that nobody reads would stop it once it is full.
+        log = Path(folder) / "stderr"
+        with log.open("wb") as stderr:
+            process = subprocess.Popen([sys.executable, *command], stderr=stderr, stdout=subprocess.DEVNULL)
         try:
-            process.communicate(timeout=stop_within)
+            yield _healthy(process, log, health)
         finally:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(stop_within)
+            finally:
+                process.kill()
 
 
-def _healthy(process: subprocess.Popen[str], health: str) -> str:
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        found = re.search(r"http://[\w.]+:\d+", line)
-        if found is not None:
-            break
-    else:
-        raise AssertionError(f"it ended before it listened: {said}")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(found[0] + health, timeout=5):
-                return found[0]
-        except urllib.error.HTTPError as error:
-            error.close()
-        except urllib.error.URLError:
-            pass
+def _healthy(process: subprocess.Popen[bytes], log: Path, health: str) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        found = re.search(r"http://[\w.]+:\d+", log.read_text())
+        if found is not None and _answers(found[0] + health):
+            return found[0]
         time.sleep(0.05)
-    raise AssertionError(f"{found[0]}{health} is not healthy")
+    raise AssertionError(f"it did not become healthy: {log.read_text()}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        pass
+    return False

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from serve_process import served
 from server.page.chat_page import ChatPage
 
 CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = Path(__file__).parents[3] / "target" / "screenshots"
-START_SECONDS = 60
+SERVE = ("-m", "ferrule", "serve", "--port", "0", "--exit-with-parent")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,40 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_url() -> Iterator[str]:
     """Where a server of the embedded model answers, by two names."""
-    with serving(tmp_path_factory.mktemp("server"), "--model", "tiny=tiny", "--model", "other=tiny") as url:
+    with served(*SERVE, "--model", "tiny=tiny", "--model", "other=tiny") as url:
         yield url
-
-
-@contextmanager
-def serving(folder: Path, *arguments: str) -> Generator[str]:
-    """A `ferrule serve` that is ready; its URL."""
-    log = folder / "stderr"
-    command = [sys.executable, "-m", "ferrule", "serve", "--port", "0", "--exit-with-parent", *arguments]
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
-        try:
-            yield _wait_until_ready(process, log)
-        finally:
-            process.terminate()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        found = re.search(r"http://[\w.]+:\d+", log.read_text())
-        if found is not None and _is_ready(found[0]):
-            return found[0]
-        time.sleep(0.05)
-    pytest.fail(f"the server did not answer: {log.read_text()}")
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health") as response:
-            return response.status == 200
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from serve_process import served
 from server.page.chat_page import ChatPage, stream
-from server.page.conftest import serving
+from server.page.conftest import SERVE
 
 HOSTILE = """
 <script>document.title = "taken"</script>
@@ -162,10 +162,8 @@ def test_a_server_that_still_loads_is_asked_again(chat: ChatPage) -> None:
     expect(chat.at("#notice")).to_be_hidden()
 
 
-def test_a_server_with_keys_is_used_with_what_the_browser_asked_for(
-    open_chat: Callable[..., ChatPage], tmp_path: Path
-) -> None:
-    with serving(tmp_path, "--api-key", "secret") as url:
+def test_a_server_with_keys_is_used_with_what_the_browser_asked_for(open_chat: Callable[..., ChatPage]) -> None:
+    with served(*SERVE, "--api-key", "secret") as url:
         chat = open_chat(base_url=url, http_credentials={"username": "", "password": "secret"})
         assert chat.ask("Hello")
 
