@@ -174,6 +174,23 @@ fn completions_of_one_prompt_compute_it_once_even_where_nothing_is_kept() {
     }
 }
 
+#[test]
+fn the_last_completion_goes_on_where_no_page_is_free_for_a_copy() {
+    // The first fills the page that the second shares with it, so that it is kept, and all others are in use.
+    let config = EngineConfig { pages: vec![4], max_model_len: 65, ..config() };
+    let mut engine = engine(&config, &[Some(49)]);
+    let request = Request { prompt: prompt(58, 1), params: greedy(6), adapter: None };
+    let first = engine.add_request(request.clone()).unwrap();
+    let second = engine.fork_request(request, first).unwrap();
+    let mut outputs = Vec::new();
+    for _ in 0..100 {
+        outputs.extend(engine.step(&Cancel::new()).unwrap());
+    }
+    for id in [first, second] {
+        assert!(outputs_of(&outputs, id).last().unwrap().finish.is_some(), "{id:?} does not end");
+    }
+}
+
 /// FAULTS row 71.
 #[test]
 fn what_led_to_logits_that_are_not_numbers_is_not_kept() {

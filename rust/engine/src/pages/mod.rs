@@ -3,7 +3,8 @@
 //! The model reads and writes pages; what is in which is decided here. Every [group of layers](KvGroup) has a
 //! [`PagePool`] of its own and every sequence a table per group, which names the page of each
 //! `PAGE_TOKENS` positions. A page may be held by several sequences (a shared prefix); then nobody writes to it: the one
-//! who would gets a copy first. Groups with a window give pages back as soon as no later row can see them.
+//! who would gets a copy first, or if no page is free for one and nobody else holds it, what was kept there is forgotten.
+//! Groups with a window give pages back as soon as no later row can see them.
 //!
 //! With a [`PrefixTree`] full pages are kept under their tokens after their last holder, until the room is needed, and
 //! a sequence that begins with the same tokens takes them as they are: what they hold depends on nothing else. A
@@ -80,6 +81,12 @@ impl Group {
     fn first_seen(&self, computed: usize) -> usize {
         self.window.map_or(0, |window| (computed + 1).saturating_sub(window) / PAGE_TOKENS)
     }
+
+    /// Whether who writes to a page that is not its own alone gets a copy. Without a free page only what others hold is
+    /// copied, once they give way; else the smallest pool that holds a sequence could be too small for it.
+    fn is_copied(&self, page: PageId) -> bool {
+        self.pool.holders(page) > 1 || self.pool.free() > 0
+    }
 }
 
 /// Pages that cover `tokens` positions from the start of a page.
@@ -137,7 +144,8 @@ impl Pages {
     /// How many of the `wanted` tokens after the `computed` ones can get pages now.
     pub fn fits(&self, tables: &PageTables, computed: usize, wanted: usize) -> usize {
         let fits = |(group, table): (&Group, &Vec<PageId>)| {
-            let copies = shared_from(&group.pool, table, computed / PAGE_TOKENS).count();
+            let shared = shared_from(&group.pool, table, computed / PAGE_TOKENS);
+            let copies = shared.filter(|&place| group.is_copied(table[place])).count();
             let Some(free) = group.pool.free().checked_sub(copies) else { return 0 };
             (table.len() + free).saturating_mul(PAGE_TOKENS) - computed
         };
@@ -152,6 +160,10 @@ impl Pages {
             let table = &mut tables.tables[index];
             let shared: Vec<usize> = shared_from(&self.groups[index].pool, table, computed / PAGE_TOKENS).collect();
             for place in shared {
+                if !self.groups[index].is_copied(table[place]) {
+                    self.forget_page(index, table[place]);
+                    continue;
+                }
                 let (from, to) = (table[place], self.allocate(index));
                 moves.push(PageMove::Copy(PageCopy { group: index, from, to }));
                 self.groups[index].pool.release(from);
@@ -165,13 +177,22 @@ impl Pages {
 
     /// A page of a group, where one is known to be free. What was kept there is forgotten.
     fn allocate(&mut self, group: usize) -> PageId {
-        let Group { pool, window } = &mut self.groups[group];
+        let pool = &mut self.groups[group].pool;
         let Allocated { page, was_kept } = pool.allocate().expect("a page was granted that is not free");
-        if was_kept && let Some(tree) = &mut self.tree {
+        if was_kept {
+            self.forget_page(group, page);
+        }
+        page
+    }
+
+    /// Forgets what was kept in a page.
+    fn forget_page(&mut self, group: usize, page: PageId) {
+        let Group { pool, window } = &mut self.groups[group];
+        pool.forget(page);
+        if let Some(tree) = &mut self.tree {
             let gone = tree.remove_page((group, page), window.is_none());
             self.forget(gone);
         }
-        page
     }
 
     fn forget(&mut self, pages: Vec<GroupPage>) {

@@ -95,3 +95,24 @@ fn a_copy_that_finds_no_page_waits() {
     assert_eq!(pages.fits(&second, 20, 100), 12);
     pages.release(&mut second);
 }
+
+#[test]
+fn a_kept_page_is_written_to_by_its_only_holder_where_no_page_is_free_for_a_copy() {
+    for window in [None, Some(40)] {
+        let mut pages = pages(&[(2, window)]);
+        let mut first = pages.tables(Namespace::default(), usize::MAX);
+        pages.extend(&mut first, 0, 32, &mut Vec::new());
+        pages.keep(&mut first, &[7; 32], 32);
+        let mut second = pages.private_tables();
+        assert!(pages.fork(&mut second, &first, 20));
+        assert_eq!(pages.fits(&second, 20, 1), 0, "the other holds it");
+        pages.release(&mut first);
+        assert_eq!(pages.fits(&second, 20, 100), 12);
+        let mut moves = Vec::new();
+        pages.extend(&mut second, 20, 12, &mut moves);
+        assert!(moves.is_empty());
+        pages.release(&mut second);
+        assert_eq!(pages.statistics()[0], PageStatistics { total: 2, free: 2, cached: 1 });
+        assert_eq!(pages.audit([].iter()), Ok(()));
+    }
+}
