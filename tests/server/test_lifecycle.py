@@ -351,6 +351,27 @@ def test_75_what_cannot_be_broken_off_keeps_no_server(signals: int, seconds: int
         assert "Exception" not in process.stderr.read()
 
 
+LOADING = (
+    """
+import time
+from ferrule import AsyncLLM
+AsyncLLM.__init__ = lambda *_, **__: time.sleep(600)
+"""
+    + PROGRAM
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_75_a_server_ends_that_still_loads(number: int) -> None:
+    with program(text=LOADING) as (process, url):
+        live = live_at(url)
+        until(lambda: live.request("/health").error["code"] == "loading")
+        begun = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(60) == 0
+        assert time.monotonic() - begun < 5 + 1 * SLACK
+
+
 AMID_IMPORTS = """
 import os, signal, sys
 

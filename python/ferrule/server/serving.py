@@ -145,7 +145,8 @@ class Server(uvicorn.Server):
         try:
             await self.serve([listener])
         finally:
-            # A load cannot be broken off; the process ends with it.
+            # Reading a model cannot be broken off, and is not waited for either: it ends with the process.
+            loading.cancel()
             await asyncio.wait([loading])
             for served in self.models.engines():
                 await served.llm.aclose()
@@ -154,7 +155,7 @@ class Server(uvicorn.Server):
 
     async def _load_models(self) -> None:
         try:
-            self.models.set(await asyncio.to_thread(self._load))
+            self.models.set(await WORKERS.run(self._load))
         except Exception as error:  # told to whoever called
             self._failure = error
             self.should_exit = True
