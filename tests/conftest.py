@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("FERRULE_CACHE", str(tmp_path_factory.mktemp("ferrule")))
         yield
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a context in which a prefill takes seconds."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(TINY, folder)
+    config = json.loads((TINY / "config.json").read_text()) | {"max_position_embeddings": 32_768}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture

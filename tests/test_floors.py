@@ -29,7 +29,7 @@ SAFE_CRATES = ("model", "engine")
 # The parts of python/ferrule, the lowest floor first. A part imports from lower floors, or from itself.
 FLOORS: list[set[str]] = [
     {"errors", "spec", "_native"},
-    {"checks", "stop", "detokenizer", "tensors", "picture"},
+    {"checks", "stop", "detokenizer", "tensors", "picture", "workers"},
     {"parsers", "logits_processors", "speculative", "structured"},
     {"params", "outputs", "metrics", "archs", "chat"},
     {"gguf", "quantized"},

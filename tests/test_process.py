@@ -3,9 +3,7 @@
 Each case runs in a process of its own, since it may take that process along. Time limits have fivefold slack.
 """
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,26 +12,14 @@ from pathlib import Path
 
 import pytest
 
-import ferrule
 from ferrule import _native
 
-TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 SLACK = 5.0
 
 
 def python(code: str, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-X", "faulthandler", "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-
-
-@pytest.fixture(scope="module")
-def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a context in which a prefill takes seconds."""
-    folder = tmp_path_factory.mktemp("long") / "model"
-    shutil.copytree(TINY, folder)
-    config = json.loads((TINY / "config.json").read_text()) | {"max_position_embeddings": 32_768}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 FORK = """

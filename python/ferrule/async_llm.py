@@ -36,6 +36,7 @@ from ferrule.params import SamplingParams
 from ferrule.prompt import Prompt
 from ferrule.registry import Load, Registry
 from ferrule.request import Request
+from ferrule.workers import WORKERS
 
 if TYPE_CHECKING:
     import os
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONG = 4000
-"""Characters or tokens of a request from which on it is read in a thread of its own: some milliseconds of work."""
+"""Characters or tokens of a request from which on it is read in another thread: some milliseconds of work."""
 LONGEST_TIMEOUT = 1e9
 """Seconds."""
 STEP_CHECK = 0.005
@@ -192,7 +193,7 @@ class AsyncLLM(LoadedModel):
             return cast("BeamSearchOutput", await collector.next_output())
 
     async def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
-        """Loads a low-rank adapter that PEFT saved, in a thread of its own, for requests to ask for by `name`.
+        """Loads a low-rank adapter that PEFT saved, in another thread, for requests to ask for by `name`.
 
         `path` is a directory, or `org/repo` on the Hugging Face hub. A name that is taken must be unloaded first.
 
@@ -200,7 +201,7 @@ class AsyncLLM(LoadedModel):
         ConfigError where the adapter does not fit the model, UnsupportedModelError where it is more than low-rank
         updates of linear maps.
         """
-        return await asyncio.to_thread(self._adapters.load, name, path)
+        return await WORKERS.run(self._adapters.load, name, path)
 
     async def unload_lora_adapter(self, name: str) -> None:
         """Refuses an adapter to new requests; its memory is free once those that have it have ended.
@@ -315,9 +316,9 @@ class AsyncLLM(LoadedModel):
         await self.aclose()
 
     async def _encode(self, make: Callable[[], Plan[T]]) -> list[T]:
-        """Has a plan made in a thread of its own, and carried out by the engine's, portion by portion."""
+        """Has a plan made in another thread, and carried out by the engine's, portion by portion."""
         with self._registry.encoding():
-            plan = await asyncio.to_thread(make)
+            plan = await WORKERS.run(make)
             answers: list[bytes] = []
             numbers = iter(plan.numbers)
             for texts in plan.slices(*self._portion):
@@ -385,7 +386,7 @@ class AsyncLLM(LoadedModel):
                 or self._adapters.must_load(lora_request)
                 or params.structured_outputs is not None
             )
-            collector.begin(await asyncio.to_thread(read) if long else read())
+            collector.begin(await WORKERS.run(read) if long else read())
             if not collector.ended:
                 self._engine_thread.add(collector)
             yield collector

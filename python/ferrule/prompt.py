@@ -105,17 +105,23 @@ def prompt_parts(given: object) -> PromptParts:
         raise PromptError(f"prompt is {shown(value)}; it must be a string")
     if suffix is not None and not isinstance(suffix, str):
         raise PromptError(f"suffix is {shown(suffix)}; it must be a string")
+    if suffix is not None:
+        _check_unicode("suffix", suffix)
     return PromptParts(text=value, suffix=suffix, cache_salt=salt)
 
 
 def _checked_salt(salt: object) -> str:
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_LENGTH:
         raise PromptError(f"cache_salt is {shown(salt)}; it must be a string of 1 to {MAX_SALT_LENGTH} characters")
-    try:
-        salt.encode()
-    except UnicodeEncodeError:
-        raise PromptError(f"cache_salt is {shown(salt)}, with a lone surrogate; it must be valid Unicode") from None
+    _check_unicode("cache_salt", salt)
     return salt
+
+
+def _check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"{field} is {shown(text)}, with a lone surrogate; it must be valid Unicode") from None
 
 
 def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = False) -> list[int]:

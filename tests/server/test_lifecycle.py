@@ -313,6 +313,65 @@ def test_75_a_second_signal_does_not_wait() -> None:
             client.close()
 
 
+READING = (
+    """
+import pathlib, time
+from ferrule.lora import Adapters
+def load(self, name, path):
+    pathlib.Path(path, "begun").touch()
+    time.sleep(600)
+Adapters.load = load
+"""
+    + PROGRAM
+)
+
+
+@pytest.mark.parametrize(("signals", "seconds"), [(1, 1 + 2 * 5), (2, 0)])
+def test_75_what_cannot_be_broken_off_keeps_no_server(signals: int, seconds: int, tmp_path: Path) -> None:
+    """It waits for responses and for threads as long as it does for any others, and no longer."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    with program("--drain-timeout", "1", "--lora-dir", str(tmp_path), text=READING) as (process, url):
+        live = live_at(url)
+        until(lambda: live.request("/health").status == 200)
+        body = {"lora_name": "a", "lora_path": str(adapter)}
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(live.request("/v1/load_lora_adapter", body)))
+        thread.start()
+        until((adapter / "begun").exists)
+        begun = time.monotonic()
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert process.wait(60) == 0
+        assert time.monotonic() - begun < seconds + 1 * SLACK
+        thread.join(30)
+        assert (answers[0].status, answers[0].error["code"]) == (503, "draining")
+        assert process.stderr is not None
+        assert "Exception" not in process.stderr.read()
+
+
+LOADING = (
+    """
+import time
+from ferrule import AsyncLLM
+AsyncLLM.__init__ = lambda *_, **__: time.sleep(600)
+"""
+    + PROGRAM
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_75_a_server_ends_that_still_loads(number: int) -> None:
+    with program(text=LOADING) as (process, url):
+        live = live_at(url)
+        until(lambda: live.request("/health").error["code"] == "loading")
+        begun = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(60) == 0
+        assert time.monotonic() - begun < 5 + 1 * SLACK
+
+
 AMID_IMPORTS = """
 import os, signal, sys
 

@@ -16,18 +16,20 @@ PARENT = os.getppid()
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    from ferrule.cli.streams import usable_streams
+
+    with usable_streams():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     import click
 
     from ferrule.cli.app import app
+    from ferrule.cli.streams import discard_output
     from ferrule.errors import FerruleError, InvalidParameterError
 
-    _open_missing_streams()
     warnings.showwarning = _show_warning
-    # What the terminal cannot show must not end the program, and bytes that are no text get an error of ours.
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "replace"), (sys.stdin, "surrogateescape")):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors=errors)
     try:
         # A click command returns what its function does, or the code of ctx.exit(): of --help, for one.
         code = app(args=None if arguments is None else list(arguments), prog_name="ferrule", standalone_mode=False)
@@ -40,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # `| head` has read enough.
-        _discard_output()
+        discard_output()
         return 1
     except OSError as error:  # a full disk, most likely: files of models have errors of their own
-        _discard_output()
+        discard_output()
         return _fail(str(error), 1)
     return code if isinstance(code, int) else 0
 
@@ -55,15 +57,3 @@ def _fail(message: str, code: int) -> int:
 
 def _show_warning(message: Warning | str, *_: object) -> None:
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-
-def _open_missing_streams() -> None:
-    """Python has None for a stream that the shell closed (`<&-`)."""
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: PTH123, SIM115  # stay open to the end
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
-
-
-def _discard_output() -> None:
-    """Python flushes stdout once more at exit: gives it somewhere to go."""
-    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open to the end

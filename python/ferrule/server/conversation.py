@@ -18,8 +18,8 @@ from ferrule.server.bounds import MAX_TOOLS
 from ferrule.server.errors import unsupported
 from ferrule.server.models import Served
 from ferrule.server.settings import ServerSettings
-from ferrule.server.workers import WORKERS
 from ferrule.structured import StructuredOutputsParams
+from ferrule.workers import WORKERS
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 DEFINITIONS = "#/$defs/"

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrule.server.validation import invalid_request
-from ferrule.server.workers import WORKERS
+from ferrule.workers import WORKERS
 
 LARGE = 64 << 10
 """Bytes from which on a thread is worth its while."""

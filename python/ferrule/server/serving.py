@@ -18,7 +18,7 @@ from ferrule.server.guards.wire import Wire, raise_file_limit
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
-from ferrule.server.workers import WORKERS
+from ferrule.workers import WORKERS
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 BACKLOG = 2048
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
     def run_until_ended(self, listener: socket.socket) -> None:
         """Raises what loading raised."""
         asyncio.run(self._run(listener))
-        WORKERS.settle(LAST_WORDS)
+        WORKERS.settle(0 if self.force_exit else LAST_WORDS)
         if self._failure is not None:
             raise self._failure
 
@@ -145,7 +145,8 @@ class Server(uvicorn.Server):
         try:
             await self.serve([listener])
         finally:
-            # A load cannot be broken off; the process ends with it.
+            # Reading a model cannot be broken off, and is not waited for either: it ends with the process.
+            loading.cancel()
             await asyncio.wait([loading])
             for served in self.models.engines():
                 await served.llm.aclose()
@@ -154,7 +155,7 @@ class Server(uvicorn.Server):
 
     async def _load_models(self) -> None:
         try:
-            self.models.set(await asyncio.to_thread(self._load))
+            self.models.set(await WORKERS.run(self._load))
         except Exception as error:  # told to whoever called
             self._failure = error
             self.should_exit = True

@@ -25,6 +25,9 @@ _TYPES_OF_CODES = {
     "queue_full": "overloaded_error",
 }
 """Of those that mean a server which is there, and has no room or no time."""
+_THREAD = "thread"
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [_THREAD]}
+"""By this Anthropic's client knows that its tool runner, which asks for a thread, must send whole conversations."""
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -35,6 +38,10 @@ def error_body(error: ApiError) -> dict[str, Any]:
         family = "api_error" if error.status_code >= 500 else "invalid_request_error"
     return {
         "type": "error",
-        "error": {"type": family, "message": error.detail},
+        "error": {
+            "type": family,
+            "message": error.detail,
+            **({"details": _NO_THREADS} if error.param == _THREAD else {}),
+        },
         "request_id": None if record is None else record.request_id,
     }

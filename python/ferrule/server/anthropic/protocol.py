@@ -240,6 +240,8 @@ class ErrorDetail(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
+    """For programs, where there is more to know."""
 
 
 class ErrorBody(BaseModel):

@@ -70,6 +70,12 @@ class RequestLog(Layer):
             await self.app(scope, receive, send_named)
         except ApiError as error:
             await response(error)(scope, receive, send_named)
+        except asyncio.CancelledError:
+            if status or not self.server.models.draining:
+                raise
+            # The server ends, and what it still did for this request cannot be broken off otherwise.
+            ended = ApiError(503, "the server ended before the request was answered", code="draining")
+            await response(ended)(scope, receive, send_named)
         except Exception as error:  # a defect of ours: the response says that, the log where
             _log_defect(record, error)
             if not status:

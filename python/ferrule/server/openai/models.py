@@ -13,7 +13,7 @@ from ferrule.server.errors import ApiError
 from ferrule.server.models import Served
 from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from ferrule.server.reading import BodyRoute
-from ferrule.server.workers import WORKERS
+from ferrule.workers import WORKERS
 
 
 def router(server: Context) -> APIRouter:

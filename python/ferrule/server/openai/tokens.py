@@ -12,7 +12,7 @@ from ferrule.server.models import Served
 from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from ferrule.server.reading import BodyRoute
-from ferrule.server.workers import WORKERS
+from ferrule.workers import WORKERS
 
 
 def router(server: Context) -> APIRouter:

@@ -1,13 +1,14 @@
-"""Threads for what would hold up the event loop: reading large bodies, rendering templates, tokenizing.
+"""Threads for what would hold up an event loop: rendering templates, tokenizing, reading adapters and large bodies.
 
-asyncio's own are waited for when the process ends, for as long as they take; a few that nobody can break off would keep
-a server alive that was told to go.
+asyncio's own are waited for when a loop or the process ends, for as long as they take; a few that nobody can break off
+would keep a program alive that was told to go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,10 +26,7 @@ class Workers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._changed = threading.Condition()
-        self._threads = 0
-        self._unfinished = 0
+        self._begin()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What it returns, or raises; whoever is cancelled while it waits for a thread takes its work along."""
@@ -46,6 +44,16 @@ class Workers:
         """Waits until nothing is done any more, but no longer than this; whether that came true."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
+
+    def after_fork(self) -> None:
+        """In the child, which the threads did not come along to; what they did is the parent's."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._unfinished = 0
 
     def _work(self) -> None:
         while True:
@@ -67,4 +75,5 @@ class Workers:
 
 
 WORKERS = Workers(MOST)
-"""Those of the process, however many applications are in it."""
+"""Those of the process, however many models and applications are in it."""
+os.register_at_fork(after_in_child=WORKERS.after_fork)

@@ -1,0 +1,72 @@
+"""Ctrl-C in the middle of a long prefill on the engine itself: FAULTS row 74 for whoever is at a terminal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from event_loop import SLACK
+
+pytestmark = pytest.mark.native
+
+PROGRAM = """
+import sys
+from ferrule import LLM
+from ferrule.cli import main
+
+def told(self, *arguments, stream=LLM.stream, **more):
+    print("prefill", file=sys.stderr, flush=True)
+    return stream(self, *arguments, **more)
+
+LLM.stream = told
+sys.exit(main())
+"""
+PROMPT = "word " * 10_000
+"""As many tokens."""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--speculative-method", "ngram")])
+def test_74_ctrl_c_in_a_long_prefill_ends_run(options: tuple[str, ...], long_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "run", str(long_model), "-", "-n", "4", "--threads", "2", *options]
+    prompt = tmp_path / "prompt"
+    prompt.write_text(PROMPT)
+    with (
+        prompt.open() as stdin,
+        subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "prefill\n"
+        time.sleep(0.5)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        took = time.monotonic() - sent
+        output, errors = process.communicate()
+        assert (code, output, errors.strip()) == (130, "", "")
+        assert took < 0.2 * SLACK
+
+
+def test_74_ctrl_c_in_a_long_prefill_of_chat_waits_for_the_next_message(long_model: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "chat", str(long_model), "-n", "24", "--threads", "2"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(f"{PROMPT}\nWhat is the capital of France?\n")
+        process.stdin.flush()
+        assert process.stderr.readline() == "prefill\n"
+        time.sleep(0.5)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "prefill\n"
+        assert time.monotonic() - sent < 0.2 * SLACK
+        output, errors = process.communicate(timeout=60)
+        assert "Paris" in output
+        assert (process.returncode, errors) == (0, "")

@@ -1,0 +1,144 @@
+"""`client.beta.messages` of Anthropic's own client on a fake engine: a loop that runs tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import beta_async_tool, beta_tool
+from anthropic.lib.tools import BetaFunctionTool
+from anthropic.types.beta import BetaMessage, BetaMessageParam
+
+from server.live import Live
+from server.talking import CALLS, CITY, THOUGHT, Talking
+
+MESSAGES: list[BetaMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+DONE = "It is sunny in both."
+
+
+def client_of(live: Live) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def caller(talker: Talking) -> Talking:
+    """One that thinks and asks for the weather in two cities, and is done once it knows."""
+    tokenize = talker.live.llm.tokenize
+    asking = tokenize(f"<think>\n{THOUGHT}\n</think>\n\n{CALLS}", add_special_tokens=False)
+    done = tokenize(DONE, add_special_tokens=False)
+
+    def script(prompt: list[int]) -> list[int]:
+        talker.prompts.append(talker.live.llm.detokenize(prompt, skip_special_tokens=False))
+        return done if "Sunny" in talker.prompts[-1] else asking
+
+    talker.engine.script = staticmethod(script)
+    return talker
+
+
+def weather_of(cities: list[str], *, fails: bool = False) -> BetaFunctionTool[Callable[..., str]]:
+    def weather(city: str) -> str:
+        """Ask for the weather.
+
+        Args:
+            city: Where.
+        """
+        cities.append(city)
+        if fails:
+            raise ValueError("no Sunny day")
+        return "Sunny."
+
+    return beta_tool(weather)
+
+
+def check_run(messages: list[BetaMessage], caller: Talking) -> None:
+    """A question with two calls, and an answer with what they returned."""
+    asked, answered = messages
+    assert [block.type for block in asked.content] == ["thinking", "tool_use", "tool_use"]
+    assert (asked.stop_reason, answered.stop_reason) == ("tool_use", "end_turn")
+    (said,) = answered.content
+    assert said.type == "text"
+    assert said.text == DONE
+    first, second = dict.fromkeys(caller.prompts)  # each is looked at for every token
+    assert "Sunny" not in first
+    assert second.count("Sunny.") == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"thread": False}, {"max_iterations": 5}], ids=str)
+def test_the_runner_runs_tools(caller: Talking, options: dict[str, Any]) -> None:
+    """It asks for a thread that the server holds first, and goes on without one."""
+    cities: list[str] = []
+    with client_of(caller.live) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather_of(cities)], **options
+        )
+        check_run(list(runner), caller)
+    assert cities == [CITY, "Rome"]
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_the_runner_streams(caller: Talking, eagerly: bool) -> None:
+    cities: list[str] = []
+    with client_of(caller.live) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny",
+            max_tokens=500,
+            messages=MESSAGES,
+            tools=[weather_of(cities)],
+            stream=True,
+            run_tools_eagerly=eagerly,
+        )
+        messages = [stream.get_final_message() for stream in runner]
+        check_run([BetaMessage.model_validate(message.model_dump()) for message in messages], caller)
+    assert cities == [CITY, "Rome"]
+
+
+def test_the_asynchronous_runner(caller: Talking) -> None:
+    cities: list[str] = []
+
+    @beta_async_tool
+    async def weather(city: str) -> str:
+        """Ask for the weather."""
+        cities.append(city)
+        return "Sunny."
+
+    async def run() -> list[BetaMessage]:
+        async with anthropic.AsyncAnthropic(base_url=caller.live.url, api_key="none", max_retries=0) as client:
+            runner = client.beta.messages.tool_runner(model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather])
+            return [message async for message in runner]
+
+    check_run(asyncio.run(run()), caller)
+    assert cities == [CITY, "Rome"]
+
+
+def test_the_model_is_told_of_a_tool_that_fails(caller: Talking) -> None:
+    with client_of(caller.live) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather_of([], fails=True)]
+        )
+        assert runner.until_done().stop_reason == "end_turn"
+    assert caller.prompts[-1].count("Error: ") == 2
+    assert "no Sunny day" in caller.prompts[-1]
+
+
+def test_threads_are_refused_in_words_that_the_client_knows(caller: Talking) -> None:
+    with client_of(caller.live) as client:
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.beta.messages.create(model="tiny", max_tokens=4, messages=MESSAGES, thread={"type": "create"})
+        body: Any = caught.value.body
+        assert body["error"]["message"] == "thread is not supported"
+        assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        thread = client.beta.messages.thread(
+            model="tiny", max_tokens=500, messages=MESSAGES, unsupported_request_behavior="continue_unthreaded"
+        )
+        assert thread.send().stop_reason == "end_turn"
+        assert "details" not in _refused(client, speed="fast")["error"]
+
+
+def _refused(client: anthropic.Anthropic, **fields: Any) -> Any:
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": MESSAGES, **fields}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.beta.messages.create(**asked)
+    return caught.value.body

@@ -1,0 +1,150 @@
+"""Threads for long work beside an event loop: few, and none that a loop or a process waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from event_loop import SLACK
+from ferrule.workers import Workers
+
+TESTS = Path(__file__).parent
+
+PROGRAM = """
+import asyncio, time
+from ferrule.workers import Workers
+
+async def main():
+    work = asyncio.ensure_future(workers.run(spin))
+    await asyncio.sleep(0.2)
+    work.cancel()
+
+def spin():
+    while True:
+        time.sleep(0.01)
+
+workers = Workers(1)
+asyncio.run(main())
+assert not workers.settle(0.1)
+print("ended")
+"""
+
+
+def test_what_never_ends_does_not_keep_a_process() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=5 * SLACK)
+    assert (found.returncode, found.stdout) == (0, "ended\n"), found.stderr
+
+
+def test_work_is_done_by_few_and_not_for_whoever_has_gone() -> None:
+    gate, done = threading.Event(), list[int]()
+    workers = Workers(2)
+
+    def work(number: int) -> int:
+        gate.wait(10)
+        done.append(number)
+        return number
+
+    async def ask() -> None:
+        tasks = [asyncio.ensure_future(workers.run(work, number)) for number in range(6)]
+        await asyncio.sleep(0.1)
+        for task in tasks[2:5]:
+            task.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        assert [await task for task in (*tasks[:2], tasks[5])] == [0, 1, 5]
+
+    asyncio.run(ask())
+    assert workers.settle(10)
+    assert sorted(done) == [0, 1, 5]
+
+
+def test_what_it_raises_comes_back() -> None:
+    def fail() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(Workers(1).run(fail))
+
+
+BUSY = """
+import asyncio, fakes, sys, threading, time
+fakes.install()
+from ferrule import AsyncLLM, LoRARequest
+
+begun = threading.Event()
+def forever(*_, **__):
+    begun.set()
+    time.sleep(600)
+
+llm = AsyncLLM()
+llm._adapters.load = llm._adapters.find = llm._request = llm.chat_prompt = llm._encoding.embed = forever
+
+async def ask():
+    match sys.argv[1]:
+        case "an adapter":
+            await llm.load_lora_adapter("a", "somewhere")
+        case "a request's adapter":
+            await anext(llm.generate("x", lora_request=LoRARequest("a", 1, "somewhere")))
+        case "a long prompt":
+            await anext(llm.generate("x" * 10_000))
+        case "a conversation":
+            await anext(llm.chat([{"role": "user", "content": "x"}]))
+        case "texts":
+            await llm.embed(["x"])
+
+async def main():
+    task = asyncio.create_task(ask())
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+        assert not task.done(), task
+    print(time.time(), flush=True)
+
+asyncio.run(main())
+print("the loop ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("work", ["an adapter", "a request's adapter", "a long prompt", "a conversation", "texts"])
+def test_a_program_ends_whatever_its_async_llm_reads(work: str) -> None:
+    command = [sys.executable, "-c", BUSY, work]
+    found = subprocess.run(command, cwd=TESTS, capture_output=True, check=False, text=True, timeout=60)
+    begun, ended = found.stdout.splitlines()
+    assert time.time() - float(begun) < 1 * SLACK
+    assert (found.returncode, ended, found.stderr) == (0, "the loop ended", "")
+
+
+FORK = """
+import asyncio, os, threading
+from ferrule.workers import WORKERS
+
+async def main():
+    return [await WORKERS.run(os.getpid), *await asyncio.gather(*(WORKERS.run(os.getpid) for _ in range(20)))]
+
+assert set(asyncio.run(main())) == {os.getpid()}
+gate = threading.Event()
+async def leave_work():
+    asyncio.ensure_future(WORKERS.run(gate.wait))
+    await asyncio.sleep(0.1)
+asyncio.run(leave_work())
+child = os.fork()
+if child == 0:
+    assert WORKERS.settle(1)
+    assert set(asyncio.run(main())) == {os.getpid()}
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert not WORKERS.settle(0)
+gate.set()
+assert WORKERS.settle(10)
+"""
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    found = subprocess.run([sys.executable, "-c", FORK], capture_output=True, check=False, text=True, timeout=20)
+    assert (found.returncode, found.stderr) == (0, "")
