@@ -161,6 +161,7 @@ def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
     for width in (320, PHONE["width"]):
         chat.page.set_viewport_size({"width": width, "height": 700})
         assert chat.page.evaluate("document.documentElement.scrollWidth") == width
+        assert chat.page.evaluate("document.documentElement.scrollHeight") == 700, "only messages scroll"
     chat.at(".assistant .token").nth(1).tap()
     card = chat.at(".alternatives")
     expect(card).to_be_visible()
