@@ -189,13 +189,16 @@ def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
 def test_the_colours_follow_the_system_until_they_are_chosen(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(color_scheme="dark")
 
-    def ground() -> str:
-        return chat.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    def ground() -> dict[str, str]:
+        return chat.page.evaluate(
+            "(({ backgroundColor, scrollbarColor }) => ({ backgroundColor, scrollbarColor }))"
+            "(getComputedStyle(document.body))"
+        )
 
     dark = ground()
     chat.page.emulate_media(color_scheme="light")
     light = ground()
-    assert dark != light
+    assert all(dark[what] != light[what] for what in dark)
     chat.at("#theme").click()
     expect(chat.at("#theme")).to_have_accessible_name("Colours: light")
     chat.at("#theme").click()
