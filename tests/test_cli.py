@@ -332,6 +332,17 @@ def test_explain_shows_every_token_of_a_long_prompt(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.count("\N{OPEN BOX}capital") >= 59
 
 
+def test_explain_leaves_nothing_out_where_it_is_narrow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in ("40", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["explain", "The capital of", "-n", "1", "--temperature", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "…" not in out
+        assert max(len(line) for line in out.splitlines()) <= int(columns)
+
+
 def test_explain_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "[red]x[/red]", "-n", "1"]) == 0
     assert "[red]x[/red]" in capsys.readouterr().out

@@ -295,6 +295,7 @@ def test_a_cross_encoder_reads_pairs(open_llm: Callable[..., LLM]) -> None:
         assert [o.index for o in ranked] == sorted(range(3), key=lambda index: -scores[index])
         assert all(o.relevance_score == pytest.approx(scores[o.index]) for o in ranked)
         assert all(o.document == documents[o.index] for o in ranked)
+        assert [o.prompt_tokens for o in ranked] == [5 + 6 + 5] * 3
         assert llm.rerank("w10", documents, top_n=2) == ranked[:2]
         assert llm.rerank("w10", documents, top_n=9) == ranked
         assert llm.rerank("w10", []) == []
@@ -306,6 +307,9 @@ def test_an_embedding_model_goes_by_the_cosine(open_llm: Callable[..., LLM]) -> 
     with open_llm("bert", config_sentence_transformers=PROMPTS) as llm:
         ranked = llm.rerank("w10", ["w11", "w10"])
         assert asked(llm)[0] == [[0, 7, 8, 10, 2], [0, 9, 11, 2], [0, 9, 10, 2]]
+        assert [o.prompt_tokens for o in ranked] == [5 + 4 + 4] * 2
+        assert llm.rerank("w10", []) == []
+        assert len(asked(llm)[0]) == 3, "nothing is read to rank nothing"
         query = llm.embed("w10", prompt_name="query")[0].embedding
         for output in ranked:
             cosine = float(query @ llm.embed(output.document)[0].embedding)
@@ -341,6 +345,7 @@ def test_a_judge_is_asked_with_its_prompt(encoder: Callable[..., Path], fake_eng
 
         ranked = llm.rerank("w10", ["w11", "w12"])
         assert asked(llm) == ([prompt("w11"), prompt("w12")], {"type": "logits", "tokens": [302, 303]})
+        assert ranked[0].prompt_tokens == len(prompt("w11")) + len(prompt("w12"))
         assert 0 < ranked[1].relevance_score < ranked[0].relevance_score < 1
         llm.rerank("w10", ["w11"], instruction="w20 w21")
         assert asked(llm)[0][-1] == prompt("w11", "w20 w21")

@@ -13,16 +13,20 @@ import sys
 import urllib.request
 from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.cli.serve import command as serve
 from ferrule.server import metrics
 from serve_process import served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+UNITS = {"short", "s", "reqps", "percentunit", "Bps"}
+"""Those of Grafana's names for units that the dashboard has."""
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 pytestmark = pytest.mark.native
@@ -99,25 +103,68 @@ def test_openai_client() -> None:
     assert lines[3] == 'schema: { "colour" : "blue" }'
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
-    dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
-    asked = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"ferrule:\w+", target["expr"])
-    } | set(re.findall(r"ferrule:\w+", dashboard["templating"]["list"][1]["query"]["query"]))
-    with served("-m", "ferrule", "serve", "--port", "0") as url:
+def dashboard(prefix: str = "ferrule:") -> dict[str, Any]:
+    """As somebody has it whose server has this prefix."""
+    return json.loads((EXAMPLES / "grafana.json").read_text().replace("ferrule:", prefix))
+
+
+def targets(of: dict[str, Any]) -> list[dict[str, Any]]:
+    return [target for panel in of["panels"] for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("prefix", ["ferrule:", "vllm:"])
+def test_the_dashboard_asks_for_metrics_that_there_are(prefix: str) -> None:
+    given = dashboard(prefix)
+    expressions = [target["expr"] for target in targets(given)]
+    (choice,) = (each["query"]["query"] for each in given["templating"]["list"] if each["type"] == "query")
+    named, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", choice).groups()  # type: ignore[union-attr]
+    asked: dict[str, set[str]] = {named: {label}}
+    for expression in expressions:
+        grouped = set(re.findall(r"by \((\w+)\)", expression))
+        for name, selected in re.findall(rf"({prefix}\w+)(?:{{(.*?)}})?", expression):
+            asked.setdefault(name, set()).update(re.findall(r"(\w+)=", selected), grouped)
+    with served("-m", "ferrule", "serve", "--port", "0", "--metrics-prefix", prefix) as url:
         body = json.dumps({"prompt": "Once upon a time,", "max_tokens": 4}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
-        there = set(re.findall(r"^(ferrule:\w+)", get(f"{url}/metrics"), re.MULTILINE))
+        families = text_string_to_metric_families(get(f"{url}/metrics"))
+    there = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     # Where no quota is set, the kernel counts nothing.
-    counted = {f"ferrule:{name}_total" for name in re.findall(r"cgroup_\w+", inspect.getsource(metrics))}
-    assert asked - there - counted == set()
+    counted = {f"{prefix}{name}_total": set[str]() for name in re.findall(r"cgroup_\w+", inspect.getsource(metrics))}
+    assert asked.keys() - there.keys() - counted.keys() == set()
+    for name, labels in asked.items():
+        assert labels <= (counted | there)[name], name
     assert len(asked) > 20
-    assert sorted(panel["id"] for panel in dashboard["panels"]) == list(range(1, len(dashboard["panels"]) + 1))
+
+
+def test_every_panel_says_what_it_shows() -> None:
+    given = dashboard()
+    panels = given["panels"]
+    assert sorted(panel["id"] for panel in panels) == list(range(1, len(panels) + 1))
+    places: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"]
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        assert unit in UNITS
+        asked = re.findall(r"ferrule:\w+", " ".join(target["expr"] for target in panel["targets"]))
+        assert unit != "s" or all("_seconds_" in each and not each.endswith("_total") for each in asked), panel["title"]
+        names = [(target["refId"], target["legendFormat"]) for target in panel["targets"]]
+        assert all(legend for _, legend in names)
+        assert len({ref for ref, _ in names}) == len({legend for _, legend in names}) == len(names)
+        at = panel["gridPos"]
+        covered = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not places & covered, "no panel lies on another"
+        places |= covered
+    assert {x for x, _ in places} == set(range(24)), "the grid has 24 columns"
+    for target in targets(given):
+        assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        (grouped,) = re.findall(r"by \((\w+)\)", target["expr"]) or ("",)
+        assert re.findall(r"{{(\w+)}}", target["legendFormat"]) == [grouped] * (grouped not in ("", "le"))
+    variables = set(re.findall(r"\$\{?(\w+)", json.dumps(given)))
+    known = {each["name"] for each in given["templating"]["list"]}
+    assert variables == known | {"__all", "__rate_interval"}
 
 
 def test_the_systemd_unit_starts_what_there_is(tmp_path: Path) -> None:

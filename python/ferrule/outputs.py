@@ -237,3 +237,5 @@ class RerankOutput:
     relevance_score: float
     """From 0 to 1; comparable among the documents of a query."""
     document: str
+    prompt_tokens: int
+    """Tokens that were read to rank all of the documents, the query's among them: the same in each of the outputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -161,3 +162,10 @@ def test_a_pipe_gets_the_answer_alone(capsys: pytest.CaptureFixture[str]) -> Non
         answer.add(delta)
     answer.close()
     assert capsys.readouterr().out == "# Paris\x1b[0m\r\n\n"  # a pipe is no terminal: byte for byte
+
+
+@pytest.mark.parametrize("width", [14, 30, 80])
+def test_a_narrow_table_leaves_nothing_out(width: int) -> None:
+    rows = "| name | how |\n|---|---|\n| an incomprehensible one | incontrovertibly |\n"
+    text = shown([Delta(rows)], height=40, width=width)
+    assert sorted(re.sub(r"[\s─]", "", text)) == sorted(re.sub(r"[\s|-]", "", rows))

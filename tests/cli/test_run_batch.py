@@ -127,9 +127,10 @@ def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, 
     assert first["error"]["code"] == code
     assert message in first["error"]["message"]
     assert second["response"]["status_code"] == 200
-    assert "2 lines answered, 1 errors" in err
+    assert "2 lines answered, 1 error, " in err
     assert "error: 1 of 2 lines of " in err
-    assert "out.jsonl are errors; the first is line 1 (" in err
+    named = isinstance(line, dict) and line.get("custom_id") is not None
+    assert f"out.jsonl are errors; the first is line 1{' (' if named else ': '}" in err
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_errors_are_answered_again(batch: Batch, tmp_path: Path) -> None:
     assert "--retry-errors answers them again" in err
     code, answers, err = batch(*lines, options=(*options, "--retry-errors"))
     assert code == 1
-    assert "5 lines answered, 1 errors" in err
+    assert "5 lines answered, 1 error, " in err
     assert answers[0] == first[0]
     assert [answer["custom_id"] for answer in answers] == ["r0", "r1", None, "r3", "r4"]
     assert [answer["response"] and answer["response"]["status_code"] for answer in answers] == [

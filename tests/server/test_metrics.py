@@ -53,8 +53,9 @@ def test_what_was_read_is_counted() -> None:
         until(lambda: samples(live).get("ferrule:e2e_request_latency_seconds_count") == 1)
         assert samples(live)["ferrule:request_prompt_tokens_count"] == 2
         assert samples(live)["ferrule:request_prompt_tokens_sum"] == tokens
-        live.request("/v1/rerank", {"query": "a", "documents": ["b"]})
+        tokens += live.request("/v1/rerank", {"query": "a", "documents": ["b"]}).json["usage"]["prompt_tokens"]
         until(lambda: samples(live)["ferrule:e2e_request_latency_seconds_count"] == 2)
+        assert samples(live)["ferrule:request_prompt_tokens_sum"] == tokens
 
 
 @pytest.mark.parametrize("n", [1, 2])

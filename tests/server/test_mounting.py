@@ -104,7 +104,8 @@ def test_63_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 
 USAGE: list[tuple[list[str], str]] = [
     (["--port", "70000"], "70000 is not in the range"),
-    (["--model", "a"], "'a' is no name and value"),
+    (["--model", "a"], "--model is 'a'; it must be NAME=MODEL"),
+    (["--lora-module", "a="], "--lora-module is 'a='; it must be NAME=PATH"),
     (["--model", "a=/no/such/model"], "no directory /no/such/model"),
     (["/no/such/model"], "no directory /no/such/model"),
     (["--metrics-prefix", "a b"], "metrics_prefix is 'a b'"),

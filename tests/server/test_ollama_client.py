@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,8 +14,10 @@ import numpy as np
 import ollama
 import pytest
 
+from conftest import TINY
 from ferrule import LLM, SamplingParams, __version__
 from ferrule.server import ServerSettings
+from lora_files import random_adapter
 from server.live import Live, serving
 
 pytestmark = pytest.mark.native
@@ -142,13 +147,39 @@ def test_what_is_told_of_models(client: ollama.Client, live: Live) -> None:
     assert listed[0].details is not None
     assert (listed[0].details.family, listed[0].details.quantization_level) == ("llama", "int8")
     assert listed[0].details.parameter_size == "5.8M"
+    assert re.fullmatch("[0-9a-f]{64}", listed[0].digest or "")
+    running = client.ps().models
+    assert [(each.name, each.size, each.size_vram) for each in running] == [
+        (each.model, each.size, 0) for each in listed
+    ]
+    assert running[0].context_length == 2048
+    assert running[0].expires_at is not None
+    assert running[0].expires_at > datetime.now(UTC) + timedelta(days=36500)
+    assert [each.digest for each in running] == [listed[0].digest] * 2, "they are names of one model"
     shown = client.show("tiny:latest")
     assert shown.capabilities == ["completion"]
     assert shown.template is not None
     assert "add_generation_prompt" in shown.template
     assert shown.modelinfo is not None
     assert shown.modelinfo["llama.context_length"] == 2048
+    assert shown.modelinfo["general.basename"] == "tiny"
     assert live.request("/api/version").json == {"version": __version__}
+
+
+def test_digests_tell_models_apart(tmp_path: Path) -> None:
+    def digests(seed: int) -> dict[str, str]:
+        folder = tmp_path / str(seed)
+        random_adapter(folder / "mine", TINY, seed=seed)
+        settings = ServerSettings(ollama=True, lora_dir=str(folder))
+        with serving(settings) as live:
+            load = {"lora_name": "mine", "lora_path": "mine"}
+            assert live.request("/v1/load_lora_adapter", load).status == 200
+            return {each["name"]: each["digest"] for each in live.request("/api/tags").json["models"]}
+
+    first, second = digests(1), digests(2)
+    assert first.keys() == {"tiny", "mine"}
+    assert first["tiny"] == second["tiny"]
+    assert len({first["tiny"], first["mine"], second["mine"]}) == 3
 
 
 def test_embeddings(client: ollama.Client, solo: LLM) -> None:
@@ -158,7 +189,7 @@ def test_embeddings(client: ollama.Client, solo: LLM) -> None:
     np.testing.assert_array_equal(np.array(found.embeddings, np.float32), expected)
     assert len(client.embed("tiny", "Hi", dimensions=8).embeddings[0]) == 8
     long = "word " * 5000
-    assert client.embed("tiny", long).prompt_eval_count == 2048
+    assert client.embed("tiny", long, options={"num_ctx": 2048}).prompt_eval_count == 2048
     with pytest.raises(ollama.ResponseError, match="2048"):
         client.embed("tiny", long, truncate=False)
 
@@ -193,6 +224,8 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("generate", {"suffix": "x"}, "a prompt has a suffix,"),
     ("embed", {"input": [1]}, "input"),
     ("embed", {"input": [""] * 2049}, "input"),
+    ("embed", {"options": {"num_ctx": 4096}}, "options.num_ctx"),
+    ("embed", {"options": {"temperature": 0.5}}, "options.temperature"),
     ("show", {"model": 3}, "model"),
 ]
 
@@ -211,3 +244,18 @@ def test_a_model_that_is_not_there(client: ollama.Client) -> None:
         client.chat("none:latest", MESSAGES)
     assert caught.value.status_code == 404
     assert "none" in caught.value.error
+
+
+@pytest.mark.parametrize(
+    ("ask", "named"),
+    [
+        (lambda client: client.pull("tiny"), "POST '/api/pull'"),
+        (lambda client: client.delete("tiny"), "DELETE '/api/delete'"),
+        (lambda client: client.create("mine", from_="tiny"), "POST '/api/create'"),
+        (lambda client: client.embeddings("tiny", "Hi"), "POST '/api/embeddings'"),
+    ],
+)
+def test_what_is_not_there_is_named(client: ollama.Client, ask: Callable[[ollama.Client], Any], named: str) -> None:
+    with pytest.raises(ollama.ResponseError) as caught:
+        ask(client)
+    assert (caught.value.status_code, named in caught.value.error) == (404, True)

@@ -407,8 +407,15 @@ def test_tokenize_and_back(shared: Live) -> None:
 @pytest.mark.native
 def test_rerank(shared: Live) -> None:
     documents = ["Paris is the capital of France.", "Dogs bark.", "France has a capital."]
-    found = shared.request("/v1/rerank", {"query": "capital", "documents": documents, "top_n": 2}).json["results"]
+    cut = shared.request("/v1/rerank", {"query": "capital", "documents": documents, "top_n": 2}).json
+    found = cut["results"]
     assert len(found) == 2
+    # What ranks by the cosine reads each text as an embedding is made of it.
+    embedded = shared.request("/v1/embeddings", {"input": ["capital", *documents]}).json["usage"]
+    assert cut["usage"] == embedded
+    assert embedded["total_tokens"] == embedded["prompt_tokens"] > len(documents)
+    empty = shared.request("/v1/rerank", {"query": "capital", "documents": []}).json
+    assert (empty["results"], empty["usage"]["total_tokens"]) == ([], 0)
     assert found[0]["relevance_score"] >= found[1]["relevance_score"]
     assert all(each["document"]["text"] == documents[each["index"]] for each in found)
     found = shared.request("/v1/rerank", {"query": "capital", "documents": documents, "return_documents": False}).json

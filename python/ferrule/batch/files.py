@@ -115,7 +115,8 @@ class Answered:
         self.lines += 1
         if answer.failure is not None:
             self.failed += 1
-            self.failure = self.failure or f"line {self.lines} ({shown(answer.custom_id)}): {answer.failure}"
+            called = "" if answer.custom_id is None else f" ({shown(answer.custom_id)})"
+            self.failure = self.failure or f"line {self.lines}{called}: {answer.failure}"
 
 
 class BatchOutput:

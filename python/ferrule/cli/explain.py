@@ -82,13 +82,8 @@ def _show_step(console: Console, number: int, step: Explanation) -> None:
 
 
 def _candidates(step: Explanation) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim")
-    table.add_column("token")
-    for name in ("id", "logit", "probability", "after sampling"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    table = _table("token", ("id", "logit", "probability", "after sampling"))
+    table.add_column("", overflow="fold")
     for candidate in step.candidates:
         chosen = candidate.token_id == step.token_id
         table.add_row(
@@ -105,16 +100,22 @@ def _candidates(step: Explanation) -> Table:
 
 def _stages(step: Explanation) -> Table:
     """What each stage left, and what it made of the token that was chosen."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim")
-    table.add_column("stage")
-    for name in ("tokens left", "entropy", f"probability of {_shown(step.text)}"):
-        table.add_column(name, justify="right")
+    table = _table("stage", ("tokens left", "entropy", f"probability of {_shown(step.text)}"))
     chosen = next((c for c in step.candidates if c.token_id == step.token_id), None)
     for place, stage in enumerate(step.stages):
         probability = "" if chosen is None else f"{chosen.stage_probabilities[place]:.2%}"
         table.add_row(stage.name, f"{stage.tokens_left:,}", f"{stage.entropy:.3f} nats", probability)
+    return table
+
+
+def _table(first: str, numbers: Iterable[str]) -> Table:
+    """A name and its numbers. Where a terminal is narrow they are broken, and nothing is left out."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim")
+    table.add_column(first, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 

@@ -153,4 +153,8 @@ class _Shown:
     def _counts(self, progress: Progress) -> str:
         answered, seconds = progress.answered, time.monotonic() - self._began
         rate = progress.asked / max(seconds, 1e-9)
-        return f"{answered.lines} lines answered, {answered.failed} errors, {rate:.1f} a second"
+        return f"{_counted(answered.lines, 'line')} answered, {_counted(answered.failed, 'error')}, {rate:.1f} a second"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

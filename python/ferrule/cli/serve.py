@@ -147,7 +147,7 @@ def command(
     with _interrupts_noted():
         models = _models(model, aliases)
         settings = _settings(options)
-        adapters = dict(map(_pair, lora_modules))
+        adapters = dict(_pair("--lora-module", module, "NAME=PATH") for module in lora_modules)
         keywords = loading({name: value for name, value in options.items() if value is not None})
         if adapters:
             keywords["lora_modules"] = adapters
@@ -211,17 +211,17 @@ def _models(model: str | None, aliases: Sequence[str]) -> dict[str, str | None]:
     if model is not None or not aliases:
         models[model or EMBEDDED] = None if model is None else check_model(model)
     for alias in aliases:
-        name, path = _pair(alias)
+        name, path = _pair("--model", alias, "NAME=MODEL")
         if name in models:
             raise click.UsageError(f"--model has the name {name!r} twice")
         models[name] = check_model(path)
     return models
 
 
-def _pair(given: str) -> tuple[str, str]:
+def _pair(option: str, given: str, form: str) -> tuple[str, str]:
     name, separator, value = given.partition("=")
     if not (name and separator and value):
-        raise click.UsageError(f"{given!r} is no name and value with = between")
+        raise click.UsageError(f"{option} is {given!r}; it must be {form}")
     return name, value
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ferrule.loading import ModelFiles
 
     Rows: TypeAlias = list[npt.NDArray[np.float32]]
+    Ranked: TypeAlias = Callable[[list[float], list[Text]], list[RerankOutput]]
+    """From the documents' scores and the texts that were read for them."""
 
 T = TypeVar("T")
 
@@ -150,27 +152,30 @@ class Encoding:
             texts = judge.texts(query, several, instruction, most)
             yes_no = list(judge.token_ids)
             task = json.dumps({"type": "logits", "tokens": yes_no})
-            return Plan(task, texts, [2] * len(texts), lambda rows: ranked([_sigmoid(row[0] - row[1]) for row in rows]))
+            numbers = [2] * len(texts)
+            return Plan(task, texts, numbers, lambda rows: ranked([_sigmoid(row[0] - row[1]) for row in rows], texts))
         if self._spec.classifier is not None:
             labels = self._spec.classifier.labels
             if labels != 1:
                 raise UnsupportedTaskError(f"{self._name} has {labels} labels; relevance is one of a single label")
             read = self._reader.read_pair
             pairs = [read(f"documents[{i}]", (query, document), most=most) for i, document in enumerate(several)]
+            numbers = [1] * len(pairs)
             return Plan(
-                '{"type": "scores"}', pairs, [1] * len(pairs), lambda rows: ranked([_sigmoid(row[0]) for row in rows])
+                '{"type": "scores"}', pairs, numbers, lambda rows: ranked([_sigmoid(row[0]) for row in rows], pairs)
             )
         return self._rerank_by_cosine(query, several, most, ranked)
 
     def _rerank_by_cosine(
-        self, query: str, documents: list[str], most: int | None, ranked: Callable[[list[float]], list[RerankOutput]]
+        self, query: str, documents: list[str], most: int | None, ranked: Ranked
     ) -> Plan[RerankOutput]:
         """By the angle between embeddings, for models that were made to give those."""
         prompts = self._files.sentence.prompts
         names = [name for name in DOCUMENT_PROMPTS if name in prompts]
         for_query = self._prefix("query" if "query" in prompts else None)
         for_document = self._prefix(names[0] if names else None)
-        texts = [self._reader.read("query", query, prefix=for_query, most=most)]
+        asked = self._reader.read("query", query, prefix=for_query, most=most)
+        texts = [asked] if documents else []
         for index, document in enumerate(documents):
             texts.append(self._reader.read(f"documents[{index}]", document, prefix=for_document, most=most))
         task = {
@@ -181,9 +186,9 @@ class Encoding:
         }
 
         def finish(rows: Rows) -> list[RerankOutput]:
-            query_row, *others = [row.astype("float64") for row in rows]
-            cosines = [min(max(float((query_row * row).sum()), -1.0), 1.0) for row in others]
-            return ranked([(1 + cosine) / 2 for cosine in cosines])
+            vectors = [row.astype("float64") for row in rows]
+            cosines = [min(max(float((vectors[0] * row).sum()), -1.0), 1.0) for row in vectors[1:]]
+            return ranked([(1 + cosine) / 2 for cosine in cosines], texts)
 
         return Plan(json.dumps(task), texts, [self._spec.embedding_size] * len(texts), finish)
 
@@ -253,12 +258,13 @@ def _checked_documents(query: object, documents: object) -> list[str]:
     return cast("list[str]", several)
 
 
-def _ranked(documents: list[str], top_n: int | None) -> Callable[[list[float]], list[RerankOutput]]:
+def _ranked(documents: list[str], top_n: int | None) -> Ranked:
     """Puts the most relevant document first, the first of equals; the `top_n` best."""
 
-    def ranked(scores: list[float]) -> list[RerankOutput]:
+    def ranked(scores: list[float], texts: list[Text]) -> list[RerankOutput]:
         order = sorted(range(len(documents)), key=lambda index: -scores[index])
-        return [RerankOutput(index, scores[index], documents[index]) for index in order[:top_n]]
+        read = sum(len(text.token_ids) for text in texts)
+        return [RerankOutput(index, scores[index], documents[index], read) for index in order[:top_n]]
 
     return ranked
 

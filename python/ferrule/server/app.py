@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 
 from ferrule import __version__
 from ferrule.async_llm import AsyncLLM
+from ferrule.checks import shown
 from ferrule.errors import FerruleError
 from ferrule.loading import EMBEDDED
 from ferrule.server import health, metrics
@@ -44,6 +45,8 @@ ROUTERS = (
     ollama.router,
 )
 """Each makes the routes of a family; one line each."""
+NO_ROUTE = (404, 405)
+"""Where nothing was found for what was asked."""
 
 
 def create_app(
@@ -85,7 +88,7 @@ def create_app(
     return app
 
 
-async def _answer(_request: Request, error: Exception) -> JSONResponse:
+async def _answer(request: Request, error: Exception) -> JSONResponse:
     match error:
         case ApiError():
             return response(error)
@@ -96,7 +99,10 @@ async def _answer(_request: Request, error: Exception) -> JSONResponse:
         case HTTPException() if (cause := error.__cause__) is not None:
             return response(unreadable(cause))
         case HTTPException():
-            code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-            return response(ApiError(error.status_code, str(error.detail), code=code, headers=error.headers))
+            phrase = HTTPStatus(error.status_code).phrase
+            asked = f"{request.method} {shown(request.url.path)}"
+            message = f"{phrase}: there is no {asked} here" if error.status_code in NO_ROUTE else str(error.detail)
+            code = phrase.lower().replace(" ", "_")
+            return response(ApiError(error.status_code, message, code=code, headers=error.headers))
         case _:
             raise error

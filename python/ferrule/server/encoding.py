@@ -35,8 +35,8 @@ def check_texts(texts: Sequence[object]) -> None:
         raise InvalidParameterError(f"input has {len(texts)} texts; the limit is {MAX_TEXTS}")
 
 
-def note_read(tokens: Sequence[int | None]) -> None:
-    """Notes in the request's record how many tokens its texts had, as far as that is known."""
+def note_read(tokens: Sequence[int]) -> None:
+    """Notes in the request's record how many tokens its texts had."""
     record = current.get()
     if record is not None:
         record.counted += [Counted(each, 0) for each in tokens]

@@ -19,7 +19,7 @@ class Counted:
     """What is counted of a prompt whose work has ended."""
 
     prompt_tokens: int | None
-    """None where it is not known: of what was ranked, and where the client went before."""
+    """None where it is not known, as the client went before."""
     output_tokens: int
     finish_reasons: tuple[str, ...] = ()
     """Of its completions; none of a text that was only read."""

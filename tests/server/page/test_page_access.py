@@ -161,6 +161,7 @@ def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
     for width in (320, PHONE["width"]):
         chat.page.set_viewport_size({"width": width, "height": 700})
         assert chat.page.evaluate("document.documentElement.scrollWidth") == width
+        assert chat.page.evaluate("document.documentElement.scrollHeight") == 700, "only messages scroll"
     chat.at(".assistant .token").nth(1).tap()
     card = chat.at(".alternatives")
     expect(card).to_be_visible()
@@ -188,13 +189,16 @@ def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
 def test_the_colours_follow_the_system_until_they_are_chosen(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(color_scheme="dark")
 
-    def ground() -> str:
-        return chat.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    def ground() -> dict[str, str]:
+        return chat.page.evaluate(
+            "(({ backgroundColor, scrollbarColor }) => ({ backgroundColor, scrollbarColor }))"
+            "(getComputedStyle(document.body))"
+        )
 
     dark = ground()
     chat.page.emulate_media(color_scheme="light")
     light = ground()
-    assert dark != light
+    assert all(dark[what] != light[what] for what in dark)
     chat.at("#theme").click()
     expect(chat.at("#theme")).to_have_accessible_name("Colours: light")
     chat.at("#theme").click()

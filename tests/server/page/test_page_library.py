@@ -223,3 +223,12 @@ def test_a_file_that_cannot_be_read_says_where(chat: ChatPage, tmp_path: Path) -
     upload(chat, "{", tmp_path)
     expect(chat.at("#notice")).to_contain_text("The file is not JSON.")
     chat.expect_titles("What is the capital of France?")
+    for width in (900, 1280, 1920):
+        chat.page.set_viewport_size({"width": width, "height": 800})
+        left = [
+            chat.at(each).last.evaluate("element => element.getBoundingClientRect().left")
+            for each in ("#notice", ".assistant .body", "#composer")
+        ]
+        assert max(left) - min(left) < 20, "one below the other, but for a scrollbar"
+    chat.ask("What is the capital of Italy?")
+    expect(chat.at("#notice")).to_be_hidden()

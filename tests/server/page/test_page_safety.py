@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
 
 from serve_process import served
-from server.page.chat_page import ChatPage, stream
+from server.page.chat_page import TIMEOUT, ChatPage, stream
 from server.page.conftest import SERVE
 
 HOSTILE = """
@@ -138,6 +140,30 @@ def test_a_fault_in_mid_stream_keeps_what_was_said(chat: ChatPage) -> None:
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
     chat.act("regenerate")
     expect(chat.at(".refusal")).to_contain_text("The stream ended before the answer did.")
+
+
+def test_a_connection_that_breaks_in_mid_stream_is_said_to(chat: ChatPage) -> None:
+    event = stream(["Once "]).partition("\n\n")[0].encode() + b"\n\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def break_off() -> None:
+            with listener.accept()[0] as client:
+                client.recv(65536)
+                client.sendall(head + b"%x\r\n%b\r\n" % (len(event), event))
+                was_shown.wait(TIMEOUT / 1000)
+
+        was_shown = threading.Event()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        chat.page.route("**/v1/chat/completions", lambda route: route.continue_(url=url))
+        breaking = threading.Thread(target=break_off)
+        breaking.start()
+        chat.send("Hello")
+        expect(chat.at(".assistant .body")).to_have_text("Once ")
+        was_shown.set()
+        breaking.join()
+    expect(chat.at(".refusal")).to_contain_text("The stream ended before the answer did.")
+    assert chat.answers() == ["Once"]
 
 
 def test_a_server_that_is_gone_is_said_to_be(open_chat: Callable[..., ChatPage]) -> None:

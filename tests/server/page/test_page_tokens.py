@@ -40,6 +40,9 @@ def test_the_card_shows_what_the_server_says(answered: ChatPage) -> None:
     )
     assert card.locator(".share").all_inner_texts() == percent
     expect(card.locator(".taken")).to_contain_text("␣capital")
+    assert any("<" in each for each in percent)
+    heights = card.locator(".share").evaluate_all("shares => shares.map((share) => share.offsetHeight)")
+    assert len(set(heights)) == 1, "each has one line"
     answered.page.mouse.move(5, 5)
     expect(card).to_be_hidden()
 

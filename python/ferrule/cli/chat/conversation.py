@@ -56,7 +56,8 @@ class Conversation:
             new.replace(path)
         except (OSError, UnicodeEncodeError) as error:
             new.unlink(missing_ok=True)
-            raise InvalidParameterError(f"{path}: cannot be written: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidParameterError(f"{path}: cannot be written: {reason}") from error
 
     def load(self, path: Path) -> None:
         """Goes on with a conversation that was saved, or with a list of messages.

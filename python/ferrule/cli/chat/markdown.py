@@ -10,7 +10,8 @@ import rich.markdown
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Heading as RichHeading
-from rich.markdown import MarkdownElement
+from rich.markdown import MarkdownElement, TableElement
+from rich.table import Table as RichTable
 
 
 class Heading(RichHeading):
@@ -22,12 +23,25 @@ class Heading(RichHeading):
         yield self.text
 
 
+class Table(TableElement):
+    """Breaks words that are wider than their column, where rich would leave out the rest of them."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draws it."""
+        for table in super().__rich_console__(console, options):
+            if isinstance(table, RichTable):
+                for column in table.columns:
+                    column.overflow = "fold"
+            yield table
+
+
 class Markdown(rich.markdown.Markdown):
     """Keeps line breaks, as poems and addresses want it; shows tags as they are, and addresses beside their links."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **rich.markdown.Markdown.elements,
         "heading_open": Heading,
+        "table_open": Table,
     }
 
     def __init__(self, text: str) -> None:

@@ -65,6 +65,15 @@ async def generate(server: Context, served: Served, asked: GenerateRequest) -> G
     return Generation(served, prompt, _params(served, asked, _structure(asked)), new_id("ollama"))
 
 
+def check_reading(served: Served, options: Options | None) -> None:
+    """Raises InvalidParameterError, ApiError for options that say nothing of texts which are only read."""
+    if options is None:
+        return
+    _check_room(served, options)
+    for name in options.model_dump(exclude_none=True, exclude={"num_ctx"}):
+        raise unsupported(f"options.{name}", f"options.{name} is given, but nothing is sampled")
+
+
 async def _converse(
     server: Context, served: Served, asked: Asking, messages: list[dict[str, Any]], tools: Any
 ) -> Generation:
@@ -124,11 +133,15 @@ def _template_arguments(asked: Asking) -> Mapping[str, Any]:
     return arguments | ({"reasoning_effort": asked.think} if isinstance(asked.think, str) else {})
 
 
-def _params(served: Served, asked: Asking, structure: StructuredOutputsParams | None) -> SamplingParams:
-    options = asked.options or Options()
+def _check_room(served: Served, options: Options) -> None:
     room = served.info["max_model_len"]
     if options.num_ctx is not None and not 1 <= options.num_ctx <= room:
         raise InvalidParameterError(f"options.num_ctx is {shown(options.num_ctx)}; {served.name} has room for {room}")
+
+
+def _params(served: Served, asked: Asking, structure: StructuredOutputsParams | None) -> SamplingParams:
+    options = asked.options or Options()
+    _check_room(served, options)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise InvalidParameterError("top_logprobs is given, but logprobs is not true")
     given = options.model_dump(exclude_none=True, exclude=set(ROOM))

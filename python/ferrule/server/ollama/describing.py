@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from typing import Any
 
 from ferrule.errors import FerruleError, UnsupportedTaskError
 from ferrule.server.models import Served
-from ferrule.server.ollama.protocol import ModelDetails, ModelTag, Shown, timestamp
+from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, Shown, timestamp
+
+FOREVER = 2**63 / 1e9
+"""Seconds, as many as Ollama can count: how long a model is kept that is kept without end."""
+IDENTITY = ("directory", "file", "architecture", "parameters", "quantization")
+"""What of a model's facts tells it apart from others."""
 
 
 def tag(served: Served, created: float) -> ModelTag:
     """A model in a list; `created` is when it was loaded, in seconds since 1970."""
-    return ModelTag(
-        name=served.name,
-        model=served.name,
+    return ModelTag(modified_at=timestamp(created), **_common(served))
+
+
+def running(served: Served, created: float) -> RunningModel:
+    """A model in memory; `created` as above."""
+    return RunningModel(
         modified_at=timestamp(created),
-        size=served.info["weight_bytes"],
-        details=_details(served),
+        expires_at=timestamp(created + FOREVER),
+        context_length=served.info["max_model_len"],
+        **_common(served),
     )
 
 
@@ -32,6 +43,7 @@ def show(served: Served, created: float) -> Shown:
         details=_details(served),
         model_info={
             "general.architecture": family,
+            "general.basename": served.name,
             "general.parameter_count": info["parameters"],
             f"{family}.block_count": info["layers"],
             f"{family}.context_length": info["max_model_len"],
@@ -40,6 +52,22 @@ def show(served: Served, created: float) -> Shown:
         },
         capabilities=_capabilities(served),
     )
+
+
+def _common(served: Served) -> dict[str, Any]:
+    return {
+        "name": served.name,
+        "model": served.name,
+        "size": served.info["weight_bytes"],
+        "digest": _digest(served),
+        "details": _details(served),
+    }
+
+
+def _digest(served: Served) -> str:
+    paths = [each.path for each in served.llm.lora_adapters() if each.name == served.adapter]
+    identity = [[served.info[name] for name in IDENTITY], paths]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def _details(served: Served) -> ModelDetails:

@@ -113,6 +113,8 @@ class EmbedRequest(Asked):
     truncate: bool | None = None
     """Whether what is too long is cut; left out, true."""
     dimensions: int | None = None
+    options: Options | None = None
+    """Of them `num_ctx` alone: texts that are only read have no others."""
     keep_alive: float | str | None = None
 
 
@@ -203,7 +205,26 @@ class ModelTag(BaseModel):
     modified_at: str
     size: int
     """Bytes of its weights, as they are held."""
+    digest: str
+    """Names that stand for the same model have the same, and other models another. Of what is known of a model without
+    reading its weights again: no checksum of these."""
     details: ModelDetails
+
+
+class RunningModel(ModelTag):
+    """A model in memory, as all are."""
+
+    expires_at: str
+    """Centuries from now, as Ollama has it for a model that stays."""
+    size_vram: Literal[0] = 0
+    """Weights are in no memory but the processor's."""
+    context_length: int
+
+
+class RunningModels(BaseModel):
+    """The answer to GET /api/ps."""
+
+    models: list[RunningModel]
 
 
 class ModelTags(BaseModel):

@@ -15,8 +15,8 @@ from ferrule.server.encoding import check_encodes, check_texts, in_time, input_n
 from ferrule.server.errors import ApiError, call_fields
 from ferrule.server.generation import Generation, complete
 from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
-from ferrule.server.ollama.asking import chat, find, generate
-from ferrule.server.ollama.describing import show, tag
+from ferrule.server.ollama.asking import chat, check_reading, find, generate
+from ferrule.server.ollama.describing import running, show, tag
 from ferrule.server.ollama.errors import error_body
 from ferrule.server.ollama.protocol import (
     Asking,
@@ -27,6 +27,7 @@ from ferrule.server.ollama.protocol import (
     GenerateRequest,
     GenerateResponse,
     ModelTags,
+    RunningModels,
     Shown,
     ShowRequest,
     Version,
@@ -65,6 +66,7 @@ def router(server: Context) -> APIRouter:
         """Texts as vectors of length 1."""
         begun = time.perf_counter()
         served = check_encodes(find(server, asked.model))
+        check_reading(served, asked.options)
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         check_texts(texts)
         call_fields(input_names(several=len(texts) > 1))
@@ -92,6 +94,12 @@ def router(server: Context) -> APIRouter:
         """The models."""
         await server.models.check_health()
         return ModelTags(models=[tag(served, server.models.created) for served in server.models.all()])
+
+    @routes.get("/ps")
+    async def api_ps() -> RunningModels:
+        """The models again: all of them are in memory."""
+        await server.models.check_health()
+        return RunningModels(models=[running(served, server.models.created) for served in server.models.all()])
 
     @routes.post("/show")
     async def api_show(asked: ShowRequest) -> Shown:

@@ -375,6 +375,7 @@ class RerankList(BaseModel):
     id: str
     model: str
     results: list[RerankResult]
+    usage: Usage
 
 
 class Tokens(BaseModel):

@@ -48,14 +48,13 @@ def router(server: Context) -> APIRouter:
         )
         tokens = [len(output.prompt_token_ids) for output in outputs]
         note_read(tokens)
-        read = sum(tokens)
         body = EmbeddingList(
             model=served.name,
             data=[
                 Embedding(index=index, embedding=_written(output.embedding, asked.encoding_format))
                 for index, output in enumerate(outputs)
             ],
-            usage=Usage(prompt_tokens=read, completion_tokens=0, total_tokens=read),
+            usage=_usage(sum(tokens)),
         )
         return Response(body.model_dump_json(), media_type="application/json")
 
@@ -75,7 +74,8 @@ def router(server: Context) -> APIRouter:
                 truncate_prompt_tokens=asked.truncate_prompt_tokens,
             )
         )
-        note_read([None])
+        read = ranked[0].prompt_tokens if ranked else 0
+        note_read([read])
         results = [
             RerankResult(
                 index=each.index,
@@ -84,10 +84,14 @@ def router(server: Context) -> APIRouter:
             )
             for each in ranked
         ]
-        body = RerankList(id=new_id("rerank"), model=served.name, results=results)
+        body = RerankList(id=new_id("rerank"), model=served.name, results=results, usage=_usage(read))
         return Response(body.model_dump_json(), media_type="application/json")
 
     return routes
+
+
+def _usage(read: int) -> Usage:
+    return Usage(prompt_tokens=read, completion_tokens=0, total_tokens=read)
 
 
 def _texts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | TokensPrompt]:

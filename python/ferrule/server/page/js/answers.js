@@ -4,6 +4,7 @@
 import { announce } from "./announce.js";
 import { append } from "./conversation.js";
 import { generate } from "./generation.js";
+import { clearNotice } from "./notice.js";
 
 const KEEP_MILLISECONDS = 1000;
 const ANNOUNCED_CHARACTERS = 2000;
@@ -31,6 +32,8 @@ export function answers(on) {
     stop(conversation.id);
     running.set(conversation.id, { conversation, answer, controller });
     announce("Answering");
+    // What went wrong before has been read by now.
+    clearNotice();
     on.begin(conversation, answer);
     let drawn = null;
     let keptAt = Date.now();

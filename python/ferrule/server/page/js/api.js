@@ -5,6 +5,7 @@ import { recall, remember } from "./remembered.js";
 import { events } from "./sse.js";
 
 const KEY = "ferrule-api-key";
+const CUT = "The stream ended before the answer did.";
 
 /** What the server, or the way to it, said no with; `message` is the server's text. */
 export class ServerError extends Error {
@@ -37,7 +38,7 @@ export async function* streamChat(request, signal) {
   });
   let done = false;
   // Read to its end: to leave behind the last word would be a disconnect.
-  for await (const data of events(response.body)) {
+  for await (const data of unbroken(events(response.body))) {
     if (data === "[DONE]") {
       done = true;
       continue;
@@ -46,7 +47,17 @@ export async function* streamChat(request, signal) {
     if (chunk.error) throw new ServerError(chunk.error.message, { status: chunk.error.code, param: chunk.error.param });
     yield chunk;
   }
-  if (!done) throw new ServerError("The stream ended before the answer did.");
+  if (!done) throw new ServerError(CUT);
+}
+
+/** What comes of a stream; a connection that breaks is a ServerError, as each browser has other words for it. */
+async function* unbroken(stream) {
+  try {
+    yield* stream;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError(CUT);
+  }
 }
 
 async function ask(path, options = {}) {
