@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         RerankOutput,
         Score,
         StreamDelta,
+        StreamStep,
         TopLogprobs,
     )
     from ferrule.params import SamplingParams
@@ -84,6 +85,7 @@ _HOME = {
     "RerankOutput": "outputs",
     "Score": "outputs",
     "StreamDelta": "outputs",
+    "StreamStep": "outputs",
     "StructuredOutputsParams": "structured",
     "TopLogprobs": "outputs",
     "ChatTemplateError": "errors",
@@ -139,6 +141,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "StreamDelta",
+    "StreamStep",
     "StructuredOutputsParams",
     "TokenizerError",
     "ToolCall",

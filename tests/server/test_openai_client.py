@@ -222,6 +222,19 @@ def test_a_completion_stream_adds_up(client: openai.OpenAI, prompt: str | list[s
     assert tokens == [choice.logprobs and choice.logprobs.tokens for choice in whole.choices]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_best_of_several(client: openai.OpenAI, solo: LLM, n: int, stream: bool) -> None:
+    params = SamplingParams(max_tokens=9, seed=5, n=n, best_of=4)
+    expected = solo.generate("Once upon a time", params)[0]
+    fields: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 9, "seed": 5}
+    answer: Any = client.completions.create(**fields, n=n, best_of=4, stream=stream)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    assert [(choice.index, choice.text) for choice in choices] == [
+        (completion.index, completion.text) for completion in expected.outputs
+    ]
+
+
 def test_an_echo_alone(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="The capital", max_tokens=0, echo=True, logprobs=1)
     assert answer.choices[0].text == "The capital"

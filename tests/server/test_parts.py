@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.outputs import Logprob
+from ferrule.outputs import Logprob, StreamDelta
 from ferrule.parsers import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
-from ferrule.server.generation import ChoiceDelta
 from ferrule.server.parts import INVALID_JSON, Part, Parts, call_input
 
 
 def delta(
     message: MessageDelta | None, text: str = "", logprobs: list[dict[int, Logprob]] | None = None
-) -> ChoiceDelta:
-    return ChoiceDelta(0, text, [], logprobs, message, None, None)
+) -> StreamDelta:
+    return StreamDelta(text, [], logprobs, message=message)
 
 
 def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
@@ -21,7 +20,7 @@ def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
     return MessageDelta(tool_calls=[begun])
 
 
-def happened(parts: Parts, *deltas: ChoiceDelta) -> list[tuple[str, int, str]]:
+def happened(parts: Parts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
     events = [event for each in deltas for event in parts.add(each)]
     events += parts.end()
     return [(event.what, event.part.index, event.text) for event in events]

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from ferrule.outputs import TokenLogprobs
+from ferrule.outputs import StreamDelta, TokenLogprobs
 from ferrule.parsers import MessageDelta, ParsedMessage, ToolCallDelta
-from ferrule.server.generation import ChoiceDelta
 
 Kind = Literal["reasoning", "text", "call"]
 INVALID_JSON = "INVALID_JSON"
@@ -71,7 +70,7 @@ class Parts:
             pass
         return parts
 
-    def add(self, new: ChoiceDelta) -> Iterator[PartEvent]:
+    def add(self, new: StreamDelta) -> Iterator[PartEvent]:
         """What happens with a delta."""
         message = MessageDelta(new.text) if new.message is None else new.message
         return self._add(message, new.logprobs or ())

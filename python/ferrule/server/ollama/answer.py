@@ -53,7 +53,7 @@ class Answer:
         async with aclosing(steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
-                for new in step.choices:
+                for new in step.deltas:
                     for happened in parts.add(new):
                         if happened.what == "grown" and happened.part.kind == "text":
                             yield line(self._body(text=happened.text, logprobs=happened.logprobs))
