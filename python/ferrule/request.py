@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.driver import Work
-from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.errors import InvalidParameterError, RequestFailedError
 from ferrule.logits_processors import Logits, LogitsProcessors, room_for_logits
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
@@ -203,7 +203,7 @@ class Completion:
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
 
-        Raises EngineError where the engine failed on this request, LogitsProcessorError where a processor of it did.
+        Raises RequestFailedError where the engine failed on this request, LogitsProcessorError where a processor did.
         """
         self.step = step
         self.raise_error(step)
@@ -233,7 +233,7 @@ class Completion:
         if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
             raise self.processors.error
         if step.finish_reason == "error":
-            raise EngineError(step.error or "the engine failed on this request")
+            raise RequestFailedError(step.error or "the engine failed on this request")
 
     def abort(self) -> StreamDelta:
         """Ends it where it is: text that was held back comes out."""

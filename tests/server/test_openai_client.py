@@ -303,6 +303,20 @@ def test_a_prediction_changes_no_token(client: openai.OpenAI) -> None:
     assert again.usage.completion_tokens_details is not None
 
 
+def test_what_would_fail_again_is_not_tried_again(tiny: Live) -> None:
+    forbidden: dict[str, Any] = {"structured_outputs": {"choice": ["ab"]}, "allowed_token_ids": [5]}
+
+    def failed() -> int:
+        return tiny.llm.metrics().requests_finished["error"]
+
+    before = failed()
+    with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none") as client:
+        with pytest.raises(openai.UnprocessableEntityError, match="every one is forbidden") as caught:
+            client.completions.create(model="tiny", prompt="a", extra_body=forbidden)
+        assert caught.value.code == "request_failed"
+    assert failed() == before + 1
+
+
 def test_continuing_the_last_message(client: openai.OpenAI) -> None:
     messages: list[ChatCompletionMessageParam] = [*MESSAGES, {"role": "assistant", "content": "The capital of"}]
     answer = client.chat.completions.create(
