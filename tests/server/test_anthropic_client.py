@@ -183,6 +183,10 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0]"),
     (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "mood": "calm"}]}]},
+        "messages[0].content[0].mood",
+    ),
+    (
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
         "messages",
     ),

@@ -191,7 +191,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("generate", {"template": "{{ .Prompt }}"}, "template"),
     ("generate", {"raw": True, "system": "x"}, "system"),
     ("generate", {"suffix": "x"}, "a prompt has a suffix,"),
-    ("embed", {"input": [1]}, "input"),
+    ("embed", {"input": [1]}, "input[0]"),
     ("embed", {"input": [""] * 2049}, "input"),
     ("show", {"model": 3}, "model"),
 ]

@@ -12,6 +12,7 @@ import pytest
 import fakes
 from ferrule import AsyncLLM, SamplingParams, StructuredOutputsParams
 from ferrule.server import ServerSettings
+from ferrule.server.bounds import MAX_IDS
 from ferrule.server.openai.sampling import OTHERWISE, Sampling, StructuredOutputs
 from server.live import Answer, Live, events, serving
 
@@ -109,6 +110,7 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("55", {"tools": [{"type": "function", "function": {"name": "a", "foo": 1}}]}, "tools[0].function.foo"),
     ("", {"tool_choice": "required"}, "tool_choice"),
     ("", {"tool_choice": "sometimes"}, "tool_choice"),
+    ("", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
     (
         "",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
@@ -130,6 +132,9 @@ COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("53", {"prompt": [5] * 3000}, "prompt"),
     ("", {"prompt": ["a"] * 2000}, "prompt"),
     ("", {"prompt": {"text": "a"}}, "prompt"),
+    ("", {"prompt": [1, 2, "a"]}, "prompt[2]"),
+    ("", {"prompt": ["a", 5]}, "prompt[1]"),
+    ("", {"prompt": [[1], ["a"]]}, "prompt[1][0]"),
     ("", {"suffix": "b"}, "prompt"),
     ("", {"suffix": "b", "echo": True}, "echo"),
     ("", {"suffix": "b", "prompt": [5]}, "suffix"),
@@ -159,11 +164,25 @@ def test_what_cannot_be_is_refused_by_name(
     assert len(found.error["message"]) < 1000
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompt": [5, "a"]}, "prompt[1] is 'a': Input should be a valid integer"),
+        ({"prompt": [5] * (MAX_IDS + 1)}, f"List should have at most {MAX_IDS} items"),
+        ({"stop": [None]}, "stop[0] is None: Input should be a valid string"),
+        ({"prediction": 5}, "prediction is 5: Input should be an object"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict[str, Any], said: str) -> None:
+    assert said in live.complete(**asked).error["message"]
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("path", "asked", "param"),
     [
         ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
         ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
         ("/v1/embeddings", {"input": [4096]}, "input"),
         ("/v1/embeddings", {"input": "word " * 3000}, "input"),

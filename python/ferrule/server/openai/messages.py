@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ferrule.server.bounds import Many
-from ferrule.server.openai.sampling import Asked
+from ferrule.server.openai.sampling import Asked, TextOrObject
 from ferrule.server.validation import text_or_list
 
 
@@ -24,7 +24,7 @@ class TextPart(Asked):
 
 
 TextOrParts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Many[TextPart], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("<text>")] | Annotated[Many[TextPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
@@ -32,7 +32,7 @@ class CalledFunction(Asked):
     """Which function was called, and how."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: TextOrObject | None = None
     """JSON; templates that read maps get one."""
 
 
