@@ -69,6 +69,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("55", {"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
     ("55", {"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
     ("55", {"store": True}, "store"),
+    ("55", {"response_format": {"type": "text", "foo": 1}}, "response_format.foo"),
+    (
+        "55",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}},
+        "response_format.json_schema.foo",
+    ),
+    ("39", {"structured_outputs": {"choice": ["\\ud800"]}}, "structured_outputs.choice[0]"),
     ("55", {"service_tier": "flex"}, "service_tier"),
     ("", {"priority": 2**40}, "priority"),
     ("", {"cache_salt": ""}, "cache_salt"),
@@ -132,6 +139,7 @@ COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("53", {"prompt": [5] * 3000}, "prompt"),
     ("", {"prompt": ["a"] * 2000}, "prompt"),
     ("", {"prompt": {"text": "a"}}, "prompt"),
+    ("", {"prompt": ["a"] * 100, "n": 100}, "prompt"),
     ("", {"prompt": [1, 2, "a"]}, "prompt[2]"),
     ("", {"prompt": ["a", 5]}, "prompt[1]"),
     ("", {"prompt": [[1], ["a"]]}, "prompt[1][0]"),
@@ -171,6 +179,7 @@ def test_what_cannot_be_is_refused_by_name(
         ({"prompt": [5] * (MAX_IDS + 1)}, f"List should have at most {MAX_IDS} items"),
         ({"stop": [None]}, "stop[0] is None: Input should be a valid string"),
         ({"prediction": 5}, "prediction is 5: Input should be an object"),
+        ({"a" * 1000: 5}, f"{'a' * 100} is not supported"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict[str, Any], said: str) -> None:

@@ -38,6 +38,8 @@ def texts_or_ids(value: object) -> str:
     return "<lists>" if isinstance(first, list) else "<ids>" if isinstance(first, int) else "<texts>"
 
 
+LONGEST_NAME = 100
+"""Characters of a field's name that an error repeats."""
 _OBJECTS = frozenset({"model_type", "dict_type"})
 """Errors in which pydantic speaks of dictionaries, and of classes by our names for them."""
 
@@ -96,5 +98,6 @@ def _there(body: object, path: Sequence[object]) -> list[str]:
 def _name(path: Sequence[str]) -> str:
     name = ""
     for part in path:
+        part = part[:LONGEST_NAME]  # noqa: PLW2901
         name += f"[{part}]" if part.isdigit() else f".{part}" if name else part
     return name

@@ -75,11 +75,23 @@ def generations(served: Served, asked: CompletionRequest) -> list[Generation]:
     )
     if asked.echo and asked.logprobs is not None:
         params = replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
+    prompts = _prompts(asked)
+    _check_room(served, len(prompts), params.best_of or params.n)
     name = new_id("cmpl")
     return [
         Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority)
-        for index, prompt in enumerate(_prompts(asked))
+        for index, prompt in enumerate(prompts)
     ]
+
+
+def _check_room(served: Served, prompts: int, each: int) -> None:
+    """Raises InvalidParameterError for what would find the queue full whenever it came."""
+    running, waiting = served.info["max_num_seqs"], served.info["max_queued_requests"]
+    if prompts * each > running + waiting:
+        raise InvalidParameterError(
+            f"prompt has {prompts} prompts, of {each} completions each; max_queued_requests, {waiting}, and "
+            f"max_num_seqs, {running}, allow {running + waiting} in all"
+        )
 
 
 def _prompts(asked: CompletionRequest) -> list[Prompt]:
