@@ -78,6 +78,21 @@ def test_several_calls_in_one_delta() -> None:
     assert shown(parts.all) == [("call", "1", "call0", "f"), ("call", "2", "call1", "g")]
 
 
+def test_a_call_ends_before_what_came_with_its_end() -> None:
+    parts = Parts()
+    end = MessageDelta(
+        content=" So.",
+        tool_calls=[*call(0, "}").tool_calls, *call(1, "[", "g").tool_calls, *call(2, "2", "h").tool_calls],
+    )
+    happened(parts, delta(call(0, "{", "f")), delta(end), delta(call(2, "3")))
+    assert shown(parts.all) == [
+        ("call", "{}", "call0", "f"),
+        ("text", " So.", "", ""),
+        ("call", "[", "call1", "g"),
+        ("call", "23", "call2", "h"),
+    ]
+
+
 def test_a_whole_answer_has_its_text_before_its_calls() -> None:
     parts = Parts.of(ParsedMessage("said", "thought", [ToolCall("call0", "f", "{}")]), None).all
     assert shown(parts) == [
