@@ -197,6 +197,8 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "json_schema": {"schema": {}}}}}, "text.format.schema"),
+    ({"text": {"format": "json_schema"}}, "text.format"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice.name"),

@@ -144,7 +144,19 @@ class SchemaFormat(Asked):
     """Accepted, and of no effect: a schema is always held; so are its name and its description."""
 
 
-TextFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+def _format(given: object) -> str:
+    kind = cast("Mapping[str, object]", given).get("type") if isinstance(given, Mapping) else None
+    return "<plain>" if kind in ("text", "json_object") else f"<{kind}>"
+
+
+TextFormat = Annotated[
+    Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _format,
+        custom_error_type="unsupported_format",
+        custom_error_message="its type must be text, json_object or json_schema",
+    ),
+]
 
 
 class TextConfig(Asked):
