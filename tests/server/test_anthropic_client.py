@@ -195,6 +195,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -5}, "top_k"),
     ({"stop_sequences": ["a", ""]}, "stop_sequences[1]"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER]}, "tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}}, "tool_choice.name"),

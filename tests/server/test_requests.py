@@ -108,6 +108,13 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("55", {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": None}]}, "messages[1]"),
     ("55", {"messages": [{"role": "assistant"}]}, "messages[0]"),
+    ("55", {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, "messages[0]"),
+    ("55", {"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "messages[0]"),
+    (
+        "55",
+        {"messages": [{"role": "tool", "content": "a", "tool_calls": [{"function": {"name": "b"}}]}]},
+        "messages[0]",
+    ),
     (
         "55",
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}, "foo": 1}]}]},

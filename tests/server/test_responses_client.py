@@ -201,6 +201,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": "json_schema"}}, "text.format"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"input": 3}, "input"),

@@ -99,7 +99,7 @@ class Tool(Asked):
     """A function that may be called."""
 
     type: Literal["custom"] | None = None
-    name: str
+    name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None

@@ -64,11 +64,14 @@ class Message(Asked):
     annotations: list[Any] | None = Field(None, max_length=0)
 
     @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        silent = self.role == "assistant" and (
-            self.tool_calls or self.reasoning_content or self.reasoning or self.thinking
-        )
-        if self.content is None and not silent:
+    def _is_of_its_role(self) -> Message:
+        reasons = self.reasoning_content or self.reasoning or self.thinking
+        if self.role != "assistant" and (self.tool_calls or reasons):
+            found = {"found": "tool_calls" if self.tool_calls else "reasoning", "role": self.role}
+            raise PydanticCustomError("foreign_field", "it has {found}, which a {role}'s has not", found)
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise PydanticCustomError("foreign_field", "it has a tool_call_id, which a tool's alone has")
+        if self.content is None and not (self.tool_calls or reasons):
             limit = "its content must be text or parts; an assistant's that calls or reasons may have none"
             raise PydanticCustomError("missing_content", limit)
         return self

@@ -112,7 +112,7 @@ class FunctionTool(Asked):
     """A function that may be called."""
 
     type: Literal["function"]
-    name: str
+    name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
