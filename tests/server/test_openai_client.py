@@ -303,6 +303,16 @@ def test_a_prediction_changes_no_token(client: openai.OpenAI) -> None:
     assert again.usage.completion_tokens_details is not None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [([[1], [2, 4096]], "prompt[1][1]"), (["a", "b", ""], "prompt[2]"), ([[5], [5] * 3000], "prompt[1]")],
+)
+def test_an_error_says_of_which_prompt_it_is(tiny: Live, prompt: Any, param: str, stream: bool) -> None:
+    found = tiny.complete(prompt, stream=stream)
+    assert (found.status, found.error["param"]) == (400, param)
+
+
 def test_what_would_fail_again_is_not_tried_again(tiny: Live) -> None:
     forbidden: dict[str, Any] = {"structured_outputs": {"choice": ["ab"]}, "allowed_token_ids": [5]}
 

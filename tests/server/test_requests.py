@@ -206,6 +206,7 @@ def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict
         ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),
         ("/tokenize", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
         ("/detokenize", {"tokens": [1, 4096]}, "tokens[1]"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "messages"),
     ],
 )
 def test_errors_name_what_was_sent(shared: Live, path: str, asked: dict[str, Any], param: str) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule.errors import InvalidParameterError
-from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
+from ferrule.errors import InvalidParameterError, PromptError
+from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep, TokenLogprobs
 from ferrule.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.errors import call_fields, unsupported
+from ferrule.server.errors import api_error, call_fields, unsupported
 from ferrule.server.generation import Generation, complete, steps
 from ferrule.server.merging import merged
 from ferrule.server.models import Served
@@ -124,13 +124,39 @@ async def _all(asked: Sequence[Generation]) -> list[RequestOutput]:
 
     Raises as `complete`.
     """
-    tasks = [asyncio.ensure_future(complete(each)) for each in asked]
+
+    async def whole(number: int) -> RequestOutput:
+        with _naming(number, asked):
+            return await complete(asked[number])
+
+    tasks = [asyncio.ensure_future(whole(number)) for number in range(len(asked))]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _streamed(number: int, asked: Sequence[Generation]) -> AsyncGenerator[StreamStep, None]:
+    with _naming(number, asked):
+        async with aclosing(steps(asked[number])) as all_steps:
+            async for step in all_steps:
+                yield step
+
+
+@contextmanager
+def _naming(number: int, asked: Sequence[Generation]) -> Generator[None, None, None]:
+    """What is wrong with one of several prompts says with which.
+
+    Raises ApiError.
+    """
+    try:
+        yield
+    except PromptError as error:
+        if len(asked) > 1:
+            call_fields(dict.fromkeys(("prompt_token_ids", "prompt"), f"prompt[{number}]"))
+        raise api_error(error) from None
 
 
 @dataclass
@@ -166,7 +192,9 @@ class Continuations:
         known: dict[int, RequestOutput] = {}
         hidden = unasked(self.asked)
         places: dict[tuple[int, int], _Place] = {}
-        async with aclosing(merged([steps(each) for each in self.generations])) as all_steps:
+        async with aclosing(
+            merged([_streamed(number, self.generations) for number in range(len(self.generations))])
+        ) as all_steps:
             async for prompt, step in all_steps:
                 known[prompt] = step.output
                 for new in step.deltas:
