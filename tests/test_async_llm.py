@@ -18,6 +18,7 @@ from ferrule import (
     LLM,
     AsyncLLM,
     ChatTemplateError,
+    CompletionOutput,
     EngineError,
     InvalidParameterError,
     PromptError,
@@ -25,6 +26,7 @@ from ferrule import (
     RequestOutput,
     SamplingParams,
 )
+from ferrule.request import Completion
 
 
 def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Engine]) -> None:
@@ -47,6 +49,7 @@ def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Eng
             assert [row for delta in deltas for row in delta.logprobs or []] == expected.outputs[0].logprobs
             assert [one for delta in deltas for one in delta.entropies or []] == expected.outputs[0].entropies
             assert [delta.output is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
+            assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
             await all_free(llm)
 
     run(test)
@@ -66,6 +69,57 @@ def test_n_completions_come_together(engine: type[fakes.Engine]) -> None:
             with pytest.raises(InvalidParameterError, match="n is 2; a stream has one completion"):
                 await anext(llm.stream("x", sampled(2, n=2)))
             await all_free(llm)
+
+    run(test)
+
+
+def test_steps_of_several_completions_add_up(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+    copied = Completion.output
+
+    def counted(self: Completion) -> CompletionOutput:
+        copies.append(self.index)
+        return copied(self)
+
+    monkeypatch.setattr(Completion, "output", counted)
+
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            engine.script = staticmethod(lambda _: llm.tokenize("Paris is big. So is Rome."))  # type: ignore[assignment]
+            params = sampled(30, n=3, logprobs=1, prompt_logprobs=0, entropy=True, stop=["Rome"])
+            steps = [step async for step in llm.stream_steps("x y", params)]
+            assert sorted(copies) == [0, 1, 2], "what has come is copied in the end alone"
+            assert [step.output.finished for step in steps] == [False] * (len(steps) - 1) + [True]
+            assert all(step.output.outputs == [] for step in steps[:-1])
+            whole = steps[-1].output
+            assert steps[0].output.prompt_logprobs == whole.prompt_logprobs
+            counts = [step.output.metrics.output_tokens for step in steps]
+            assert counts == sorted(counts)
+            for completion in whole.outputs:
+                deltas = [delta for step in steps for delta in step.deltas if delta.index == completion.index]
+                assert len(deltas) > 3
+                assert "".join(delta.text for delta in deltas) == completion.text == "Paris is big. So is "
+                assert [token for delta in deltas for token in delta.token_ids] == completion.token_ids
+                assert [row for delta in deltas for row in delta.logprobs or []] == completion.logprobs
+                assert [one for delta in deltas for one in delta.entropies or []] == completion.entropies
+                ends = [(delta.finish_reason, delta.stop_reason) for delta in deltas]
+                assert ends == [(None, None)] * (len(deltas) - 1) + [("stop", "Rome")]
+            await all_free(llm)
+
+    engine.step_seconds = 0.001
+    run(test)
+
+
+def test_steps_of_the_best_come_in_the_end(engine: type[fakes.Engine]) -> None:
+    async def test() -> None:
+        async with AsyncLLM() as llm:
+            params = sampled(9, n=2, best_of=4)
+            expected = await last(llm.generate("x", params))
+            (step,) = [step async for step in llm.stream_steps("x", params)]
+            assert step.output.outputs == expected.outputs
+            assert [(delta.index, delta.text) for delta in step.deltas] == [
+                (completion.index, completion.text) for completion in expected.outputs
+            ]
 
     run(test)
 

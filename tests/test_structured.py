@@ -327,13 +327,38 @@ def test_response_formats() -> None:
     read = StructuredOutputsParams.from_response_format
     assert read({"type": "text"}) is None
     assert read({"type": "json_object"}) == StructuredOutputsParams(json_object=True)
-    schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    schema: dict[str, Any] = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "strict": True, "schema": PERSON},
+    }
     assert read(schema) == StructuredOutputsParams(json=PERSON)
     wrong: Any = None
     schemas = [{"type": "json_schema", "json_schema": schema} for schema in ({}, {"schema": None}, wrong)]
-    for value in ({"type": "xml"}, {"type": "json_schema"}, *schemas, {}, wrong):
+    for value in ({"type": "xml"}, {"type": []}, {"type": "json_schema"}, *schemas, {}, wrong):
         with pytest.raises(InvalidParameterError, match="response_format"):
             read(value)
+    for value in ({"type": "text", "mood": 1}, {"type": "json_object", "mood": 1}, {**schema, "mood": 1}):
+        with pytest.raises(InvalidParameterError, match=r"response_format\.mood is not supported"):
+            read(value)
+    schema["json_schema"]["mood"] = 1
+    with pytest.raises(InvalidParameterError, match=r"response_format\.json_schema\.mood is not supported"):
+        read(schema)
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("choice[1]", {"choice": ["a", "\ud800"]}),
+        ("json", {"json": {"enum": ["\ud800"]}}),
+        ("regex", {"regex": "\ud800"}),
+        ("grammar", {"grammar": 'start: "\ud800"'}),
+        ("structural_tag", {"structural_tag": "\ud800"}),
+    ],
+)
+def test_half_a_surrogate_pair_is_no_text(field: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        StructuredOutputsParams(**asked)
+    assert str(caught.value) == f"structured_outputs.{field} holds a lone surrogate, U+D800; it must be valid Unicode"
 
 
 def test_a_tokenizer_without_bytes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

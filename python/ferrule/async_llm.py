@@ -6,7 +6,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -31,6 +31,7 @@ from ferrule.outputs import (
     RequestOutput,
     RerankOutput,
     StreamDelta,
+    StreamStep,
 )
 from ferrule.params import SamplingParams
 from ferrule.prompt import Prompt
@@ -161,15 +162,42 @@ class AsyncLLM(LoadedModel):
         With a `message_format` each delta has its part of the `message`. A reader that is late gets all that it missed
         in one delta. As `generate` otherwise, for one completion.
         """
-        params = stream_params(sampling_params)
+        steps = self.stream_steps(
+            prompt,
+            stream_params(sampling_params),
+            request_id,
+            priority=priority,
+            message_format=message_format,
+            lora_request=lora_request,
+        )
+        async with aclosing(steps):
+            async for step in steps:
+                for delta in step.deltas:
+                    yield replace(delta, output=step.output) if step.output.finished else delta
+
+    async def stream_steps(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        message_format: MessageFormat | None = None,
+        lora_request: LoRA | None = None,
+    ) -> AsyncGenerator[StreamStep, None]:
+        """Continues a prompt, once or several times, and yields what is new of all of its completions.
+
+        As `stream` otherwise. With `best_of` all comes in the end, when it is known which ones are the best.
+        """
+        params = only_params(sampling_params)
         asked = _Asked(prompt, message_format)
         async with self._collecting(
             asked, params, request_id, priority=priority, lora_request=lora_request
         ) as collector:
             while True:
-                delta = await collector.next_delta()
-                yield delta
-                if delta.output is not None:
+                step = await collector.next_step()
+                yield step
+                if step.output.finished:
                     return
 
     async def beam_search(

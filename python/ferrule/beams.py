@@ -132,7 +132,7 @@ class BeamSearch(Completion):
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Takes in what the last step brought: all.
 
-        Raises EngineError, LogitsProcessorError.
+        Raises RequestFailedError, LogitsProcessorError.
         """
         self.step = step
         self.raise_error(step)

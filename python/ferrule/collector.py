@@ -7,15 +7,45 @@ newest state at once and costs no memory but the request's own.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ferrule.errors import EngineError, FerruleError
-from ferrule.outputs import RequestOutput, StreamDelta
+from ferrule.outputs import RequestOutput, StreamDelta, StreamStep
 from ferrule.parsers import MessageDelta
 from ferrule.request import Completion, Request
 
 if TYPE_CHECKING:
     from ferrule._native import StepOutput
+
+
+@dataclass
+class _Place:
+    """How far a completion has been read."""
+
+    characters: int = 0
+    tokens: int = 0
+    message: MessageDelta = field(default_factory=MessageDelta)
+    ended: bool = False
+
+    def advance(self, index: int, completion: Completion) -> StreamDelta:
+        """What is new of it, and read from now on."""
+        text, start = completion.text[self.characters :], self.tokens
+        message = None
+        if completion.message is not None:
+            message, self.message = completion.message.since(self.message), completion.message
+        self.characters, self.tokens = len(completion.text), len(completion.token_ids)
+        self.ended = completion.finish_reason is not None
+        return StreamDelta(
+            text,
+            completion.token_ids[start:],
+            None if completion.logprobs is None else completion.logprobs[start:],
+            message=message,
+            entropies=None if completion.entropies is None else completion.entropies[start:],
+            index=index,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
 
 
 class Collector:
@@ -35,9 +65,7 @@ class Collector:
         self._request: Request | None = None
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        self._read_characters = 0
-        self._read_tokens = 0
-        self._read_message = MessageDelta()
+        self._places: dict[int, _Place] = {}
 
     @property
     def request(self) -> Request:
@@ -94,25 +122,18 @@ class Collector:
         await self._wait()
         return self.request.output()
 
-    async def next_delta(self) -> StreamDelta:
-        """What is new since the delta before; the last one has the whole output.
+    async def next_step(self) -> StreamStep:
+        """What is new since the step before, in a time in proportion to that.
 
         Raises what `fail` was told.
         """
         await self._wait()
-        completion = self.request.completions[0]
-        text, start = completion.text[self._read_characters :], self._read_tokens
-        self._read_characters, self._read_tokens = len(completion.text), len(completion.token_ids)
-        message, known = completion.message, self._read_message
-        self._read_message = known if message is None else message
-        return StreamDelta(
-            text,
-            completion.token_ids[start:],
-            None if completion.logprobs is None else completion.logprobs[start:],
-            self.request.output() if self.request.finished else None,
-            None if message is None else message.since(known),
-            None if completion.entropies is None else completion.entropies[start:],
-        )
+        deltas: list[StreamDelta] = []
+        for index, completion in enumerate(self.request.told()):
+            place = self._places.setdefault(index, _Place())
+            if len(completion.token_ids) > place.tokens or (completion.finish_reason is not None and not place.ended):
+                deltas.append(place.advance(index, completion))
+        return StreamStep(deltas, self.request.output() if self.request.finished else self.request.progress())
 
     async def _wait(self) -> None:
         await self._news.wait()

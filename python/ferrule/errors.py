@@ -57,6 +57,10 @@ class EngineError(FerruleError, RuntimeError):
     """The engine failed, or is closed."""
 
 
+class RequestFailedError(EngineError):
+    """The engine cannot go on with one request, nor could it if asked again: its parameters forbid every token, say."""
+
+
 class LogitsProcessorError(FerruleError, RuntimeError):
     """A logits processor of a request raised something, its cause; neighbours of the request go on."""
 

@@ -159,6 +159,21 @@ class StreamDelta:
     """What is new of the message, where a message format was chosen."""
     entropies: list[float] | None = None
     """As in `CompletionOutput`, one for each of these tokens."""
+    index: int = 0
+    """Of the completion, among the `n` of its prompt."""
+    finish_reason: str | None = None
+    """With a completion's last delta, as in `CompletionOutput`."""
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True)
+class StreamStep:
+    """What is new of a request's completions."""
+
+    deltas: list[StreamDelta]
+    """One of each completion that got something, or ended."""
+    output: RequestOutput
+    """The state so far. Until the last step, which is `finished`, it has no `outputs`; it shares its lists then."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from ferrule.driver import Work
-from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.errors import InvalidParameterError, RequestFailedError
 from ferrule.logits_processors import Logits, LogitsProcessors, room_for_logits
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
@@ -203,7 +203,7 @@ class Completion:
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
 
-        Raises EngineError where the engine failed on this request, LogitsProcessorError where a processor of it did.
+        Raises RequestFailedError where the engine failed on this request, LogitsProcessorError where a processor did.
         """
         self.step = step
         self.raise_error(step)
@@ -226,26 +226,23 @@ class Completion:
         self.text += text
         logprobs = None if self.logprobs is None else self.logprobs[start:]
         entropies = None if self.entropies is None else self.entropies[start:]
-        return StreamDelta(text, self.token_ids[start:], logprobs, message=self._told_apart(text), entropies=entropies)
+        return self._delta(text, self.token_ids[start:], logprobs, entropies)
 
     def raise_error(self, step: _native.StepOutput) -> None:
         """Raises what `add` does for a step that says that something failed."""
         if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
             raise self.processors.error
         if step.finish_reason == "error":
-            raise EngineError(step.error or "the engine failed on this request")
+            raise RequestFailedError(step.error or "the engine failed on this request")
 
     def abort(self) -> StreamDelta:
         """Ends it where it is: text that was held back comes out."""
         text = self._flush()
         self.text += text
         self.finish_reason = "abort"
-        return StreamDelta(
-            text,
-            [],
-            None if self.logprobs is None else [],
-            message=self._told_apart(text),
-            entropies=None if self.entropies is None else [],
+        nothing: list[Any] = []
+        return self._delta(
+            text, [], None if self.logprobs is None else nothing, None if self.entropies is None else nothing
         )
 
     @property
@@ -266,6 +263,20 @@ class Completion:
             seed=self.seed,
             message=None if self.message is None else self.message.message(),
             entropies=None if self.entropies is None else list(self.entropies),
+        )
+
+    def _delta(
+        self, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None, entropies: list[float] | None
+    ) -> StreamDelta:
+        return StreamDelta(
+            text,
+            token_ids,
+            logprobs,
+            message=self._told_apart(text),
+            entropies=entropies,
+            index=self.index,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
         )
 
     def _told_apart(self, text: str) -> MessageDelta | None:
@@ -375,25 +386,35 @@ class Request:
             for completion in self.completions
         ]
 
-    def output(self) -> RequestOutput:
-        """The state so far."""
+    def told(self) -> Sequence[Completion]:
+        """The completions that are told of, in their order: where they are ranked, the best, once all have ended."""
+        if not self.ranks:
+            return self.completions
+        return sorted(self.completions, key=lambda completion: -completion.mean_logprob)[: self._n]
+
+    def progress(self) -> RequestOutput:
+        """The state so far, in a time that does not grow with it: without outputs, and with lists that are shared."""
         first = self.completions[0]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
-            prompt_token_ids=list(self.prompt.token_ids),
-            outputs=self._outputs(),
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=[],
             finished=self.finished,
             metrics=_metrics(self.arrival, len(self.prompt.token_ids), self.completions),
-            prompt_logprobs=None if first.prompt_logprobs is None else list(first.prompt_logprobs),
+            prompt_logprobs=first.prompt_logprobs,
             num_cached_tokens=None if first.step is None else first.step.cached_tokens,
         )
 
-    def _outputs(self) -> list[CompletionOutput]:
-        if not self.ranks:
-            return [completion.output() for completion in self.completions]
-        best = sorted(self.completions, key=lambda completion: -completion.mean_logprob)[: self._n]
-        return [replace(completion.output(), index=index) for index, completion in enumerate(best)]
+    def output(self) -> RequestOutput:
+        """The state so far."""
+        so_far = self.progress()
+        return replace(
+            so_far,
+            prompt_token_ids=list(so_far.prompt_token_ids),
+            outputs=[replace(completion.output(), index=index) for index, completion in enumerate(self.told())],
+            prompt_logprobs=None if so_far.prompt_logprobs is None else list(so_far.prompt_logprobs),
+        )
 
 
 def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completion]) -> RequestMetrics:

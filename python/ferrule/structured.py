@@ -15,6 +15,14 @@ from ferrule.errors import InvalidParameterError
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
+_FORMAT_FIELDS: dict[str, frozenset[str]] = {
+    "text": frozenset({"type"}),
+    "json_object": frozenset({"type"}),
+    "json_schema": frozenset({"type", "json_schema"}),
+}
+"""Of a `response_format`, by its type; a structural tag's are looked at where it is read."""
+_SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
+
 
 @runtime_checkable
 class SchemaClass(Protocol):
@@ -58,11 +66,11 @@ class StructuredOutputsParams:
             raise InvalidParameterError(f"structured_outputs has {found}; it must have one of {', '.join(KINDS)}")
         checked: dict[str, object] = {}
         for name in ("regex", "grammar", "whitespace_pattern"):
-            if not isinstance(getattr(self, name), str | None):
-                raise _wrong(name, getattr(self, name), "a string")
+            if getattr(self, name) is not None:
+                checked[name] = _text(name, getattr(self, name))
         for name in ("json", "structural_tag"):
             if getattr(self, name) is not None:
-                checked[name] = _json_text(name, getattr(self, name))
+                checked[name] = _text(name, _json_text(name, getattr(self, name)))
         if self.choice is not None:
             checked["choice"] = _checked_choices(self.choice)
         if self.json_object is not None and self.json_object is not True:
@@ -90,7 +98,10 @@ class StructuredOutputsParams:
         """
         if not isinstance(cast("object", response_format), Mapping):
             raise InvalidParameterError(f"response_format is {shown(response_format)}; it must be an object")
-        match response_format.get("type"):
+        kind = response_format.get("type")
+        if isinstance(kind, str) and kind in _FORMAT_FIELDS:
+            _check_fields("response_format", response_format, _FORMAT_FIELDS[kind])
+        match kind:
             case "text":
                 return None
             case "json_object":
@@ -102,10 +113,11 @@ class StructuredOutputsParams:
                     raise InvalidParameterError(
                         f"response_format.json_schema is {found}; it must be an object with a schema"
                     )
+                _check_fields("response_format.json_schema", cast("Mapping[str, Any]", described), _SCHEMA_FIELDS)
                 return cls(json=cast("Mapping[str, Any]", described)["schema"])
             case "structural_tag":
                 return cls(structural_tag=response_format)
-            case kind:
+            case _:
                 limit = "text, json_object, json_schema or structural_tag"
                 raise InvalidParameterError(f"response_format.type is {shown(kind)}; it must be {limit}")
 
@@ -128,8 +140,27 @@ class StructuredOutputsParams:
         return _json.dumps(described)
 
 
+def _check_fields(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise InvalidParameterError(
+                f"{name}.{key:.100} is not supported; the fields are {', '.join(sorted(known))}"
+            )
+
+
 def _wrong(name: str, value: object, limit: str) -> InvalidParameterError:
     return InvalidParameterError(f"structured_outputs.{name} is {shown(value)}; it must be {limit}")
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        found = f"holds a lone surrogate, U+{ord(value[error.start]):04X}"
+        raise InvalidParameterError(f"structured_outputs.{name} {found}; it must be valid Unicode") from None
+    return value
 
 
 def _json_text(name: str, value: object) -> str:
@@ -152,5 +183,5 @@ def _checked_choices(choices: object) -> tuple[str, ...]:
     for index, choice in enumerate(cast("Sequence[object]", choices)):
         if not isinstance(choice, str) or not choice:
             raise _wrong(f"choice[{index}]", choice, "a string that is not empty")
-        checked.append(choice)
+        checked.append(_text(f"choice[{index}]", choice))
     return tuple(checked)

@@ -141,7 +141,7 @@ def test_a_stream_that_fails_says_so(talker: Talking) -> None:
     answer = ask(talker.live, stream=True)
     first, *_, last = named_events(answer.body)
     assert first["type"] == "message_start"
-    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert (last["type"], last["error"]["type"]) == ("error", "invalid_request_error")
     assert last["request_id"] == answer.headers["request-id"]
 
 

@@ -183,6 +183,10 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0]"),
     (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "mood": "calm"}]}]},
+        "messages[0].content[0].mood",
+    ),
+    (
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
         "messages",
     ),
@@ -191,6 +195,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -5}, "top_k"),
     ({"stop_sequences": ["a", ""]}, "stop_sequences[1]"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [WEATHER]}, "tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}}, "tool_choice.name"),

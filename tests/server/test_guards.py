@@ -127,6 +127,30 @@ def test_59_headers_that_are_too_large(live: Live) -> None:
     assert live.request("/health").status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/m%65ssages/count_tokens?beta=true"])
+def test_58_59_anthropic_s_clients_are_told_in_their_words(
+    live: Live, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(wire, "HEADER_TIMEOUT", 0.3)
+    for found, status in slow_and_large(live, path):
+        assert found.status == status
+        assert (found.json["type"], found.error["type"]) == ("error", "invalid_request_error")
+
+
+def test_58_59_ollama_s_clients_are_told_in_their_words(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HEADER_TIMEOUT", 0.3)
+    for found, status in slow_and_large(live, "/api/chat"):
+        assert found.status == status
+        assert found.json.keys() == {"error"}
+        assert "header" in found.json["error"]
+
+
+def slow_and_large(live: Live, path: str) -> Iterator[tuple[Answer, int]]:
+    """What is said to headers that do not end, and to those that are too large."""
+    yield answer_of(raw(live, f"POST {path} HTTP/1.1\r\nHost: loc")), 408
+    yield answer_of(raw(live, f"POST {path} HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160))), 431
+
+
 def test_what_is_no_http(live: Live) -> None:
     found = answer_of(raw(live, "{:\r\n\r\n"))
     assert (found.status, found.error["code"]) == (400, "invalid_http")

@@ -152,7 +152,8 @@ def test_71_a_request_whose_logits_are_not_finite_fails_alone(live: Live) -> Non
     fake_of(live).bad_prompt = live.llm.tokenize("Bad")
     for stream in (False, True):
         found = live.complete("Bad", max_tokens=5, stream=stream)
-        assert (found.status, found.error["code"]) == (503, "engine_unavailable")
+        assert (found.status, found.error["code"]) == (422, "request_failed")
+        assert "Retry-After" not in found.headers
         assert "not finite" in found.error["message"]
     assert live.request("/health").status == 200
     assert live.chat(max_tokens=5, seed=1).json["choices"] == good

@@ -112,6 +112,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["--request-timeout", "-1"], "request_timeout is -1.0"),
     (["--api-key", " a"], "api_keys[0] must be"),
     (["--threads", "0"], "0 is not in the range"),
+    (["--max-queued-requests", "0"], "0 is not in the range"),
     (["--tool-call-parser", "nonsense"], "tool_call_parser is 'nonsense'"),
 ]
 

@@ -28,11 +28,16 @@ def client(talker: Talking) -> Iterator[ollama.Client]:
         yield client
 
 
-def test_thinking_and_calls(client: ollama.Client) -> None:
+def test_thinking_and_calls(talker: Talking, client: ollama.Client) -> None:
     whole = client.chat("tiny", MESSAGES, tools=TOOLS, think=True).message
     assert (whole.thinking, whole.content) == (THOUGHT, SAID)
     called = [(call.function.name, call.function.arguments) for call in whole.tool_calls or ()]
     assert called == [("weather", {"city": CITY}), ("weather", {"city": "Rome"})]
+    for stream in (False, True):
+        asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "stream": stream}
+        lines = map(json.loads, talker.live.request("/api/chat", asked).body.splitlines())
+        indices = [call["function"]["index"] for line in lines for call in line["message"].get("tool_calls", ())]
+        assert indices == [0, 1]
     thinking = content = ""
     calls: list[Any] = []
     for line in client.chat("tiny", MESSAGES, tools=TOOLS, stream=True):

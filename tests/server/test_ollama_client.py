@@ -222,7 +222,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("generate", {"template": "{{ .Prompt }}"}, "template"),
     ("generate", {"raw": True, "system": "x"}, "system"),
     ("generate", {"suffix": "x"}, "a prompt has a suffix,"),
-    ("embed", {"input": [1]}, "input"),
+    ("embed", {"input": [1]}, "input[0]"),
     ("embed", {"input": [""] * 2049}, "input"),
     ("embed", {"options": {"num_ctx": 4096}}, "options.num_ctx"),
     ("embed", {"options": {"temperature": 0.5}}, "options.temperature"),

@@ -222,6 +222,19 @@ def test_a_completion_stream_adds_up(client: openai.OpenAI, prompt: str | list[s
     assert tokens == [choice.logprobs and choice.logprobs.tokens for choice in whole.choices]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_best_of_several(client: openai.OpenAI, solo: LLM, n: int, stream: bool) -> None:
+    params = SamplingParams(max_tokens=9, seed=5, n=n, best_of=4)
+    expected = solo.generate("Once upon a time", params)[0]
+    fields: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 9, "seed": 5}
+    answer: Any = client.completions.create(**fields, n=n, best_of=4, stream=stream)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    assert [(choice.index, choice.text) for choice in choices] == [
+        (completion.index, completion.text) for completion in expected.outputs
+    ]
+
+
 def test_an_echo_alone(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="The capital", max_tokens=0, echo=True, logprobs=1)
     assert answer.choices[0].text == "The capital"
@@ -288,6 +301,30 @@ def test_a_prediction_changes_no_token(client: openai.OpenAI) -> None:
     assert plain.usage.completion_tokens_details is None
     # How much of it is drafted depends on what verifying costs on this machine.
     assert again.usage.completion_tokens_details is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [([[1], [2, 4096]], "prompt[1][1]"), (["a", "b", ""], "prompt[2]"), ([[5], [5] * 3000], "prompt[1]")],
+)
+def test_an_error_says_of_which_prompt_it_is(tiny: Live, prompt: Any, param: str, stream: bool) -> None:
+    found = tiny.complete(prompt, stream=stream)
+    assert (found.status, found.error["param"]) == (400, param)
+
+
+def test_what_would_fail_again_is_not_tried_again(tiny: Live) -> None:
+    forbidden: dict[str, Any] = {"structured_outputs": {"choice": ["ab"]}, "allowed_token_ids": [5]}
+
+    def failed() -> int:
+        return tiny.llm.metrics().requests_finished["error"]
+
+    before = failed()
+    with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none") as client:
+        with pytest.raises(openai.UnprocessableEntityError, match="every one is forbidden") as caught:
+            client.completions.create(model="tiny", prompt="a", extra_body=forbidden)
+        assert caught.value.code == "request_failed"
+    assert failed() == before + 1
 
 
 def test_continuing_the_last_message(client: openai.OpenAI) -> None:

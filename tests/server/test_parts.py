@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.outputs import Logprob
+from ferrule.outputs import Logprob, StreamDelta
 from ferrule.parsers import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
-from ferrule.server.generation import ChoiceDelta
 from ferrule.server.parts import INVALID_JSON, Part, Parts, call_input
 
 
 def delta(
     message: MessageDelta | None, text: str = "", logprobs: list[dict[int, Logprob]] | None = None
-) -> ChoiceDelta:
-    return ChoiceDelta(0, text, [], logprobs, message, None, None)
+) -> StreamDelta:
+    return StreamDelta(text, [], logprobs, message=message)
 
 
 def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
@@ -21,7 +20,7 @@ def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
     return MessageDelta(tool_calls=[begun])
 
 
-def happened(parts: Parts, *deltas: ChoiceDelta) -> list[tuple[str, int, str]]:
+def happened(parts: Parts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
     events = [event for each in deltas for event in parts.add(each)]
     events += parts.end()
     return [(event.what, event.part.index, event.text) for event in events]
@@ -77,6 +76,21 @@ def test_several_calls_in_one_delta() -> None:
     both = MessageDelta(tool_calls=[*call(0, "1", "f").tool_calls, *call(1, "2", "g").tool_calls])
     happened(parts, delta(both))
     assert shown(parts.all) == [("call", "1", "call0", "f"), ("call", "2", "call1", "g")]
+
+
+def test_a_call_ends_before_what_came_with_its_end() -> None:
+    parts = Parts()
+    end = MessageDelta(
+        content=" So.",
+        tool_calls=[*call(0, "}").tool_calls, *call(1, "[", "g").tool_calls, *call(2, "2", "h").tool_calls],
+    )
+    happened(parts, delta(call(0, "{", "f")), delta(end), delta(call(2, "3")))
+    assert shown(parts.all) == [
+        ("call", "{}", "call0", "f"),
+        ("text", " So.", "", ""),
+        ("call", "[", "call1", "g"),
+        ("call", "23", "call2", "h"),
+    ]
 
 
 def test_a_whole_answer_has_its_text_before_its_calls() -> None:

@@ -12,6 +12,7 @@ import pytest
 import fakes
 from ferrule import AsyncLLM, SamplingParams, StructuredOutputsParams
 from ferrule.server import ServerSettings
+from ferrule.server.bounds import MAX_IDS
 from ferrule.server.openai.sampling import OTHERWISE, Sampling, StructuredOutputs
 from server.live import Answer, Live, events, serving
 
@@ -68,6 +69,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("55", {"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
     ("55", {"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
     ("55", {"store": True}, "store"),
+    ("55", {"response_format": {"type": "text", "foo": 1}}, "response_format.foo"),
+    (
+        "55",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}},
+        "response_format.json_schema.foo",
+    ),
+    ("39", {"structured_outputs": {"choice": ["\\ud800"]}}, "structured_outputs.choice[0]"),
     ("55", {"service_tier": "flex"}, "service_tier"),
     ("", {"priority": 2**40}, "priority"),
     ("", {"cache_salt": ""}, "cache_salt"),
@@ -100,6 +108,13 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("55", {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": None}]}, "messages[1]"),
     ("55", {"messages": [{"role": "assistant"}]}, "messages[0]"),
+    ("55", {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, "messages[0]"),
+    ("55", {"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "messages[0]"),
+    (
+        "55",
+        {"messages": [{"role": "tool", "content": "a", "tool_calls": [{"function": {"name": "b"}}]}]},
+        "messages[0]",
+    ),
     (
         "55",
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}, "foo": 1}]}]},
@@ -109,6 +124,7 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("55", {"tools": [{"type": "function", "function": {"name": "a", "foo": 1}}]}, "tools[0].function.foo"),
     ("", {"tool_choice": "required"}, "tool_choice"),
     ("", {"tool_choice": "sometimes"}, "tool_choice"),
+    ("", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
     (
         "",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
@@ -130,6 +146,10 @@ COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("53", {"prompt": [5] * 3000}, "prompt"),
     ("", {"prompt": ["a"] * 2000}, "prompt"),
     ("", {"prompt": {"text": "a"}}, "prompt"),
+    ("", {"prompt": ["a"] * 100, "n": 100}, "prompt"),
+    ("", {"prompt": [1, 2, "a"]}, "prompt[2]"),
+    ("", {"prompt": ["a", 5]}, "prompt[1]"),
+    ("", {"prompt": [[1], ["a"]]}, "prompt[1][0]"),
     ("", {"suffix": "b"}, "prompt"),
     ("", {"suffix": "b", "echo": True}, "echo"),
     ("", {"suffix": "b", "prompt": [5]}, "suffix"),
@@ -159,11 +179,26 @@ def test_what_cannot_be_is_refused_by_name(
     assert len(found.error["message"]) < 1000
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompt": [5, "a"]}, "prompt[1] is 'a': Input should be a valid integer"),
+        ({"prompt": [5] * (MAX_IDS + 1)}, f"List should have at most {MAX_IDS} items"),
+        ({"stop": [None]}, "stop[0] is None: Input should be a valid string"),
+        ({"prediction": 5}, "prediction is 5: Input should be an object"),
+        ({"a" * 1000: 5}, f"{'a' * 100} is not supported"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict[str, Any], said: str) -> None:
+    assert said in live.complete(**asked).error["message"]
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("path", "asked", "param"),
     [
         ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
         ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
         ("/v1/embeddings", {"input": [4096]}, "input"),
         ("/v1/embeddings", {"input": "word " * 3000}, "input"),
@@ -171,6 +206,7 @@ def test_what_cannot_be_is_refused_by_name(
         ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),
         ("/tokenize", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
         ("/detokenize", {"tokens": [1, 4096]}, "tokens[1]"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "messages"),
     ],
 )
 def test_errors_name_what_was_sent(shared: Live, path: str, asked: dict[str, Any], param: str) -> None:

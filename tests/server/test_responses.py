@@ -103,8 +103,8 @@ def test_a_stream_that_fails_says_so(talker: Talking) -> None:
 def test_what_is_refused_before_the_first_token_has_a_status(talker: Talking) -> None:
     talker.engine.error_at = 1
     answer = ask(talker, stream=True)
-    assert answer.status == 503
-    assert answer.error["code"] == "engine_unavailable"
+    assert answer.status == 422
+    assert answer.error["code"] == "request_failed"
 
 
 def test_logprobs_beside_reasoning_are_refused(talker: Talking) -> None:

@@ -34,7 +34,7 @@ def fields(start: str) -> str:
 
 SAID = '"messages":[{"role":"user","content":"a"}]'
 WIDE: dict[str, tuple[str, str, str]] = {
-    "objects": ("/v1/completions", f'{{"prompt":{many("{}")}}}', "prompt"),
+    "objects": ("/v1/completions", f'{{"prompt":{many("{}")}}}', "prompt[0]"),
     "lists": ("/v1/completions", f'{{"prompt":{many("[]")}}}', "prompt"),
     "texts": ("/v1/completions", f'{{"prompt":{many(chr(34) * 2)}}}', "prompt"),
     "no ids": ("/detokenize", f'{{"tokens":{many(chr(34) * 2)}}}', "tokens[0]"),
@@ -43,7 +43,7 @@ WIDE: dict[str, tuple[str, str, str]] = {
     "stops": ("/v1/completions", f'{{"prompt":"a","stop":{many(chr(34) + "a" + chr(34))}}}', "stop"),
     "no messages": ("/v1/chat/completions", f'{{"messages":{many("1")}}}', "messages[0]"),
     "tools": ("/v1/chat/completions", f'{{{SAID},"tools":{many(chr(123) + chr(125))}}}', "tools"),
-    "no texts": ("/v1/embeddings", f'{{"input":{many("{}")}}}', "input"),
+    "no texts": ("/v1/embeddings", f'{{"input":{many("{}")}}}', "input[0]"),
     "no items": ("/v1/responses", f'{{"input":{many("1")}}}', "input[0]"),
     "no parts": ("/v1/responses", f'{{"input":[{{"role":"user","content":{many("1")}}}]}}', "input[0].content[0]"),
     "no blocks": (

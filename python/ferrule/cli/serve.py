@@ -99,7 +99,7 @@ SETTINGS = (
         (("--max-num-seqs",), {"type": click.IntRange(min=1), "help": "Sequences that run at once."}),
         (
             ("--max-queued-requests",),
-            {"type": click.IntRange(min=0), "help": "Sequences that may wait; others get 503."},
+            {"type": click.IntRange(min=1), "help": "Sequences that may wait; others get 503."},
         ),
         (("--max-concurrent-requests",), {"type": int, "help": "Default: what runs and what may wait."}),
         (("--max-body-bytes",), {"type": int, "help": "Largest request."}),

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
+
+from ferrule.server.validation import text_or_list
 
 MAX_FIELDS = 256
 """Of an object whose fields are known."""
@@ -23,6 +25,9 @@ T = TypeVar("T")
 Many = Annotated[list[T], Field(fail_fast=True, max_length=MAX_MEMBERS)]
 Tools = Annotated[list[T], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Ids = Annotated[list[int], Field(fail_fast=True, max_length=MAX_IDS)]
+TextOrTexts = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[Many[str], Tag("<list>")], Discriminator(text_or_list)
+]
 
 
 def _no_wider(limit: int) -> Callable[[object], object]:

@@ -20,6 +20,7 @@ from ferrule.errors import (
     ModelNotFoundError,
     PromptError,
     QueueFullError,
+    RequestFailedError,
     TokenizerError,
     UnsupportedTaskError,
 )
@@ -27,13 +28,15 @@ from ferrule.server.record import current
 
 RETRY_AFTER = 1
 """Seconds after which a request that found no room may come again."""
-BAD_REQUEST, UNAVAILABLE = 400, 503
+BAD_REQUEST, UNPROCESSABLE, UNAVAILABLE = 400, 422, 503
+"""The second is for what would fail again: clients try a 503 once more."""
 _NAME = r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*"
 _FIELD = re.compile(_NAME + "(?= )")
 _FIELD_OF_PROMPT = re.compile(_NAME + "(?= is |: )")
 """Errors about a prompt name a field only where it is not the whole of it."""
 _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
     (QueueFullError, UNAVAILABLE, "queue_full"),
+    (RequestFailedError, UNPROCESSABLE, "request_failed"),
     (EngineError, UNAVAILABLE, "engine_unavailable"),
     (InsufficientMemoryError, UNAVAILABLE, "insufficient_memory"),
     (LogitsProcessorError, UNAVAILABLE, "logits_processor_failed"),

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from ferrule.outputs import TokenLogprobs
+from ferrule.outputs import StreamDelta, TokenLogprobs
 from ferrule.parsers import MessageDelta, ParsedMessage, ToolCallDelta
-from ferrule.server.generation import ChoiceDelta
 
 Kind = Literal["reasoning", "text", "call"]
 INVALID_JSON = "INVALID_JSON"
@@ -33,6 +32,8 @@ class Part:
     call_id: str = ""
     name: str = ""
     """Of the tool that is called."""
+    number: int = 0
+    """Of a call, among the calls."""
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     """Of a text's tokens, where they were asked for."""
 
@@ -59,8 +60,6 @@ class Parts:
     def __init__(self) -> None:
         self.all: list[Part] = []
         self._open: Part | None = None
-        self._call: int | None = None
-        """The index of the call that is open."""
 
     @classmethod
     def of(cls, message: ParsedMessage, logprobs: Sequence[TokenLogprobs] | None) -> Parts:
@@ -71,7 +70,7 @@ class Parts:
             pass
         return parts
 
-    def add(self, new: ChoiceDelta) -> Iterator[PartEvent]:
+    def add(self, new: StreamDelta) -> Iterator[PartEvent]:
         """What happens with a delta."""
         message = MessageDelta(new.text) if new.message is None else new.message
         return self._add(message, new.logprobs or ())
@@ -83,14 +82,19 @@ class Parts:
             self._open = None
 
     def _add(self, message: MessageDelta, logprobs: Sequence[TokenLogprobs]) -> Iterator[PartEvent]:
+        calls = message.tool_calls
+        if calls and self._open is not None and self._open.kind == "call" and self._open.number == calls[0].index:
+            # A delta does not say in what order it came: only once a call is whole can there be something else.
+            if calls[0].arguments:
+                yield from self._grow("call", calls[0].arguments)
+            calls = calls[1:]
         if message.reasoning:
             yield from self._grow("reasoning", message.reasoning)
         if message.content or logprobs:
             yield from self._grow("text", message.content or "", logprobs)
-        for call in message.tool_calls:
-            if self._open is None or self._open.kind != "call" or self._call != call.index:
-                self._call = call.index
-                yield from self._begin(Part("call", len(self.all), call_id=call.id or "", name=call.name or ""))
+        for call in calls:
+            part = Part("call", len(self.all), call_id=call.id or "", name=call.name or "", number=call.index)
+            yield from self._begin(part)
             if call.arguments:
                 yield from self._grow("call", call.arguments)
 

@@ -13,8 +13,35 @@ from ferrule.server.errors import BAD_REQUEST, ApiError
 
 
 def text_or_list(value: object) -> str:
-    """Which of two forms a field has, so that what is wrong within is named as it is, and not as what it is not."""
-    return "text" if isinstance(value, str) else "list"
+    """Which of two forms a field has, so that what is wrong within is named as it is, and not as what it is not.
+
+    pydantic puts the form among the names of what is wrong: it must be none that a request has.
+    """
+    return "<text>" if isinstance(value, str) else "<list>"
+
+
+def text_or_object(value: object) -> str:
+    """The same, of fields that are no lists."""
+    return "<text>" if isinstance(value, str) else "<object>"
+
+
+def text_list_or_object(value: object) -> str:
+    """The same, of fields that may be any of them."""
+    return "<list>" if isinstance(value, list) else text_or_object(value)
+
+
+def texts_or_ids(value: object) -> str:
+    """Which of a prompt's forms a field has: a text, token ids, or a list of either; a list is what its first is."""
+    if not isinstance(value, list) or not value:
+        return "<texts>" if isinstance(value, list) else "<text>"
+    first: object = cast("list[object]", value)[0]
+    return "<lists>" if isinstance(first, list) else "<ids>" if isinstance(first, int) else "<texts>"
+
+
+LONGEST_NAME = 100
+"""Characters of a field's name that an error repeats."""
+_OBJECTS = frozenset({"model_type", "dict_type"})
+"""Errors in which pydantic speaks of dictionaries, and of classes by our names for them."""
 
 
 def invalid_request(error: RequestValidationError) -> ApiError:
@@ -33,7 +60,8 @@ def invalid_request(error: RequestValidationError) -> ApiError:
         return ApiError(BAD_REQUEST, f"{name} is not supported", code="unknown_parameter", param=name)
     field = _there(error.body, found["loc"][1:])
     name = _name(field) or None
-    message = f"{name or 'the body'} is {shown(found['input'])}: {found['msg']}"
+    said = "Input should be an object" if kind in _OBJECTS else found["msg"]
+    message = f"{name or 'the body'} is {shown(found['input'])}: {said}"
     if isinstance(error.body, bytes):
         message = "the body is not JSON by its Content-Type; send application/json"
     return ApiError(BAD_REQUEST, message, code="invalid_type", param=name)
@@ -70,5 +98,6 @@ def _there(body: object, path: Sequence[object]) -> list[str]:
 def _name(path: Sequence[str]) -> str:
     name = ""
     for part in path:
+        part = part[:LONGEST_NAME]  # noqa: PLW2901
         name += f"[{part}]" if part.isdigit() else f".{part}" if name else part
     return name

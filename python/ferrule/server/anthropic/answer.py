@@ -62,7 +62,7 @@ class Answer:
                 if not begun:
                     yield _event("message_start", message=self._empty())
                     begun = True
-                for new in step.choices:
+                for new in step.deltas:
                     for happened in self._parts.add(new):
                         yield _told(happened)
         output = finished(self.generation, output)

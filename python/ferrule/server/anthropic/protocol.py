@@ -51,7 +51,7 @@ class ToolUseBlock(Asked):
 
 
 TextOrBlocks = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Many[TextBlock], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("<text>")] | Annotated[Many[TextBlock], Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
@@ -69,15 +69,15 @@ class ToolResultBlock(Asked):
 def _kind(block: object) -> str:
     if isinstance(block, Mapping):
         kind = cast("Mapping[str, object]", block).get("type")
-        return kind if isinstance(kind, str) else ""
-    return str(getattr(block, "type", ""))
+        return f"<{kind}>"
+    return f"<{getattr(block, 'type', None)}>"
 
 
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
     Discriminator(
         _kind,
         custom_error_type="unsupported_block",
@@ -90,14 +90,16 @@ class InputMessage(Asked):
     """A turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Annotated[str, Tag("text")] | Annotated[Many[Block], Tag("list")], Discriminator(text_or_list)]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[Many[Block], Tag("<list>")], Discriminator(text_or_list)
+    ]
 
 
 class Tool(Asked):
     """A function that may be called."""
 
     type: Literal["custom"] | None = None
-    name: str
+    name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import sys
 from collections.abc import Set
 from typing import cast
+from urllib.parse import unquote_to_bytes
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from ferrule.server.errors import ApiError
+from ferrule.server.families import family_of
 
 HEADER_TIMEOUT = 10.0
 """Seconds until a request's headers must be there."""
@@ -26,6 +29,8 @@ SPARE_FILES = 128
 """File descriptors that connections leave to everything else."""
 LINGER = 5.0
 """Seconds in which a client may finish sending what was refused, so that it gets to read why."""
+_PATH = re.compile(rb"\S+ ([^ ?\r\n]*)")
+"""Of a request's first line."""
 
 
 def raise_file_limit() -> None:
@@ -150,7 +155,10 @@ class Wire(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        body = json.dumps(error.body()).encode()
+        # Where the first line is not there, or was no HTTP, it is nobody's, and OpenAI's form as good as any.
+        line = _PATH.match(self.conn.trailing_data[0])
+        path = "" if line is None else unquote_to_bytes(line[1]).decode(errors="replace")
+        body = json.dumps(family_of(path).error_body(error)).encode()
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),

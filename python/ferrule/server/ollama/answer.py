@@ -53,7 +53,7 @@ class Answer:
         async with aclosing(steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
-                for new in step.choices:
+                for new in step.deltas:
                     for happened in parts.add(new):
                         if happened.what == "grown" and happened.part.kind == "text":
                             yield line(self._body(text=happened.text, logprobs=happened.logprobs))
@@ -85,7 +85,7 @@ class Answer:
         }
         if not self.chat:
             return GenerateResponse(**fields, response=text, thinking=thinking or None)
-        called = [CallOut(id=call.call_id, function=_function(call, index)) for index, call in enumerate(calls)]
+        called = [CallOut(id=call.call_id, function=_function(call)) for call in calls]
         message = MessageOut(content=text, thinking=thinking or None, tool_calls=called or None)
         return ChatResponse(**fields, message=message)
 
@@ -101,8 +101,8 @@ def loaded(name: str, *, chat: bool) -> Generated:
     return ChatResponse(model=name, created_at=now, done=True, done_reason="load", message=MessageOut(content=""))
 
 
-def _function(call: Part, index: int) -> dict[str, Any]:
-    return {"index": index, "name": call.name, "arguments": call_input(call.text)}
+def _function(call: Part) -> dict[str, Any]:
+    return {"index": call.number, "name": call.name, "arguments": call_input(call.text)}
 
 
 def _ended(output: RequestOutput) -> dict[str, Any]:

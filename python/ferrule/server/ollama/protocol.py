@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ferrule.server.bounds import Many, Tools
+from ferrule.server.bounds import Many, TextOrTexts, Tools
 from ferrule.server.openai.messages import ToolDeclaration
 from ferrule.server.openai.protocol import TokenLogprob
-from ferrule.server.openai.sampling import Asked
+from ferrule.server.openai.sampling import Asked, TextOrObject
 
 
 class Options(Asked):
@@ -32,7 +32,7 @@ class Options(Asked):
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     seed: int | None = None
-    stop: str | Many[str] | None = None
+    stop: TextOrTexts | None = None
     num_predict: int | None = None
     """The most tokens; -1 and -2 for as many as there is room for."""
     num_ctx: int | None = None
@@ -43,7 +43,7 @@ class Asking(Asked):
     """What requests have in common that generate."""
 
     model: str
-    format: str | dict[str, Any] | None = None
+    format: TextOrObject | None = None
     """`json`, or a schema."""
     options: Options | None = None
     stream: bool | None = None
@@ -109,7 +109,7 @@ class EmbedRequest(Asked):
     """POST /api/embed."""
 
     model: str
-    input: str | Many[str]
+    input: TextOrTexts
     truncate: bool | None = None
     """Whether what is too long is cut; left out, true."""
     dimensions: int | None = None

@@ -13,14 +13,14 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrule.errors import InvalidParameterError
-from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.parsers import MessageDelta
 from ferrule.parsers import ToolCallDelta as Call
 from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
 from ferrule.server.errors import call_fields, unsupported
-from ferrule.server.generation import ChoiceDelta, Generation, complete, message_of, prompt_ids, steps
+from ferrule.server.generation import Generation, complete, message_of, prompt_ids, steps
 from ferrule.server.models import Served
 from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import (
@@ -98,7 +98,6 @@ async def generation(server: Context, served: Served, asked: ChatCompletionReque
         prepared.message_format,
         asked.priority,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
-        states=tells_usage(asked),
         only_calls=prepared.only_calls,
     )
 
@@ -181,11 +180,11 @@ class Answer:
         async with aclosing(steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
-                for choice in step.choices:
+                for choice in step.deltas:
                     chunk = self._chunk([self._delta(choice, first=choice.index not in begun)])
                     if self.asked.return_token_ids and not begun:
                         chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
-                    if tells_usage(self.asked) and output is not None:
+                    if tells_usage(self.asked):
                         chunk.usage = self._usage(output)
                     begun.add(choice.index)
                     yield event(chunk, hidden)
@@ -205,7 +204,7 @@ class Answer:
             choices=choices,
         )
 
-    def _delta(self, new: ChoiceDelta, *, first: bool) -> ChatChunkChoice:
+    def _delta(self, new: StreamDelta, *, first: bool) -> ChatChunkChoice:
         message = new.message if new.message is not None else MessageDelta(new.text)
         index = new.index
         self._calls[index] = self._calls.get(index, False) or bool(message.tool_calls)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule.errors import InvalidParameterError
-from ferrule.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from ferrule.errors import InvalidParameterError, PromptError
+from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep, TokenLogprobs
 from ferrule.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.errors import call_fields, unsupported
-from ferrule.server.generation import ChoiceDelta, Generation, complete, steps
+from ferrule.server.errors import api_error, call_fields, unsupported
+from ferrule.server.generation import Generation, complete, steps
 from ferrule.server.merging import merged
 from ferrule.server.models import Served
 from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
@@ -75,11 +75,23 @@ def generations(served: Served, asked: CompletionRequest) -> list[Generation]:
     )
     if asked.echo and asked.logprobs is not None:
         params = replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
+    prompts = _prompts(asked)
+    _check_room(served, len(prompts), params.best_of or params.n)
     name = new_id("cmpl")
     return [
-        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority, states=tells_usage(asked))
-        for index, prompt in enumerate(_prompts(asked))
+        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority)
+        for index, prompt in enumerate(prompts)
     ]
+
+
+def _check_room(served: Served, prompts: int, each: int) -> None:
+    """Raises InvalidParameterError for what would find the queue full whenever it came."""
+    running, waiting = served.info["max_num_seqs"], served.info["max_queued_requests"]
+    if prompts * each > running + waiting:
+        raise InvalidParameterError(
+            f"prompt has {prompts} prompts, of {each} completions each; max_queued_requests, {waiting}, and "
+            f"max_num_seqs, {running}, allow {running + waiting} in all"
+        )
 
 
 def _prompts(asked: CompletionRequest) -> list[Prompt]:
@@ -112,13 +124,39 @@ async def _all(asked: Sequence[Generation]) -> list[RequestOutput]:
 
     Raises as `complete`.
     """
-    tasks = [asyncio.ensure_future(complete(each)) for each in asked]
+
+    async def whole(number: int) -> RequestOutput:
+        with _naming(number, asked):
+            return await complete(asked[number])
+
+    tasks = [asyncio.ensure_future(whole(number)) for number in range(len(asked))]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _streamed(number: int, asked: Sequence[Generation]) -> AsyncGenerator[StreamStep, None]:
+    with _naming(number, asked):
+        async with aclosing(steps(asked[number])) as all_steps:
+            async for step in all_steps:
+                yield step
+
+
+@contextmanager
+def _naming(number: int, asked: Sequence[Generation]) -> Generator[None, None, None]:
+    """What is wrong with one of several prompts says with which.
+
+    Raises ApiError.
+    """
+    try:
+        yield
+    except PromptError as error:
+        if len(asked) > 1:
+            call_fields(dict.fromkeys(("prompt_token_ids", "prompt"), f"prompt[{number}]"))
+        raise api_error(error) from None
 
 
 @dataclass
@@ -154,11 +192,12 @@ class Continuations:
         known: dict[int, RequestOutput] = {}
         hidden = unasked(self.asked)
         places: dict[tuple[int, int], _Place] = {}
-        async with aclosing(merged([steps(each) for each in self.generations])) as all_steps:
+        async with aclosing(
+            merged([_streamed(number, self.generations) for number in range(len(self.generations))])
+        ) as all_steps:
             async for prompt, step in all_steps:
-                if step.output is not None:
-                    known[prompt] = step.output
-                for new in step.choices:
+                known[prompt] = step.output
+                for new in step.deltas:
                     place = places.setdefault((prompt, new.index), _Place())
                     body = self._body([self._choice(prompt, new, step.output, place)])
                     if tells_usage(self.asked):
@@ -170,7 +209,7 @@ class Continuations:
             yield event(body)
         yield DONE
 
-    def _choice(self, prompt: int, new: ChoiceDelta, output: RequestOutput | None, place: _Place) -> CompletionChoice:
+    def _choice(self, prompt: int, new: StreamDelta, output: RequestOutput, place: _Place) -> CompletionChoice:
         """What is new of a choice; with the prompt first, where it is echoed, and what is known of it."""
         asked, generation = self.asked, self.generations[prompt]
         silent = asked.max_tokens == 0
@@ -178,10 +217,9 @@ class Continuations:
         text, logprobs = ("", []) if silent else (new.text, new.logprobs)
         if asked.echo and first:
             text = _prompt_text(generation) + text
-        about_prompt = first and output is not None
         shown = None
         if logprobs is not None and asked.logprobs is not None:
-            shown = self._logprobs(generation, output if asked.echo and about_prompt else None, logprobs, place)
+            shown = self._logprobs(generation, output if asked.echo and first else None, logprobs, place)
         return CompletionChoice(
             index=prompt * generation.params.n + new.index,
             text=text,
@@ -190,11 +228,9 @@ class Continuations:
             stop_reason=new.stop_reason,
             token_ids=([] if silent else new.token_ids) if asked.return_token_ids else None,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs)
-            if output is not None and first and asked.prompt_logprobs is not None
+            if first and asked.prompt_logprobs is not None
             else None,
-            prompt_token_ids=output.prompt_token_ids
-            if output is not None and asked.return_token_ids and (first or new.finish_reason is not None)
-            else None,
+            prompt_token_ids=output.prompt_token_ids if first and asked.return_token_ids else None,
         )
 
     def _logprobs(
@@ -235,15 +271,14 @@ class Continuations:
         )
 
 
-def _all_of(completion: CompletionOutput) -> ChoiceDelta:
-    return ChoiceDelta(
-        completion.index,
+def _all_of(completion: CompletionOutput) -> StreamDelta:
+    return StreamDelta(
         completion.text,
         completion.token_ids,
         completion.logprobs,
-        None,
-        completion.finish_reason,
-        completion.stop_reason,
+        index=completion.index,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
     )
 
 

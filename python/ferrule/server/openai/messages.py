@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ferrule.server.bounds import Many
-from ferrule.server.openai.sampling import Asked
+from ferrule.server.openai.sampling import Asked, TextOrObject
 from ferrule.server.validation import text_or_list
 
 
@@ -24,7 +24,7 @@ class TextPart(Asked):
 
 
 TextOrParts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Many[TextPart], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("<text>")] | Annotated[Many[TextPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
@@ -32,7 +32,7 @@ class CalledFunction(Asked):
     """Which function was called, and how."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: TextOrObject | None = None
     """JSON; templates that read maps get one."""
 
 
@@ -64,11 +64,14 @@ class Message(Asked):
     annotations: list[Any] | None = Field(None, max_length=0)
 
     @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        silent = self.role == "assistant" and (
-            self.tool_calls or self.reasoning_content or self.reasoning or self.thinking
-        )
-        if self.content is None and not silent:
+    def _is_of_its_role(self) -> Message:
+        reasons = self.reasoning_content or self.reasoning or self.thinking
+        if self.role != "assistant" and (self.tool_calls or reasons):
+            found = {"found": "tool_calls" if self.tool_calls else "reasoning", "role": self.role}
+            raise PydanticCustomError("foreign_field", "it has {found}, which a {role}'s has not", found)
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise PydanticCustomError("foreign_field", "it has a tool_call_id, which a tool's alone has")
+        if self.content is None and not (self.tool_calls or reasons):
             limit = "its content must be text or parts; an assistant's that calls or reasons may have none"
             raise PydanticCustomError("missing_content", limit)
         return self

@@ -9,6 +9,16 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from ferrule.server.bounds import Ids, Many, Pairs, Tools
 from ferrule.server.openai.messages import Message, ToolDeclaration
 from ferrule.server.openai.sampling import Asked, Sampling
+from ferrule.server.validation import text_or_object, texts_or_ids
+
+Prompts = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[Many[str], Tag("<texts>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[Many[Ids], Tag("<lists>")],
+    Discriminator(texts_or_ids),
+]
+"""One, or several."""
 
 
 class FunctionName(Asked):
@@ -70,7 +80,13 @@ class ChatCompletionRequest(Generating):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Tools[ToolDeclaration] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[NamedTool, Tag("<object>")],
+            Discriminator(text_or_object),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Handed to the chat template."""
@@ -84,7 +100,7 @@ class ChatCompletionRequest(Generating):
 class CompletionRequest(Generating):
     """POST /v1/completions."""
 
-    prompt: str | Many[str] | Ids | Many[Ids]
+    prompt: Prompts
     suffix: str | None = None
     max_tokens: int | None = 16
     echo: bool | None = None
@@ -95,7 +111,7 @@ class CompletionRequest(Generating):
 class EmbeddingRequest(Asked):
     """POST /v1/embeddings."""
 
-    input: str | Many[str] | Ids | Many[Ids]
+    input: Prompts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -110,17 +126,13 @@ class RerankDocument(Asked):
     text: str
 
 
-def _text_or_document(value: object) -> str:
-    return "text" if isinstance(value, str) else "document"
-
-
 class RerankRequest(Asked):
     """POST /v1/rerank."""
 
     query: str
     documents: Many[
         Annotated[
-            Annotated[str, Tag("text")] | Annotated[RerankDocument, Tag("document")], Discriminator(_text_or_document)
+            Annotated[str, Tag("<text>")] | Annotated[RerankDocument, Tag("<object>")], Discriminator(text_or_object)
         ]
     ]
     model: str | None = None

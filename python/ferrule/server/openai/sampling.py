@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.params import SamplingParams
-from ferrule.server.bounds import Ids, Many, Pairs, check_fields
+from ferrule.server.bounds import Ids, Many, Pairs, TextOrTexts, check_fields
+from ferrule.server.validation import text_list_or_object, text_or_object
 from ferrule.structured import StructuredOutputsParams
+
+TextOrObject = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")], Discriminator(text_or_object)
+]
 
 
 class Asked(BaseModel):
@@ -27,12 +32,12 @@ class Asked(BaseModel):
 class StructuredOutputs(Asked):
     """What the output must be, in vLLM's words."""
 
-    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    json_schema: TextOrObject | None = Field(None, alias="json")
     regex: str | None = None
     choice: Many[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
+    structural_tag: TextOrObject | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
 
@@ -75,17 +80,17 @@ class Sampling(Asked):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: str | Many[str] | None = None
+    dry_sequence_breakers: TextOrTexts | None = None
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     no_repeat_ngram_size: int | None = None
-    bad_words: str | Many[str] | None = None
+    bad_words: TextOrTexts | None = None
     bad_words_ids: Many[Ids] | None = None
     allowed_token_ids: Ids | None = None
     logit_bias: Bias | None = None
     seed: int | None = None
-    stop: str | Many[str] | None = None
+    stop: TextOrTexts | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -93,7 +98,13 @@ class Sampling(Asked):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    prediction: str | Ids | dict[str, Any] | None = None
+    prediction: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[Ids, Tag("<list>")] | Annotated[dict[str, Any], Tag("<object>")],
+            Discriminator(text_list_or_object),
+        ]
+        | None
+    ) = None
 
 
 OTHERWISE = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors"})

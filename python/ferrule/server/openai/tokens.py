@@ -48,7 +48,7 @@ def _tokenize(served: Served, asked: TokenizeRequest) -> str:
 
 def _tokens(served: Served, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidParameterError("prompt or messages must be given, and not both")
+        raise InvalidParameterError("messages or prompt must be given, and not both")
     if asked.prompt is not None:
         return served.llm.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
     if asked.add_special_tokens:

@@ -67,7 +67,7 @@ class Answer:
                     yield self._event("response.created", response=self._body("in_progress"))
                     yield self._event("response.in_progress", response=self._body("in_progress"))
                     begun = True
-                for new in step.choices:
+                for new in step.deltas:
                     for happened in self._parts.add(new):
                         for each in self._told(happened, "completed"):
                             yield each

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from ferrule.server.bounds import Many, Pairs, Tools
 from ferrule.server.openai.protocol import StreamOptions, TokenLogprob
 from ferrule.server.openai.sampling import Asked, Sampling
-from ferrule.server.validation import text_or_list
+from ferrule.server.validation import text_or_list, text_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
 LOGPROBS = "message.output_text.logprobs"
@@ -28,7 +28,7 @@ class TextPart(Asked):
 
 
 TextOrParts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Many[TextPart], Tag("list")], Discriminator(text_or_list)
+    Annotated[str, Tag("<text>")] | Annotated[Many[TextPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 
 
@@ -91,15 +91,15 @@ class ReasoningItem(Asked):
 def _kind(item: object) -> str:
     if isinstance(item, Mapping):
         kind = cast("Mapping[str, object]", item).get("type", "message")
-        return kind if isinstance(kind, str) else ""
-    return str(getattr(item, "type", ""))
+        return f"<{kind}>"
+    return f"<{getattr(item, 'type', None)}>"
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
     Discriminator(
         _kind,
         custom_error_type="unsupported_item",
@@ -112,7 +112,7 @@ class FunctionTool(Asked):
     """A function that may be called."""
 
     type: Literal["function"]
-    name: str
+    name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -144,7 +144,19 @@ class SchemaFormat(Asked):
     """Accepted, and of no effect: a schema is always held; so are its name and its description."""
 
 
-TextFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+def _format(given: object) -> str:
+    kind = cast("Mapping[str, object]", given).get("type") if isinstance(given, Mapping) else None
+    return "<plain>" if kind in ("text", "json_object") else f"<{kind}>"
+
+
+TextFormat = Annotated[
+    Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _format,
+        custom_error_type="unsupported_format",
+        custom_error_message="its type must be text, json_object or json_schema",
+    ),
+]
 
 
 class TextConfig(Asked):
@@ -164,12 +176,18 @@ class Reasoning(Asked):
 class ResponsesRequest(Sampling):
     """POST /v1/responses; how tokens are chosen can be said in all the words of /v1/chat/completions."""
 
-    input: Annotated[Annotated[str, Tag("text")] | Annotated[Many[Item], Tag("list")], Discriminator(text_or_list)]
+    input: Annotated[Annotated[str, Tag("<text>")] | Annotated[Many[Item], Tag("<list>")], Discriminator(text_or_list)]
     model: str | None = None
     """A model, or an adapter; left out, the first model."""
     instructions: str | None = None
     tools: Tools[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[FunctionChoice, Tag("<object>")],
+            Discriminator(text_or_object),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
