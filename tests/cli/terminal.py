@@ -31,10 +31,12 @@ class Terminal:
     ) -> None:
         self._controller, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        # Its size is the terminal's, not what a shell or a test runner exported.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
             cwd=TESTS,
-            env={**os.environ, "TERM": "xterm-256color", **(environment or {})},
+            env={**inherited, "TERM": "xterm-256color", **(environment or {})},
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
