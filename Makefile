@@ -9,6 +9,9 @@ MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/
 # rustup installs here, and tells new shells only.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
+# Two at a time, a file's tests side by side, since they share what was set up for them.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test check lint rust-test python-test develop release harness docs dist bench tools clean
@@ -29,10 +32,10 @@ rust-test: tools ## the tests of the crates
 	cargo test --workspace --exclude ferrule-python
 
 python-test: develop ## the tests of the package, on a developer build
-	$(BIN)/python -m pytest tests
+	$(PYTEST) tests
 	@# The promises that rest on kernels hold on every instruction set of this machine, not on the fastest alone.
 	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
-	    FERRULE_ISA=$$isa $(BIN)/python -m pytest tests/test_parity.py tests/test_invariance.py || exit 1; \
+	    FERRULE_ISA=$$isa $(PYTEST) tests/test_parity.py tests/test_invariance.py || exit 1; \
 	done
 
 lint: $(VENV)/ready ## formatting, lints and types; changes nothing
