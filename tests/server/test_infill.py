@@ -109,7 +109,7 @@ def test_openai_s_completions(coder: Coder) -> None:
     assert whole.usage is not None
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(ids), TOKENS)
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == choice.text
-    assert chunks[-2].choices[0].model_dump()["prompt_token_ids"] == ids
+    assert chunks[0].choices[0].model_dump()["prompt_token_ids"] == ids
     assert chunks[-2].choices[0].finish_reason == choice.finish_reason == "length"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ferrule import __version__
-from ferrule.cli.help import EXIT_CODES
+from ferrule.cli.help import CONTEXT, EXIT_CODES
 
 TOPICS = {
     "Use a model": {
@@ -95,7 +95,7 @@ def _suggestion(name: str) -> str:
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=CONTEXT,
     invoke_without_command=True,
     epilog=EXIT_CODES,
 )

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Of every command, by itself too: click makes an option for help once, for the context that asks first."""
 EXIT_CODES = "Exit codes: 0 done, 1 an error while working, 2 a command line that cannot be, 130 Ctrl-C."
 
 
@@ -34,7 +36,7 @@ class Command(click.Command):
     """A command with examples: what they do, and how they are typed."""
 
     def __init__(self, *arguments: Any, examples: Sequence[tuple[str, str]], **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+        super().__init__(*arguments, context_settings=CONTEXT, **settings)
         self.examples = examples
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
