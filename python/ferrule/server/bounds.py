@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar, cast
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from ferrule.server.validation import text_or_list
+from ferrule.server.forms import text_or_list
 
 MAX_FIELDS = 256
 """Of an object whose fields are known."""

@@ -11,33 +11,6 @@ from fastapi.exceptions import RequestValidationError
 from ferrule.checks import shown
 from ferrule.server.errors import BAD_REQUEST, ApiError
 
-
-def text_or_list(value: object) -> str:
-    """Which of two forms a field has, so that what is wrong within is named as it is, and not as what it is not.
-
-    pydantic puts the form among the names of what is wrong: it must be none that a request has.
-    """
-    return "<text>" if isinstance(value, str) else "<list>"
-
-
-def text_or_object(value: object) -> str:
-    """The same, of fields that are no lists."""
-    return "<text>" if isinstance(value, str) else "<object>"
-
-
-def text_list_or_object(value: object) -> str:
-    """The same, of fields that may be any of them."""
-    return "<list>" if isinstance(value, list) else text_or_object(value)
-
-
-def texts_or_ids(value: object) -> str:
-    """Which of a prompt's forms a field has: a text, token ids, or a list of either; a list is what its first is."""
-    if not isinstance(value, list) or not value:
-        return "<texts>" if isinstance(value, list) else "<text>"
-    first: object = cast("list[object]", value)[0]
-    return "<lists>" if isinstance(first, list) else "<ids>" if isinstance(first, int) else "<texts>"
-
-
 LONGEST_NAME = 100
 """Characters of a field's name that an error repeats."""
 _OBJECTS = frozenset({"model_type", "dict_type"})

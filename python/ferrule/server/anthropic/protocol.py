@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from ferrule.server.bounds import Many, Tools
+from ferrule.server.forms import text_or_list
 from ferrule.server.openai.sampling import Asked
-from ferrule.server.validation import text_or_list
 
 MIN_THINKING_BUDGET = 1024
 """Tokens; Anthropic's limit."""

@@ -12,8 +12,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ferrule.server.bounds import Many
+from ferrule.server.forms import text_or_list
 from ferrule.server.openai.sampling import Asked, TextOrObject
-from ferrule.server.validation import text_or_list
 
 
 class TextPart(Asked):

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from ferrule.server.bounds import Ids, Many, Pairs, Tools
+from ferrule.server.forms import text_or_object, texts_or_ids
 from ferrule.server.openai.messages import Message, ToolDeclaration
 from ferrule.server.openai.sampling import Asked, Sampling
-from ferrule.server.validation import text_or_object, texts_or_ids
 
 Prompts = Annotated[
     Annotated[str, Tag("<text>")]

@@ -13,7 +13,7 @@ from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.params import SamplingParams
 from ferrule.server.bounds import Ids, Many, Pairs, TextOrTexts, check_fields
-from ferrule.server.validation import text_list_or_object, text_or_object
+from ferrule.server.forms import text_list_or_object, text_or_object
 from ferrule.structured import StructuredOutputsParams
 
 TextOrObject = Annotated[

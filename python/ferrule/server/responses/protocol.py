@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from ferrule.server.bounds import Many, Pairs, Tools
+from ferrule.server.forms import text_or_list, text_or_object
 from ferrule.server.openai.protocol import StreamOptions, TokenLogprob
 from ferrule.server.openai.sampling import Asked, Sampling
-from ferrule.server.validation import text_or_list, text_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
 LOGPROBS = "message.output_text.logprobs"
