@@ -101,8 +101,10 @@ async def _there(asked: Generation) -> AsyncGenerator[StreamStep, None]:
     async with aclosing(found):
         try:
             async for step in found:
-                choices = [replace(delta, message=_kept(asked, delta.message)) for delta in step.deltas]
-                yield replace(step, deltas=choices)
+                if asked.message_format is not None:
+                    kept = [replace(delta, message=_kept(asked, delta.message)) for delta in step.deltas]
+                    step = replace(step, deltas=kept)  # noqa: PLW2901
+                yield step
         except InvalidParameterError:
             asked.served.check_there()
             raise
