@@ -26,7 +26,7 @@ class Workers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._begin()
+        self.begin()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What it returns, or raises; whoever is cancelled while it waits for a thread takes its work along."""
@@ -45,11 +45,8 @@ class Workers:
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
-    def after_fork(self) -> None:
-        """In the child, which the threads did not come along to; what they did is the parent's."""
-        self._begin()
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Without threads or work, as in a forked child: threads do not come along, and their work is the parent's."""
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._changed = threading.Condition()
         self._threads = 0
@@ -76,4 +73,4 @@ class Workers:
 
 WORKERS = Workers(MOST)
 """Those of the process, however many models and applications are in it."""
-os.register_at_fork(after_in_child=WORKERS.after_fork)
+os.register_at_fork(after_in_child=WORKERS.begin)
