@@ -1,10 +1,10 @@
 //! Who holds which page of the key-value cache.
 //!
 //! The model reads and writes pages; what is in which is decided here. Every [group of layers](KvGroup) has a
-//! [`PagePool`] of its own and every sequence a table per group, which names the page of each
-//! `PAGE_TOKENS` positions. A page may be held by several sequences (a shared prefix); then nobody writes to it: the one
-//! who would gets a copy first, or if no page is free for one and nobody else holds it, what was kept there is forgotten.
-//! Groups with a window give pages back as soon as no later row can see them.
+//! [`PagePool`] of its own and every sequence a table per group, which names the page of each `PAGE_TOKENS` positions.
+//! A page may be held by several sequences (a shared prefix); then nobody writes to it: the one who would gets a copy
+//! first, or if no page is free for one and nobody else holds it, what was kept there is forgotten. Groups with a
+//! window give pages back as soon as no later row can see them.
 //!
 //! With a [`PrefixTree`] full pages are kept under their tokens after their last holder, until the room is needed, and
 //! a sequence that begins with the same tokens takes them as they are: what they hold depends on nothing else. A
