@@ -211,6 +211,12 @@ def question(file: dict[str, Any]) -> dict[str, Any]:
     return next(iter(first(file)["nodes"].values()))
 
 
+ALIGNED = """selectors => {
+    const lefts = selectors.map(each => [...document.querySelectorAll(each)].at(-1).getBoundingClientRect().left);
+    return Math.max(...lefts) - Math.min(...lefts) < 20;
+}"""
+
+
 def test_a_file_that_cannot_be_read_says_where(chat: ChatPage, tmp_path: Path) -> None:
     chat.set(temperature="0")
     chat.ask("What is the capital of France?")
@@ -225,10 +231,7 @@ def test_a_file_that_cannot_be_read_says_where(chat: ChatPage, tmp_path: Path) -
     chat.expect_titles("What is the capital of France?")
     for width in (900, 1280, 1920):
         chat.page.set_viewport_size({"width": width, "height": 800})
-        left = [
-            chat.at(each).last.evaluate("element => element.getBoundingClientRect().left")
-            for each in ("#notice", ".assistant .body", "#composer")
-        ]
-        assert max(left) - min(left) < 20, "one below the other, but for a scrollbar"
+        # One below the other, but for a scrollbar; the browser takes the new size in its own time.
+        chat.page.wait_for_function(ALIGNED, arg=["#notice", ".assistant .body", "#composer"])
     chat.ask("What is the capital of Italy?")
     expect(chat.at("#notice")).to_be_hidden()
