@@ -37,7 +37,7 @@ class Family:
     """Rows of queries and keys are put in the order in which neighbours rotate."""
     ones: bool = False
     """1 is added to the weights of norms."""
-    turned: bool = False
+    transposed: bool = False
     """Matrices are stored the other way round."""
     groups: bool = False
     """Rows of queries, keys and values alternate, head by head or group by group."""
@@ -98,7 +98,7 @@ FAMILIES = {
     "glm": Family(MODEL_ARCH.CHATGLM),
     "glm4": Family(MODEL_ARCH.GLM4),
     "glm4_moe": Family(MODEL_ARCH.GLM4_MOE, keys=ROUTED),
-    "gpt2": Family(MODEL_ARCH.GPT2, turned=True),
+    "gpt2": Family(MODEL_ARCH.GPT2, transposed=True),
     "gpt_bigcode": Family(MODEL_ARCH.STARCODER),
     "gpt_neox": Family(MODEL_ARCH.GPTNEOX, groups=True, keys={"use_parallel_residual": "use_parallel_residual"}),
     "gpt_oss": Family(MODEL_ARCH.GPT_OSS, keys={**WINDOW, **SAME_WIDTH}),
@@ -298,16 +298,16 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
     if rope:
         values |= rotation(checkpoint)
     if "kv_lora_rank" in config:
-        turned, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
-        whole = config["qk_nope_head_dim"] + turned
-        values |= {"rope.dimension_count": turned, "attention.key_length": whole}
+        rope_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+        whole = config["qk_nope_head_dim"] + rope_dim
+        values |= {"rope.dimension_count": rope_dim, "attention.key_length": whole}
         values["attention.value_length"] = config.get("v_head_dim") or checkpoint.width
         if split_latent and kind != "minicpm3":
             values |= {
                 "attention.key_length_mla": whole,
                 "attention.value_length_mla": values["attention.value_length"],
             }
-            values |= {"attention.key_length": rank + turned, "attention.value_length": rank}
+            values |= {"attention.key_length": rank + rope_dim, "attention.value_length": rank}
             values["attention.head_count_kv"] = 1
     for key, value in values.items():
         if value is not None:
@@ -320,13 +320,13 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
 def rotation(checkpoint: Checkpoint) -> dict[str, object]:
     """The keys of the rotation and its scaling."""
     config, rope = checkpoint.config, checkpoint.rope
-    turned = int(checkpoint.width * rope.get("partial_rotary_factor", 1.0))
+    rotary_dim = int(checkpoint.width * rope.get("partial_rotary_factor", 1.0))
     if config["model_type"] == "minimax_m2":
-        turned = config["rotary_dim"]
+        rotary_dim = config["rotary_dim"]
     base = float(rope["rope_theta"])
     if "alpha" in rope:  # Hunyuan's scaling is another base
         base *= rope["alpha"] ** (checkpoint.width / (checkpoint.width - 2))
-    keys: dict[str, object] = {"rope.freq_base": base, "rope.dimension_count": turned}
+    keys: dict[str, object] = {"rope.freq_base": base, "rope.dimension_count": rotary_dim}
     sliding = (config.get("rope_parameters") or {}).get("sliding_attention", {})
     if local := sliding.get("rope_theta", config.get("rope_local_base_freq")):
         keys["rope.freq_base_swa"] = float(local)
@@ -383,7 +383,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
         elif "gate_up_proj" in name and ".experts." in name:
             yield from gates_and_ups(name, values)
         elif re.search(r"experts\.down_proj(_bias)?$", name):
-            yield name.replace("_bias", ".bias") if "bias" in name else f"{name}.weight", turned(name, values)
+            yield name.replace("_bias", ".bias") if "bias" in name else f"{name}.weight", transposed(name, values)
         elif name.endswith("input_linear.weight"):
             gate, up = np.split(values, 2, axis=-2)
             layer = re.findall(r"\d+", name)[0]
@@ -407,7 +407,7 @@ def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
     config, family = checkpoint.config, checkpoint.family
     if family.ones and name.endswith("norm.weight"):
         return values + 1
-    if family.turned and re.search(r"c_(attn|proj|fc)\.weight$", name):
+    if family.transposed and re.search(r"c_(attn|proj|fc)\.weight$", name):
         return values.T
     if family.rotated_in_pairs and (found := re.search(r"\.([qk])_proj\.(weight|bias)$", name)):
         return in_pairs(values, checkpoint.heads if found[1] == "q" else checkpoint.kv_heads)
@@ -446,13 +446,13 @@ def split(name: str, values: Array, checkpoint: Checkpoint) -> Named:
 
 def gates_and_ups(name: str, values: Array) -> Named:
     """gpt-oss's alternate."""
-    values = turned(name, values)
+    values = transposed(name, values)
     for index, role in enumerate(("gate_proj", "up_proj")):
         base, bias = name.removesuffix("_bias").replace("gate_up_proj", role), name.endswith("_bias")
         yield f"{base}.{'bias' if bias else 'weight'}", values[:, index::2]
 
 
-def turned(name: str, values: Array) -> Array:
+def transposed(name: str, values: Array) -> Array:
     """Experts that are stored as [inputs, outputs]."""
     return values if name.endswith("_bias") else values.swapaxes(-1, -2)
 

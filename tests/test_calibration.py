@@ -248,12 +248,12 @@ def test_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "b").exists()
 
 
-def test_a_model_whose_moments_no_machine_has_memory_for_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_model_whose_hessians_exceed_memory_is_refused_at_once(tmp_path: Path) -> None:
     spec = json.loads(read_model_files(GOLDEN / "llama").spec.to_json())
     for layer in spec["layers"]:
         layer["ffn"]["intermediate_size"] = 1 << 21
     options = EngineOptions(quantization="int4", threads=1).to_json()
-    with pytest.raises(InsufficientMemoryError, match=r"calibration.* moments ") as caught:
+    with pytest.raises(InsufficientMemoryError, match=r"calibration.* Hessian") as caught:
         _native.pack(json.dumps(spec), None, options, str(tmp_path / "out"), {}, [[7, 8, 9]])
     [needs, available] = [int(number) for number in re.findall(r"\d{3,}", str(caught.value))]
     assert needs > 4 << 42 > available

@@ -106,8 +106,8 @@ while thread.is_alive():
     time.sleep(0.002)
 print(json.dumps([peak - before, needs]))
 """
-MOMENTS_OF_OTHERS = 3 * (512 + 256) * 512 * 4
-"""Of a layer's other maps: they are recorded together where memory has room for them."""
+OTHER_HESSIANS = 3 * (512 + 256) * 512 * 4
+"""Bytes of the Hessians of a layer's other linear maps, which are recorded together where memory has room."""
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("bf16", 16), ("int8", 8), ("int4", 4)])
@@ -126,9 +126,9 @@ def test_quantizing_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
 
 
 def test_calibrating_takes_what_it_says_and_little_more(tmp_path: Path) -> None:
-    """All layers at once would be 134 MB in f32, and the moments of their inputs 190 MB."""
+    """All layers at once would be 134 MB in f32, and the Hessians of their inputs 190 MB."""
     peak, needs = figures_of(CALIBRATING, model_in(tmp_path, SMALL), "int4")
-    assert needs / 2 < peak < needs + MOMENTS_OF_OTHERS + (16 << 20)
+    assert needs / 2 < peak < needs + OTHER_HESSIANS + (16 << 20)
 
 
 def model_in(folder: Path, config: Mapping[str, object] = LLAMA_160M) -> Path:

@@ -389,8 +389,8 @@ def test_latents_of_deepseek() -> None:
     assert latents(spec_of("deepseek_v3", rms_norm_eps=1e-3)).norm == RmsNorm(1e-6)
     assert latents(deepseek_v2()).query_rank is None
     assert "layers.0.attention.q.weight" in deepseek_v2().tensors
-    turned = [spec_of("deepseek_v3", rope_interleave=value).ropes[0].interleaved for value in (True, False, LEFT_OUT)]
-    assert turned == [True, False, True]
+    paired = [spec_of("deepseek_v3", rope_interleave=value).ropes[0].interleaved for value in (True, False, LEFT_OUT)]
+    assert paired == [True, False, True]
 
 
 def test_yarn_sharpens_scores_of_deepseek() -> None:

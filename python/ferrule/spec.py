@@ -118,7 +118,7 @@ class Rope:
 
     theta: float
     rotary_dim: int
-    """Leading elements of a head that are turned."""
+    """Number of leading elements of a head that are rotated."""
     interleaved: bool = False
     """Pairs are neighbours (GPT-J), not element i and i + rotary_dim / 2 (Llama)."""
     scaling: Scaling = field(default_factory=NoScaling)
@@ -147,7 +147,7 @@ class LatentProjections:
     kv_rank: int
     """Width of the keys' and values' latent."""
     nope_dim: int
-    """Leading elements of a head's query and key, which are not turned."""
+    """Leading elements of a head's query and key, which are not rotated."""
     rope_dim: int
     """The others, which are; a key has one set of them for all heads."""
     value_dim: int

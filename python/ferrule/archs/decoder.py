@@ -107,7 +107,7 @@ def decoder(
     # The rotation of each layer: files may give each type of layer its own.
     width = config.head_dim if projections is None else projections.rope_dim
     types = [LAYER_TYPES[window is not None] for window in windows]
-    needed = dict.fromkeys(kind for kind, turned in zip(types, rotated, strict=True) if turned)
+    needed = dict.fromkeys(kind for kind, rotate in zip(types, rotated, strict=True) if rotate)
     if rope_of is None:
         options = {"partial": partial_rotary, "rotary_dim": rotary_dim, "interleaved": interleaved}
         rope_of = partial(read_rope, config, width, **options)
@@ -144,7 +144,7 @@ def decoder(
                     attention,
                     scale=layer_scale,
                     window=window,
-                    rope=distinct.index(ropes[kind]) if turned else None,
+                    rope=distinct.index(ropes[kind]) if rotate else None,
                 ),
                 ffn=layer_ffn,
                 attention_norm=before,
@@ -157,7 +157,7 @@ def decoder(
                 residual_scale=residual_scale,
                 residual_after_norm=residual_after_norm,
             )
-            for window, kind, turned, layer_scale, layer_ffn in zip(windows, types, rotated, scales, ffns, strict=True)
+            for window, kind, rotate, layer_scale, layer_ffn in zip(windows, types, rotated, scales, ffns, strict=True)
         ],
         final_norm=norm if final_norm else None,
         head=Head(tied=config.flag("tie_word_embeddings", default=tied)) if head is None else head,

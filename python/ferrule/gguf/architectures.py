@@ -226,17 +226,17 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
     Newer files have the widths of the compressed keys and values where older ones had those of the heads.
     """
     metadata = file.metadata
-    turned = metadata.whole(file.key("rope.dimension_count"))
+    rope_dim = metadata.whole(file.key("rope.dimension_count"))
     whole = file.key("attention.key_length_mla")
     whole = whole if whole in metadata else file.key("attention.key_length")
     values = file.key("attention.value_length_mla")
     values = values if values in metadata else file.key("attention.value_length")
-    if metadata.whole(whole) <= turned:
-        raise metadata.error(whole, f"above rope.dimension_count, {turned}")
+    if metadata.whole(whole) <= rope_dim:
+        raise metadata.error(whole, f"above rope.dimension_count, {rope_dim}")
     fields: dict[str, Any] = {
         "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": metadata.whole(whole) - turned,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
         "v_head_dim": metadata.whole(values),
         "norm_topk_prob": metadata.flag(file.key("expert_weights_norm"), default=False),
     }
@@ -256,15 +256,15 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
 def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
     """The factors and the width of values are not in the metadata: those are what the published model has."""
     metadata = file.metadata
-    turned = metadata.whole(file.key("rope.dimension_count"))
+    rope_dim = metadata.whole(file.key("rope.dimension_count"))
     whole = file.key("attention.key_length")
-    if metadata.whole(whole) <= turned:
-        raise metadata.error(whole, f"above rope.dimension_count, {turned}")
+    if metadata.whole(whole) <= rope_dim:
+        raise metadata.error(whole, f"above rope.dimension_count, {rope_dim}")
     return {
         "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": metadata.whole(whole) - turned,
-        "v_head_dim": file.shape("blk.0.attn_kv_b.weight")[0] // config.heads - (metadata.whole(whole) - turned),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
+        "v_head_dim": file.shape("blk.0.attn_kv_b.weight")[0] // config.heads - (metadata.whole(whole) - rope_dim),
     }
 
 

@@ -119,12 +119,12 @@ def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -
     config = config.with_defaults(rope_theta=DEFAULT_THETA)
     width = config.head_dim if architecture.heads else 0
     key = file.key("rope.dimension_count")
-    turned = metadata.whole(key, default=width or None, low=2, high=width or MAX_SIZE)
-    if turned % 2:
+    rotary_dim = metadata.whole(key, default=width or None, low=2, high=width or MAX_SIZE)
+    if rotary_dim % 2:
         raise metadata.error(key, "an even number")
     if width:
-        config = config.with_values(partial_rotary_factor=_fraction(turned, width))
-    return config.with_values(rope_scaling={**_rope_scaling(file, turned // 2), **architecture.scaling})
+        config = config.with_values(partial_rotary_factor=_fraction(rotary_dim, width))
+    return config.with_values(rope_scaling={**_rope_scaling(file, rotary_dim // 2), **architecture.scaling})
 
 
 def _fraction(part: int, whole: int) -> float:

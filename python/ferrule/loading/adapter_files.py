@@ -25,7 +25,7 @@ _HARMLESS = {
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config"),
     # What it was saved by, and defaults of switches that are off.
     *("peft_version", "auto_mapping", "megatron_core", "qalora_group_size"),
-    # A, B and what they add are the same for a base that keeps its matrices turned.
+    # A, B and what they add are the same for a base that stores its matrices transposed.
     "fan_in_fan_out",
 }
 _READ = {

@@ -15,6 +15,7 @@ pub mod elementwise;
 #[cfg(test)]
 #[path = "../tests/guard/mod.rs"]
 mod guard;
+mod hessian;
 pub mod kv;
 pub mod logits;
 pub mod machine;
@@ -22,7 +23,6 @@ mod math;
 mod matmul;
 mod matrix;
 pub mod memory;
-mod moments;
 pub mod norm;
 mod pool;
 pub mod probe;
@@ -38,10 +38,10 @@ mod rowwise_tests;
 pub const ARITHMETIC_VERSION: u32 = 3;
 
 pub use cancel::Cancel;
+pub use hessian::{CalibrationError, Hessian, InputStatistics};
 pub use matmul::{Product, matmul, matmul_each};
 pub use matrix::{LAYOUT_VERSION, PackError, PackedMatrix, PieceError, RowSource};
 pub use memory::{AllocError, BytesOwner, Scratch, SharedBytes};
-pub use moments::{CalibrationError, InputStatistics, Moments};
 pub use pool::{Exec, Pool, PoolError};
 pub use quant::Format;
 pub use rows::{Rows, RowsMut, for_row_runs};

@@ -7,8 +7,8 @@ use bytemuck::Pod;
 
 use crate::arch::{ByteLine, Isa, LANES, LINE};
 use crate::disjoint::Tiles;
+use crate::hessian::InputStatistics;
 use crate::memory::{AllocError, PageSlice, SharedBytes};
-use crate::moments::InputStatistics;
 use crate::quant::grouped;
 use crate::quant::integer::{self, Steps};
 use crate::quant::{

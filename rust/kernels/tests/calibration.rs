@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{
-    CalibrationError, Cancel, Exec, Format, InputStatistics, Moments, PackedMatrix, Pool, PoolError, RowSource,
+    CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackedMatrix, Pool, PoolError, RowSource,
 };
 use proptest::prelude::*;
 use rotation::{BLOCK, rotated};
@@ -52,10 +52,10 @@ fn exec<T>(threads: usize, isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
 }
 
 fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, piece: usize) -> Option<InputStatistics> {
-    let mut moments = Moments::zeroed(cols).unwrap();
-    x.chunks(piece * cols).for_each(|x| moments.add(exec, x).unwrap());
-    assert_eq!(moments.rows(), (x.len() / cols) as u64);
-    moments.statistics(exec).unwrap()
+    let mut hessian = Hessian::zeroed(cols).unwrap();
+    x.chunks(piece * cols).for_each(|x| hessian.add(exec, x).unwrap());
+    assert_eq!(hessian.rows(), (x.len() / cols) as u64);
+    hessian.statistics(exec).unwrap()
 }
 
 /// One format for all rows.
@@ -138,7 +138,7 @@ fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
 }
 
 /// The sum of x x^T over rotated rows, its mean on the diagonal 1, and damped as GPTQ is.
-fn damped_moments(x: &[f32], cols: usize, n: usize) -> Vec<f64> {
+fn damped_hessian(x: &[f32], cols: usize, n: usize) -> Vec<f64> {
     let mut sums = vec![0.0; n * n];
     for x in x.chunks_exact(cols) {
         let mut whole = vec![0.0; n];
@@ -166,7 +166,7 @@ proptest! {
         let n = cols.next_multiple_of(BLOCK);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
-        let u = upper_cholesky(&inverse(damped_moments(&x, cols, n), n), n);
+        let u = upper_cholesky(&inverse(damped_hessian(&x, cols, n), n), n);
         let packed = exec(2, Isa::best(), |exec| {
             packed(exec, Format::Int8, &weights, cols, statistics(exec, &x, cols, 100).as_ref())
         });
@@ -290,11 +290,11 @@ fn nothing_seen_is_nothing_known() {
 fn inputs_that_are_not_finite_are_refused() {
     for value in [f32::NAN, f32::INFINITY] {
         exec(2, Isa::best(), |exec| {
-            let mut moments = Moments::zeroed(40).unwrap();
+            let mut hessian = Hessian::zeroed(40).unwrap();
             let mut x = random(1, 300 * 40);
             x[40 * 40 + 3] = value;
-            moments.add(exec, &x).unwrap();
-            assert!(matches!(moments.statistics(exec), Err(CalibrationError::NotFinite)));
+            hessian.add(exec, &x).unwrap();
+            assert!(matches!(hessian.statistics(exec), Err(CalibrationError::NotFinite)));
         });
     }
 }
@@ -303,9 +303,9 @@ fn inputs_that_are_not_finite_are_refused() {
 fn a_cancelled_calibration_says_so() {
     let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
     let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-    let mut moments = Moments::zeroed(300).unwrap();
-    moments.add(&exec, &random(1, 300 * 300)).unwrap();
+    let mut hessian = Hessian::zeroed(300).unwrap();
+    hessian.add(&exec, &random(1, 300 * 300)).unwrap();
     cancel.cancel();
-    assert!(matches!(moments.add(&exec, &random(1, 300)), Err(PoolError::Cancelled)));
-    assert!(matches!(moments.statistics(&exec), Err(CalibrationError::Pool(PoolError::Cancelled))));
+    assert!(matches!(hessian.add(&exec, &random(1, 300)), Err(PoolError::Cancelled)));
+    assert!(matches!(hessian.statistics(&exec), Err(CalibrationError::Pool(PoolError::Cancelled))));
 }

@@ -44,11 +44,11 @@ const QUANTIZED_BYTES: f64 = 1.5;
 #[must_use]
 pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     let most = |of: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(of).max().unwrap_or(0);
-    let turned: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
+    let rotary_dims: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
     let blocks = most(&|layer| between_blocks(spec, layer));
     let attention = most(&|layer| of_attention(&layer.attention));
     let inputs = most(&|layer| longest_input(spec, layer));
-    let floats = rows.saturating_mul(spec.hidden_size + turned + blocks + attention)
+    let floats = rows.saturating_mul(spec.hidden_size + rotary_dims + blocks + attention)
         + most(&|layer| of_ffn(spec, layer, rows))
         + logit_rows.saturating_mul(spec.hidden_size + spec.vocab_size);
     (floats as f64 * size_of::<f32>() as f64 + rows as f64 * inputs as f64 * QUANTIZED_BYTES) as u64

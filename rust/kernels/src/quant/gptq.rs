@@ -1,7 +1,7 @@
 //! From floating-point weights to codes, where it is known what errors cost (<https://arxiv.org/abs/2210.17323>).
 //!
 //! Weights are quantized input by input, and what each loses is made up for by those that follow: the error of the
-//! output is what counts, not that of the weights. The factor R of the inputs' moments says how ([`Feedback`]). When a
+//! output is what counts, not that of the weights. The factor R of the inputs' Hessian says how ([`Feedback`]). When a
 //! super-block is reached, its weights are first set to what is best after all errors before it; its step is searched
 //! for as without statistics. A group's sub-scale is chosen when it is reached: several are tried, each with the codes
 //! and the errors that it leads to within the group.
@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use super::integer::{self, BLOCK, BLOCK_GROUPS, GROUP, IntegerFormat, SUPER, Steps};
 use super::quantize::{Grid, Rotate, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
-use crate::moments::{Feedback, InputStatistics};
+use crate::hessian::{Feedback, InputStatistics};
 
 /// Later inputs that are corrected at a time: sums in registers.
 const CORRECTED: usize = 8;

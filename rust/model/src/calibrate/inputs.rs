@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use ferrule_kernels::{AllocError, Exec, Moments, PoolError, machine};
+use ferrule_kernels::{AllocError, Exec, Hessian, PoolError, machine};
 
 use super::output::calibrated_site;
 use super::pass::Pass;
@@ -13,22 +13,22 @@ use crate::weights::{Layer, LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
 /// Knows the inputs of linear maps.
 pub(super) trait Inputs {
-    /// The moments of what goes into the map of number `site`, which is packed next; `work` is told what was done for
+    /// The Hessian of the inputs of linear map number `site`, which is packed next; `work` is told what was done for
     /// it, in bytes of packed matrices.
-    fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError>;
+    fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Hessian>, LoadError>;
 }
 
 /// Those of the map that is packed first, if they are known.
-impl Inputs for Option<Moments> {
-    fn take(&mut self, _: usize, _: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError> {
+impl Inputs for Option<Hessian> {
+    fn take(&mut self, _: usize, _: &mut dyn FnMut(f64)) -> Result<Option<Hessian>, LoadError> {
         Ok(Option::take(self))
     }
 }
 
-/// Moments of no rows yet, with `cols` inputs.
-pub(super) fn zeroed(cols: usize) -> Result<Moments, LoadError> {
-    Moments::zeroed(cols).map_err(|AllocError { bytes }| LoadError::Memory {
-        what: "calibration, for the moments of a map's inputs,",
+/// Returns the zero Hessian of a linear map with `cols` inputs.
+pub(super) fn zeroed(cols: usize) -> Result<Hessian, LoadError> {
+    Hessian::zeroed(cols).map_err(|AllocError { bytes }| LoadError::Memory {
+        what: "calibration, for the Hessian of a linear layer's inputs,",
         needs: bytes,
         available: machine::available_memory(),
     })
@@ -67,7 +67,7 @@ pub(super) struct LayerInputs<'a, 's> {
     spec: &'a LayerSpec,
     /// Maps that were not recorded yet; see [`Wanted`].
     left: Vec<(usize, usize)>,
-    recorded: BTreeMap<usize, Moments>,
+    recorded: BTreeMap<usize, Hessian>,
     /// Bytes that may be recorded at a time; one map is in any case.
     room: u64,
     /// Work that running the layer stands for; none is left after the first time.
@@ -91,7 +91,7 @@ impl<'a, 's> LayerInputs<'a, 's> {
         let mut room = self.room;
         let mut recorder = Recorder::default();
         let fit = self.left.iter().enumerate().take_while(|(index, (_, columns))| {
-            let bytes = Moments::bytes_for(*columns).unwrap_or(u64::MAX);
+            let bytes = Hessian::bytes_for(*columns).unwrap_or(u64::MAX);
             let fits = bytes <= room || *index == 0;
             room = room.saturating_sub(bytes);
             fits
@@ -108,7 +108,7 @@ impl<'a, 's> LayerInputs<'a, 's> {
 }
 
 impl Inputs for LayerInputs<'_, '_> {
-    fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Moments>, LoadError> {
+    fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Hessian>, LoadError> {
         if self.left.iter().any(|(left, _)| *left == site) {
             self.record(work)?;
         }
@@ -116,13 +116,13 @@ impl Inputs for LayerInputs<'_, '_> {
     }
 }
 
-/// Adds up the moments of some maps, by their numbers.
+/// Accumulates the Hessians of some linear maps, by site number.
 #[derive(Default)]
-struct Recorder(RefCell<BTreeMap<usize, Moments>>);
+struct Recorder(RefCell<BTreeMap<usize, Hessian>>);
 
 impl Observer for Recorder {
     fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError> {
-        self.0.borrow_mut().get_mut(&site).map_or(Ok(()), |moments| moments.add(exec, x))
+        self.0.borrow_mut().get_mut(&site).map_or(Ok(()), |hessian| hessian.add(exec, x))
     }
 }
 
@@ -161,16 +161,16 @@ mod tests {
         let embedding = floats.embedding(&mut in_memory(exec, Source::Random, &mut |_, _| ())).unwrap();
         let layer = floats.layer(&mut in_memory(exec, Source::Random, &mut |_, _| ()), 0, &spec.layers[0]).unwrap();
         let mut pass = Pass::new(exec, &spec, &sequences, &embedding).unwrap();
-        let two = Moments::bytes_for(64).unwrap() * 2;
+        let two = Hessian::bytes_for(64).unwrap() * 2;
         let found = [(u64::MAX, 3), (two, 6), (0, 12)].map(|(room, runs)| {
             let (mut done, mut advanced) = (0, 0.0);
             let mut inputs = LayerInputs::new(&mut pass, &layer, &spec.layers[0], wanted.maps.clone(), room, 100.0);
             let mut packed = Vec::new();
             for &(site, columns) in &wanted.maps {
                 let work = &mut |bytes| (done, advanced) = (done + 1, advanced + bytes);
-                let moments = inputs.take(site, work).unwrap().unwrap();
-                assert_eq!(moments.rows(), 473);
-                let statistics = moments.statistics(&exec).unwrap().unwrap();
+                let hessian = inputs.take(site, work).unwrap().unwrap();
+                assert_eq!(hessian.rows(), 473);
+                let statistics = hessian.statistics(&exec).unwrap().unwrap();
                 let rows = RandomMatrix::new("rows", 20);
                 let matrix = PackedMatrix::pack_calibrated(&exec, &[(Format::Int4, 20)], columns, &rows, &statistics);
                 packed.extend(matrix.unwrap().contents().flatten().copied());

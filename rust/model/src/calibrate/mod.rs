@@ -1,10 +1,10 @@
 //! Packing by what a text shows: the model itself runs over it, and every matrix is quantized by what goes into it.
 //!
 //! Layer by layer (GPTQ, <https://arxiv.org/abs/2210.17323>): a layer is loaded in f32 and runs over all tokens; the
-//! moments of what goes into each of its linear maps say what errors cost there. Its matrices are quantized by that,
+//! Hessians of the inputs of its linear maps say what errors cost there. Its matrices are quantized by that,
 //! and the layer as it was quantized leads to the next one's inputs, so that later layers know what earlier ones lost.
 //!
-//! In memory at a time are the hidden states of all tokens, one layer in f32 and quantized, and moments as far as
+//! In memory at a time are the hidden states of all tokens, one layer in f32 and quantized, and Hessians as far as
 //! memory goes: where those of all maps are more, the layer runs again for those that are left.
 
 mod inputs;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ferrule_kernels::kv::{KvFormat, KvStore, PAGE_TOKENS};
-use ferrule_kernels::{Exec, Moments, machine};
+use ferrule_kernels::{Exec, Hessian, machine};
 
 use crate::layer::{linear, norm_in_place};
 use crate::needs::buffer_bytes;
@@ -58,7 +58,7 @@ pub fn calibrate_into(
     // An embedding that is the head too is packed as such, when what goes into it is known; until then as without.
     let embedding = match is_tied(spec) {
         true => loader.embedding(&mut in_memory(exec, source, &mut |_, _| ()))?,
-        false => loader.embedding(&mut Calibrated::new(&mut output, &mut None::<Moments>))?,
+        false => loader.embedding(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?,
     };
     let mut pass = Pass::new(exec, spec, sequences, &embedding)?;
     drop(embedding);
@@ -68,7 +68,7 @@ pub fn calibrate_into(
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, source, &mut |_, _| ()), index, layer_spec)?;
         // Half of what will be left: it is a guess what the machine's other programs take meanwhile.
-        let beside = beside_moments(spec, layer_spec, &wanted, sequences);
+        let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
         let room = machine::available_memory().saturating_sub(beside) / 2;
         let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.maps, room, before);
         let mut calibrated = Calibrated::new(&mut output, &mut inputs);
@@ -81,11 +81,11 @@ pub fn calibrate_into(
 
     let mut rows = pass.into_hidden();
     norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
-    let mut inputs = moments(&exec, &rows, spec.hidden_size)?;
+    let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
     if let Some(projection) = loader.head_projection(&mut Calibrated::new(&mut output, &mut inputs))? {
         let mut narrow = vec![0.0; rows.len() / spec.hidden_size * spec.embedding_width()];
         linear(&exec, &projection, &rows, &mut narrow)?;
-        inputs = moments(&exec, &narrow, spec.embedding_width())?;
+        inputs = hessian(&exec, &narrow, spec.embedding_width())?;
     }
     drop(rows);
     after_projection(&loader, spec, &mut Calibrated::new(&mut output, &mut inputs))?;
@@ -124,10 +124,10 @@ fn in_memory<'a>(exec: Exec<'a>, source: Source<'a>, progress: Progress<'a>) -> 
     Pack { exec, source, done: 0, total: 0, progress, sites: Vec::new() }
 }
 
-fn moments(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Moments>, LoadError> {
-    let mut moments = inputs::zeroed(cols)?;
-    moments.add(exec, rows)?;
-    Ok(Some(moments))
+fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Hessian>, LoadError> {
+    let mut hessian = inputs::zeroed(cols)?;
+    hessian.add(exec, rows)?;
+    Ok(Some(hessian))
 }
 
 /// Holds what is in memory at a time at the most against what there is.
@@ -139,17 +139,17 @@ fn check_memory(
 ) -> Result<(), LoadError> {
     let (needs, available) = (needs(spec, floats, loader, sequences)?, machine::available_memory());
     if needs > available {
-        let what = "calibration, with the hidden states of its tokens, a layer in f32 and quantized, and moments of its inputs,";
+        let what = "calibration, with the hidden states of its tokens, a layer in f32 and quantized, and Hessians of its inputs,";
         return Err(LoadError::Memory { what, needs, available });
     }
     Ok(())
 }
 
-/// Bytes that are in memory at a time at the most, where the moments of one map are.
+/// Bytes that are in memory at a time at the most, with the Hessian of one linear map.
 fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Result<u64, LoadError> {
     let tokens = sequences.iter().map(Vec::len).sum::<usize>();
     let (hidden, narrow) = (float_bytes(tokens, spec.hidden_size), float_bytes(tokens, spec.embedding_width()));
-    let moments = |columns: usize| Moments::bytes_for(columns).unwrap_or(u64::MAX);
+    let hessian = |columns: usize| Hessian::bytes_for(columns).unwrap_or(u64::MAX);
     let (floats, loader) = (floats.without_vectors(), loader.without_vectors());
 
     let mut embedding = Measure::default();
@@ -157,22 +157,22 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
     let mut ends = Measure::default();
     loader.head_projection(&mut ends)?;
     after_projection(&loader, spec, &mut ends)?;
-    let of_inputs = moments(spec.hidden_size).max(moments(spec.embedding_width()));
+    let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(ends.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let (mut layer, mut wanted) = (Measure::default(), Wanted::default());
         floats.layer(&mut layer, index, layer_spec)?;
         loader.layer(&mut wanted, index, layer_spec)?;
-        let of_inputs = wanted.maps.iter().map(|(_, columns)| moments(*columns)).max().unwrap_or(0);
-        let beside = beside_moments(spec, layer_spec, &wanted, sequences);
+        let of_inputs = wanted.maps.iter().map(|(_, columns)| hessian(*columns)).max().unwrap_or(0);
+        let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
     Ok(most.saturating_add(hidden))
 }
 
-/// Bytes that a layer takes besides its weights in f32 and moments: quantized, and what is between its operations as the
+/// Bytes that a layer takes besides its weights in f32 and their Hessians: quantized, and what is between its operations as the
 /// longest sequence runs through it, a copy of its hidden states among that.
-fn beside_moments(spec: &ModelSpec, layer: &LayerSpec, wanted: &Wanted, sequences: &[Vec<u32>]) -> u64 {
+fn beside_hessians(spec: &ModelSpec, layer: &LayerSpec, wanted: &Wanted, sequences: &[Vec<u32>]) -> u64 {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
     let page = KvStore::page_bytes(KvFormat::F32, layer.attention.kv_shape()).unwrap_or(u64::MAX);
     let keys_and_values = page.saturating_mul(longest.div_ceil(PAGE_TOKENS) as u64);
@@ -209,8 +209,8 @@ mod tests {
         let inner = |json: &mut serde_json::Value| json["layers"][1]["ffn"]["intermediate_size"] = json!(1 << 12);
         let wide = needs_of(inner, &[vec![1; 64]]);
         let (floats, quantized) = (3 * 64 * (1 << 12) * 4, 3 * 64 * (1 << 12) / 2);
-        assert!(wide > Moments::bytes_for(1 << 12).unwrap() + floats + quantized, "{wide}: with moments");
+        assert!(wide > Hessian::bytes_for(1 << 12).unwrap() + floats + quantized, "{wide}: with the Hessian");
         let head = needs_of(|json| json["vocab_size"] = json!(1 << 20), &[vec![1; 64]]);
-        assert!(head > (64 << 20) / 2 + Moments::bytes_for(64).unwrap(), "{head}: with the head");
+        assert!(head > (64 << 20) / 2 + Hessian::bytes_for(64).unwrap(), "{head}: with the head");
     }
 }

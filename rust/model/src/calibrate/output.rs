@@ -49,11 +49,11 @@ impl Packer for Calibrated<'_, '_> {
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
         let Self { output, inputs, .. } = self;
         let exec = output.exec;
-        let moments = match calibrated_site(&plan) {
+        let hessian = match calibrated_site(&plan) {
             Some(site) => inputs.take(site, &mut |bytes| output.advance(bytes))?,
             None => None,
         };
-        let statistics = moments.map_or(Ok(None), |moments| moments.statistics(&exec));
+        let statistics = hessian.map_or(Ok(None), |hessian| hessian.statistics(&exec));
         let statistics = statistics.map_err(|error| match error {
             CalibrationError::NotFinite => LoadError::NotFinite { role: plan.name.clone() },
             CalibrationError::Pool(error) => error.into(),

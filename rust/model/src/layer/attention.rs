@@ -70,13 +70,13 @@ impl AttentionPass<'_> {
         let qkv = qkv.take(self.rows.count * width);
         adapted(exec, &weights.qkv, self.adapters, x, qkv)?;
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
-        let turned = [(0, heads), (first_key, kv_heads)];
+        let rotated = [(0, heads), (first_key, kv_heads)];
         let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
         if after_rope {
-            turned.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+            rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
         if let (Some(qk_norm), Some(norms)) = (spec.qk_norm, &weights.norms) {
-            for ((first, heads), norm) in turned.into_iter().zip(norms) {
+            for ((first, heads), norm) in rotated.into_iter().zip(norms) {
                 let (heads, dim) =
                     if qk_norm.over == NormedOver::Heads { (1, heads * key_dim) } else { (heads, key_dim) };
                 norm_heads(exec, norm, RowsMut::new(qkv, width, first), heads, dim)?;
@@ -86,13 +86,13 @@ impl AttentionPass<'_> {
             clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
         }
         if !after_rope {
-            turned.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+            rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
         let view = |first| Rows::new(qkv, width, first);
         self.attend(store, view(0), view(first_key), view(first_value), mixed)
     }
 
-    /// Turns heads of `head_dim` columns, the first of them at column `first` of `x: [rows, width]`.
+    /// Rotates heads of `head_dim` columns, the first of them at column `first` of `x: [rows, width]`.
     pub(super) fn rotate(
         &self,
         x: &mut [f32],

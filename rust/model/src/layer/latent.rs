@@ -1,8 +1,8 @@
-//! Multi-head latent attention (DeepSeek-V2, 2024) over latents: the cache holds one latent and one turned key part
+//! Multi-head latent attention (DeepSeek-V2, 2024) over latents: the cache holds one latent and one rotated key part
 //! for each token, and nothing for each head.
 //!
-//! A head's key is [up(latent), turned]. Its score with a query (q, t) is `q . up(latent) + t . turned`, which is
-//! `up^T(q) . latent + t . turned`: attention of one key-value head. What is mixed are latents, which each head turns
+//! A head's key is [up(latent), rotated]. Its score with a query (q, t) is `q . up(latent) + t . rotated`, which is
+//! `up^T(q) . latent + t . rotated`: attention of one key-value head. What is mixed are latents, which each head maps
 //! into its own values afterwards. Prefill and decode do the same, so that both give the same bits.
 
 use ferrule_kernels::kv::KvStore;
@@ -26,7 +26,7 @@ pub(crate) struct Buffers {
     by_head: Scratch<f32>,
     /// The same after a matrix of its own for each head.
     by_head_out: Scratch<f32>,
-    /// Queries as they meet the cache: `[rows, heads * (rope_dim + kv_rank)]`, the turned part first.
+    /// Queries as they meet the cache: `[rows, heads * (rope_dim + kv_rank)]`, the rotated part first.
     absorbed: Scratch<f32>,
     /// Keys as they lie there: `[rows, rope_dim + kv_rank]`.
     keys: Scratch<f32>,
@@ -55,8 +55,8 @@ impl AttentionPass<'_> {
 
         let keys = buffers.keys.take(rows * (rope_dim + kv_rank));
         for_rows(exec, rows, keys, rope_dim + kv_rank, |row, key| {
-            let (latent, turned) = input[row * width..][..width][first_latent..].split_at(kv_rank);
-            key[..rope_dim].copy_from_slice(turned);
+            let (latent, rotated) = input[row * width..][..width][first_latent..].split_at(kv_rank);
+            key[..rope_dim].copy_from_slice(rotated);
             key[rope_dim..].copy_from_slice(latent);
         })?;
         self.rotate(keys, rope_dim + kv_rank, 0, 1, rope_dim + kv_rank)?;

@@ -38,7 +38,7 @@ impl LongRope {
         if length > self.original_max_position_embeddings { &self.long_factor } else { &self.short_factor }
     }
 
-    /// Leading positions that are turned by the short factors, in a sequence whose prompt has so many tokens.
+    /// Leading positions that are rotated by the short factors, in a sequence whose prompt has so many tokens.
     pub(super) fn shareable_tokens(&self, prompt_len: usize) -> usize {
         let original = self.original_max_position_embeddings;
         if prompt_len <= original { original } else { 0 }

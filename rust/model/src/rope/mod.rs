@@ -18,13 +18,13 @@ pub use llama3::Llama3;
 pub use longrope::LongRope;
 pub use yarn::Yarn;
 
-/// A rotation: which part of a head it turns, how fast, and how it is stretched.
+/// A rotation: which part of a head it rotates, how fast, and how it is stretched.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeSpec {
     /// Base of the frequencies: theta^(-2i / rotary_dim).
     pub theta: f64,
-    /// Leading elements of a head that are turned; even.
+    /// Leading elements of a head that are rotated; even.
     pub rotary_dim: usize,
     /// Whether a pair is two neighbours (GPT-J) or element i and i + rotary_dim / 2 (GPT-NeoX, Llama).
     pub interleaved: bool,
@@ -74,7 +74,7 @@ impl RopeSpec {
         matches!(self.scaling, RopeScaling::Dynamic(_) | RopeScaling::LongRope(_))
     }
 
-    /// Leading positions that are turned alike in every sequence whose prompt is so long or shorter.
+    /// Leading positions that are rotated alike in every sequence whose prompt is so long or shorter.
     pub(crate) fn shareable_tokens(&self, prompt_len: usize) -> usize {
         match &self.scaling {
             RopeScaling::Dynamic(scaling) => scaling.shareable_tokens(prompt_len),
@@ -127,7 +127,7 @@ pub struct RopeRows {
 impl RopeRows {
     /// Fills the tables for rows at the given positions of sequences whose prompts have the given lengths.
     ///
-    /// Position i is turned as in a sequence of max(prompt length, i + 1) tokens: what a model that sees its prompt at
+    /// Position i is rotated as in a sequence of max(prompt length, i + 1) tokens: what a model that sees its prompt at
     /// once and then decodes token by token computes. The angle is a product of two f32, as the reference's is.
     pub fn fill(&mut self, spec: &RopeSpec, rows: impl Iterator<Item = (usize, usize)>) {
         self.cos.clear();

@@ -1,4 +1,4 @@
-//! YaRN (Peng et al. 2023): frequencies that turn often within the original context stay, those that turn less than
+//! YaRN (Peng et al. 2023): frequencies that rotate often within the original context stay, those that rotate less than
 //! once are divided, and between the two runs a linear ramp over the pairs.
 
 use std::f64::consts::TAU;
@@ -16,9 +16,9 @@ pub struct Yarn {
     pub factor: f64,
     /// Tokens of the original context.
     pub original_max_position_embeddings: usize,
-    /// Pairs that turn more often than this in the original context stay.
+    /// Pairs that rotate more often than this in the original context stay.
     pub beta_fast: f64,
-    /// Pairs that turn less often than this are divided.
+    /// Pairs that rotate less often than this are divided.
     pub beta_slow: f64,
     /// Factor on cosine and sine.
     pub attention_factor: f64,
@@ -43,8 +43,8 @@ impl Yarn {
     pub(super) fn ramp(&self, theta: f64, rotary_dim: usize) -> (f64, f64) {
         let dim = rotary_dim as f64;
         let original = self.original_max_position_embeddings as f64;
-        // The pair that turns `turns` times in the original context.
-        let pair = |turns: f64| dim * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
+        // The pair that rotates `rotations` times in the original context.
+        let pair = |rotations: f64| dim * (original / (rotations * TAU)).ln() / (2.0 * theta.ln());
         let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
         if self.truncate {
             (first, last) = (first.floor(), last.ceil());

@@ -60,9 +60,9 @@ pub struct HeadProjections {
     pub clip: Option<f32>,
 }
 
-/// Keys and values of all heads come out of one latent vector. The cache holds the latent and the turned part of the
-/// key: `key = [up(latent), turned]`, so that a score is `up^T(query) . latent + query . turned`, and what is mixed are
-/// latents, which each head turns into its values afterwards.
+/// Keys and values of all heads come out of one latent vector. The cache holds the latent and the rotated part of the
+/// key: `key = [up(latent), rotated]`, so that a score is `up^T(query) . latent + query . rotated`, and what is mixed are
+/// latents, which each head maps to its values afterwards.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatentProjections {
@@ -70,7 +70,7 @@ pub struct LatentProjections {
     pub query_rank: Option<usize>,
     /// Width of the keys' and values' latent.
     pub kv_rank: usize,
-    /// Leading elements of a head's query and key, which are not turned.
+    /// Leading elements of a head's query and key, which are not rotated.
     pub nope_dim: usize,
     /// The others, which are; a key has one set of them for all heads.
     pub rope_dim: usize,
@@ -120,7 +120,7 @@ impl AttentionSpec {
                 format!("that of the heads ({}), each one finite", self.heads)
             })?;
         }
-        let (turned, within) = match &self.projections {
+        let (rotated, within) = match &self.projections {
             ProjectionsSpec::Heads(heads) => {
                 heads.check(path, self.heads)?;
                 (heads.key_dim, "key_dim")
@@ -134,8 +134,8 @@ impl AttentionSpec {
             let known = ropes.get(rope);
             require(&format!("{path}.rope"), rope, known.is_some(), || format!("below {}", ropes.len()))?;
             let rotary_dim = known.map_or(0, |rope| rope.rotary_dim);
-            require(&format!("ropes[{rope}].rotary_dim"), rotary_dim, rotary_dim <= turned, || {
-                format!("at most {path}.projections.{within} ({turned})")
+            require(&format!("ropes[{rope}].rotary_dim"), rotary_dim, rotary_dim <= rotated, || {
+                format!("at most {path}.projections.{within} ({rotated})")
             })?;
         }
         Ok(())

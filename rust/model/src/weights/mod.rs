@@ -96,7 +96,7 @@ pub(crate) struct Heads<M = PackedMatrix> {
 
 /// Latent attention.
 pub(crate) struct Latent<M = PackedMatrix> {
-    /// Rows: the queries' latent, or all query heads; the latent of keys and values; the turned part of the key.
+    /// Rows: the queries' latent, or all query heads; the latent of keys and values; the rotated part of the key.
     pub input: Linear<M>,
     /// Of the queries' latent, and from there to all query heads.
     pub queries: Option<(Norm, Linear<M>)>,

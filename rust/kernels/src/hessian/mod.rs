@@ -25,7 +25,7 @@ use rank_update::{DEPTH, PANEL, Sign, rank_update};
 const BLOCK_PANELS: usize = BLOCK / PANEL;
 
 /// Sums of `x x^T` over rows x, as they come.
-pub struct Moments {
+pub struct Hessian {
     cols: usize,
     /// Rows so far.
     rows: u64,
@@ -42,7 +42,7 @@ fn padded(cols: usize) -> usize {
     integer::blocks(cols) * BLOCK
 }
 
-impl Moments {
+impl Hessian {
     /// Of no rows yet, with `cols` inputs.
     ///
     /// # Errors

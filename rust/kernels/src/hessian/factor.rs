@@ -1,4 +1,4 @@
-//! The triangular factor of moments: `H = R R^T` with R upper triangular.
+//! The triangular factor of Hessian: `H = R R^T` with R upper triangular.
 //!
 //! An error e of one output's weights costs `e H e^T`, the sum of the squares of `e R`. Number k of `e R` depends on the
 //! errors of inputs 0 to k alone: whoever quantizes input by input makes each of them small in its turn, and what
@@ -8,7 +8,7 @@
 //! Goes by super-blocks of inputs, from the last to the first: the diagonal in f64, the rest by rank updates in f32.
 
 use super::rank_update::{DEPTH, PANEL, Sign, rank_update};
-use super::{Moments, padded};
+use super::{Hessian, padded};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::PageSlice;
@@ -69,7 +69,7 @@ impl Feedback {
     }
 }
 
-impl Moments {
+impl Hessian {
     /// Factors the sums. `None` of no rows, or where all inputs are zero.
     ///
     /// # Errors
