@@ -4,7 +4,7 @@ import math
 import numbers
 import operator
 
-from ferrule.errors import InvalidParameterError
+from ferrule.errors import InvalidParameterError, shown
 
 
 def check_whole(field: str, value: object, low: int, high: int) -> int:
@@ -33,14 +33,3 @@ def check_number(field: str, value: object, low: float, high: float, *, above_lo
     if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
         raise InvalidParameterError(f"{field} is {shown(value)}; it must be {limit}")
     return number
-
-
-def shown(value: object) -> str:
-    """A value for a message: never longer than a line."""
-    if isinstance(value, int) and abs(value) >= 1 << 128:
-        return f"a number of {value.bit_length()} bits"
-    try:
-        text = repr(value)
-    except ValueError:  # a number in it has more digits than Python writes
-        return f"a {type(value).__name__} with a very large number"
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -4,13 +4,49 @@ All derive from FerruleError, and from the built-in exception that a Python prog
 file, the field, its value and the limit.
 """
 
+_ABSENT = object()
+
+
+def shown(value: object) -> str:
+    """Formats a value for a message, in at most 80 characters."""
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except ValueError:  # a number in it has more digits than Python writes
+        return f"a {type(value).__name__} with a very large number"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
 
 class FerruleError(Exception):
     """The base of every error that ferrule raises on purpose."""
 
 
 class InvalidParameterError(FerruleError, ValueError):
-    """A parameter of a request or of a constructor is outside its limits."""
+    """A parameter of a request or of a constructor has an invalid value.
+
+    `InvalidParameterError("temperature", -1, ">= 0")` reads `temperature must be >= 0, got -1`.
+    """
+
+    field: str | None
+    """Name of the parameter; `stop[2]` for an item of a list, `speculative_config.method` for a nested field."""
+    value: object
+    """Value that was found."""
+    requirement: str | None
+    """What the value must be, as it reads after "must be"."""
+
+    def __init__(self, field: str, value: object = _ABSENT, requirement: str = "") -> None:
+        if value is _ABSENT:  # a whole message: the form that is being replaced
+            super().__init__(field)
+            self.field, self.value, self.requirement = None, None, None
+        else:
+            super().__init__(field, value, requirement)
+            self.field, self.value, self.requirement = field, value, requirement
+
+    def __str__(self) -> str:
+        if self.field is None:
+            return super().__str__()
+        return f"{self.field} must be {self.requirement}, got {shown(self.value)}"
 
 
 class PromptError(FerruleError, ValueError):

@@ -1,0 +1,28 @@
+"""Errors as data: attributes, messages, copies across processes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ferrule.errors import InvalidParameterError
+
+
+def test_invalid_parameter_is_data() -> None:
+    error = InvalidParameterError("temperature", -1, ">= 0")
+    assert (error.field, error.value, error.requirement) == ("temperature", -1, ">= 0")
+    assert str(error) == "temperature must be >= 0, got -1"
+
+
+@pytest.mark.parametrize("value", [None, "-1", 0.5, [1, 2], float("inf")])
+def test_invalid_parameter_survives_pickling(value: object) -> None:
+    error = InvalidParameterError("stop[2]", value, "a string")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.field, copy.value, copy.requirement) == ("stop[2]", value, "a string")
+    assert str(copy) == str(error) == f"stop[2] must be a string, got {value!r}"
+
+
+@pytest.mark.parametrize("value", ["x" * 1000, [1] * 1000, 10**1000, [10**5000]])
+def test_long_values_are_shortened(value: object) -> None:
+    assert len(str(InvalidParameterError("stop", value, "short"))) < 120
