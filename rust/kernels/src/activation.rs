@@ -2,7 +2,7 @@
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::math::{InPlace, Lanewise, clamp, gelu, gelu_tanh, load_padded, silu, store_partial, swish, tanh};
-use crate::rows::{for_row_runs, whole_rows};
+use crate::rows::{for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
 /// The function that a layer is bent with. NaN stays NaN in all of them.
@@ -89,7 +89,7 @@ pub fn gated(exec: &Exec<'_>, gate_up: &[f32], width: usize, gating: Gating, out
     let rows = whole_rows(out.len(), width);
     assert_eq!(gate_up.len(), rows * 2 * width, "a gate and an up for every output");
     // An activation is worth a dozen additions.
-    for_row_runs(exec, out, width, 8 * width, &|first, out| {
+    for_row_chunks(exec, out, width, 8 * width, &|first, out| {
         for (out, gate_up) in out.chunks_exact_mut(width).zip(gate_up[first * 2 * width..].chunks_exact(2 * width)) {
             let (gate, up) = gate_up.split_at(width);
             exec.isa.run(Gated { gate, up, gating, out });
@@ -102,7 +102,7 @@ pub fn gated(exec: &Exec<'_>, gate_up: &[f32], width: usize, gating: Gating, out
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 pub fn activate(exec: &Exec<'_>, x: &mut [f32], activation: Activation) -> Result<(), PoolError> {
-    for_row_runs(exec, x, 1, 8, &|_, x| exec.isa.run(InPlace { x, function: activation }))
+    for_row_chunks(exec, x, 1, 8, &|_, x| exec.isa.run(InPlace { x, function: activation }))
 }
 
 struct Gated<'a> {

@@ -2,7 +2,7 @@
 
 use crate::arch::{Kernel, Simd};
 use crate::math::{InPlace, Lanewise, clamp, tanh};
-use crate::rows::{RowsMut, for_row_runs, whole_rows};
+use crate::rows::{RowsMut, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
 /// `x += y`, element by element.
@@ -14,7 +14,7 @@ use crate::{Exec, PoolError};
 /// If the lengths differ.
 pub fn add(exec: &Exec<'_>, x: &mut [f32], y: &[f32]) -> Result<(), PoolError> {
     assert_eq!(x.len(), y.len(), "summands have the same shape");
-    for_row_runs(exec, x, 1, 1, &|first, x| exec.isa.run(Add { x, y: &y[first..] }))
+    for_row_chunks(exec, x, 1, 1, &|first, x| exec.isa.run(Add { x, y: &y[first..] }))
 }
 
 /// `x += factor * y`, element by element. The product is rounded and then the sum, on every instruction set.
@@ -26,7 +26,7 @@ pub fn add(exec: &Exec<'_>, x: &mut [f32], y: &[f32]) -> Result<(), PoolError> {
 /// If the lengths differ.
 pub fn add_scaled(exec: &Exec<'_>, x: &mut [f32], y: &[f32], factor: f32) -> Result<(), PoolError> {
     assert_eq!(x.len(), y.len(), "summands have the same shape");
-    for_row_runs(exec, x, 1, 1, &|first, x| exec.isa.run(AddScaled { x, y: &y[first..], factor }))
+    for_row_chunks(exec, x, 1, 1, &|first, x| exec.isa.run(AddScaled { x, y: &y[first..], factor }))
 }
 
 /// `x += factor * y` on the first `width` columns of the view, with `y: [rows, width]`; rounded as by [`add_scaled`].
@@ -46,7 +46,7 @@ pub fn add_scaled_columns(
     assert_eq!(y.len(), x.rows() * width, "summands have the same shape");
     let RowsMut { data, stride, first: column } = x;
     assert!(column + width <= stride, "{width} columns from {column} on end beyond rows of {stride}");
-    for_row_runs(exec, data, stride, width, &|first, rows| {
+    for_row_chunks(exec, data, stride, width, &|first, rows| {
         for (row, index) in rows.chunks_exact_mut(stride).zip(first..) {
             exec.isa.run(AddScaled { x: &mut row[column..][..width], y: &y[index * width..], factor });
         }
@@ -63,7 +63,7 @@ pub fn add_scaled_columns(
 pub fn add_bias(exec: &Exec<'_>, x: &mut [f32], bias: &[f32]) -> Result<(), PoolError> {
     let width = bias.len();
     whole_rows(x.len(), width);
-    for_row_runs(exec, x, width, width, &|_, rows| {
+    for_row_chunks(exec, x, width, width, &|_, rows| {
         for row in rows.chunks_exact_mut(width) {
             exec.isa.run(Add { x: row, y: bias });
         }
@@ -75,7 +75,7 @@ pub fn add_bias(exec: &Exec<'_>, x: &mut [f32], bias: &[f32]) -> Result<(), Pool
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 pub fn scale(exec: &Exec<'_>, x: &mut [f32], factor: f32) -> Result<(), PoolError> {
-    for_row_runs(exec, x, 1, 1, &|_, x| exec.isa.run(Scale { x, factor }))
+    for_row_chunks(exec, x, 1, 1, &|_, x| exec.isa.run(Scale { x, factor }))
 }
 
 /// `x = cap * tanh(x / cap)`, element by element. NaN stays NaN.
@@ -84,7 +84,7 @@ pub fn scale(exec: &Exec<'_>, x: &mut [f32], factor: f32) -> Result<(), PoolErro
 /// [`PoolError`] if the run was cancelled or a task panicked.
 pub fn softcap(exec: &Exec<'_>, x: &mut [f32], cap: f32) -> Result<(), PoolError> {
     // A tanh is worth a dozen additions.
-    for_row_runs(exec, x, 1, 8, &|_, x| exec.isa.run(InPlace { x, function: Softcap { cap } }))
+    for_row_chunks(exec, x, 1, 8, &|_, x| exec.isa.run(InPlace { x, function: Softcap { cap } }))
 }
 
 /// Cuts the first `width` columns of the view to ±`limit`. NaN stays NaN.
@@ -97,7 +97,7 @@ pub fn softcap(exec: &Exec<'_>, x: &mut [f32], cap: f32) -> Result<(), PoolError
 pub fn clip(exec: &Exec<'_>, x: RowsMut<'_>, width: usize, limit: f32) -> Result<(), PoolError> {
     let RowsMut { data, stride, first: column } = x;
     assert!(column + width <= stride, "{width} columns from {column} on end beyond rows of {stride}");
-    for_row_runs(exec, data, stride, width, &|_, rows| {
+    for_row_chunks(exec, data, stride, width, &|_, rows| {
         for row in rows.chunks_exact_mut(stride) {
             exec.isa.run(InPlace { x: &mut row[column..][..width], function: Clip { limit } });
         }

@@ -60,16 +60,16 @@ pub enum PackError {
     Pool(#[from] PoolError),
 }
 
-/// Names how the pieces of a packed matrix lie in memory, whatever the instruction set: panels of sixteen rows, the lines
+/// Names how the buffers of a packed matrix lie in memory, whatever the instruction set: panels of sixteen rows, the lines
 /// of each format, little-endian steps, the rotation of integer formats' inputs. Whoever changes any of it raises it, and
 /// files of matrices are packed anew.
 pub const LAYOUT_VERSION: u32 = 1;
 
 /// Memory of others does not have what a matrix needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum PieceError {
+pub enum BufferError {
     /// As many bytes as rows, columns and format ask for.
-    #[error("a piece of {expected} bytes is {found} bytes long")]
+    #[error("a buffer of {expected} bytes is {found} bytes long")]
     Length {
         /// What the matrix takes.
         expected: usize,
@@ -77,7 +77,7 @@ pub enum PieceError {
         found: usize,
     },
     /// A beginning on a cache line.
-    #[error("a piece begins {past} bytes past a cache line of {LINE} bytes")]
+    #[error("a buffer begins {past} bytes past a cache line of {LINE} bytes")]
     Alignment {
         /// Bytes.
         past: usize,
@@ -107,19 +107,19 @@ pub(crate) struct Band {
     pub panels: Range<usize>,
     panel_bytes: usize,
     panel_steps: usize,
-    data: Piece<u8>,
+    data: Buffer<u8>,
     /// What integer formats have besides.
-    steps: Piece<Steps>,
+    steps: Buffer<Steps>,
 }
 
 /// A part of what a matrix is stored in.
 #[derive(Debug)]
-enum Piece<T> {
+enum Buffer<T> {
     Owned(PageSlice<T>),
     Shared(SharedBytes),
 }
 
-impl<T: Pod> Piece<T> {
+impl<T: Pod> Buffer<T> {
     /// # Panics
     /// If the memory is that of others, which is never written.
     fn owned(&mut self) -> &mut [T] {
@@ -130,7 +130,7 @@ impl<T: Pod> Piece<T> {
     }
 }
 
-impl<T: Pod> Deref for Piece<T> {
+impl<T: Pod> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -273,7 +273,7 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// A matrix of what was packed before: `fill` gets each piece, zeros, in the order of [`PackedMatrix::contents`].
+    /// A matrix of what was packed before: `fill` gets each buffer, zeros, in the order of [`PackedMatrix::buffers`].
     ///
     /// # Errors
     /// What `fill` returns, and [`AllocError`] if there is no memory for it.
@@ -293,48 +293,49 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// A matrix of what was packed before and lies in memory that others own: its pieces, in the order of
-    /// [`PackedMatrix::contents`]. Nothing is copied.
+    /// A matrix of what was packed before and lies in memory that others own: its buffers, in the order of
+    /// [`PackedMatrix::buffers`]. Nothing is copied.
     ///
     /// # Errors
-    /// [`PieceError`] for a piece of another length or alignment.
+    /// [`BufferError`] for a buffer of another length or alignment.
     ///
     /// # Panics
-    /// As [`PackedMatrix::pack`], and if there are fewer than two pieces for a format.
+    /// As [`PackedMatrix::pack`], and if there are fewer than two buffers for a format.
     pub fn shared(
         formats: &[(Format, usize)],
         cols: usize,
-        pieces: impl IntoIterator<Item = SharedBytes>,
-    ) -> Result<Self, PieceError> {
-        let mut pieces = pieces.into_iter();
-        let mut piece = |expected: usize| {
-            let bytes = pieces.next().expect("two pieces for each format");
+        buffers: impl IntoIterator<Item = SharedBytes>,
+    ) -> Result<Self, BufferError> {
+        let mut buffers = buffers.into_iter();
+        let mut buffer = |expected: usize| {
+            let bytes = buffers.next().expect("two buffers for each format");
             let past = bytes.as_ptr().addr() % LINE;
             if bytes.len() != expected {
-                return Err(PieceError::Length { expected, found: bytes.len() });
+                return Err(BufferError::Length { expected, found: bytes.len() });
             }
             if past != 0 && expected != 0 {
-                return Err(PieceError::Alignment { past });
+                return Err(BufferError::Alignment { past });
             }
             Ok(bytes)
         };
-        let band = |data: usize, steps: usize| Ok((Piece::Shared(piece(data)?), Piece::Shared(piece(steps * STEPS)?)));
+        let band =
+            |data: usize, steps: usize| Ok((Buffer::Shared(buffer(data)?), Buffer::Shared(buffer(steps * STEPS)?)));
         Self::in_bands(formats, cols, band)
     }
 
     fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {
         // Several streams run through it at once: with small pages of the system a tenth of the time is translation.
         Self::in_bands(formats, cols, |data, steps| {
-            let data = Piece::Owned(PageSlice::zeroed_in_huge_pages(data)?);
-            Ok((data, Piece::Owned(PageSlice::zeroed_in_huge_pages(steps)?)))
+            let data = Buffer::Owned(PageSlice::zeroed_in_huge_pages(data)?);
+            Ok((data, Buffer::Owned(PageSlice::zeroed_in_huge_pages(steps)?)))
         })
     }
 
-    /// `band` makes the pieces of a band: so many bytes, and so many steps.
+    /// `band` makes the buffers of a band: so many bytes, and so many steps.
     fn in_bands<E: From<AllocError>>(
         formats: &[(Format, usize)],
         cols: usize,
-        mut band: impl FnMut(usize, usize) -> Result<(Piece<u8>, Piece<Steps>), E>,
+        mut band: impl FnMut(usize, usize) -> Result<(Buffer<u8>, Buffer<Steps>), E>,
     ) -> Result<Self, E> {
         let mut rows = 0;
         let mut bands = Vec::with_capacity(formats.len());
@@ -354,10 +355,10 @@ impl PackedMatrix {
         Ok(Self { rows, cols, bands })
     }
 
-    /// The bytes of the two pieces of so many rows in a format: weights, and the steps that integer formats have
+    /// The bytes of the two buffers of so many rows in a format: weights, and the steps that integer formats have
     /// besides. `None` where they do not fit the address space.
     #[must_use]
-    pub fn piece_bytes(format: Format, rows: usize, cols: usize) -> Option<[usize; 2]> {
+    pub fn buffer_bytes(format: Format, rows: usize, cols: usize) -> Option<[usize; 2]> {
         let panels = rows.div_ceil(LANES);
         let data = format.panel_bytes(cols)?.checked_mul(panels)?;
         Some([data, (format.panel_steps(cols) * STEPS).checked_mul(panels)?])
@@ -366,7 +367,7 @@ impl PackedMatrix {
     /// The bytes that such a matrix takes; `None` where they do not fit 64 bits.
     #[must_use]
     pub fn bytes_for(format: Format, rows: usize, cols: usize) -> Option<u64> {
-        let [data, steps] = Self::piece_bytes(format, rows, cols)?;
+        let [data, steps] = Self::buffer_bytes(format, rows, cols)?;
         (data as u64).checked_add(steps as u64)
     }
 
@@ -396,13 +397,13 @@ impl PackedMatrix {
     /// Bytes of it that lie in memory of others.
     #[must_use]
     pub fn shared_bytes(&self) -> usize {
-        let shared = |band: &&Band| matches!(band.data, Piece::Shared(_));
+        let shared = |band: &&Band| matches!(band.data, Buffer::Shared(_));
         self.bands.iter().filter(shared).map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
-    /// The packed bytes, piece by piece in a fixed order: weights and steps of each format. With rows, columns and formats
+    /// The packed bytes, buffer by buffer in a fixed order: weights and steps of each format. With rows, columns and formats
     /// they say all that the matrix is.
-    pub fn contents(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn buffers(&self) -> impl Iterator<Item = &[u8]> {
         self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
     }
 

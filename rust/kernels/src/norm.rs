@@ -5,7 +5,7 @@
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::math::load_padded;
-use crate::rows::{RowsMut, for_row_runs, whole_rows};
+use crate::rows::{RowsMut, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
 /// What makes one norm differ from another of its kind.
@@ -119,7 +119,7 @@ fn norm_rows<const CENTERED: bool>(
     assert_eq!(x.len(), out.len(), "as many inputs as outputs");
     whole_rows(x.len(), width);
     weights.check(&[width]);
-    for_row_runs(exec, out, width, work::<CENTERED>(width), &|first, out| {
+    for_row_chunks(exec, out, width, work::<CENTERED>(width), &|first, out| {
         for (out, x) in out.chunks_exact_mut(width).zip(x[first * width..].chunks_exact(width)) {
             exec.isa.run(Norm::<CENTERED> { x: Some(x), weights: *weights, out });
         }
@@ -138,7 +138,7 @@ fn norm_heads<const CENTERED: bool>(
     let width = heads * head_dim;
     assert!(column + width <= stride, "the heads end beyond the row");
     weights.check(&[head_dim, width]);
-    for_row_runs(exec, data, stride, work::<CENTERED>(width), &|_, rows| {
+    for_row_chunks(exec, data, stride, work::<CENTERED>(width), &|_, rows| {
         for row in rows.chunks_exact_mut(stride) {
             for head in 0..heads {
                 let out = &mut row[column + head * head_dim..][..head_dim];

@@ -1,7 +1,7 @@
 //! Rotary position embedding: pairs of columns are rotated by an angle that grows with the position.
 
 use crate::arch::{Kernel, Simd};
-use crate::rows::{RowsMut, for_row_runs, whole_rows};
+use crate::rows::{RowsMut, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
 /// How the rows of a matrix of heads are rotated.
@@ -40,7 +40,7 @@ pub fn rope_in_place(exec: &Exec<'_>, x: RowsMut<'_>, rope: &Rope<'_>) -> Result
     if half == 0 {
         return Ok(());
     }
-    for_row_runs(exec, data, stride, width, &|first, rows| {
+    for_row_chunks(exec, data, stride, width, &|first, rows| {
         let angles = rope.cos[first * half..].chunks_exact(half).zip(rope.sin[first * half..].chunks_exact(half));
         for (row, (cos, sin)) in rows.chunks_exact_mut(stride).zip(angles) {
             exec.isa.run(Rotate { row: &mut row[column..][..width], rope, cos, sin });

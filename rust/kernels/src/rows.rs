@@ -82,7 +82,7 @@ pub(crate) fn whole_rows(len: usize, stride: usize) -> usize {
 ///
 /// # Panics
 /// If `data` is not made of whole rows.
-pub fn for_row_runs(
+pub fn for_row_chunks(
     exec: &Exec<'_>,
     data: &mut [f32],
     stride: usize,

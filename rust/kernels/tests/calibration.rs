@@ -51,9 +51,9 @@ fn exec<T>(threads: usize, isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
     run(&Exec { isa, pool: &pool, cancel: &Cancel::new() })
 }
 
-fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, piece: usize) -> Option<InputStatistics> {
+fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, chunk: usize) -> Option<InputStatistics> {
     let mut hessian = Hessian::zeroed(cols).unwrap();
-    x.chunks(piece * cols).for_each(|x| hessian.add(exec, x).unwrap());
+    x.chunks(chunk * cols).for_each(|x| hessian.add(exec, x).unwrap());
     assert_eq!(hessian.rows(), (x.len() / cols) as u64);
     hessian.statistics(exec).unwrap()
 }
@@ -170,7 +170,7 @@ proptest! {
         let packed = exec(2, Isa::best(), |exec| {
             packed(exec, Format::Int8, &weights, cols, statistics(exec, &x, cols, 100).as_ref())
         });
-        let [lines, steps] = packed.contents().collect::<Vec<_>>().try_into().unwrap();
+        let [lines, steps] = packed.buffers().collect::<Vec<_>>().try_into().unwrap();
         let supers = n.div_ceil(256);
         for (row, weights) in weights.chunks_exact(cols).enumerate() {
             let mut whole = vec![0.0; n];
@@ -235,20 +235,20 @@ fn inputs_that_do_not_go_together_lose_no_more() {
 }
 
 #[test]
-fn threads_and_pieces_change_no_bit() {
+fn threads_and_chunks_change_no_bit() {
     let cols = 700;
     let (x, weights) = (inputs(3, 900, cols, 20), random(8, 200 * cols));
     for format in FORMATS {
-        let contents = |threads, piece| {
+        let bytes = |threads, chunk| {
             exec(threads, Isa::best(), |exec| {
-                let statistics = statistics(exec, &x, cols, piece);
+                let statistics = statistics(exec, &x, cols, chunk);
                 let packed = packed(exec, format, &weights, cols, statistics.as_ref());
-                packed.contents().flatten().copied().collect::<Vec<u8>>()
+                packed.buffers().flatten().copied().collect::<Vec<u8>>()
             })
         };
-        let once = contents(1, 900);
-        for (threads, piece) in [(2, 900), (3, 7), (1, 256), (8, 300)] {
-            assert!(contents(threads, piece) == once, "{}: {threads} threads, {piece} rows", format.name());
+        let once = bytes(1, 900);
+        for (threads, chunk) in [(2, 900), (3, 7), (1, 256), (8, 300)] {
+            assert!(bytes(threads, chunk) == once, "{}: {threads} threads, {chunk} rows", format.name());
         }
     }
 }
@@ -260,7 +260,7 @@ fn floats_are_packed_as_they_are() {
         let statistics = statistics(exec, &x, 50, 300);
         let [plain, calibrated] =
             [None, statistics.as_ref()].map(|statistics| packed(exec, Format::Bf16, &weights, 50, statistics));
-        assert!(plain.contents().eq(calibrated.contents()));
+        assert!(plain.buffers().eq(calibrated.buffers()));
     });
 }
 

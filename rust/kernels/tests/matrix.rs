@@ -10,8 +10,8 @@ use std::sync::Arc;
 use dense::{packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{ByteLine, Isa};
 use ferrule_kernels::{
-    AllocError, BytesOwner, Cancel, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, PieceError, Pool, PoolError,
-    RowSource, SharedBytes,
+    AllocError, BufferError, BytesOwner, Cancel, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, Pool,
+    PoolError, RowSource, SharedBytes,
 };
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
@@ -193,14 +193,14 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-/// The pieces of a matrix one after the other, each from a cache line on, in memory of something else.
+/// The buffers of a matrix one after the other, each from a cache line on, in memory of something else.
 fn laid_out(matrix: &PackedMatrix) -> Vec<SharedBytes> {
     let mut bytes = Vec::new();
     let mut ranges = Vec::new();
-    for piece in matrix.contents() {
+    for buffer in matrix.buffers() {
         bytes.resize(bytes.len().next_multiple_of(64), 0u8);
-        ranges.push(bytes.len()..bytes.len() + piece.len());
-        bytes.extend_from_slice(piece);
+        ranges.push(bytes.len()..bytes.len() + buffer.len());
+        bytes.extend_from_slice(buffer);
     }
     let mut lines = vec![ByteLine([0; 64]); bytes.len().div_ceil(64)];
     bytemuck::cast_slice_mut(&mut lines)[..bytes.len()].copy_from_slice(&bytes);
@@ -220,12 +220,12 @@ fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
     for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
         let cols = whole(&formats, 301);
         let packed = with_exec(Isa::best(), 1, |exec| packed_bands(exec, &formats, cols, 3));
-        let pieces: Vec<_> = packed.contents().collect();
-        let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::piece_bytes(format, rows, cols).unwrap());
-        assert_eq!(sizes.collect::<Vec<_>>(), pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>());
+        let buffers: Vec<_> = packed.buffers().collect();
+        let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::buffer_bytes(format, rows, cols).unwrap());
+        assert_eq!(sizes.collect::<Vec<_>>(), buffers.iter().map(|buffer| buffer.len()).collect::<Vec<_>>());
 
         let shared = PackedMatrix::shared(&formats, cols, laid_out(&packed)).unwrap();
-        let mut next = pieces.iter();
+        let mut next = buffers.iter();
         let fill = |bytes: &mut [u8]| -> Result<(), AllocError> {
             bytes.copy_from_slice(next.next().unwrap());
             Ok(())
@@ -233,7 +233,7 @@ fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
         let filled = PackedMatrix::filled(&formats, cols, fill).unwrap();
         assert_eq!((shared.shared_bytes(), filled.shared_bytes()), (packed.bytes(), 0));
         for copy in [shared, filled] {
-            assert!(copy.contents().eq(packed.contents()), "{formats:?}");
+            assert!(copy.buffers().eq(packed.buffers()), "{formats:?}");
             assert!(copy.formats().eq(packed.formats()) && copy.bytes() == packed.bytes());
             assert!(rows_of(&copy) == rows_of(&packed), "{formats:?}");
         }
@@ -243,20 +243,20 @@ fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
 #[test]
 fn memory_of_others_that_does_not_fit_is_refused() {
     let packed = pack(&Cancel::new(), Format::Int8, 32, 256, |row, out| out.fill(row as f32)).unwrap();
-    let [data, steps] = PackedMatrix::piece_bytes(Format::Int8, 32, 256).unwrap();
-    let shared = |pieces: Vec<SharedBytes>| PackedMatrix::shared(&[(Format::Int8, 32)], 256, pieces).unwrap_err();
+    let [data, steps] = PackedMatrix::buffer_bytes(Format::Int8, 32, 256).unwrap();
+    let shared = |buffers: Vec<SharedBytes>| PackedMatrix::shared(&[(Format::Int8, 32)], 256, buffers).unwrap_err();
     let owner: BytesOwner = Arc::new(Owner(vec![ByteLine([0; 64]); (data + steps) / 64 + 2]));
     let bytes = |first: usize, len: usize| SharedBytes::new(Arc::clone(&owner), first..first + len).unwrap();
-    let pieces = laid_out(&packed);
+    let buffers = laid_out(&packed);
     assert_eq!(
-        shared(vec![bytes(0, data - 64), pieces[1].clone()]),
-        PieceError::Length { expected: data, found: data - 64 }
+        shared(vec![bytes(0, data - 64), buffers[1].clone()]),
+        BufferError::Length { expected: data, found: data - 64 }
     );
     assert_eq!(
-        shared(vec![pieces[0].clone(), bytes(0, steps + 64)]),
-        PieceError::Length { expected: steps, found: steps + 64 }
+        shared(vec![buffers[0].clone(), bytes(0, steps + 64)]),
+        BufferError::Length { expected: steps, found: steps + 64 }
     );
-    assert_eq!(shared(vec![bytes(32, data), pieces[1].clone()]), PieceError::Alignment { past: 32 });
+    assert_eq!(shared(vec![bytes(32, data), buffers[1].clone()]), BufferError::Alignment { past: 32 });
     assert!(SharedBytes::new(Arc::clone(&owner), 0..data + steps + 200).is_none());
 }
 
@@ -287,7 +287,7 @@ fn the_layout_is_that_of_its_version() {
     for isa in Isa::available() {
         let found = Format::ALL.iter().map(|format| {
             let matrix = with_exec(isa, 1, |exec| packed(exec, *format, 37, 768, 11));
-            (format.name(), hash(matrix.contents().flatten()))
+            (format.name(), hash(matrix.buffers().flatten()))
         });
         let found: Vec<_> = found.collect();
         assert_eq!(LAYOUT_VERSION, 1, "write down what the matrix is in the new version");

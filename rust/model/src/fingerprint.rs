@@ -14,7 +14,7 @@ use crate::transformer::LoadOptions;
 use crate::weights::{Tensors, Weights};
 
 /// What one task hashes: large enough that tasks cost nothing, small enough that threads end together.
-const PIECE_BYTES: usize = 4 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
 
 /// Positions whose rotations are hashed.
 const ROPE_SAMPLES: usize = 256;
@@ -40,24 +40,24 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
     let Tensors { matrices, vectors } = weights.tensors();
     vectors.iter().for_each(|vector| hasher.floats(vector));
     matrices.iter().for_each(|matrix| hasher.shape(matrix));
-    for hash in hashes_of_pieces(&matrices, pool) {
+    for hash in hashes_of_chunks(&matrices, pool) {
         hasher.bytes(hash.as_bytes());
     }
     hasher.finish()
 }
 
-/// The hash of each piece of what all matrices hold, in order.
-fn hashes_of_pieces(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash> {
-    let pieces: Vec<&[u8]> =
-        matrices.iter().flat_map(|matrix| matrix.contents()).flat_map(|bytes| bytes.chunks(PIECE_BYTES)).collect();
-    let hashes: Vec<OnceLock<blake3::Hash>> = vec![OnceLock::new(); pieces.len()];
-    let hash = |index: usize| hashes[index].get_or_init(|| blake3::hash(pieces[index]));
+/// The hash of each chunk of what all matrices hold, in order.
+fn hashes_of_chunks(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash> {
+    let chunks: Vec<&[u8]> =
+        matrices.iter().flat_map(|matrix| matrix.buffers()).flat_map(|bytes| bytes.chunks(CHUNK_BYTES)).collect();
+    let hashes: Vec<OnceLock<blake3::Hash>> = vec![OnceLock::new(); chunks.len()];
+    let hash = |index: usize| hashes[index].get_or_init(|| blake3::hash(chunks[index]));
     // Whatever the pool leaves undone (nothing: a hash does not panic, and nobody cancels it) is done here.
     let task = |index| {
         hash(index);
     };
-    let _ = pool.run(pieces.len(), &task, &Cancel::new());
-    (0..pieces.len()).map(|index| *hash(index)).collect()
+    let _ = pool.run(chunks.len(), &task, &Cancel::new());
+    (0..chunks.len()).map(|index| *hash(index)).collect()
 }
 
 /// A hasher of parts that cannot be taken for others by shifting bytes between neighbours.

@@ -136,7 +136,7 @@ impl Updates {
         }
         for matrix in self.matrices() {
             hasher.shape(matrix);
-            matrix.contents().for_each(|bytes| hasher.bytes(bytes));
+            matrix.buffers().for_each(|bytes| hasher.bytes(bytes));
         }
         hasher.finish()
     }

@@ -173,7 +173,7 @@ mod tests {
                 let statistics = hessian.statistics(&exec).unwrap().unwrap();
                 let rows = RandomMatrix::new("rows", 20);
                 let matrix = PackedMatrix::pack_calibrated(&exec, &[(Format::Int4, 20)], columns, &rows, &statistics);
-                packed.extend(matrix.unwrap().contents().flatten().copied());
+                packed.extend(matrix.unwrap().buffers().flatten().copied());
             }
             assert_eq!(done, runs, "sequences that ran");
             assert!((advanced - 100.0).abs() < 1e-9, "{advanced}");

@@ -5,7 +5,7 @@
 
 use ferrule_kernels::disjoint::Tiles;
 use ferrule_kernels::elementwise::{add_bias, add_scaled};
-use ferrule_kernels::{Exec, PoolError, Product, Scratch, for_row_runs, matmul_each};
+use ferrule_kernels::{Exec, PoolError, Product, Scratch, for_row_chunks, matmul_each};
 
 use super::ffn::{self, dense, let_through};
 use super::router::{Choice, choose};
@@ -95,7 +95,7 @@ impl MixturePass<'_> {
         chosen.clear();
         chosen.resize(rows * experts_per_token, Choice::default());
         let choices = Tiles::of_rows(chosen, experts_per_token, 1);
-        for_row_runs(exec, logits, experts, experts * experts_per_token, &|first, logits| {
+        for_row_chunks(exec, logits, experts, experts * experts_per_token, &|first, logits| {
             for (logits, row) in logits.chunks_exact_mut(experts).zip(first..) {
                 choose(spec, logits, weights.correction.as_deref(), choices.take(row).contiguous());
             }

@@ -2,7 +2,7 @@
 
 use ferrule_kernels::attention::AttentionSequence;
 use ferrule_kernels::kv::{KvRow, PAGE_TOKENS};
-use ferrule_kernels::{Exec, PoolError, for_row_runs};
+use ferrule_kernels::{Exec, PoolError, for_row_chunks};
 
 use crate::batch::Batch;
 use crate::rope::{RopeRows, RopeSpec};
@@ -69,5 +69,5 @@ pub(super) fn for_rows(
         run(0, out);
         return Ok(());
     }
-    for_row_runs(exec, out, width, width, &run)
+    for_row_chunks(exec, out, width, width, &run)
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use ferrule_formats::{CheckpointError, Dtype, Fault, PackedFile, PackedTensor, PackedWriter};
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, PieceError, SharedBytes};
+use ferrule_kernels::{BufferError, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, SharedBytes};
 
 use super::load::{LoadError, Loader, Progress};
 use super::plan::{MatrixPlan, Packer};
@@ -116,7 +116,7 @@ impl PackedOutput {
 
     /// Writes the next matrix.
     pub fn write(&mut self, plan: &MatrixPlan<'_>, matrix: &PackedMatrix) -> Result<(), LoadError> {
-        for ((name, _), bytes) in pieces(&plan.name, &plan.bands, plan.columns)?.into_iter().zip(matrix.contents()) {
+        for ((name, _), bytes) in buffers(&plan.name, &plan.bands, plan.columns)?.into_iter().zip(matrix.buffers()) {
             if !bytes.is_empty() {
                 self.writer.write(&name, bytes)?;
             }
@@ -145,7 +145,7 @@ impl Packer for Survey {
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         let size = plan.size();
         self.bytes = self.bytes.saturating_add(size.bytes);
-        for (name, bytes) in pieces(&plan.name, &plan.bands, plan.columns)? {
+        for (name, bytes) in buffers(&plan.name, &plan.bands, plan.columns)? {
             // Bands without steps have no tensor for them.
             if bytes > 0 {
                 self.tensors.push(PackedTensor { name, dtype: Dtype::U8, bytes: bytes as u64 });
@@ -186,16 +186,16 @@ impl Packer for Writing<'_> {
     }
 }
 
-/// The names and bytes of a matrix's pieces, in the order of [`PackedMatrix::contents`].
-fn pieces(name: &str, bands: &[(Format, usize)], columns: usize) -> Result<Vec<(String, usize)>, LoadError> {
-    let mut pieces = Vec::with_capacity(2 * bands.len());
+/// The names and bytes of a matrix's buffers, in the order of [`PackedMatrix::buffers`].
+fn buffers(name: &str, bands: &[(Format, usize)], columns: usize) -> Result<Vec<(String, usize)>, LoadError> {
+    let mut buffers = Vec::with_capacity(2 * bands.len());
     for (band, &(format, rows)) in bands.iter().enumerate() {
-        let [weights, steps] = PackedMatrix::piece_bytes(format, rows, columns).ok_or_else(LoadError::too_large)?;
+        let [weights, steps] = PackedMatrix::buffer_bytes(format, rows, columns).ok_or_else(LoadError::too_large)?;
         let weights_name = weights_name(name, band, format);
         let steps_name = format!("{weights_name}.steps");
-        pieces.extend([(weights_name, weights), (steps_name, steps)]);
+        buffers.extend([(weights_name, weights), (steps_name, steps)]);
     }
-    Ok(pieces)
+    Ok(buffers)
 }
 
 fn weights_name(name: &str, band: usize, format: Format) -> String {
@@ -234,7 +234,7 @@ pub(super) fn bands(
             return Err(broken(Fault::PackedBlocks { tensor: named(&format), block, inputs: columns }).into());
         }
         // Floating-point formats are alone; panels of the others are whole lines, so that their tensors are not filled up.
-        let panel = PackedMatrix::piece_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
+        let panel = PackedMatrix::buffer_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
         let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
         if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
             return Err(broken(Fault::PackedRows { tensor: named(&format), rows: held, expected: left }).into());
@@ -246,15 +246,15 @@ pub(super) fn bands(
     Ok(bands)
 }
 
-/// Where the pieces of a matrix lie in a file, in the order of [`PackedMatrix::contents`].
+/// Where the buffers of a matrix lie in a file, in the order of [`PackedMatrix::buffers`].
 fn ranges(
     file: &PackedFile,
     name: &str,
     bands: &[(Format, usize)],
     columns: usize,
 ) -> Result<Vec<Range<usize>>, LoadError> {
-    let range = |(piece, bytes): (String, usize)| Ok(if bytes == 0 { 0..0 } else { file.range(&piece, bytes)? });
-    pieces(name, bands, columns)?.into_iter().map(range).collect()
+    let range = |(buffer, bytes): (String, usize)| Ok(if bytes == 0 { 0..0 } else { file.range(&buffer, bytes)? });
+    buffers(name, bands, columns)?.into_iter().map(range).collect()
 }
 
 /// A matrix of a file: where it lies if that is mapped, else in memory of its own.
@@ -269,12 +269,12 @@ pub(super) fn matrix(
     if let Some(map) = file.map() {
         let shared = ranges.map(|range| SharedBytes::new(map.clone(), range).expect("a tensor lies within the file"));
         return PackedMatrix::shared(bands, columns, shared).map_err(|error| match error {
-            PieceError::Memory(error) => PackError::Memory(error).into(),
+            BufferError::Memory(error) => PackError::Memory(error).into(),
             error => unreachable!("ranges of a packed file begin on lines and are as long as asked for: {error}"),
         });
     }
     PackedMatrix::filled(bands, columns, |bytes| {
-        let range = ranges.next().expect("a range for each piece");
+        let range = ranges.next().expect("a range for each buffer");
         for (begin, bytes) in range.step_by(READ_BYTES).zip(bytes.chunks_mut(READ_BYTES)) {
             if exec.cancel.poll() {
                 return Err(LoadError::Cancelled);
