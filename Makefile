@@ -44,6 +44,7 @@ lint: $(VENV)/ready ## formatting, lints and types; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 
 develop: $(VENV)/ready ## install a developer build (optimized, no LTO)
 	$(MATURIN) develop --quiet

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ferrule import LLM, AsyncLLM, SamplingParams
-from ferrule.bench.machine import Machine
-from ferrule.prompt import TokensPrompt
+from ferrule._bench.machine import Machine
+from ferrule._text.prompt import TokensPrompt
 
 HEARTBEAT = 0.001
 """Seconds that a task sleeps which watches the event loop."""

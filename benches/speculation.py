@@ -17,8 +17,8 @@ import sys
 from dataclasses import replace
 
 from ferrule import LLM, RequestMetrics, SamplingParams
-from ferrule.prompt import TokensPrompt
-from ferrule.shapes import shape_names
+from ferrule._loading.shapes import shape_names
+from ferrule._text.prompt import TokensPrompt
 
 
 def corrupted(tokens: list[int], accept: float, vocab_size: int, seed: int) -> list[int]:

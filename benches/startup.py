@@ -31,9 +31,9 @@ from random_checkpoint import write_tokenizer
 
 import ferrule
 from ferrule import _native
-from ferrule.loading import PACKED_METHOD, WEIGHTS, read_model_files
-from ferrule.options import EngineOptions
-from ferrule.shapes import find_shape, shape_names
+from ferrule._loading import PACKED_METHOD, WEIGHTS, read_model_files
+from ferrule._loading.shapes import find_shape, shape_names
+from ferrule._params.options import EngineOptions
 
 START = """
 import json, sys, time

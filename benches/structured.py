@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 from ferrule import LLM, SamplingParams, StructuredOutputsParams, _native
-from ferrule.bench.machine import Machine
-from ferrule.prompt import TokensPrompt
+from ferrule._bench.machine import Machine
+from ferrule._text.prompt import TokensPrompt
 
 FIRST_TEXT = 256
 """Ids below are single bytes."""

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Literal
 
 from ferrule import LLM, SamplingParams, StructuredOutputsParams
-from ferrule.chat import tool_schemas
+from ferrule._text.chat import tool_schemas
 
 MAX_CALLS = 4
 """After these the model must answer: an agent that never ends is no use."""

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ferrule._params.logits_processors import LogitsProcessors
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
-from ferrule.logits_processors import LogitsProcessors
 
 MAX_MODEL_LEN = 2048
 PAGE = 16

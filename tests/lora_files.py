@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from ferrule.loading import read_model_files
-from ferrule.spec import Tensor
+from ferrule._loading import read_model_files
+from ferrule.archs.spec import Tensor
 
 GOLDEN = Path(__file__).parent / "golden"
 BASES = GOLDEN / "logits"

@@ -12,7 +12,7 @@ import pytest
 import fakes
 from event_loop import LONG, all_free, fake_of, last, run, sampled, until
 from ferrule import LLM, AsyncLLM, EngineError, PromptError, QueueFullError, UnsupportedTaskError
-from ferrule.prompt import TokensPrompt
+from ferrule._text.prompt import TokensPrompt
 from test_encoders import GOLDEN
 
 

@@ -22,7 +22,7 @@ from ferrule import (
     RequestOutput,
     SamplingParams,
 )
-from ferrule.collector import Collector
+from ferrule._engine.collector import Collector
 
 
 def test_a_stop_string_ends_one_completion_of_several(engine: type[fakes.Engine]) -> None:

@@ -26,7 +26,7 @@ from ferrule import (
     RequestOutput,
     SamplingParams,
 )
-from ferrule.request import Completion
+from ferrule._engine.request import Completion
 
 
 def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Engine]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from ferrule.logits_processors import Logits, Tokens
-from ferrule.prompt import TokensPrompt
+from ferrule._params.logits_processors import Logits, Tokens
+from ferrule._text.prompt import TokensPrompt
 from test_invariance import bits, load
 
 pytestmark = pytest.mark.native

@@ -26,8 +26,8 @@ from ferrule import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from ferrule.logits_processors import Logits, Tokens
-from ferrule.prompt import TextPrompt, TokensPrompt
+from ferrule._params.logits_processors import Logits, Tokens
+from ferrule._text.prompt import TextPrompt, TokensPrompt
 from lora_files import random_adapter
 from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, favour_new, prompts, told
 from test_batch_invariance import params as others_params

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 import fakes
-from ferrule.bench import measure
-from ferrule.bench.machine import Ceilings, Machine, between
-from ferrule.bench.measure import Arrivals, Point
-from ferrule.bench.record import _latencies
-from ferrule.bench.report import console
-from ferrule.cli import main
-from ferrule.llm import LLM
+from ferrule._api.llm import LLM
+from ferrule._bench import measure
+from ferrule._bench.machine import Ceilings, Machine, between
+from ferrule._bench.measure import Arrivals, Point
+from ferrule._bench.record import _latencies
+from ferrule._bench.report import console
+from ferrule._cli import main
 
 PROMISED = {
     *("model", "format", "isa", "threads", "weight_bytes", "prefill_tokens", "prefill_tokens_per_second"),
@@ -395,7 +395,7 @@ def test_ctrl_c() -> None:
 import sys, fakes
 fakes.install()
 fakes.Engine.step_seconds = 0.01
-from ferrule.cli import main
+from ferrule._cli import main
 print("ready", flush=True)
 sys.exit(main(["bench", "--repeat", "1000"]))
 """

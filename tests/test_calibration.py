@@ -15,11 +15,11 @@ import pytest
 
 from conftest import TINY
 from ferrule import LLM, InsufficientMemoryError, InvalidParameterError, TokenizerError, _native, quantize
-from ferrule.calibration import WINDOW, calibration_sequences
-from ferrule.cli import main
-from ferrule.loading import WEIGHTS, read_model_files
-from ferrule.options import EngineOptions
-from ferrule.tokenizer import Tokenizer
+from ferrule._api.calibration import WINDOW, calibration_sequences
+from ferrule._cli import main
+from ferrule._loading import WEIGHTS, read_model_files
+from ferrule._params.options import EngineOptions
+from ferrule._text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.native
 

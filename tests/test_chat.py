@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ferrule import ChatTemplateError
-from ferrule.chat import render_chat
+from ferrule._text.chat import render_chat
 
 GOLDEN = Path(__file__).parent / "golden" / "chat"
 MESSAGES = [{"role": "user", "content": "Hi <b> é"}]

@@ -14,7 +14,7 @@ import fakes
 from conftest import TINY
 from event_loop import last, run
 from ferrule import LLM, AsyncLLM, ChatTemplateError, SamplingParams
-from ferrule.chat import adapt_messages
+from ferrule._text.chat import adapt_messages
 
 MESSAGES = [{"role": "user", "content": "Hi <b> é"}]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from ferrule import ChatTemplateError
-from ferrule.chat.tools import function_schema
+from ferrule._text.chat.tools import function_schema
 
 
 class Unit(Enum):

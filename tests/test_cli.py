@@ -16,17 +16,17 @@ import pytest
 
 import fakes
 from cli.terminal import Terminal
-from ferrule.cli import main
-from ferrule.cli.run import command as run_command
-from ferrule.cli.sampling import FURTHER
-from ferrule.params import NUMBERS, WHOLE_NUMBERS, SamplingParams
+from ferrule._cli import main
+from ferrule._cli.run import command as run_command
+from ferrule._cli.sampling import FURTHER
+from ferrule._params.sampling import NUMBERS, WHOLE_NUMBERS, SamplingParams
 
 TESTS = Path(__file__).parent
 PROGRAM = """
 import sys, fakes
 fakes.install()
 fakes.Engine.step_seconds = 0.005
-from ferrule.cli import main
+from ferrule._cli import main
 sys.exit(main())
 """
 

@@ -13,10 +13,10 @@ import pytest
 
 from faults import isolated
 from ferrule import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ferrule._loading import read_model_files
 from ferrule.archs import REGISTRY, model_spec
 from ferrule.archs.config import MAX_SIZE, Config
-from ferrule.loading import read_model_files
-from ferrule.spec import (
+from ferrule.archs.spec import (
     DynamicScaling,
     HeadProjections,
     LinearScaling,
@@ -166,7 +166,7 @@ def test_a_value_that_cannot_be_is_named(row: str, changes: dict[str, Any], mess
     assert message in str(caught.value)
 
 
-WARM_UP = "from pathlib import Path; from ferrule.loading import read_model_files"
+WARM_UP = "from pathlib import Path; from ferrule._loading import read_model_files"
 READ = "read_model_files(Path(arguments[0]))"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, BeamSearchParams, SamplingParams
-from ferrule.prompt import TokensPrompt
+from ferrule._text.prompt import TokensPrompt
 
 pytestmark = pytest.mark.native
 

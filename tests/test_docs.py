@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrule import LLM, InvalidParameterError, UnsupportedModelError, archs, spec
-from ferrule.archs import REGISTRY, Architecture, model_spec, register
+from ferrule import LLM, InvalidParameterError, UnsupportedModelError, archs
+from ferrule._cli import main
+from ferrule._loading import read_model_files
+from ferrule.archs import REGISTRY, Architecture, model_spec, register, spec
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.llama import llama
-from ferrule.cli import main
-from ferrule.loading import read_model_files
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "add-an-architecture.md").read_text()

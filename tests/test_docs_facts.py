@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.cli.app import COMMANDS
-from ferrule.cli.chat.commands import COMMANDS as CHAT_COMMANDS
-from ferrule.cli.run import command as run
-from ferrule.cli.serve import command as serve
+from ferrule._cli.app import COMMANDS
+from ferrule._cli.chat.commands import COMMANDS as CHAT_COMMANDS
+from ferrule._cli.run import command as run
+from ferrule._cli.serve import command as serve
 from ferrule.server import Models, ServerSettings, create_app
 from page_blocks import ROOT, blocks
 

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from conftest import TINY
-from ferrule.cli.app import app
+from ferrule._cli.app import app
 from page_blocks import OUTPUT, ROOT, Block, blocks, commands, same_output
 from serve_process import served
 

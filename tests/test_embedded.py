@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, PromptError, SamplingParams
-from ferrule.loading import read_model_files
-from ferrule.prompt import TokensPrompt
-from ferrule.shapes import find_shape, shape_names
+from ferrule._loading import read_model_files
+from ferrule._loading.shapes import find_shape, shape_names
+from ferrule._text.prompt import TokensPrompt
 
 pytestmark = pytest.mark.native
 

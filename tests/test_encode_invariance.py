@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, AsyncLLM, SamplingParams
-from ferrule.prompt import TokensPrompt
+from ferrule._text.prompt import TokensPrompt
 from test_encoders import GOLDEN
 from test_invariance import MODELS
 

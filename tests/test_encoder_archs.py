@@ -12,8 +12,8 @@ from ferrule import ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.classifier import label_names
 from ferrule.archs.config import Config
-from ferrule.spec import Classifier, LearnedPositions, ModelSpec
-from ferrule.tensors import roles
+from ferrule.archs.spec import Classifier, LearnedPositions, ModelSpec
+from ferrule.archs.tensors import roles
 from test_encoders import GOLDEN
 
 DECODERS = GOLDEN.parent / "logits"

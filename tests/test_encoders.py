@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ferrule import LLM
-from ferrule.encoding.texts import TextInput
+from ferrule._engine.encoding.texts import TextInput
 
 pytestmark = pytest.mark.native
 

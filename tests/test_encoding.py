@@ -14,8 +14,8 @@ import pytest
 
 import fakes
 from ferrule import LLM, InvalidParameterError, PromptError, TokenizerError, UnsupportedModelError, UnsupportedTaskError
-from ferrule.encoding.judge import AFTER, BEFORE, INSTRUCTION
-from ferrule.encoding.texts import TypedTokensPrompt
+from ferrule._engine.encoding.judge import AFTER, BEFORE, INSTRUCTION
+from ferrule._engine.encoding.texts import TypedTokensPrompt
 from test_encoders import GOLDEN
 from word_tokenizer import write_word_tokenizer
 

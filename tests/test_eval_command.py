@@ -16,8 +16,8 @@ import pytest
 
 import fakes
 from ferrule import LLM, InsufficientMemoryError
-from ferrule.cli import main
-from ferrule.cli.eval_report import record
+from ferrule._cli import main
+from ferrule._cli.eval_report import record
 
 TESTS = Path(__file__).parent
 TEXT = "Once upon a time, there was a little cat. The capital of France is Paris.\n" * 20
@@ -31,7 +31,7 @@ def logits(self, *arguments):
 if "ENDLESS" in sys.argv:
     sys.argv.remove("ENDLESS")
     fakes.Engine.logits = logits
-from ferrule.cli import main
+from ferrule._cli import main
 sys.exit(main())
 """
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import fakes
 from ferrule import LLM, EngineError, InvalidParameterError, PromptError, TokenizerError, UnsupportedTaskError
-from ferrule.evaluation import Subject, Window, Windowing, compare, perplexity
-from ferrule.evaluation.compare import CONTEXT_TOKENS, Divergence
-from ferrule.evaluation.divergence import NUMBERS_AT_ONCE, divergences, token_logprobs
-from ferrule.evaluation.windows import cut
-from ferrule.tokenizer import Tokenizer
+from ferrule._evaluation import Subject, Window, Windowing, compare, perplexity
+from ferrule._evaluation.compare import CONTEXT_TOKENS, Divergence
+from ferrule._evaluation.divergence import NUMBERS_AT_ONCE, divergences, token_logprobs
+from ferrule._evaluation.windows import cut
+from ferrule._text.tokenizer import Tokenizer
 from test_encoders import GOLDEN
 from word_tokenizer import write_word_tokenizer
 

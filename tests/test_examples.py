@@ -20,7 +20,7 @@ import pytest
 from nbclient import NotebookClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from ferrule.cli.serve import command as serve
+from ferrule._cli.serve import command as serve
 from ferrule.server import metrics
 from serve_process import served
 

@@ -16,8 +16,8 @@ import fakes
 from conftest import TINY
 from event_loop import last, run
 from ferrule import LLM, AsyncLLM, PromptError, SamplingParams, TokenizerError
-from ferrule.fim import LAYOUTS, Layout, encode_infill
-from ferrule.tokenizer import ANCHOR, Tokenizer
+from ferrule._text.fim import LAYOUTS, Layout, encode_infill
+from ferrule._text.tokenizer import ANCHOR, Tokenizer
 from test_tokenizer import sentencepiece
 
 PREFIX, SUFFIX = "def f(", "):\n    return x\n"

@@ -12,7 +12,7 @@ import pytest
 from ferrule import ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.config import Config
-from ferrule.spec import (
+from ferrule.archs.spec import (
     Dense,
     DynamicScaling,
     Experts,

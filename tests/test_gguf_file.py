@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ferrule import _native
+from ferrule._loading.model_files import read_model_files
+from ferrule._params.options import EngineOptions
 from ferrule.errors import ModelFileError
-from ferrule.loading.model_files import read_model_files
-from ferrule.options import EngineOptions
 from gguf_files import File, Tensor, floats
 
 GOLDEN = Path(__file__).parent / "golden" / "logits" / "llama"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ferrule import ModelFileError, ModelNotFoundError
-from ferrule.loading import find_model
-from ferrule.loading.gguf_files import choose_model, models_in
+from ferrule._loading import find_model
+from ferrule._loading.gguf_files import choose_model, models_in
 
 FILES = [
     "README.md",

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from conftest import TINY
 from ferrule import UnsupportedModelError
-from ferrule.gguf.pre_tokenizers import PRE_TOKENIZERS
-from ferrule.tokenizer import Tokenizer
+from ferrule._loading.gguf.pre_tokenizers import PRE_TOKENIZERS
+from ferrule._text.tokenizer import Tokenizer
 from gguf_convert import add_tokenizer
 
 pytestmark = pytest.mark.native
@@ -193,7 +193,7 @@ def test_pre_tokenizers_lose_nothing(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_pre_tokenizers_split_as_their_models_do(name: str, text: str, pieces: list[str]) -> None:
-    from ferrule.gguf.pre_tokenizers import splitter
+    from ferrule._loading.gguf.pre_tokenizers import splitter
 
     assert [piece for piece, _ in splitter(PRE_TOKENIZERS[name].patterns).pre_tokenize_str(text)] == pieces
 

@@ -48,7 +48,7 @@ def test_import_pulls_in_nothing_heavy() -> None:
 
 
 def test_the_command_line_starts_without_the_engine() -> None:
-    loaded = loaded_after("from ferrule.cli import main; main(['run', '--version'])")
+    loaded = loaded_after("from ferrule._cli import main; main(['run', '--version'])")
     assert not {"torch", "transformers", "numpy", "ferrule._native"} & set(loaded)
 
 
@@ -59,7 +59,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="No ferrule attribute nonsense"):
         _ = ferrule.nonsense  # type: ignore[attr-defined]
 
 

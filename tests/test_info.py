@@ -16,14 +16,14 @@ import fakes
 from conftest import TINY
 from faults.isolated import PROMISED_EXTRA_BYTES, assert_refused, run
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, model_info
-from ferrule.cli import main
-from ferrule.cli.layers import attention_words, ffn_words, frame_words
-from ferrule.info import LayerGroup, layer_groups, ranges, size_text
-from ferrule.loading import has_weights, read_model_files
-from ferrule.options import QUANTIZATIONS
-from ferrule.parsers import reasoning_parser_for
-from ferrule.shapes import find_shape
-from ferrule.spec import ModelSpec
+from ferrule._api.info import LayerGroup, layer_groups, ranges, size_text
+from ferrule._cli import main
+from ferrule._cli.layers import attention_words, ffn_words, frame_words
+from ferrule._loading import has_weights, read_model_files
+from ferrule._loading.shapes import find_shape
+from ferrule._params.options import QUANTIZATIONS
+from ferrule._text.parsers import reasoning_parser_for
+from ferrule.archs.spec import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 KINDS = ("deepseek_v3", "gemma3", "gpt2", "gpt_oss", "opt", "qwen3_moe", "xglm")
@@ -273,7 +273,7 @@ def test_what_there_is_no_room_for_is_known_before_it_is_loaded(tmp_path: Path) 
 import resource, sys
 from ferrule import LLM, FerruleError, model_info
 import ferrule._native, numpy, tokenizers
-from ferrule.shapes import find_shape
+from ferrule._loading.shapes import find_shape
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 info = model_info(find_shape("llama-8b"), load_format="dummy")
 print(info["fits"], info["memory"]["available"] <= 4 << 30)

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import TINY
 from ferrule import LLM, CompletionOutput, SamplingParams
-from ferrule.prompt import TokensPrompt
+from ferrule._text.prompt import TokensPrompt
 
 pytestmark = pytest.mark.native
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import TINY
 from event_loop import last, run
 from ferrule import LLM, AsyncLLM, InvalidParameterError, LoRARequest, SamplingParams
-from ferrule.prompt import TokensPrompt
+from ferrule._text.prompt import TokensPrompt
 from lora_files import random_adapter
 from test_invariance import bits
 

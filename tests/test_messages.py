@@ -14,7 +14,7 @@ import fakes
 from conftest import TINY
 from event_loop import run
 from ferrule import LLM, AsyncLLM, InvalidParameterError, MessageDelta, MessageFormat, SamplingParams, TokenizerError
-from ferrule.tokenizer import Tokenizer
+from ferrule._text.tokenizer import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'

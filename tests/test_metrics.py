@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fakes
 from ferrule import LLM, EngineError, InvalidParameterError, SamplingParams
-from ferrule.metrics import Histogram
+from ferrule._engine.metrics import Histogram
 
 EngineOf = Callable[[LLM], fakes.Engine]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, ConfigError, UnsupportedModelError
+from ferrule._loading import read_model_files
 from ferrule.archs import model_spec
 from ferrule.archs.config import Config
 from ferrule.archs.rope import yarn_mscale
-from ferrule.loading import read_model_files
-from ferrule.spec import (
+from ferrule.archs.spec import (
     Clamp,
     Dense,
     Experts,

@@ -14,7 +14,7 @@ from ferrule import LLM, ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.alibi import alibi_slopes
 from ferrule.archs.config import Config
-from ferrule.spec import (
+from ferrule.archs.spec import (
     Dense,
     HeadNorm,
     HeadProjections,

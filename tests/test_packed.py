@@ -23,14 +23,13 @@ from ferrule import (
     ModelWriteError,
     _native,
     model_info,
-    packing,
     quantize,
 )
-from ferrule.cli import main
-from ferrule.loading import WEIGHTS, read_model_files
-from ferrule.loading.packed_cache import DIRECTORY, LIMIT, PackedCache, age_text
-from ferrule.options import EngineOptions
-from ferrule.quantization import FORMATS
+from ferrule._api.quantization import FORMATS
+from ferrule._cli import main
+from ferrule._loading import WEIGHTS, packing, read_model_files
+from ferrule._loading.packed_cache import DIRECTORY, LIMIT, PackedCache, age_text
+from ferrule._params.options import EngineOptions
 from gguf_convert import convert
 
 pytestmark = pytest.mark.native
@@ -292,7 +291,7 @@ def test_a_file_that_goes_before_it_is_opened_is_done_without(
         path.unlink()
         return path
 
-    monkeypatch.setattr("ferrule.loaded.weights_of", weights_of)
+    monkeypatch.setattr("ferrule._api.loaded.weights_of", weights_of)
     assert load(model)["packed_file"] is None
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import PARITY, TINY
 from ferrule import LLM, SamplingParams
+from ferrule._text.tokenizer import Tokenizer
 from ferrule.archs import REGISTRY
-from ferrule.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.native
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from conftest import TINY
 from ferrule import LLM, InvalidParameterError, SamplingParams, _native
-from ferrule.loading import read_model_files
-from ferrule.options import QUANTIZATIONS, EngineOptions
+from ferrule._loading import read_model_files
+from ferrule._params.options import QUANTIZATIONS, EngineOptions
 from test_parity import usual_distance
 
 pytestmark = pytest.mark.native

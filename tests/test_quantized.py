@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import quantized_files as files
 from conftest import PARITY
 from ferrule import LLM, SamplingParams, model_info
-from ferrule.quantized import METHODS
+from ferrule._loading.quantized import METHODS
 from quantized_files import Pack
 from test_parity import TOLERANCE, check_parity
 

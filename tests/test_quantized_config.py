@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ferrule import ConfigError, UnsupportedModelError
+from ferrule._loading import read_model_files
+from ferrule._loading.quantized import conversion_words, read_stored_as, stored_words
 from ferrule.archs.config import Config
-from ferrule.loading import read_model_files
-from ferrule.quantized import conversion_words, read_stored_as, stored_words
-from ferrule.spec import (
+from ferrule.archs.spec import (
     Awq,
     BitsAndBytes,
     CompressedTensors,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.params import NUMBERS, STANDARD, WHOLE_NUMBERS, SamplingParams
+from ferrule._params.sampling import NUMBERS, STANDARD, WHOLE_NUMBERS, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "sampling.md").read_text()

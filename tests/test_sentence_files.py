@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ferrule import LLM, ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ferrule._loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule.archs import model_spec
 from ferrule.archs.config import Config
-from ferrule.loading.sentence_files import SentenceFiles, read_sentence_files
-from ferrule.spec import ModelSpec, TextProjection
+from ferrule.archs.spec import ModelSpec, TextProjection
 from test_encoders import GOLDEN
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}

@@ -12,7 +12,7 @@ import pytest
 
 import fakes
 from ferrule import LLM, InvalidParameterError, ModelNotFoundError, SamplingParams
-from ferrule.speculative import SpeculativeConfig
+from ferrule._params.speculative import SpeculativeConfig
 
 EngineOf = Callable[[LLM], fakes.Engine]
 

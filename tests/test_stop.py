@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ferrule.stop import StopStrings
+from ferrule._text.stop import StopStrings
 
 letters = st.text("abc", min_size=1, max_size=4)
 

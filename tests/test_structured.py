@@ -14,9 +14,9 @@ import jsonschema
 import pytest
 
 from ferrule import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from ferrule.cli import main
+from ferrule._cli import main
+from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError, TokenizerError
-from ferrule.prompt import TokensPrompt
 from random_schemas import FORMATS, Schemas
 
 pytestmark = pytest.mark.native

@@ -12,7 +12,7 @@ import pytest
 from ferrule import LLM, ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.config import Config
-from ferrule.spec import Head, HeadProjections, LinearScaling, ModelSpec, NoScaling
+from ferrule.archs.spec import Head, HeadProjections, LinearScaling, ModelSpec, NoScaling
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 

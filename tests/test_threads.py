@@ -17,7 +17,8 @@ import pytest
 
 import fakes
 import ferrule
-from ferrule import LLM, EngineError, SamplingParams, driver
+from ferrule import LLM, EngineError, SamplingParams
+from ferrule._engine import driver
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(ferrule.__file__).parent

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fakes
 from conftest import TINY
 from ferrule import LLM, ConfigError, PromptError, SamplingParams, TokenizerError
-from ferrule.tokenizer import Tokenizer
+from ferrule._text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_LEVEL = Tokenizer(TINY)
@@ -269,7 +269,7 @@ def test_a_token_costs_the_same_at_any_length(tokens: int) -> None:
         looked_at += len(token_ids)
         return "x" * len(token_ids)
 
-    from ferrule.detokenizer import WindowDetokenizer
+    from ferrule._text.detokenizer import WindowDetokenizer
 
     detokenizer = WindowDetokenizer(decode, [])
     for token in range(tokens):

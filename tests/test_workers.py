@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from event_loop import SLACK
-from ferrule.workers import Workers
+from ferrule._engine.workers import Workers
 
 TESTS = Path(__file__).parent
 
 PROGRAM = """
 import asyncio, time
-from ferrule.workers import Workers
+from ferrule._engine.workers import Workers
 
 async def main():
     work = asyncio.ensure_future(workers.run(spin))
@@ -122,7 +122,7 @@ def test_a_program_ends_whatever_its_async_llm_reads(work: str) -> None:
 
 FORK = """
 import asyncio, os, threading
-from ferrule.workers import WORKERS
+from ferrule._engine.workers import WORKERS
 
 async def main():
     return [await WORKERS.run(os.getpid), *await asyncio.gather(*(WORKERS.run(os.getpid) for _ in range(20)))]

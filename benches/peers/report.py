@@ -12,7 +12,7 @@ from adapters.interface import Loaded, Timing
 STEADY = 0.85
 """Integer additions per second, of the most seen: below it the machine was in a bad window, and so was the round.
 
-As in `ferrule.bench.machine`, which cannot be imported here: compare.py also runs on a Python without ferrule.
+As in `ferrule._bench.machine`, which cannot be imported here: compare.py also runs on a Python without ferrule.
 """
 
 

@@ -1,6 +1,6 @@
 """`python -m ferrule` is the command `ferrule`."""
 
-from ferrule.cli import main
+from ferrule._cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

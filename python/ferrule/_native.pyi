@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ferrule.logits_processors import LogitsProcessors
+from ferrule._params.logits_processors import LogitsProcessors
 
 version: str
 """The version of the crates."""

@@ -20,11 +20,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ferrule.checks import shown
+from ferrule._api.llm import LLM
+from ferrule._params.sampling import SamplingParams
+from ferrule._text.prompt import TokensPrompt
+from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
-from ferrule.llm import LLM
-from ferrule.params import SamplingParams
-from ferrule.prompt import TokensPrompt
 
 try:
     from lm_eval.api.model import TemplateLM

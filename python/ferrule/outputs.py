@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ferrule.parsers import MessageDelta, ParsedMessage
+    from ferrule._text.parsers import MessageDelta, ParsedMessage
 
 
 @dataclass(frozen=True)

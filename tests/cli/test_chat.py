@@ -14,18 +14,18 @@ import pytest
 
 import fakes
 from cli.terminal import TESTS, Terminal
-from ferrule.cli import main
-from ferrule.cli.chat.commands import COMMANDS, complete
-from ferrule.cli.chat.conversation import NOT_OF_CHATS, PARAMETERS, Conversation, with_parameters
-from ferrule.cli.chat.lines import MOST_MESSAGES, Lines
+from ferrule._cli import main
+from ferrule._cli.chat.commands import COMMANDS, complete
+from ferrule._cli.chat.conversation import NOT_OF_CHATS, PARAMETERS, Conversation, with_parameters
+from ferrule._cli.chat.lines import MOST_MESSAGES, Lines
+from ferrule._params.sampling import SamplingParams
 from ferrule.errors import InvalidParameterError
-from ferrule.params import SamplingParams
 
 PROGRAM = """
 import sys, fakes
 fakes.install()
 fakes.Engine.step_seconds = 0.005
-from ferrule.cli import main
+from ferrule._cli import main
 sys.exit(main())
 """
 REAL = [sys.executable, "-m", "ferrule", "chat"]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.terminal import Screen
-from ferrule.cli.chat.answers import Delta
-from ferrule.cli.chat.display import INTERVAL, MarkdownDisplay, PlainDisplay, display
-from ferrule.cli.chat.markdown import blocks
+from ferrule._cli.chat.answers import Delta
+from ferrule._cli.chat.display import INTERVAL, MarkdownDisplay, PlainDisplay, display
+from ferrule._cli.chat.markdown import blocks
 
 BLOCKS = [
     "# A title",

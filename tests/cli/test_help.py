@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from ferrule.cli import main
-from ferrule.cli.app import COMMANDS, WELCOME, app
-from ferrule.cli.help import EXIT_CODES, Command, Option
+from ferrule._cli import main
+from ferrule._cli.app import COMMANDS, WELCOME, app
+from ferrule._cli.help import EXIT_CODES, Command, Option
 
 
 def commands() -> dict[str, click.Command]:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 PROGRAM = """
 import sys
 from ferrule import LLM
-from ferrule.cli import main
+from ferrule._cli import main
 
 def told(self, *arguments, stream=LLM.stream, **more):
     print("prefill", file=sys.stderr, flush=True)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from cli.terminal import Terminal
-from ferrule.cli import main
-from ferrule.cli.chat.remote import RemoteAnswers
+from ferrule._cli import main
+from ferrule._cli.chat.remote import RemoteAnswers
+from ferrule._params.sampling import SamplingParams
+from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError, RemoteError
-from ferrule.params import SamplingParams
-from ferrule.structured import StructuredOutputsParams
 
 MODELS = {"data": [{"id": "first", "max_model_len": 512}, {"id": "second"}]}
 HI = [{"role": "user", "content": "Hi"}]

@@ -19,9 +19,9 @@ import pytest
 
 import fakes
 from cli.terminal import Terminal
-from ferrule.batch import files, runner
-from ferrule.batch.answers import Answer
-from ferrule.cli import main
+from ferrule._batch import files, runner
+from ferrule._batch.answers import Answer
+from ferrule._cli import main
 
 TESTS = Path(__file__).parent.parent
 PROGRAM = """
@@ -29,7 +29,7 @@ import sys, fakes
 fakes.install()
 fakes.Engine.step_seconds = 0.002
 fakes.Engine.max_num_seqs = 4
-from ferrule.cli import main
+from ferrule._cli import main
 sys.exit(main())
 """
 
@@ -356,7 +356,7 @@ def test_a_dead_engine_ends_the_run_and_not_the_lines(
 
 def test_without_the_server(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("ferrule.cli.run_batch.find_spec", lambda name: None if name == "fastapi" else find(name))
+    monkeypatch.setattr("ferrule._cli.run_batch.find_spec", lambda name: None if name == "fastapi" else find(name))
     code, answers, err = batch(chat_request(0))
     assert (code, answers, err) == (2, [], "error: run-batch needs fastapi: pip install 'ferrule[server]'\n")
 

@@ -21,7 +21,7 @@ PROGRAM = """
 import sys, fakes
 fakes.install()
 fakes.Engine.max_num_seqs = 4
-from ferrule.cli import main, run_batch
+from ferrule._cli import main, run_batch
 run_batch.INTERVALS = (0, 0)  # it says after each answer how far it is
 sys.exit(main())
 """

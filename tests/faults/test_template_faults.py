@@ -9,7 +9,7 @@ import pytest
 from faults.isolated import PROMISED_SECONDS, SLACK, assert_refused, run
 
 WARM_UP = """
-    from ferrule.chat import render_chat
+    from ferrule._text.chat import render_chat
     def render(template, **more):
         return render_chat(template, [{"role": "user", "content": "Hi"}], special_tokens={}, **more)
     render("{{ messages | length }}")
@@ -169,7 +169,7 @@ def test_row43_what_the_count_of_work_misjudges_the_clock_ends() -> None:
     warm_up = (
         WARM_UP
         + """
-    import ferrule.chat.budget as budget
+    import ferrule._text.chat.budget as budget
     budget.BASE_UNITS, budget.BASE_SECONDS = 1 << 50, 0.2
     """
     )

@@ -14,7 +14,7 @@ from faults.isolated import PROMISED_SECONDS, SLACK, Outcome, assert_refused, ru
 
 WARM_UP = f"""
     from pathlib import Path
-    from ferrule.tokenizer import Tokenizer
+    from ferrule._text.tokenizer import Tokenizer
     Tokenizer(Path({str(TINY)!r})).encode("warm")
 """
 READ = """

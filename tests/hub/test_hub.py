@@ -13,7 +13,7 @@ import pytest
 
 from conftest import TINY
 from ferrule import ModelFileError
-from ferrule.loading.hub import fetch
+from ferrule._loading.hub import fetch
 from hub.server import COMMIT, Hub, Repository
 
 TESTS = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ GGUFS = {
 FIND = """
 import sys
 from ferrule import FerruleError
-from ferrule.loading import find_model
+from ferrule._loading import find_model
 try:
     print(find_model(sys.argv[1], sys.argv[2] or None))
 except FerruleError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolSchema
+from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolSchema
 
 Calls = list[tuple[str, str]]
 

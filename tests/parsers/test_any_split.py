@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.parsers import TOOL_CALL_PARSERS, MessageFormat, ParsedMessage
-from ferrule.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from ferrule._text.parsers import TOOL_CALL_PARSERS, MessageFormat, ParsedMessage
+from ferrule._text.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from parsers.read import WEATHER, in_pieces
 
 EVERYWHERE = [" ", "\n", "text", "é😀日", "{", "}", "[", "]", "(", ")", ",", ":", '"', "'", "\\", "<", "=", "0", "null"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.parsers import MessageFormat
-from ferrule.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from ferrule._text.parsers import MessageFormat
+from ferrule._text.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from parsers.read import Calls, given_out, read
 
 DEEPSEEK = MessageFormat("deepseek_v3", "deepseek_r1")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferrule import InvalidParameterError
-from ferrule.parsers import (
+from ferrule._text.parsers import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     MessageFormat,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ferrule.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat
 from parsers.read import WEATHER, given_out, read
 
 GEMMA3 = MessageFormat("gemma3")

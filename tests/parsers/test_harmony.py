@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrule import InvalidParameterError
-from ferrule.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat
 from parsers.read import Calls, given_out, read
 
 HARMONY = MessageFormat("openai", "openai_gptoss")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat
 from parsers.read import Calls, given_out, read
 
 HERMES = MessageFormat("hermes", "qwen3")

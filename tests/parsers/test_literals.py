@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ferrule.parsers.literals import MAX_DEPTH, read_literal, whole_characters
-from ferrule.parsers.tools import json_of_literal, json_of_text
+from ferrule._text.parsers.literals import MAX_DEPTH, read_literal, whole_characters
+from ferrule._text.parsers.tools import json_of_literal, json_of_text
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

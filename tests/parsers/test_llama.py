@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ferrule.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat
 from parsers.read import WEATHER, Calls, given_out, read
 
 JSON, PYTHON = MessageFormat("llama3_json"), MessageFormat("pythonic")

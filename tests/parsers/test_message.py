@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta, python_calls
+from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta, python_calls
 
 TEXT = 'Hm.<tool_call>{"name": "f", "arguments": {"a": 1}}{"name": "g", "arguments": {}}</tool_call> So.'
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ferrule.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat
 from parsers.read import Calls, given_out, read
 
 MISTRAL = MessageFormat("mistral", "mistral")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ferrule.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat
 from parsers.read import WEATHER, Calls, given_out, read
 
 PLAIN, TYPED = MessageFormat("qwen3_coder"), MessageFormat("qwen3_xml", tools=WEATHER)

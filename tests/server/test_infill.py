@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 
 from conftest import TINY
 from ferrule import LLM, AsyncLLM, SamplingParams
-from ferrule.fim import LAYOUTS, Layout
+from ferrule._text.fim import LAYOUTS, Layout
+from ferrule._text.tokenizer import Tokenizer
 from ferrule.server import ServerSettings
-from ferrule.tokenizer import Tokenizer
 from lora_files import base_tensors
 from server.live import Live, serving
 from test_fim import byte_level, ids_of

@@ -29,7 +29,7 @@ PROGRAM = """
 import sys, fakes
 fakes.install()
 fakes.Engine.step_seconds = 0.01
-from ferrule.cli import main
+from ferrule._cli import main
 sys.exit(main())
 """
 
@@ -317,7 +317,7 @@ def test_75_a_second_signal_does_not_wait() -> None:
 READING = (
     """
 import pathlib, time
-from ferrule.lora import Adapters
+from ferrule._engine.lora import Adapters
 def load(self, name, path):
     pathlib.Path(path, "begun").touch()
     time.sleep(600)
@@ -385,7 +385,7 @@ class Finder:
                 pass  # as in a destructor
 
 sys.meta_path.insert(0, Finder())
-from ferrule.cli import main
+from ferrule._cli import main
 sys.exit(main())
 """
 
@@ -436,7 +436,7 @@ class Finder:
 started = os.getppid()
 sys.meta_path.insert(0, Finder())
 """
-    text = waiting + "from ferrule.cli import main; sys.exit(main())"
+    text = waiting + "from ferrule._cli import main; sys.exit(main())"
     parent = f"""
 import subprocess, sys
 child = subprocess.Popen({[sys.executable, "-c", text, "serve", "--port", "0", "--exit-with-parent"]!r})

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import fakes
-from ferrule.metrics import Histogram
+from ferrule._engine.metrics import Histogram
 from ferrule.server import ServerSettings
 from ferrule.server.metrics import buckets, cpu_stat
 from server.live import Live, serving, until

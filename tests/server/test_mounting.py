@@ -15,7 +15,7 @@ from fastapi import FastAPI
 import fakes
 from conftest import TINY
 from ferrule import AsyncLLM
-from ferrule.cli import main
+from ferrule._cli import main
 from ferrule.errors import InvalidParameterError
 from ferrule.server import Models, ServerSettings, create_app, serve
 from ferrule.server.models import Served

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ferrule._text.parsers import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from ferrule.outputs import Logprob, StreamDelta
-from ferrule.parsers import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from ferrule.server.parts import INVALID_JSON, Part, Parts, call_input
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
+from ferrule._validation import shown
 from ferrule.archs.arcee import arcee
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
@@ -78,15 +79,14 @@ from ferrule.archs.roberta import roberta, roberta_classifier
 from ferrule.archs.seed_oss import seed_oss
 from ferrule.archs.smollm3 import smollm3
 from ferrule.archs.solar_open import solar_open
+from ferrule.archs.spec import ModelSpec
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
 from ferrule.archs.text_half import text_half
 from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
 from ferrule.archs.youtu import youtu
-from ferrule.checks import shown
 from ferrule.errors import InvalidParameterError, UnsupportedModelError
-from ferrule.spec import ModelSpec
 
 CLASSIFIER = "ForSequenceClassification"
 BASE = "Model"

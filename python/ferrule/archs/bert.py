@@ -3,7 +3,7 @@
 from ferrule.archs.classifier import Classified, label_names
 from ferrule.archs.config import Config
 from ferrule.archs.encoder import encoder
-from ferrule.spec import Classifier, Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+from ferrule.archs.spec import Classifier, Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
 
 
 def bert(config: Config) -> ModelSpec:

@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.opt import OFFSET
-from ferrule.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+from ferrule.archs.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
 
 
 def biogpt(config: Config) -> ModelSpec:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TypeAlias, cast
 
 from ferrule.archs.config import Config
-from ferrule.spec import Classifier, ModelSpec
-from ferrule.tensors import tensors_named
+from ferrule.archs.spec import Classifier, ModelSpec
+from ferrule.archs.tensors import tensors_named
 
 Classified: TypeAlias = tuple[Classifier, dict[str, str]]
 """A classifier, and the checkpoint's modules of its roles."""

@@ -3,8 +3,8 @@
 from ferrule.archs.config import Config
 from ferrule.archs.gpt2 import SPELLINGS
 from ferrule.archs.gptj import gptj
-from ferrule.spec import ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import ModelSpec
+from ferrule.archs.tensors import fused
 
 SHARDS = 4
 """The accelerators of the first training: each wrote its heads' queries, values and keys."""

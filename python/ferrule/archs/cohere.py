@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Head, HeadNorm, LayerNorm, ModelSpec
+from ferrule.archs.spec import Head, HeadNorm, LayerNorm, ModelSpec
 
 
 def cohere(config: Config) -> ModelSpec:

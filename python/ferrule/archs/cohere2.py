@@ -3,7 +3,7 @@
 from ferrule.archs.cohere import cohere_head, cohere_norm
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 
 def cohere2(config: Config) -> ModelSpec:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from ferrule.checks import shown
+from ferrule._validation import shown
+from ferrule.archs.spec import Activation
 from ferrule.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
-from ferrule.spec import Activation
 
 MAX_FILE_BYTES = 16 << 20
 """No configuration is larger; one that is, is something else."""

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ferrule.archs.config import MAX_NAMED_APART, Config
 from ferrule.archs.rope import context_length, read_rope
-from ferrule.spec import (
+from ferrule.archs.spec import (
     Attention,
     Dense,
     Embedding,
@@ -25,7 +25,7 @@ from ferrule.spec import (
     RmsNorm,
     Rope,
 )
-from ferrule.tensors import Fused, tensors_named
+from ferrule.archs.tensors import Fused, tensors_named
 
 MODULES = {
     "embedding": "model.embed_tokens",

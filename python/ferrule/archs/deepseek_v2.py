@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.latent import latent_decoder
 from ferrule.archs.mixtures import mixture, mixtures_after_dense
-from ferrule.spec import ModelSpec, Router
+from ferrule.archs.spec import ModelSpec, Router
 
 
 def deepseek_v2(config: Config) -> ModelSpec:

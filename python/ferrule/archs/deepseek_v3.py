@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.latent import latent_decoder
 from ferrule.archs.mixtures import corrected_router, mixture, mixtures_after_dense
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 
 def deepseek_v3(config: Config) -> ModelSpec:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Head, ModelSpec
+from ferrule.archs.spec import Head, ModelSpec
 
 
 def encoder(config: Config, **switches: Any) -> ModelSpec:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Ffn, Head, ModelSpec
+from ferrule.archs.spec import Ffn, Head, ModelSpec
 
 
 def ernie4_5(config: Config) -> ModelSpec:

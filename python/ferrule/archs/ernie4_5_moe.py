@@ -3,7 +3,7 @@
 from ferrule.archs.config import MAX_LAYERS, Config
 from ferrule.archs.ernie4_5 import ernie_decoder
 from ferrule.archs.mixtures import MIXTURE_MODULES
-from ferrule.spec import Dense, Experts, Ffn, Head, ModelSpec, Router
+from ferrule.archs.spec import Dense, Experts, Ffn, Head, ModelSpec, Router
 
 SMALLEST_SUM = 1e-6
 """Of the weights of the experts chosen, below which a larger `moe_norm_min` would show."""

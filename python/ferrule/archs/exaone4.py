@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.olmo2 import NORMS_AFTER
-from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
+from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def exaone4(config: Config) -> ModelSpec:

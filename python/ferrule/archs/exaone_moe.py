@@ -4,7 +4,7 @@ from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.exaone4 import exaone_defaults, exaone_rotated, exaone_windows
 from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, listed_mixtures, mixture, mixtures_after_dense
-from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
+from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def exaone_moe(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.olmo2 import olmo2
-from ferrule.spec import Dense, Experts, ModelSpec, Router
+from ferrule.archs.spec import Dense, Experts, ModelSpec, Router
 
 
 def flex_olmo(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Embedding, ModelSpec, RmsNorm
+from ferrule.archs.spec import Dense, Embedding, ModelSpec, RmsNorm
 
 
 def gemma(config: Config) -> ModelSpec:

@@ -5,7 +5,7 @@ from typing import Literal
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding, gemma_norm
-from ferrule.spec import Dense, Head, ModelSpec
+from ferrule.archs.spec import Dense, Head, ModelSpec
 
 NORMS_AROUND = {
     "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",

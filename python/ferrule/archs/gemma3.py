@@ -7,7 +7,7 @@ from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding, gemma_norm
 from ferrule.archs.gemma2 import NORMS_AROUND
 from ferrule.archs.rope import read_rope
-from ferrule.spec import Dense, Head, HeadNorm, ModelSpec, Rope
+from ferrule.archs.spec import Dense, Head, HeadNorm, ModelSpec, Rope
 
 
 def gemma3(config: Config) -> ModelSpec:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def glm(

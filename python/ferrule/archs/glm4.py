@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.glm import glm
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 
 def glm4(config: Config) -> ModelSpec:

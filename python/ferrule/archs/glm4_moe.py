@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, mixture, mixtures_after_dense
-from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
+from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def glm4_moe(config: Config) -> ModelSpec:

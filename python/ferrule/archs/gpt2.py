@@ -2,8 +2,8 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+from ferrule.archs.tensors import fused
 
 SPELLINGS = {
     "hidden_size": "n_embd",

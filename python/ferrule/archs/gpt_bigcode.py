@@ -3,8 +3,8 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.gpt2 import SPELLINGS
-from ferrule.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def gpt_bigcode(config: Config) -> ModelSpec:

@@ -4,7 +4,7 @@ from typing import cast
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+from ferrule.archs.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
 
 TYPES = ("global", "local")
 

@@ -2,8 +2,8 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, LayerNorm, ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import Dense, LayerNorm, ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def gpt_neox(config: Config) -> ModelSpec:

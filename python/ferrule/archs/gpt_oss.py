@@ -5,8 +5,8 @@ Checkpoints in bf16, and those whose experts are in MXFP4 under the same names.
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.spec import Clamp, Dense, Experts, ModelSpec, Router
-from ferrule.tensors import fused
+from ferrule.archs.spec import Clamp, Dense, Experts, ModelSpec, Router
+from ferrule.archs.tensors import fused
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 """The rotation where the file has none."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.gpt2 import SPELLINGS
-from ferrule.spec import Dense, Head, LayerNorm, ModelSpec
-from ferrule.tensors import Fused
+from ferrule.archs.spec import Dense, Head, LayerNorm, ModelSpec
+from ferrule.archs.tensors import Fused
 
 
 def gptj(config: Config, projections: Mapping[str, Fused] | None = None) -> ModelSpec:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Embedding, Ffn, Head, ModelSpec
-from ferrule.tensors import Fused
+from ferrule.archs.spec import Embedding, Ffn, Head, ModelSpec
+from ferrule.archs.tensors import Fused
 
 
 def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | Fused] | None = None) -> ModelSpec:

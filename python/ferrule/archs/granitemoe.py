@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from ferrule.archs.config import Config
 from ferrule.archs.granite import granite
-from ferrule.spec import Dense, Experts, ModelSpec, Router
-from ferrule.tensors import Fused, fused
+from ferrule.archs.spec import Dense, Experts, ModelSpec, Router
+from ferrule.archs.tensors import Fused, fused
 
 
 def granitemoe(

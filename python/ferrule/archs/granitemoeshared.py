@@ -2,8 +2,8 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.granitemoe import granitemoe
-from ferrule.spec import Dense, ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import Dense, ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def granitemoeshared(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 
 def helium(config: Config) -> ModelSpec:

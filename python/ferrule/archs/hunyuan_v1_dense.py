@@ -7,7 +7,7 @@ from dataclasses import replace
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.rope import read_rope, rope_parameters, rope_theta
-from ferrule.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
+from ferrule.archs.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
 
 LEAST_WIDTH = 4
 """Of a head whose base can be stretched: one of two elements has a single frequency, which does not depend on it."""

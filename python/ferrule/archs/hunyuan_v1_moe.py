@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import MAX_EXPERTS, Config
 from ferrule.archs.hunyuan_v1_dense import hunyuan_decoder
-from ferrule.spec import Dense, Experts, Ffn, ModelSpec, Router
+from ferrule.archs.spec import Dense, Experts, Ffn, ModelSpec, Router
 
 
 def hunyuan_v1_moe(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Embedding, Head, ModelSpec
+from ferrule.archs.spec import Embedding, Head, ModelSpec
 
 
 def hyperclovax(config: Config) -> ModelSpec:

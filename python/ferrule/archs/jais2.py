@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, LayerNorm, ModelSpec
+from ferrule.archs.spec import Dense, LayerNorm, ModelSpec
 
 
 def jais2(config: Config) -> ModelSpec:

@@ -8,7 +8,7 @@ from ferrule.archs.config import Config
 from ferrule.archs.decoder import LAYER_TYPES, decoder
 from ferrule.archs.mixtures import MIXTURE_MODULES
 from ferrule.archs.rope import read_rope, rope_parameters, yarn_mscale
-from ferrule.spec import Ffn, LatentProjections, ModelSpec, NoScaling, RmsNorm, Rope, YarnScaling
+from ferrule.archs.spec import Ffn, LatentProjections, ModelSpec, NoScaling, RmsNorm, Rope, YarnScaling
 
 LATENT_EPS = 1e-6
 """Of the latents' norms; it is not in the file."""

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Router
+from ferrule.archs.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Router
 
 
 def minimax_m2(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Experts, ModelSpec, Router
+from ferrule.archs.spec import Dense, Experts, ModelSpec, Router
 
 
 def mixtral(config: Config) -> ModelSpec:

@@ -1,7 +1,7 @@
 """What mixtures of experts have in common: a mixture from the usual keys, and which of the layers have one."""
 
 from ferrule.archs.config import MAX_LAYERS, Config
-from ferrule.spec import Dense, Experts, Ffn, Router
+from ferrule.archs.spec import Dense, Experts, Ffn, Router
 
 MIXTURE_MODULES = {
     "ffn.router.correction_bias": "model.layers.{layer}.mlp.gate.e_score_correction_bias",

@@ -8,8 +8,8 @@ from ferrule.archs.config import Config
 from ferrule.archs.decoder import layer_windows
 from ferrule.archs.encoder import encoder
 from ferrule.archs.rope import read_rope
-from ferrule.spec import Classifier, Dense, Embedding, LayerNorm, ModelSpec, Rope
-from ferrule.tensors import fused, tensors_named
+from ferrule.archs.spec import Classifier, Dense, Embedding, LayerNorm, ModelSpec, Rope
+from ferrule.archs.tensors import fused, tensors_named
 
 
 def modernbert(config: Config) -> ModelSpec:

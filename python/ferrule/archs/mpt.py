@@ -3,8 +3,8 @@
 from ferrule.archs.alibi import alibi_slopes
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, LayerNorm, ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import Dense, LayerNorm, ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def mpt(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import LayerNorm, ModelSpec
+from ferrule.archs.spec import LayerNorm, ModelSpec
 
 
 def olmo(config: Config) -> ModelSpec:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
+from ferrule.archs.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
 
 NORMS_AFTER = {
     "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",

@@ -4,7 +4,7 @@ from ferrule.archs.config import Config
 from ferrule.archs.decoder import layer_windows
 from ferrule.archs.olmo2 import olmo2
 from ferrule.archs.rope import read_rope
-from ferrule.spec import ModelSpec, Rope
+from ferrule.archs.spec import ModelSpec, Rope
 
 
 def olmo3(config: Config) -> ModelSpec:

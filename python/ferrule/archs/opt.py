@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
+from ferrule.archs.spec import Dense, Embedding, LayerNorm, LearnedPositions, ModelSpec
 
 OFFSET = 2
 

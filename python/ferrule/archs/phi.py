@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Head, HeadNorm, LayerNorm, ModelSpec
+from ferrule.archs.spec import Dense, Head, HeadNorm, LayerNorm, ModelSpec
 
 
 def phi(config: Config) -> ModelSpec:

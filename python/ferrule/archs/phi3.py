@@ -3,8 +3,8 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.rope import rope_parameters
-from ferrule.spec import ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def phi3(config: Config) -> ModelSpec:

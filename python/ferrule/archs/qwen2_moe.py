@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.mixtures import sparse_layers
-from ferrule.spec import Dense, Experts, ModelSpec, Router
+from ferrule.archs.spec import Dense, Experts, ModelSpec, Router
 
 
 def qwen2_moe(config: Config) -> ModelSpec:

@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.qwen2 import qwen_windows
-from ferrule.spec import HeadNorm, ModelSpec, RmsNorm
+from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def qwen3(config: Config) -> ModelSpec:

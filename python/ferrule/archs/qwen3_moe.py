@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.mixtures import sparse_layers
-from ferrule.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Router
-from ferrule.tensors import Fused
+from ferrule.archs.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Router
+from ferrule.archs.tensors import Fused
 
 
 def qwen3_moe(config: Config, modules: Mapping[str, str | Fused] | None = None) -> ModelSpec:

@@ -7,8 +7,8 @@ from ferrule.archs.config import Config
 from ferrule.archs.qwen2 import qwen2
 from ferrule.archs.qwen3 import qwen3
 from ferrule.archs.qwen3_moe import qwen3_moe
-from ferrule.spec import ModelSpec
-from ferrule.tensors import fused
+from ferrule.archs.spec import ModelSpec
+from ferrule.archs.tensors import fused
 
 
 def qwen2_vl(config: Config) -> ModelSpec:

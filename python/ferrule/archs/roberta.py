@@ -3,7 +3,7 @@
 from ferrule.archs.bert import bert_like
 from ferrule.archs.classifier import Classified, label_names
 from ferrule.archs.config import Config
-from ferrule.spec import Classifier, ModelSpec
+from ferrule.archs.spec import Classifier, ModelSpec
 
 
 def roberta(config: Config) -> ModelSpec:

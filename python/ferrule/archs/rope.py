@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from ferrule.archs.config import MAX_SIZE, Config
-from ferrule.spec import (
+from ferrule.archs.spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

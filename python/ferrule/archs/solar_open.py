@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, mixture
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 
 def solar_open(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import HeadNorm, LayerNorm, ModelSpec
+from ferrule.archs.spec import HeadNorm, LayerNorm, ModelSpec
 
 
 def stablelm(config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.gemma2 import gemma2
-from ferrule.spec import ModelSpec
+from ferrule.archs.spec import ModelSpec
 
 
 def vaultgemma(config: Config) -> ModelSpec:

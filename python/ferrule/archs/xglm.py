@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.spec import Dense, Embedding, LayerNorm, ModelSpec, SinusoidalPositions
+from ferrule.archs.spec import Dense, Embedding, LayerNorm, ModelSpec, SinusoidalPositions
 
 OFFSET = 2
 MAX_POSITIONS = 1 << 16

@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.latent import latent_decoder
-from ferrule.spec import Dense, ModelSpec
+from ferrule.archs.spec import Dense, ModelSpec
 
 
 def youtu(config: Config) -> ModelSpec:

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ferrule import __version__
-from ferrule.async_llm import AsyncLLM
-from ferrule.checks import shown
+from ferrule._api.async_llm import AsyncLLM
+from ferrule._loading import EMBEDDED
+from ferrule._validation import shown
 from ferrule.errors import FerruleError
-from ferrule.loading import EMBEDDED
 from ferrule.server import health, metrics
 from ferrule.server.anthropic import routes as messages
 from ferrule.server.context import Context

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ferrule.checks import shown
+from ferrule._engine.workers import WORKERS
+from ferrule._params.structured import StructuredOutputsParams
+from ferrule._text.parsers import MessageFormat
+from ferrule._text.prompt import TokensPrompt
+from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
-from ferrule.parsers import MessageFormat
-from ferrule.prompt import TokensPrompt
 from ferrule.server.bounds import MAX_TOOLS
 from ferrule.server.errors import unsupported
 from ferrule.server.models import Served
 from ferrule.server.settings import ServerSettings
-from ferrule.structured import StructuredOutputsParams
-from ferrule.workers import WORKERS
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 DEFINITIONS = "#/$defs/"

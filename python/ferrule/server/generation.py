@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from ferrule._params.sampling import SamplingParams
+from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
+from ferrule._text.prompt import Prompt
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamStep
-from ferrule.params import SamplingParams
-from ferrule.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
-from ferrule.prompt import Prompt
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import Served
 from ferrule.server.record import Counted, Record, current

@@ -23,8 +23,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ferrule._engine.metrics import EngineMetrics, Histogram
 from ferrule.errors import EngineError
-from ferrule.metrics import EngineMetrics, Histogram
 from ferrule.server.context import Context
 from ferrule.server.models import Served
 from ferrule.server.tally import ENGINE, LABELS

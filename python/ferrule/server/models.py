@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ferrule.async_llm import AsyncLLM
-from ferrule.checks import shown
+from ferrule._api.async_llm import AsyncLLM
+from ferrule._validation import shown
 from ferrule.errors import EngineError
 from ferrule.server.errors import ApiError
 

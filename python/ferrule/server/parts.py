@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from ferrule._text.parsers import MessageDelta, ParsedMessage, ToolCallDelta
 from ferrule.outputs import StreamDelta, TokenLogprobs
-from ferrule.parsers import MessageDelta, ParsedMessage, ToolCallDelta
 
 Kind = Literal["reasoning", "text", "call"]
 INVALID_JSON = "INVALID_JSON"

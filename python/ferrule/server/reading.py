@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrule._engine.workers import WORKERS
 from ferrule.server.validation import invalid_request
-from ferrule.workers import WORKERS
 
 LARGE = 64 << 10
 """Bytes from which on a thread is worth its while."""

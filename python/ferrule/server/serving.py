@@ -11,14 +11,14 @@ from types import FrameType
 
 import uvicorn
 
-from ferrule.async_llm import AsyncLLM
+from ferrule._api.async_llm import AsyncLLM
+from ferrule._engine.workers import WORKERS
 from ferrule.server.app import create_app
 from ferrule.server.guards.log import LOGGER, log_lost
 from ferrule.server.guards.wire import Wire, raise_file_limit
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
-from ferrule.workers import WORKERS
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 BACKLOG = 2048

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ferrule.checks import check_number, check_whole, shown
+from ferrule._text.parsers import MessageFormat
+from ferrule._validation import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
-from ferrule.parsers import MessageFormat
 
 AUTO = "auto"
 """The parser that a model's chat template tells."""
@@ -50,7 +50,7 @@ class ServerSettings:
     metrics_prefix: str = "ferrule:"
     """Of the names at /metrics; `vllm:` fits dashboards that know vLLM's."""
     tool_call_parser: str | None = AUTO
-    """How models write tool calls: a name of `ferrule.parsers`, what the chat template tells, or None for no tools."""
+    """How models write tool calls: a parser's name, what the chat template tells, or None for no tools."""
     reasoning_parser: str | None = AUTO
     """Likewise, for reasoning."""
     lora_dir: str | None = None

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from fastapi.exceptions import RequestValidationError
 
-from ferrule.checks import shown
+from ferrule._validation import shown
 from ferrule.server.errors import BAD_REQUEST, ApiError
 
 LONGEST_NAME = 100

@@ -6,7 +6,7 @@
 //! A logits processor is Python in the middle of a step. A fork in there would wait for its own thread, and cannot be
 //! refused: what a hook raises Python prints and forgets. So it goes on, and the child, to which the gate's readers were
 //! copied but not their threads, does without the gate. The engines that had a step are refused there by their drivers
-//! (`python/ferrule/driver.py`), others and new ones work.
+//! (`python/ferrule/_engine/driver.py`), others and new ones work.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;

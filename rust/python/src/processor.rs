@@ -11,7 +11,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors::InvalidParameterError;
 
-/// `ferrule.logits_processors.LogitsProcessors`, with the array that it works on.
+/// `ferrule._params.logits_processors.LogitsProcessors`, with the array that it works on.
 #[derive(Debug)]
 pub(crate) struct PythonProcessor {
     /// Called with the ids of the continuation, four bytes each.

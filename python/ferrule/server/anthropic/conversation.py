@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.server.anthropic.protocol import (
     MIN_THINKING_BUDGET,
@@ -19,7 +20,6 @@ from ferrule.server.anthropic.protocol import (
 )
 from ferrule.server.conversation import AUTO, NONE, REQUIRED, Conversation
 from ferrule.server.errors import unsupported
-from ferrule.structured import StructuredOutputsParams
 
 CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 Turn = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule.params import SamplingParams
+from ferrule._params.sampling import SamplingParams
 from ferrule.server.anthropic.answer import PING, Answer, failed
 from ferrule.server.anthropic.conversation import check_thinking, conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Message, MessagesRequest, TokenCount

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.checks import shown
+from ferrule._validation import shown
 from ferrule.server.errors import ApiError
 from ferrule.server.guards.layer import Layer, header
 

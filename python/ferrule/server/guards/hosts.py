@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.checks import shown
+from ferrule._validation import shown
 from ferrule.server.errors import ApiError
 from ferrule.server.guards.layer import Layer, header
 

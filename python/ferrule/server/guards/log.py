@@ -16,7 +16,7 @@ from time import perf_counter
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.checks import shown
+from ferrule._validation import shown
 from ferrule.server.errors import BAD_REQUEST, ApiError, response
 from ferrule.server.families import family_of
 from ferrule.server.guards.layer import Layer, header, route_path

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrule.checks import shown
+from ferrule._params.sampling import SamplingParams
+from ferrule._params.structured import StructuredOutputsParams
+from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
-from ferrule.params import SamplingParams
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasons, prepare
 from ferrule.server.errors import call_fields, unsupported
@@ -16,7 +17,6 @@ from ferrule.server.models import Served
 from ferrule.server.ollama.protocol import Asking, ChatMessage, ChatRequest, GenerateRequest, Options
 from ferrule.server.openai.messages import declared
 from ferrule.server.openai.shapes import new_id
-from ferrule.structured import StructuredOutputsParams
 
 NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
 """Of options that SamplingParams calls otherwise."""

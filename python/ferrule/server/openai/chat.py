@@ -12,11 +12,11 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._text.parsers import MessageDelta
+from ferrule._text.parsers import ToolCallDelta as Call
+from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
-from ferrule.parsers import MessageDelta
-from ferrule.parsers import ToolCallDelta as Call
-from ferrule.prompt import TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
 from ferrule.server.errors import call_fields, unsupported

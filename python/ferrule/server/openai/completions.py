@@ -12,9 +12,9 @@ from typing import cast
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._text.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.errors import InvalidParameterError, PromptError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep, TokenLogprobs
-from ferrule.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.errors import api_error, call_fields, unsupported
 from ferrule.server.generation import Generation, complete, steps

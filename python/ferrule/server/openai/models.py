@@ -6,14 +6,14 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from ferrule.checks import shown
+from ferrule._engine.workers import WORKERS
+from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
 from ferrule.server.models import Served
 from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from ferrule.server.reading import BodyRoute
-from ferrule.workers import WORKERS
 
 
 def router(server: Context) -> APIRouter:

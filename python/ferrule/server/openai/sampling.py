@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from ferrule.checks import shown
+from ferrule._params.sampling import SamplingParams
+from ferrule._params.structured import StructuredOutputsParams
+from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
-from ferrule.params import SamplingParams
 from ferrule.server.bounds import Ids, Many, Pairs, TextOrTexts, check_fields
 from ferrule.server.forms import text_list_or_object, text_or_object
-from ferrule.structured import StructuredOutputsParams
 
 TextOrObject = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")], Discriminator(text_or_object)

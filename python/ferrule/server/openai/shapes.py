@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from ferrule import __version__
+from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.models import Served
@@ -18,7 +19,6 @@ from ferrule.server.openai.protocol import (
     TopLogprob,
     Usage,
 )
-from ferrule.structured import StructuredOutputsParams
 
 
 def new_id(kind: str) -> str:

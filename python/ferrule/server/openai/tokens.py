@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._engine.workers import WORKERS
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.errors import call_fields
@@ -12,7 +13,6 @@ from ferrule.server.models import Served
 from ferrule.server.openai.messages import declared, for_template
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from ferrule.server.reading import BodyRoute
-from ferrule.workers import WORKERS
 
 
 def router(server: Context) -> APIRouter:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule.prompt import TokensPrompt
+from ferrule._text.prompt import TokensPrompt
 from ferrule.server.context import Context
 from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
 from ferrule.server.errors import call_fields

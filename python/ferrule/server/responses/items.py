@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.server.conversation import AUTO, NONE, Conversation
 from ferrule.server.responses.protocol import (
@@ -18,7 +19,6 @@ from ferrule.server.responses.protocol import (
     SchemaFormat,
     TextPart,
 )
-from ferrule.structured import StructuredOutputsParams
 
 
 def conversation(asked: ResponsesRequest) -> Conversation:

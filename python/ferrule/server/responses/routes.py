@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
-from ferrule.prompt import TokensPrompt
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare

@@ -1,0 +1,218 @@
+"""A teacher's likeliest tokens, for training a student: as the engine gives them, and as files.
+
+An export is a folder of safetensors shards and an `index.json`, which is written anew after each shard: what it does
+not list is not there. Both appear under their names by a rename, once they are on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule._engine.encoding.texts import Text
+from ferrule._params.sampling import MAX_COUNT
+from ferrule._validation import check_whole, shown
+from ferrule.errors import InvalidParameterError
+from ferrule.outputs import TopLogprobs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+INDEX = "index.json"
+FORMAT = "ferrule.top_logprobs"
+VERSION = 1
+TEMPORARY = ".partial"
+"""What a file's name ends in while it is written."""
+DTYPES = {"int32": "I32", "int64": "I64", "float32": "F32"}
+"""NumPy's names to those of safetensors."""
+SHARD = {"file": str, "texts": int, "tokens": int, "sha256_of_token_ids": str}
+"""What the index says of a shard."""
+ALIGNMENT = 64
+"""Bytes of which the header of a shard is a multiple, so that tensors can be mapped."""
+
+
+def check_count(k: object, vocab_size: int) -> int:
+    """How many tokens are listed.
+
+    Raises InvalidParameterError.
+    """
+    return check_whole("k", k, 1, vocab_size)
+
+
+def top_logprobs_task(k: int) -> str:
+    """The task of `Engine.encode`, JSON."""
+    return json.dumps({"type": "top_logprobs", "count": k})
+
+
+def unpack(answer: bytes | bytearray, texts: Sequence[Text], k: int) -> Iterator[TopLogprobs]:
+    """From the engine's answer, `[tokens, 2, k]` of all texts, to what each of them got."""
+    import numpy as np
+
+    numbers = np.frombuffer(answer, dtype=np.float32).reshape(-1, 2, k)
+    first = 0
+    for text in texts:
+        rows = numbers[first : first + len(text.token_ids)]
+        first += len(text.token_ids)
+        # Copies, so that who keeps one text keeps no more than that. Ids come as the bits of the numbers.
+        ids = rows[:, 0].copy().view(np.int32)
+        yield TopLogprobs(np.array(text.token_ids, dtype=np.int32), ids, rows[:, 1].copy())
+
+
+def export(
+    texts: Iterable[Text],
+    teach: Callable[[Iterable[Text]], Generator[TopLogprobs, None, None]],
+    out_dir: str | os.PathLike[str],
+    *,
+    made_of: Mapping[str, Any],
+    shard_size: int,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """See `LLM.export_top_logprobs`; `made_of` is what must be the same where an export is gone on with."""
+    shard_size = check_whole("shard_size", shard_size, 1, MAX_COUNT)
+    folder = Path(out_dir)
+    index = _open_index(folder, {"format": FORMAT, "version": VERSION, **made_of, "shard_size": shard_size})
+    shards: list[dict[str, Any]] = index["shards"]
+    rest = iter(texts)
+    for shard in shards:
+        _skip(rest, shard, folder)
+
+    def count(field: str) -> int:
+        return sum(shard[field] for shard in shards)
+
+    for number, shard in enumerate(_shards(teach(rest), shard_size), start=len(shards)):
+        name = f"shard-{number:05}.safetensors"
+        _write(folder / name, _safetensors(_tensors(shard)))
+        digest = _digest([text.token_ids.tolist() for text in shard])
+        tokens = sum(len(text.token_ids) for text in shard)
+        shards.append({"file": name, "texts": len(shard), "tokens": tokens, "sha256_of_token_ids": digest})
+        _write_index(folder, index)
+        if progress is not None:
+            progress(count("texts"), count("tokens"))
+    index["complete"] = True
+    _write_index(folder, index)
+    return count("texts")
+
+
+def _open_index(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The index of an export that goes on, or of one that begins.
+
+    Raises InvalidParameterError for a folder of anything else.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY))
+    if INDEX not in names:
+        # A shard that no index lists is what an interrupted export left.
+        other = [name for name in names if not name.startswith("shard-")]
+        if other:
+            raise InvalidParameterError(f"out_dir is {folder}, which holds {other[0]}; it must be empty")
+        return {**wanted, "complete": False, "shards": []}
+    try:
+        index: object = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameterError(f"{folder / INDEX}: not JSON: {error}") from None
+    found = cast("dict[str, Any]", index) if isinstance(index, dict) else {}
+    for field, value in wanted.items():
+        if found.get(field) != value:
+            raise InvalidParameterError(
+                f"{folder / INDEX}: {field} is {shown(found.get(field))}; an export with {shown(value)} needs a folder "
+                "of its own"
+            )
+    if found.get("complete") is not False:
+        raise InvalidParameterError(f"out_dir is {folder}, which holds an export that is complete; give another")
+    shards: object = found.get("shards")
+    if not isinstance(shards, list) or not all(map(_is_shard, cast("list[object]", shards))):
+        listed = shown(found.get("shards"))
+        raise InvalidParameterError(f"{folder / INDEX}: shards is {listed}; each must have {', '.join(SHARD)}")
+    return found
+
+
+def _is_shard(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    fields = cast("dict[str, object]", entry)
+    return all(type(fields.get(name)) is kind for name, kind in SHARD.items())
+
+
+def _skip(texts: Iterator[Text], shard: Mapping[str, Any], folder: Path) -> None:
+    """Passes over the texts of a shard that is there.
+
+    Raises InvalidParameterError where the texts are others.
+    """
+    skipped = [text.token_ids for text in itertools.islice(texts, shard["texts"])]
+    if len(skipped) != shard["texts"] or _digest(skipped) != shard["sha256_of_token_ids"]:
+        raise InvalidParameterError(
+            f"{folder / shard['file']} is of other texts than those given; to go on with an export give it the same"
+        )
+
+
+def _digest(texts: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps([list(ids) for ids in texts]).encode()).hexdigest()
+
+
+def _shards(texts: Iterable[TopLogprobs], size: int) -> Iterator[list[TopLogprobs]]:
+    """Texts that together have `size` tokens or more; the last ones as many as there are."""
+    shard: list[TopLogprobs] = []
+    tokens = 0
+    for text in texts:
+        shard.append(text)
+        tokens += len(text.token_ids)
+        if tokens >= size:
+            yield shard
+            shard, tokens = [], 0
+    if shard:
+        yield shard
+
+
+def _tensors(shard: Sequence[TopLogprobs]) -> dict[str, npt.NDArray[Any]]:
+    import numpy as np
+
+    lengths = [len(text.token_ids) for text in shard]
+    return {
+        "offsets": np.cumsum([0, *lengths], dtype=np.int64),
+        "token_ids": np.concatenate([text.token_ids for text in shard]),
+        "top_ids": np.concatenate([text.top_ids for text in shard]),
+        "top_logprobs": np.concatenate([text.top_logprobs for text in shard]),
+    }
+
+
+def _safetensors(tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file: https://github.com/huggingface/safetensors#format. Larger elements come first, aligned."""
+    header: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
+    offset = 0
+    for name, tensor in tensors.items():
+        span = [offset, offset := offset + tensor.nbytes]
+        header[name] = {"dtype": DTYPES[tensor.dtype.name], "shape": list(tensor.shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield tensor.astype(tensor.dtype.newbyteorder("<"), order="C", copy=False).data.cast("B")
+
+
+def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
+    _write(folder / INDEX, [json.dumps(index, indent=1).encode() + b"\n"])
+
+
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Writes a file that is there whole or not at all, whatever ends this process."""
+    partial = path.with_name(path.name + TEMPORARY)
+    try:
+        with partial.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

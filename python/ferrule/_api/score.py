@@ -1,0 +1,65 @@
+"""How likely given continuations are: which prompt each belongs to, its tokens, and the result."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+from ferrule._text.prompt import Prompt, check_token_ids
+from ferrule._text.tokenizer import Tokenizer
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError, PromptError
+from ferrule.outputs import RequestOutput, Score
+
+Continuation: TypeAlias = str | Sequence[int]
+
+
+def pair(prompts: Prompt | list[Prompt], continuations: object) -> list[tuple[Prompt, object]]:
+    """Each continuation beside its prompt; a prompt that is no list goes with all.
+
+    Raises InvalidParameterError.
+    """
+    if isinstance(continuations, (bytes, bytearray)) or not isinstance(continuations, Sequence):
+        found = shown(cast("object", continuations))
+        raise InvalidParameterError(f"continuations is {found}; it must be text, token ids, or a list of either")
+    several = list(cast("Sequence[object]", continuations))
+    if isinstance(continuations, str) or (several and _is_token_id(several[0])):
+        several = [cast("object", continuations)]
+    if not isinstance(prompts, list):
+        return [(prompts, continuation) for continuation in several]
+    if len(prompts) != len(several):
+        raise InvalidParameterError(
+            f"continuations has {len(several)} entries; it must have one for each of {len(prompts)} prompts"
+        )
+    return list(zip(prompts, several, strict=True))
+
+
+def _is_token_id(value: object) -> bool:
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # what is not an index raises TypeError
+    except TypeError:
+        return False
+    return True
+
+
+def read_continuation(continuation: object, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """The ids of a continuation, at least one.
+
+    Raises PromptError, TokenizerError.
+    """
+    text = isinstance(continuation, str)
+    ids = tokenizer.encode(continuation, add_special_tokens=False) if text else continuation
+    try:
+        return check_token_ids(ids, vocab_size)
+    except PromptError as error:
+        raise PromptError(f"the continuation {shown(continuation)} cannot be scored: {error}") from None
+
+
+def score_of(output: RequestOutput, length: int) -> Score:
+    """The score of the last `length` tokens of a finished request's prompt."""
+    token_ids = output.prompt_token_ids[-length:]
+    rows = (output.prompt_logprobs or [])[-length:]
+    entries = [(row or {})[token] for token, row in zip(token_ids, rows, strict=True)]
+    logprobs = [entry.logprob for entry in entries]
+    return Score(sum(logprobs), logprobs, token_ids, all(entry.rank == 1 for entry in entries))

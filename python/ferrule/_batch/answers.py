@@ -1,0 +1,75 @@
+"""A line of the output: what was answered, or the error that there is instead."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError
+
+OK = 200
+FIELDS = {"custom_id", "response", "error"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line of the output."""
+
+    content: bytes
+    """The line with its end."""
+    custom_id: Any
+    """None where the request has none."""
+    failure: str | None
+    """What went wrong, in a line; None where nothing did."""
+
+
+def refusal(custom_id: Any, code: str, message: str) -> Answer:
+    """The answer to a line that is no request."""
+    return _answer(custom_id, None, {"code": code, "message": message})
+
+
+def response(custom_id: Any, status: int, body: bytes) -> Answer:
+    """What the server's application answered to a request."""
+    request_id = f"req_{uuid.uuid4().hex}"
+    return _answer(custom_id, {"status_code": status, "request_id": request_id, "body": json.loads(body)}, None)
+
+
+def read_answer(content: bytes, where: str) -> Answer:
+    """An answer of an earlier run.
+
+    Raises InvalidParameterError where it is none.
+    """
+    try:
+        read: object = json.loads(content)
+    except (ValueError, RecursionError):
+        read = None
+    answer = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+    if not answer.keys() >= FIELDS:
+        raise InvalidParameterError(f"{where}: no answer of a batch; name another file, or remove this one")
+    return Answer(content, answer["custom_id"], _failure(answer["response"], answer["error"]))
+
+
+def _answer(custom_id: Any, response: dict[str, Any] | None, error: dict[str, str] | None) -> Answer:
+    record = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
+    content = json.dumps(record, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+    return Answer(content, custom_id, _failure(response, error))
+
+
+def _failure(response: object, error: object) -> str | None:
+    """Of an answer that may come from a file, where anything may stand."""
+    if error is not None:
+        return _message(error)
+    status, body = (_field(response, name) for name in ("status_code", "body"))
+    return None if status == OK else f"{shown(status)}: {_message(_field(body, 'error'))}"
+
+
+def _message(error: object) -> str:
+    message = _field(error, "message")
+    return message if isinstance(message, str) else shown(error)
+
+
+def _field(value: object, name: str) -> object:
+    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None

@@ -1,0 +1,223 @@
+"""The two files of a batch: requests that are read one by one, and answers that are there whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, cast
+
+from ferrule._batch.answers import Answer, read_answer
+from ferrule._batch.rewrite import Rewrite
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError, ModelWriteError
+
+LONGEST_LINE = 64 << 20
+"""Bytes of a request; a longer line is answered with an error."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the input."""
+
+    number: int
+    """From 1."""
+    content: bytes | None
+    """None where it is longer than LONGEST_LINE."""
+    custom_id: Any
+    """None where the line has none, or is no JSON."""
+    same_id: int | None
+    """The number of the first line that has the same custom_id; None where this is the first."""
+
+    def read(self) -> object:
+        """The line as JSON. Raises ValueError."""
+        return _parsed(cast("bytes", self.content))
+
+
+class BatchInput:
+    """The lines of a file but for empty ones; one of them is in memory, and what tells the ids of the others.
+
+    Raises InvalidParameterError for a file that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_regular(path)
+        try:
+            self._file: BinaryIO = path.open("rb")
+            self.bytes = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise InvalidParameterError(f"{path}: cannot be read: {error.strerror}") from error
+        self.rewind()
+
+    def rewind(self) -> None:
+        """The first line is the next one."""
+        self._file.seek(0)
+        self.bytes_read = 0
+        self._number = 0
+        self._first: dict[bytes, int] = {}
+
+    def __iter__(self) -> Iterator[Line]:
+        return self
+
+    def __next__(self) -> Line:
+        while content := self._file.readline(LONGEST_LINE + 1):
+            self._number += 1
+            self.bytes_read += len(content)
+            too_long = len(content) > LONGEST_LINE and not content.endswith(b"\n")
+            while too_long and content and not content.endswith(b"\n"):
+                content = self._file.readline(1 << 20)
+                self.bytes_read += len(content)
+            if too_long:
+                return Line(self._number, None, None, None)
+            if content.strip():
+                return self._line(content)
+        raise StopIteration
+
+    def _line(self, content: bytes) -> Line:
+        try:
+            read = _parsed(content)
+        except ValueError:
+            read = None
+        custom_id = cast("dict[str, Any]", read).get("custom_id") if isinstance(read, dict) else None
+        same = None
+        if isinstance(custom_id, str):
+            # A digest, as ids may be as long as they like, and there is one for each line.
+            digest = blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
+            first = self._first.setdefault(digest, self._number)
+            same = None if first == self._number else first
+        return Line(self._number, content, custom_id, same)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+
+@dataclass
+class Answered:
+    """What an output has."""
+
+    lines: int = 0
+    failed: int = 0
+    """Those of them that are errors."""
+    failure: str | None = None
+    """The first of these: its line and what went wrong."""
+
+    def count(self, answer: Answer) -> None:
+        """Adds the answer that comes next."""
+        self.lines += 1
+        if answer.failure is not None:
+            self.failed += 1
+            called = "" if answer.custom_id is None else f" ({shown(answer.custom_id)})"
+            self.failure = self.failure or f"line {self.lines}{called}: {answer.failure}"
+
+
+class BatchOutput:
+    """A file to which answers are added; one process at a time may have it.
+
+    Raises InvalidParameterError where it cannot be opened, or another process has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_regular(path)
+        self._rewrite: Rewrite | None = None
+        self._old: BinaryIO | None = None
+        try:
+            self._file: BinaryIO = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise InvalidParameterError(f"{path}: cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InvalidParameterError(f"{path}: another process writes it") from None
+
+    def resume(self, requests: BatchInput) -> Answered:
+        """Takes from the requests those that have answers; a torn last line is cut off.
+
+        Raises InvalidParameterError where the answers are not those of the requests; the file is left as it is then.
+        """
+        answered = Answered()
+        whole = 0
+        with self.path.open("rb") as file:
+            for content in file:
+                if not content.endswith(b"\n"):
+                    break
+                whole += len(content)
+                where = f"{self.path}, line {answered.lines + 1}"
+                answer = read_answer(content, where)
+                answered.count(answer)
+                request = next(requests, None)
+                if request is None:
+                    raise InvalidParameterError(f"{where}: {requests.path} has no request for it; name another file")
+                if request.custom_id != answer.custom_id:
+                    raise InvalidParameterError(
+                        f"{where}: answers {shown(answer.custom_id)}, but line {request.number} of {requests.path} is "
+                        f"{shown(request.custom_id)}; name another file, or remove this one"
+                    )
+        self._file.truncate(whole)
+        return answered
+
+    def retry(self) -> None:
+        """From here on all answers are written again, those that are `kept` and others in the place of errors.
+
+        Until each line has its answer the file is as it was. Raises ModelWriteError.
+        """
+        self._rewrite = Rewrite(self.path)
+        self._old, self._file = self._file, self._rewrite.file  # the old one is locked until the end
+
+    def kept(self) -> Answer | None:
+        """What is written again for the next line; None where it has to be asked."""
+        return None if self._rewrite is None else self._rewrite.next()
+
+    def write(self, answer: Answer) -> None:
+        """Adds a line with one call of the system. Raises ModelWriteError, and leaves nothing of it then."""
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(answer.content)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._file.truncate(end)
+            raise ModelWriteError(f"{self.path}: cannot be written: {error.strerror}") from error
+        if self._rewrite is not None and self._rewrite.pass_line():
+            self._finish_rewrite()
+
+    def _finish_rewrite(self) -> None:
+        rewrite, self._rewrite = self._rewrite, None
+        if rewrite is not None:
+            rewrite.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._finish_rewrite()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+            if self._old is not None:
+                self._old.close()
+
+
+def _parsed(content: bytes) -> object:
+    """Raises ValueError."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _check_regular(path: Path) -> None:
+    """A pipe cannot be compared with what was answered before, and would be waited for."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InvalidParameterError(f"{path}: is no regular file; a batch is read from one file and written to another")

@@ -1,0 +1,134 @@
+"""From a line of a batch to what the server's application answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule._batch.files import LONGEST_LINE, BatchInput, Line
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+FIELDS = ("custom_id", "method", "url", "body")
+
+
+class LineError(Exception):
+    """A line that is no request."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def read_request(line: Line) -> tuple[str, bytes]:
+    """The path and the body of the request that a line is.
+
+    Raises LineError.
+    """
+    if line.content is None:
+        raise LineError("line_too_long", f"line {line.number} has more than {LONGEST_LINE} bytes, the limit")
+    try:
+        read = line.read()
+    except ValueError as error:
+        raise LineError("invalid_json", f"line {line.number} is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise LineError("invalid_request", f"line {line.number} is {shown(read)}; it must be an object")
+    request = cast("dict[str, object]", read)
+    for name in FIELDS:
+        if name not in request:
+            raise LineError("invalid_request", f"{name} is missing")
+    unknown = [name for name in request if name not in FIELDS]
+    if unknown:
+        raise LineError("invalid_request", f"{shown(unknown[0])} is no field of a request; it has {', '.join(FIELDS)}")
+    custom_id, method, url, body = (request[name] for name in FIELDS)
+    if not isinstance(custom_id, str) or not custom_id:
+        raise LineError("invalid_request", f"custom_id is {shown(custom_id)}; it must be a string that is not empty")
+    if line.same_id is not None:
+        raise LineError("duplicate_custom_id", f"custom_id {shown(custom_id)} is that of line {line.same_id} already")
+    if method != "POST":
+        raise LineError("invalid_request", f"method is {shown(method)}; it must be 'POST'")
+    if url not in ENDPOINTS:
+        raise LineError("invalid_request", f"url is {shown(url)}; it must be one of {', '.join(ENDPOINTS)}")
+    if not isinstance(body, dict):
+        raise LineError("invalid_request", f"body is {shown(body)}; it must be an object")
+    if cast("dict[str, object]", body).get("stream"):
+        raise LineError("invalid_request", "body.stream is true; a batch has no streams")
+    return cast("str", url), json.dumps(body).encode()
+
+
+async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of what an application answers to a POST (https://asgi.readthedocs.io)."""
+    status, answer = 0, b""
+    asked = False
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal asked
+        if asked:  # the client stays to the end
+            await asyncio.Event().wait()
+        asked = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal status, answer
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            answer += message.get("body", b"")
+
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+    }
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        if not status:  # Starlette answers a defect with 500, and raises it once more for whoever keeps the log
+            raise
+    return status, answer
+
+
+def check_model_names(requests: BatchInput, names: Sequence[str]) -> None:
+    """Rewinds the requests after a look at what models they name.
+
+    Raises InvalidParameterError where none can be answered, as each names a model that is called otherwise.
+    """
+    other = None
+    for line in requests:
+        try:
+            _, body = read_request(line)
+        except LineError:
+            continue
+        asked: object = json.loads(body).get("model")
+        if not isinstance(asked, str) or asked in names:
+            break
+        other = other or (line.number, asked)
+    else:
+        if other is not None:
+            number, asked = other
+            raise InvalidParameterError(
+                f"{requests.path}, line {number}: model is {shown(asked)}, and no line names {' or '.join(names)}; "
+                f"--served-model-name {shlex.quote(asked)} lets requests call the model so"
+            )
+    requests.rewind()

@@ -1,0 +1,111 @@
+"""Many requests at once, answers in order, and not more in memory than it takes to keep the engine busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ferrule._api.async_llm import AsyncLLM
+from ferrule._batch.answers import Answer, refusal, response
+from ferrule._batch.files import LONGEST_LINE, Answered, BatchInput, BatchOutput, Line
+from ferrule._batch.requests import LineError, call, read_request
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+WAITING = 1.25
+"""Requests that are asked at once, as a multiple of the sequences of a step: the next ones wait in the engine."""
+MOST_LINES = 2048
+"""Lines between the first without an answer in the file and the last that is read: how far others may go ahead of a
+long answer. So many answers at the most are lost, and made again, where a run is killed."""
+MOST_BYTES = 256 << 20
+"""Of these lines and answers."""
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    answered: Answered
+    """Of the output."""
+    bytes: int
+    """Of the input, up to the last line that is answered."""
+    asked: int = 0
+    """Answers that were made in this run."""
+
+
+async def run_batch(
+    llm: AsyncLLM,
+    names: Iterable[str],
+    requests: BatchInput,
+    output: BatchOutput,
+    *,
+    answered: Answered,
+    notify: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Answers requests by a model that goes by these names, behind those that have answers already.
+
+    Raises EngineError where the engine is dead, ModelWriteError.
+    """
+    from ferrule.server import Models, ServerSettings, create_app
+
+    at_once = int(llm.info()["max_num_seqs"] * WAITING) + 1
+    models = Models(dict.fromkeys(names, llm))
+    settings = ServerSettings(max_body_bytes=2 * LONGEST_LINE, max_concurrent_requests=at_once, page=False)
+    application = create_app(models, settings)
+    room = asyncio.Semaphore(at_once)
+    progress = Progress(answered, requests.bytes_read)
+
+    async def answer(line: Line, kept: Answer | None) -> Answer:
+        if kept is not None:
+            return kept
+        async with room:
+            made = await _answer(application, llm, line)
+        progress.asked += 1
+        return made
+
+    window: deque[tuple[asyncio.Task[Answer], int]] = deque()
+    held = 0
+
+    async def write_first() -> None:
+        nonlocal held
+        task, size = window.popleft()
+        try:
+            made = await task
+        finally:
+            task.cancel()
+        held -= size
+        output.write(made)
+        progress.bytes += size
+        progress.answered.count(made)
+        if notify is not None:
+            notify(progress)
+
+    try:
+        for line in requests:
+            size = len(line.content or b"")
+            held += size
+            window.append((asyncio.create_task(answer(line, output.kept())), size))
+            while window and (window[0][0].done() or len(window) >= MOST_LINES or held > MOST_BYTES):
+                await write_first()
+        while window:
+            await write_first()
+    finally:
+        for task, _ in window:
+            task.cancel()
+        await asyncio.gather(*(task for task, _ in window), return_exceptions=True)
+    return progress
+
+
+async def _answer(application: ASGIApp, llm: AsyncLLM, line: Line) -> Answer:
+    try:
+        path, body = read_request(line)
+    except LineError as error:
+        return refusal(line.custom_id, error.code, str(error))
+    status, answer = await call(application, path, body)
+    if status == 503:
+        await llm.check_health()  # a dead engine answers nobody: the rest is for the next run
+    return response(line.custom_id, status, answer)

@@ -1,0 +1,137 @@
+"""A record beside an earlier one: what was measured, and by how much each figure moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ferrule._bench.record import Record
+from ferrule.errors import InvalidParameterError
+
+CONDITIONS = (
+    "model",
+    "format",
+    "kv_cache_dtype",
+    "isa",
+    "threads",
+    "weight_bytes",
+    "decode_tokens",
+    "read_probe_bytes",
+)
+"""What should be equal for the figures to say something of the program."""
+
+MACHINE_POINTS = ("all threads", "one thread", "scaling")
+"""What a record of the machine has figures of."""
+
+NOT_COMPARED = (
+    *CONDITIONS,
+    *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters_per_token"),
+    *("repeat", "runs_repeated", "runs_in_bad_windows", "rounds_in_bad_windows", "decode_step_bytes"),
+    # The tokens per second once more, the other way round.
+    *("prefill_seconds_per_token", "decode_step_seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure then and now."""
+
+    point: str
+    """Which of a sweep's points, or whether one thread or all; empty where there is one only."""
+    figure: str
+    old: float
+    new: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the new figure to the old."""
+        return self.new / self.old
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two records, one beside the other."""
+
+    differs: dict[str, tuple[Any, Any]]
+    """Of the conditions, those that are not equal: then and now."""
+    changes: list[Change]
+
+    def record(self) -> Record:
+        """As JSON has it."""
+        differs = {name: {"old": old, "new": new} for name, (old, new) in self.differs.items()}
+        changes = [
+            {"point": c.point, "figure": c.figure, "old": c.old, "new": c.new, "ratio": c.ratio} for c in self.changes
+        ]
+        return {"differs": differs, "changes": changes}
+
+
+def read_record(path: Path, points: Collection[str]) -> Record:
+    """A record that `ferrule bench --json` wrote, of some of these points at least; see `point_name`.
+
+    Raises InvalidParameterError.
+    """
+    try:
+        record: object = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidParameterError(f"--compare {path}: {error.strerror}") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise InvalidParameterError(f"--compare {path}: not JSON ({error})") from error
+    found = _points(cast("Record", record)) if isinstance(record, dict) else {}
+    if not found:
+        raise InvalidParameterError(f"--compare {path}: not a record of ferrule bench --json")
+    if not found.keys() & points:
+        raise InvalidParameterError(f"--compare {path} is of {', '.join(found)}; this would be of {', '.join(points)}")
+    return cast("Record", record)
+
+
+def point_name(batch: int, context: int) -> str:
+    """The name of a model's point."""
+    return f"{batch} x {context} tokens"
+
+
+def compare(old: Record, new: Record) -> Comparison:
+    """The figures that both records have of the same points."""
+    before, after = _points(old), _points(new)
+    common = [point for point in after if point in before]
+    several = len(after) > 1
+    changes = [
+        Change(point if several else "", figure, before[point][figure], value)
+        for point in common
+        for figure, value in after[point].items()
+        if before[point].get(figure)
+    ]
+    differs = {
+        name: (old.get(name), new.get(name)) for name in CONDITIONS if name in new and old.get(name) != new[name]
+    }
+    return Comparison(differs, changes)
+
+
+def _points(record: Record) -> dict[str, dict[str, float]]:
+    """The figures of a record, by a name of the point they are of."""
+    several: dict[str, object] = {}
+    if "one_thread" in record:
+        parts = (record, record["one_thread"], record.get("scaling"))
+        several = dict(zip(MACHINE_POINTS, parts, strict=True))
+    else:
+        points: object = record.get("points", [record])
+        for point in cast("list[object]", points) if isinstance(points, list) else []:
+            several[_name(point)] = point
+    figures = {name: _figures(point) for name, point in several.items()}
+    return {name: values for name, values in figures.items() if values}
+
+
+def _name(point: object) -> str:
+    values = cast("Record", point) if isinstance(point, dict) else {}
+    return point_name(values.get("batch", 1), values.get("prefill_tokens", 0))
+
+
+def _figures(point: object) -> dict[str, float]:
+    values = cast("Record", point) if isinstance(point, dict) else {}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in NOT_COMPARED and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

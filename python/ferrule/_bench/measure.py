@@ -1,0 +1,179 @@
+"""Runs a model on random tokens and notes when its tokens arrive."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule._api.llm import LLM
+from ferrule._bench.machine import Ceilings, Machine, between
+from ferrule._params.sampling import SamplingParams
+from ferrule.errors import EngineError, InvalidParameterError
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is measured."""
+
+    context: int
+    """Tokens of each prompt."""
+    batch: int
+    """Sequences decoded at once, each with a prompt of its own."""
+    gen: int
+    """Tokens that each of them writes while all of them decode."""
+
+    def __str__(self) -> str:
+        sequences = "1 sequence" if self.batch == 1 else f"{self.batch} sequences"
+        return f"{sequences} at {self.context} tokens"
+
+    def early(self, max_num_batched_tokens: int) -> int:
+        """Tokens, at most, that the first sequence writes while the prompts of the others are read."""
+        if self.batch == 1:
+            return 0
+        chunk = max(max_num_batched_tokens - self.batch, 1)  # decode rows come first
+        return math.ceil((self.batch - 1) * self.context / chunk) + 1
+
+    def check(self, info: dict[str, Any]) -> None:
+        """Whether a model can hold it.
+
+        Raises InvalidParameterError.
+        """
+        early = self.early(info["max_num_batched_tokens"])
+        length = self.context + early + self.gen
+        meanwhile = f" ({early} of them while the other prompts are read)" if early else ""
+        wanted = f"{self.context} tokens of context and {early + self.gen} to generate{meanwhile}"
+        if self.batch > info["max_num_batched_tokens"] // 2:
+            limit = f"half of max_num_batched_tokens, {info['max_num_batched_tokens']}"
+            raise InvalidParameterError(f"a batch of {self.batch} sequences; the limit is {limit}")
+        if length > info["max_model_len"]:
+            raise InvalidParameterError(f"{wanted} are {length}; the limit is max_model_len, {info['max_model_len']}")
+        if length * self.batch > info["kv_cache_tokens"]:
+            limit = f"the key-value cache holds {info['kv_cache_tokens']}"
+            raise InvalidParameterError(f"{self.batch} sequences of {length} tokens are {length * self.batch}; {limit}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a point took."""
+
+    prefill_seconds: float
+    """From the start until every sequence had its first token."""
+    first_token_seconds: float
+    """Until the first sequence had its first token."""
+    decode_seconds: float
+    """From there until each had written `gen` tokens with all others beside it, its first one left out."""
+    gaps: list[float]
+    """Seconds between neighbouring tokens of a sequence in that time."""
+    contexts: list[float]
+    """Tokens that a step of that time looks back upon, for each sequence: the mean."""
+    ceilings: Ceilings
+
+
+class Arrivals:
+    """When the tokens of each sequence came."""
+
+    def __init__(self, point: Point) -> None:
+        self._point = point
+        self._times: list[list[float]] = [[] for _ in range(point.batch)]
+        self._silent = point.batch
+        self._begin = [0] * point.batch
+        """By sequence, its tokens when the last one had its first: decoding is measured from there."""
+        self._left = point.batch * (point.gen - 1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all has been seen that is measured."""
+        return self._silent == 0 and self._left <= 0
+
+    def add(self, sequence: int, tokens: int) -> None:
+        """Notes tokens that have just come."""
+        times = self._times[sequence]
+        if not times:
+            self._silent -= 1
+        elif self._silent == 0:
+            wanted = self._begin[sequence] + self._point.gen - 1 - len(times)
+            self._left -= max(min(tokens, wanted), 0)
+        times.extend([time.perf_counter()] * tokens)
+        if self._silent == 0 and not any(self._begin):
+            self._begin = [len(times) for times in self._times]
+
+    def run(self, start: float, ceilings: Ceilings) -> Run:
+        """What it comes to."""
+        ends = [begin + self._point.gen - 1 for begin in self._begin]
+        windows = [times[begin - 1 : end] for times, begin, end in zip(self._times, self._begin, ends, strict=True)]
+        first = max(times[0] for times in self._times)
+        gaps = [after - before for window in windows for before, after in itertools.pairwise(window)]
+        # The token at an index is computed from the one before it, which looks back upon prompt and output to itself.
+        contexts = [self._point.context + (begin + end - 1) / 2 for begin, end in zip(self._begin, ends, strict=True)]
+        return Run(
+            prefill_seconds=first - start,
+            first_token_seconds=min(times[0] for times in self._times) - start,
+            decode_seconds=max(window[-1] for window in windows) - first,
+            gaps=gaps,
+            contexts=contexts,
+            ceilings=ceilings,
+        )
+
+
+def sweep(
+    llm: LLM,
+    points: Sequence[Point],
+    machine: Machine,
+    repeat: int,
+    notify: Callable[[str], None],
+) -> dict[Point, list[Run]]:
+    """Runs every point `repeat` times, in turn, the ceilings taken between each two runs.
+
+    Runs in bad windows are repeated, each point's as often again at most; all runs are returned.
+    """
+    vocab_size = int(llm.info()["vocab_size"])
+    notify("warming up")  # first touch of every page
+    _run(
+        llm,
+        Point(min([32, *(point.context for point in points)]), max(point.batch for point in points), gen=2),
+        vocab_size,
+    )
+    runs: dict[Point, list[Run]] = {point: [] for point in points}
+    before = machine.measure()
+
+    def once(point: Point) -> None:
+        nonlocal before
+        start, arrivals = _run(llm, point, vocab_size)
+        after = machine.measure()
+        runs[point].append(arrivals.run(start, between(before, after)))
+        before = after
+
+    for number, point in itertools.product(range(repeat), points):
+        notify(f"run {number + 1} of {repeat}: {point}")
+        once(point)
+    for point in points:
+        while len(runs[point]) < 2 * repeat and len(good(runs[point], machine)) < repeat:
+            notify(f"once more, after a bad window: {point}")
+            once(point)
+    return runs
+
+
+def good(runs: Sequence[Run], machine: Machine) -> list[Run]:
+    """Those that were not taken in a bad window."""
+    return [run for run in runs if not machine.is_bad(run.ceilings)]
+
+
+def _run(llm: LLM, point: Point, vocab_size: int) -> tuple[float, Arrivals]:
+    """Runs a point once; the time of its start, and what arrived."""
+    generator = random.Random(point.batch)
+    prompts = [generator.choices(range(vocab_size), k=point.context) for _ in range(point.batch)]
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    arrivals = Arrivals(point)
+    start = time.perf_counter()
+    with closing(llm.stream_all([{"prompt_token_ids": prompt} for prompt in prompts], params)) as deltas:
+        for sequence, delta in deltas:
+            arrivals.add(sequence, len(delta.token_ids))
+            if arrivals.complete:
+                return start, arrivals
+    raise EngineError(f"{point}: one reached the end of the context before all had {point.gen} tokens side by side")

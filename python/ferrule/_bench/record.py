@@ -1,0 +1,112 @@
+"""From runs to a record: plain figures under fixed names, which `ferrule bench --json` prints.
+
+Times are seconds, sizes are bytes, rates are per second; `gbps`, `gops`, `gflops` and `add_probe` are 10^9 of what they
+count. Each figure is the median of the runs, and each fraction the median of the runs' own fractions, every one of the
+ceilings beside that run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ferrule._bench.machine import Ceilings, Machine, median
+from ferrule._bench.measure import Point, Run, good
+
+Record: TypeAlias = dict[str, Any]
+
+FLOAT_FORMATS = ("f32", "bf16", "f16")
+"""Formats whose matmuls compute in f32; the others do in int8."""
+
+PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99, "max": 1.0}
+
+
+def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], machine: Machine, repeat: int) -> Record:
+    """The record of a model: what it is, the figures of the first point, and of all points where there are several."""
+    points = [_point_record(info, point, taken, machine, repeat) for point, taken in runs.items()]
+    record: Record = {
+        "model": info["model"],
+        "format": info["quantization"],
+        "isa": info["isa"],
+        "threads": info["threads"],
+        "weight_bytes": info["weight_bytes"],
+        "kv_cache_dtype": info["kv_cache_dtype"],
+        "weight_bytes_per_token": info["weight_bytes_per_token"],
+        "kv_windows": info["kv_windows"],
+        "layer_parameters_per_token": info["layer_parameters_per_token"],
+        "repeat": repeat,
+        **points[0],
+    }
+    return record if len(points) == 1 else {**record, "points": points}
+
+
+def machine_record(machine: Machine, isa: str, threads: int, rounds: Mapping[int, Sequence[Ceilings]]) -> Record:
+    """The record of the machine alone, from rounds by number of threads: its ceilings, and how they scale."""
+    good_rounds = {
+        count: [each for each in taken if not machine.is_bad(each, alone=count == 1)] for count, taken in rounds.items()
+    }
+    together, single = median(good_rounds[threads]).record(), median(good_rounds[1]).record()
+    return {
+        "isa": isa,
+        "threads": threads,
+        "repeat": len(rounds[threads]),
+        "rounds_in_bad_windows": sum(len(rounds[count]) - len(kept) for count, kept in good_rounds.items()),
+        "read_probe_bytes": machine.read_bytes,
+        **together,
+        "one_thread": single,
+        "scaling": {name: figure / single[name] for name, figure in together.items()},
+    }
+
+
+def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], machine: Machine, repeat: int) -> Record:
+    # Where too few windows were good, the best of the others serve too, and the record says so.
+    runs = sorted(taken, key=lambda run: run.ceilings.adds, reverse=True)[:repeat]
+
+    def middle(figure: Callable[[Run], float]) -> float:
+        return statistics.median(map(figure, runs))
+
+    # What a step must read: every weight once, and the keys and values that its sequences look back upon.
+    weights = info["weight_bytes_per_token"]
+    step_bytes = middle(lambda run: weights + sum(_kv_bytes(info["kv_windows"], tokens) for tokens in run.contexts))
+    # What a token of a prompt must compute: the layers' projections. No attention, and no head.
+    token_operations = 2 * info["layer_parameters_per_token"]
+
+    def prefill(run: Run) -> float:
+        return point.batch * point.context / run.prefill_seconds
+
+    def step(run: Run) -> float:
+        return run.decode_seconds / (point.gen - 1)
+
+    return {
+        "batch": point.batch,
+        "prefill_tokens": point.context,
+        "prefill_tokens_per_second": middle(prefill),
+        "prefill_seconds_per_token": middle(lambda run: 1 / prefill(run)),
+        "time_to_first_token": middle(lambda run: run.first_token_seconds),
+        "decode_tokens": point.gen,
+        "decode_tokens_per_second": middle(lambda run: point.batch / step(run)),
+        "decode_step_seconds": middle(step),
+        "decode_step_bytes": step_bytes,
+        "decode_step_over_weight_read": middle(lambda run: step(run) / (weights / run.ceilings.read)),
+        **_latencies([gap for run in runs for gap in run.gaps]),
+        **median([run.ceilings for run in runs]).record(),
+        "decode_bandwidth_fraction": middle(lambda run: step_bytes / step(run) / run.ceilings.read),
+        "prefill_peak_fraction": middle(lambda run: token_operations * prefill(run) / run.ceilings.int8),
+        "prefill_f32_fraction": middle(lambda run: token_operations * prefill(run) / run.ceilings.f32),
+        "runs_repeated": len(taken) - len(runs),
+        "runs_in_bad_windows": len(runs) - len(good(runs, machine)),
+    }
+
+
+def _kv_bytes(windows: Sequence[Mapping[str, Any]], context: float) -> float:
+    """Bytes of keys and values that a token looks back upon; some layers see the last ones only."""
+    return sum(group["bytes_per_token"] * min(context, group["window"] or context) for group in windows)
+
+
+def _latencies(gaps: Sequence[float]) -> dict[str, float]:
+    """Percentiles of the time between tokens: the least that so large a share of all does not exceed."""
+    ordered = sorted(gaps)
+    # ceil(share * count) as integers: 0.99 is no binary fraction.
+    ranks = {name: -(-round(share * 100) * len(ordered) // 100) for name, share in PERCENTILES.items()}
+    return {f"inter_token_latency_{name}": ordered[rank - 1] for name, rank in ranks.items()}

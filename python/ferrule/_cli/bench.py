@@ -1,0 +1,211 @@
+"""`ferrule bench`: tokens per second of prefill and decode, beside what the machine can give."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ferrule._bench.machine import Ceilings, Machine
+from ferrule._bench.measure import Point, sweep
+from ferrule._bench.record import Record, machine_record, model_record
+from ferrule._cli.help import Command
+from ferrule._cli.model import load, model_argument, model_options, speculative_options
+from ferrule._loading.shapes import find_shape, shape_names
+from ferrule._params.sampling import MAX_COUNT
+from ferrule._validation import shown
+
+MAX_BATCH = 256
+"""Sequences at once: half of the tokens of a step, so that prompts still advance beside so many."""
+OF_THE_MACHINE = {"machine", "threads", "repeat", "as_json", "record"}
+"""Parameters that go with --machine."""
+
+
+def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
+    """Reads whole numbers up to `limit` with commas between them; one that is there twice counts once."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+        numbers: list[int] = []
+        for word in map(str.strip, text.split(",")):
+            number = int(word) if word.isascii() and word.isdigit() and len(word) <= len(str(limit)) else 0
+            if not 1 <= number <= limit:
+                message = f"{shown(word)} is not a whole number from 1 to {limit}."
+                raise click.BadParameter(message, context, parameter)
+            numbers.append(number)
+        return tuple(dict.fromkeys(numbers))
+
+    return read
+
+
+@click.command(
+    "bench",
+    cls=Command,
+    examples=[
+        ("How fast is this model here?", "ferrule bench ./my-model"),
+        (
+            "Several sequences at once, and long contexts:",
+            "ferrule bench --shape llama-1b --batch 1,8 --context 512,8192",
+        ),
+        ("What could this machine do?", "ferrule bench --machine"),
+        ("Has that changed?", "ferrule bench --json > old.json; ferrule bench --compare old.json"),
+    ],
+)
+@model_argument
+@click.option("--shape", type=click.Choice(shape_names()), help="Measure random weights in this shape, not MODEL.")
+@click.option("--machine", is_flag=True, help="Measure the machine alone: its ceilings, on one thread and on all.")
+@click.option(
+    "--context",
+    "--prompt",
+    "contexts",
+    callback=_counts(MAX_COUNT),
+    metavar="N,...",
+    default="512",
+    show_default=True,
+    help="Tokens of a prompt, and so the context at which decoding begins.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    callback=_counts(MAX_BATCH),
+    metavar="N,...",
+    default="1",
+    show_default=True,
+    help="Sequences decoded at once.",
+)
+@click.option("--gen", type=click.IntRange(min=2), default=128, show_default=True, help="Tokens to generate.")
+@click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs; medians are shown.")
+@model_options
+@speculative_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--compare",
+    "record",
+    type=click.Path(path_type=Path),
+    metavar="RECORD",
+    help="Show what changed against this file, which an earlier --json wrote.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png|svg",
+    help="Draw the roofline (ferrule[plot]).",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    model: str | None,
+    *,
+    shape: str | None,
+    machine: bool,
+    contexts: tuple[int, ...],
+    batches: tuple[int, ...],
+    gen: int,
+    repeat: int,
+    as_json: bool,
+    record: Path | None,
+    picture: Path | None,
+    **loading: Any,
+) -> None:
+    """Measure how fast MODEL reads a prompt and writes a continuation, with random tokens.
+
+    Several contexts or batches are a sweep: each is measured with each. The machine's ceilings are taken between the
+    runs, and runs in bad windows, when others had the processors, are repeated.
+    """
+    from ferrule._bench.compare import MACHINE_POINTS, compare, point_name, read_record
+    from ferrule._bench.plot import plot
+    from ferrule._bench.report import show_comparison, show_machine, show_model
+    from ferrule._plotting import check_plot
+
+    if machine:
+        _refuse_options_of_models(context)
+    if shape is not None and model is not None:
+        raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+    # What cannot be used later is said before anything is measured.
+    points = [Point(tokens, batch, gen) for tokens in contexts for batch in batches]
+    names = MACHINE_POINTS if machine else [point_name(point.batch, point.context) for point in points]
+    old = None if record is None else read_record(record, names)
+    if picture is not None:
+        check_plot(picture)
+
+    with _progress() as notify:
+        if machine:
+            new = _measure_machine(loading["threads"], repeat, notify)
+        else:
+            new = _measure_model(model, shape, loading, points, repeat=repeat, notify=notify)
+    comparison = None if old is None else compare(old, new)
+    if as_json:
+        print(json.dumps(new if comparison is None else {**new, "compared": comparison.record()}))
+    else:
+        (show_machine if machine else show_model)(new)
+        if comparison is not None:
+            show_comparison(comparison, str(record))
+    if picture is not None:
+        plot(new, picture)
+
+
+def _measure_model(
+    model: str | None,
+    shape: str | None,
+    loading: dict[str, Any],
+    points: Sequence[Point],
+    *,
+    repeat: int,
+    notify: Callable[[str], None],
+) -> Record:
+    if shape is not None:
+        model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
+    # The prompts of a point are the same in each run, and must be computed in each.
+    fixed = {"max_num_seqs": max(point.batch for point in points), "enable_prefix_caching": False}
+    with load(model, {**loading, **fixed}) as llm:
+        info = llm.info()
+        for point in points:
+            point.check(info)
+        machine = Machine(info["threads"])
+        runs = sweep(llm, points, machine, repeat, notify)
+    if shape is not None:
+        info["model"] = shape
+    return model_record(info, runs, machine, repeat)
+
+
+def _measure_machine(threads: int | None, repeat: int, notify: Callable[[str], None]) -> Record:
+    from ferrule import _native
+
+    threads = threads or _native.cpu_count()
+    machine = Machine(threads)
+    rounds: dict[int, list[Ceilings]] = {1: [], threads: []}
+    for number in range(repeat):
+        notify(f"round {number + 1} of {repeat}")
+        for count, taken in rounds.items():
+            taken.append(machine.measure(alone=count == 1))
+    return machine_record(machine, _native.isa(), threads, rounds)
+
+
+def _refuse_options_of_models(context: click.Context) -> None:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in OF_THE_MACHINE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            title = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
+            raise click.UsageError(f"--machine measures no model: {title} has no meaning beside it")
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[str], None], None, None]:
+    """Shows what is going on as one line of stderr, if that is a terminal, and takes it away at the end."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+
+    def show(text: str) -> None:
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        show("")

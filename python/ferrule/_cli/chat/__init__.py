@@ -1,0 +1,92 @@
+"""`ferrule chat`: a conversation on the terminal."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ferrule._cli.help import Command
+from ferrule._cli.model import (
+    check_model,
+    complete_model,
+    load,
+    model_options,
+    prefix_cache_option,
+    speculative_options,
+)
+from ferrule._cli.sampling import params, sampling_options, split_options
+
+
+@click.command(
+    "chat",
+    cls=Command,
+    examples=[
+        ("With the model that ships with ferrule:", "ferrule chat"),
+        ("With a model of the hub:", 'ferrule chat Qwen/Qwen3-0.6B --system "Answer in one sentence."'),
+        ("With a server:", "ferrule chat --url http://127.0.0.1:8000/v1"),
+        ("From a script, one message a line:", "ferrule chat < questions.txt > answers.txt"),
+    ],
+)
+@click.argument("model", required=False, shell_complete=complete_model)
+@click.option("--system", help="What the model is told first.")
+@click.option("--url", metavar="URL", help="Talk with a server of OpenAI's API: http://host:port/v1.")
+@click.option(
+    "--api-key",
+    envvar=["FERRULE_API_KEY", "OPENAI_API_KEY"],
+    show_envvar=True,
+    help="For the server.",
+)
+@click.option("--plain", is_flag=True, help="Show answers as they come, not as markdown.")
+@click.option("--no-history", is_flag=True, help="Keep no history of what is typed.")
+@sampling_options(max_tokens=None)
+@model_options
+@prefix_cache_option
+@speculative_options
+@click.option("-v", "--verbose", is_flag=True, help="Statistics on stderr after each answer.")
+@click.pass_context
+def command(
+    context: click.Context,
+    model: str | None,
+    *,
+    system: str | None,
+    url: str | None,
+    api_key: str | None,
+    plain: bool,
+    no_history: bool,
+    verbose: bool,
+    **options: Any,
+) -> int:
+    """Talk with MODEL, or with the small model that ships with ferrule. Ctrl-D ends it.
+
+    /help lists what can be typed besides messages. What was typed stays in ~/.local/state/ferrule for the next time.
+    """
+    from ferrule._cli.chat.answers import Answers, LocalAnswers
+    from ferrule._cli.chat.commands import complete
+    from ferrule._cli.chat.conversation import Conversation
+    from ferrule._cli.chat.lines import Lines, history_path
+    from ferrule._cli.chat.remote import RemoteAnswers
+    from ferrule._cli.chat.session import Session
+
+    sampling, loading = split_options(options)
+    conversation = Conversation(params(sampling), system)
+    with ExitStack() as stack:
+        if url is None:
+            name = None if model is None else check_model(model)
+            answers: Answers = LocalAnswers(stack.enter_context(load(name, loading)))
+        else:
+            _refuse_options_of_loading(context, loading)
+            answers = RemoteAnswers(url, model, api_key)
+        session = Session(answers, conversation, verbose=verbose, plain=plain)
+        lines = Lines(None if no_history else history_path(), complete)
+        session.run(lines)
+    return 1 if session.failed and not lines.interactive else 0
+
+
+def _refuse_options_of_loading(context: click.Context, loading: dict[str, Any]) -> None:
+    for name in loading:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(each.opts[0] for each in context.command.params if each.name == name)
+            raise click.UsageError(f"--url talks with a model that a server has loaded: {option} has no meaning")

@@ -1,0 +1,188 @@
+"""What a line that begins with a slash does: one function each, and one line of the table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ferrule._cli.chat.conversation import PARAMETERS, nearest, with_parameters
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from ferrule._cli.chat.session import Session
+
+
+WIDEST = 100
+"""Columns of what is wrapped."""
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns, WIDEST)
+
+
+def _system(session: Session, rest: str) -> None:
+    conversation = session.conversation
+    if rest:
+        conversation.system = None if rest == "none" else rest
+    _say("no system prompt" if conversation.system is None else f"system: {conversation.system}")
+
+
+def _params(session: Session, rest: str) -> None:
+    conversation = session.conversation
+    if rest == "default":
+        conversation.params = session.first_params
+        return _say(_given(session))
+    if not rest:
+        _say(_given(session))
+        return _say(click.wrap_text(f"/params NAME VALUE sets one of {', '.join(PARAMETERS)}", _columns()))
+    name, value = _name_and_value(rest)
+    if value is None:
+        with_parameters(conversation.params, {name: None})  # is there such a name?
+        return _say(_setting(name, getattr(conversation.params, name)))
+    conversation.params = with_parameters(conversation.params, {name: _parsed(value)})
+    return _say(_setting(name, getattr(conversation.params, name)))
+
+
+def _name_and_value(text: str) -> tuple[str, str | None]:
+    """`top_p 0.9` or `top_p=0.9`."""
+    name, space, value = text.replace("=", " ", 1).partition(" ")
+    return name.strip().replace("-", "_"), value.strip() if space and value.strip() else None
+
+
+def _parsed(text: str) -> Any:
+    """JSON where it is, else the text itself."""
+    if text == "default":
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _given(session: Session) -> str:
+    given = session.conversation.params.given()
+    lines = [_setting(name, value) for name, value in given.items()]
+    return "\n".join(lines) or "every parameter has the model's value, or its neutral one"
+
+
+def _setting(name: str, value: object) -> str:
+    return f"{name} = {'the default' if value is None else shown(value)}"
+
+
+def _save(session: Session, rest: str) -> None:
+    path = _path(rest, "/save FILE.json")
+    session.conversation.save(path, session.answers.name)
+    _say(f"{path}: {len(session.conversation.said)} messages")
+
+
+def _load(session: Session, rest: str) -> None:
+    path = _path(rest, "/load FILE.json")
+    session.conversation.load(path)
+    _say(f"{path}: {len(session.conversation.said)} messages")
+
+
+def _path(rest: str, usage: str) -> Path:
+    if not rest:
+        raise InvalidParameterError(f"{usage}: name a file")
+    try:
+        return Path(rest).expanduser()
+    except RuntimeError as error:
+        raise InvalidParameterError(f"{rest}: {error}") from None
+
+
+def _stats(session: Session, _rest: str) -> None:
+    _say(session.statistics())
+
+
+def _clear(session: Session, _rest: str) -> None:
+    session.conversation.said.clear()
+
+
+def _undo(session: Session, _rest: str) -> None:
+    message = session.conversation.undo()
+    _say("nothing was said yet" if message is None else f"taken back: {_short(message)}")
+
+
+def _retry(session: Session, _rest: str) -> None:
+    message = session.conversation.undo()
+    if message is None:
+        return _say("nothing was said yet")
+    return session.answer(message)
+
+
+def _help(_session: Session, _rest: str) -> None:
+    formatter = click.HelpFormatter(width=_columns())
+    formatter.write_dl([(f"/{name} {usage}".rstrip(), text) for name, (_, usage, text) in COMMANDS.items()])
+    formatter.write_text('A message of several lines stands between """ and """, or ends all but the last with a \\.')
+    formatter.write_text("Ctrl-C stops an answer, Ctrl-D ends it.")
+    _say(formatter.getvalue().rstrip("\n"))
+
+
+def _exit(_session: Session, _rest: str) -> None:
+    raise EOFError
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:57]}..."
+
+
+COMMANDS: dict[str, tuple[Callable[[Session, str], None], str, str]] = {
+    "system": (_system, "[TEXT]", "show what the model is told first, or tell it; `none` removes it"),
+    "params": (_params, "[NAME [VALUE]]", "show or set how tokens are chosen; `default` resets"),
+    "retry": (_retry, "", "answer the last message anew"),
+    "undo": (_undo, "", "take the last message back, with its answer"),
+    "clear": (_clear, "", "forget the conversation"),
+    "save": (_save, "FILE", "write the conversation to a file"),
+    "load": (_load, "FILE", "go on with one"),
+    "stats": (_stats, "", "tokens and times so far"),
+    "help": (_help, "", "show this"),
+    "exit": (_exit, "", "leave; so does Ctrl-D"),
+}
+
+
+def run_command(session: Session, line: str) -> None:
+    """Runs a line that begins with a slash.
+
+    Raises InvalidParameterError for an unknown command or a bad argument, EOFError to leave.
+    """
+    name, _, rest = line.strip().removeprefix("/").partition(" ")
+    if name not in COMMANDS:
+        near = nearest(name, list(COMMANDS))
+        raise InvalidParameterError(f"no command /{name}{near.replace('mean ', 'mean /') or '; /help lists them'}")
+    COMMANDS[name][0](session, rest.strip())
+
+
+def complete(line: str) -> Sequence[str]:
+    """What the last word of a line may become."""
+    if not line.startswith("/"):
+        return []
+    command, space, rest = line.partition(" ")
+    if not space:
+        return [f"/{name} " for name in COMMANDS if f"/{name}".startswith(command)]
+    if command == "/params" and " " not in rest:
+        return [f"{name} " for name in PARAMETERS if name.startswith(rest)]
+    if command in ("/save", "/load"):
+        return _files(rest)
+    return []
+
+
+def _files(start: str) -> list[str]:
+    try:
+        path = Path(start).expanduser()
+        folder, name = (path, "") if start.endswith("/") or not start else (path.parent, path.name)
+        found = sorted(each for each in folder.iterdir() if each.name.startswith(name))
+    except (OSError, RuntimeError):
+        return []
+    return [f"{each}/" if each.is_dir() else str(each) for each in found]

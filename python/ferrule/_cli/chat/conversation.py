@@ -1,0 +1,149 @@
+"""What was said so far, and with what parameters: kept in files as the body of a request to /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+
+from ferrule._params.sampling import SamplingParams
+from ferrule._params.structured import StructuredOutputsParams
+from ferrule._validation import shown
+from ferrule.errors import FerruleError, InvalidParameterError
+
+NOT_OF_CHATS = {"n", "logits_processors"}
+"""Fields of SamplingParams that a conversation has no use for."""
+PARAMETERS = sorted({field.name for field in fields(SamplingParams)} - NOT_OF_CHATS)
+ROLES = ("system", "user", "assistant", "tool")
+LARGEST_FILE = 64 << 20
+"""Bytes of a conversation that is loaded."""
+
+
+@dataclass
+class Conversation:
+    """Messages, and how the next one is chosen."""
+
+    params: SamplingParams
+    system: str | None = None
+    said: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Without the system's message."""
+
+    def messages(self) -> list[dict[str, Any]]:
+        """As a model gets them."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *self.said]
+
+    def undo(self) -> str | None:
+        """Takes back the user's last message with what followed it, and returns it; None where there is none."""
+        for place in range(len(self.said) - 1, -1, -1):
+            if self.said[place]["role"] == "user":
+                message = str(self.said[place]["content"])
+                del self.said[place:]
+                return message
+        return None
+
+    def save(self, path: Path, model: str) -> None:
+        """Writes a file that `load` reads, and that any server of OpenAI's API answers.
+
+        Raises InvalidParameterError where it cannot be written.
+        """
+        body = {"model": model, "messages": self.messages(), **parameter_fields(self.params)}
+        new = path.with_name(f".{path.name}.tmp")
+        try:
+            new.write_text(json.dumps(body, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            new.replace(path)
+        except (OSError, UnicodeEncodeError) as error:
+            new.unlink(missing_ok=True)
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidParameterError(f"{path}: cannot be written: {reason}") from error
+
+    def load(self, path: Path) -> None:
+        """Goes on with a conversation that was saved, or with a list of messages.
+
+        Raises InvalidParameterError, and changes nothing then.
+        """
+        try:
+            with path.open("rb") as file:
+                content = file.read(LARGEST_FILE + 1)
+            if len(content) > LARGEST_FILE:
+                raise InvalidParameterError(f"{path}: larger than {LARGEST_FILE} bytes, the limit of a conversation")
+            body: object = json.loads(content)
+        except OSError as error:
+            raise InvalidParameterError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameterError(f"{path}: not JSON: {error}") from error
+        given = cast("dict[str, Any]", body) if isinstance(body, dict) else {"messages": body}
+        try:
+            messages = _checked_messages(given.pop("messages", None))
+            given.pop("model", None)
+            params = with_parameters(SamplingParams(), given) if given else self.params
+        except FerruleError as error:
+            raise InvalidParameterError(f"{path}: {error}") from error
+        first = messages[0] if messages and messages[0]["role"] == "system" else None
+        self.system = None if first is None else first["content"]
+        self.said = messages if first is None else messages[1:]
+        self.params = params
+
+
+def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+    """Parameters with some of them changed; JSON's values are taken where Python's are meant.
+
+    Raises InvalidParameterError for a name that is none, or a value outside its limits.
+    """
+    unknown = [name for name in changes if name not in PARAMETERS]
+    if unknown:
+        raise InvalidParameterError(f"{shown(unknown[0])} is no parameter of sampling{nearest(unknown[0], PARAMETERS)}")
+    values = dict(changes)
+    structure = values.get("structured_outputs")
+    if isinstance(structure, Mapping):
+        known = {field.name for field in fields(StructuredOutputsParams)}
+        wrong = [name for name in cast("Mapping[str, Any]", structure) if name not in known]
+        if wrong:
+            raise InvalidParameterError(f"structured_outputs has {shown(wrong[0])}, which is none of its fields")
+        values["structured_outputs"] = StructuredOutputsParams(**cast("dict[str, Any]", structure))
+    bias = values.get("logit_bias")
+    if isinstance(bias, Mapping):  # JSON's keys are strings
+        values["logit_bias"] = {_number(key): value for key, value in cast("Mapping[Any, Any]", bias).items()}
+    plain = SamplingParams()
+    values = {name: getattr(plain, name) if value is None else value for name, value in values.items()}
+    return SamplingParams(**{**{f.name: getattr(params, f.name) for f in fields(params)}, **values})
+
+
+def parameter_fields(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that were given, as the fields of a request."""
+    given = {name: value for name, value in params.given().items() if name not in NOT_OF_CHATS}
+    if params.structured_outputs is not None:
+        structure = asdict(params.structured_outputs)
+        given["structured_outputs"] = {name: value for name, value in structure.items() if value not in (None, False)}
+    return given
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """A question that suggests the nearest of some names, if one is near."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _number(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key
+
+
+def _checked_messages(given: object) -> list[dict[str, Any]]:
+    if not isinstance(given, list):
+        raise InvalidParameterError(f"messages is {shown(given)}; it must be a list of messages")
+    for index, message in enumerate(cast("list[object]", given)):
+        if not isinstance(message, dict):
+            raise InvalidParameterError(f"messages[{index}] is {shown(message)}; it must be an object")
+        role = cast("dict[str, object]", message).get("role")
+        content = cast("dict[str, object]", message).get("content")
+        if role not in ROLES:
+            raise InvalidParameterError(
+                f"messages[{index}].role is {shown(role)}; it must be one of {', '.join(ROLES)}"
+            )
+        if not isinstance(content, str):
+            raise InvalidParameterError(f"messages[{index}].content is {shown(content)}; it must be a string")
+    return cast("list[dict[str, Any]]", given)

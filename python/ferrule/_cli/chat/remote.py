@@ -1,0 +1,201 @@
+"""Answers of a server of OpenAI's API: one request with the standard library, its events as they come."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from urllib.parse import urlsplit, urlunsplit
+
+from ferrule._cli.chat.answers import Delta, Usage
+from ferrule._cli.chat.conversation import parameter_fields
+from ferrule._params.sampling import SamplingParams
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError, RemoteError
+
+FIRST_TIMEOUT = 10.0
+"""Seconds in which a server says which models it has."""
+TIMEOUT = 600.0
+"""Seconds in which it begins to answer, or goes on: a long prompt takes its time."""
+LONGEST_LINE = 16 << 20
+"""Bytes of an event, of a list of models, or of an error."""
+
+
+class RemoteAnswers:
+    """A model of a server; of several the first, unless one is named.
+
+    Raises InvalidParameterError for what is no URL, RemoteError where the server is not there or has no such model.
+    """
+
+    def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
+        self._base = _checked_url(url)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidParameterError("the API key has characters that no HTTP header can hold")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self.context: int | None = None
+        self.name = model or ""
+        models = self._models()
+        if model is None:
+            if not models:
+                raise RemoteError(f"{self._base}/models: the server has no models")
+            self.name = str(models[0].get("id"))
+        for each in models:
+            # vLLM's field, which not every server has.
+            if each.get("id") == self.name and isinstance(each.get("max_model_len"), int):
+                self.context = each["max_model_len"]
+
+    def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
+        """As `Answers.stream`. Raises RemoteError."""
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": self.name, "messages": list(messages), **options, **parameter_fields(params)}
+        began = time.monotonic()
+        first: float | None = None
+        finished: str | None = None
+        usage: Mapping[str, Any] = {}
+        with self._asked("chat/completions", TIMEOUT, body) as response:
+            for event in _events(response, f"{self._base}/chat/completions"):
+                usage = _object(event.get("usage")) or usage
+                for choice in _objects(event.get("choices")):
+                    delta = _object(choice.get("delta"))
+                    finished = choice.get("finish_reason") or finished
+                    # DeepSeek's name and OpenRouter's.
+                    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                    content = delta.get("content") or ""
+                    if content or reasoning:
+                        first = time.monotonic() if first is None else first
+                        yield Delta(str(content), str(reasoning))
+        yield Delta(usage=_usage(usage, began, first, finished))
+
+    def _models(self) -> list[dict[str, Any]]:
+        with self._asked("models", FIRST_TIMEOUT) as response:
+            answer = _json(response.read(LONGEST_LINE), f"{self._base}/models")
+        return _objects(answer.get("data"))
+
+    @contextmanager
+    def _asked(
+        self, path: str, timeout: float, body: Mapping[str, Any] | None = None
+    ) -> Generator[http.client.HTTPResponse, None, None]:
+        """What the server answers. Raises RemoteError, for what happens while it is read too."""
+        url = f"{self._base}/{path}"
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, "Content-Type": "application/json", "User-Agent": "ferrule"}
+        request = urllib.request.Request(url, data, headers)  # noqa: S310  # the scheme was checked
+        try:
+            with _opener().open(request, timeout=timeout) as response:
+                yield response
+        except RemoteError:  # of what was read
+            raise
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RemoteError(f"{url}: {error.code} {error.reason}: {_message(error)}") from error
+        except urllib.error.URLError as error:
+            raise RemoteError(f"{url}: cannot be reached: {error.reason}") from error
+        except TimeoutError as error:
+            raise RemoteError(f"{url}: no answer within {timeout:g} seconds") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Proxies as the environment has them, and no redirects: one would send the key elsewhere."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
+def _object(value: object) -> dict[str, Any]:
+    """What a server should have sent as an object; empty where it did not."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    """Likewise of a list of objects."""
+    return [_object(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
+
+
+def _checked_url(url: str) -> str:
+    """Without a slash at the end; with /v1 where there is no path."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname is not None and (parts.port or 1) > 0
+    except ValueError:  # a port that is none
+        known = False
+        parts = urlsplit("")
+    if not known or parts.query or parts.fragment or parts.username or any(ord(each) <= 0x20 for each in url):
+        raise InvalidParameterError(f"--url is {shown(url)}; it must be as in http://127.0.0.1:8000/v1")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
+
+
+def _events(response: http.client.HTTPResponse, url: str) -> Iterator[dict[str, Any]]:
+    """The objects that a server sends (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    ended = False
+    while line := response.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise RemoteError(f"{url}: an event of more than {LONGEST_LINE} bytes")
+        field, _, value = line.strip().partition(b":")
+        if field != b"data":
+            continue
+        if value.strip() == b"[DONE]":
+            ended = True
+            break
+        event = _json(value, url)
+        if event.get("error"):
+            raise RemoteError(f"{url}: {_text_of(event)}")
+        yield event
+    if not ended:
+        raise RemoteError(f"{url}: the answer broke off")
+
+
+def _json(content: bytes, url: str) -> dict[str, Any]:
+    try:
+        answer: object = json.loads(content)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise RemoteError(f"{url}: no JSON object: {shown(content)}; is there a server of OpenAI's API?")
+    return cast("dict[str, Any]", answer)
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """What a refusal says."""
+    try:
+        content = error.read(LONGEST_LINE)
+        return _text_of(_json(content, ""))
+    except (OSError, http.client.HTTPException, RemoteError):
+        return "the server does not say why"
+
+
+def _text_of(answer: Mapping[str, Any]) -> str:
+    """OpenAI's `error.message`, or what comes near it."""
+    error: object = answer.get("error") or answer.get("detail") or answer
+    message: object = _object(error).get("message", error)
+    return message if isinstance(message, str) else shown(error)
+
+
+def _usage(usage: Mapping[str, Any], began: float, first: float | None, finished: str | None) -> Usage:
+    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    parts = [] if read is None else [f"prompt {read} tokens"]
+    if first is not None:
+        parts.append(f"first token after {first - began:.3f} s")
+    if isinstance(written, int):
+        parts.append(f"{written} tokens")
+        if first is not None and written > 1:
+            parts.append(f"{(written - 1) / max(time.monotonic() - first, 1e-9):.1f} tokens/s")
+    parts.append(finished or "interrupted")
+    return Usage(
+        f"[{', '.join(parts)}]",
+        read if isinstance(read, int) else None,
+        written if isinstance(written, int) else None,
+    )

@@ -1,0 +1,113 @@
+"""A conversation on the terminal: reads, answers, and says what went wrong without ending."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ferrule._cli.chat.commands import run_command
+from ferrule._cli.chat.display import display
+from ferrule.errors import FerruleError, PromptError
+
+if TYPE_CHECKING:
+    from ferrule._cli.chat.answers import Answers, Usage
+    from ferrule._cli.chat.conversation import Conversation
+    from ferrule._cli.chat.lines import Lines
+
+HINT = "/help shows the commands, Ctrl-C stops an answer, Ctrl-D ends it"
+
+
+class Session:
+    """Who talks with whom, and how it goes."""
+
+    def __init__(self, answers: Answers, conversation: Conversation, *, verbose: bool, plain: bool) -> None:
+        self.answers = answers
+        self.conversation = conversation
+        self.first_params = conversation.params
+        self.failed = False
+        """Whether a message got no answer."""
+        self._verbose = verbose
+        self._plain = plain
+        self._usages: list[Usage] = []
+
+    def run(self, lines: Lines) -> None:
+        """Until the user leaves."""
+        if lines.interactive:
+            print(f"{self.answers.name}: {HINT}", file=sys.stderr)
+        while True:
+            try:
+                line = lines.read()
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                print(f"\n{HINT}", file=sys.stderr)
+                continue
+            try:
+                # An answer ends itself on Ctrl-C; a second one may come a moment later.
+                with contextlib.suppress(KeyboardInterrupt):
+                    self.say(line)
+            except EOFError:
+                return
+        if lines.interactive:
+            print(file=sys.stderr)
+
+    def say(self, line: str) -> None:
+        """What the user typed: a command, or a message to answer. Raises EOFError to leave."""
+        try:
+            if line.strip().startswith("/"):
+                run_command(self, line)
+            elif line.strip():
+                self.answer(line)
+        except PromptError as error:
+            self._report(f"{error}; /clear starts anew, /undo takes the last message back")
+        except FerruleError as error:
+            self._report(str(error))
+
+    def answer(self, message: str) -> None:
+        """Answers a message; what was said until Ctrl-C stays said, and without an answer neither is the message.
+
+        Raises FerruleError, and the message is not said then.
+        """
+        said = [*self.conversation.said, {"role": "user", "content": message}]
+        self.conversation.said, before = said, self.conversation.said
+        text = ""
+        shown = display(plain=self._plain)
+        try:
+            with closing(self.answers.stream(self.conversation.messages(), self.conversation.params)) as deltas:
+                for delta in deltas:
+                    text += delta.content
+                    shown.add(delta)
+                    if delta.usage is not None:
+                        self._usages.append(delta.usage)
+        except KeyboardInterrupt:
+            pass
+        except BaseException:
+            self.conversation.said = before
+            raise
+        finally:
+            shown.close()
+        if not text:
+            self.conversation.said = before
+            return
+        said.append({"role": "assistant", "content": text})
+        if self._verbose and self._usages:
+            print(self._usages[-1].summary, file=sys.stderr)
+
+    def statistics(self) -> str:
+        """Tokens and times of the session, in lines."""
+        answered = f"{self.answers.name}: {len(self._usages)} answers, {len(self.conversation.said)} messages"
+        if not self._usages:
+            return answered
+        read = sum(usage.prompt_tokens or 0 for usage in self._usages)
+        written = sum(usage.output_tokens or 0 for usage in self._usages)
+        last = self._usages[-1]
+        used = (last.prompt_tokens or 0) + (last.output_tokens or 0)
+        of = "" if self.answers.context is None else f" of {self.answers.context:,}, {used / self.answers.context:.0%}"
+        lines = [answered, f"read {read:,} tokens, written {written:,}", f"context {used:,} tokens{of}"]
+        return "\n".join([*lines, f"last answer {last.summary}"])
+
+    def _report(self, message: str) -> None:
+        self.failed = True
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -1,0 +1,267 @@
+"""`ferrule eval`: how well a model predicts a text, how far it is from a reference, how it does on tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ferrule._api.llm import LLM
+from ferrule._cli.help import Command
+from ferrule._cli.model import check_model, load, model_options
+from ferrule._loading import find_model, read_model_files
+from ferrule._params.options import QUANTIZATIONS
+from ferrule.errors import InsufficientMemoryError, InvalidParameterError
+
+OF_A_TEXT = {"reference", "reference_quantization", "window", "stride", "min_context", "worst", "picture"}
+OF_TASKS = {"num_fewshot", "include_path", "chat"}
+LONGEST_TOKEN = 64
+"""Characters for each token of a window: a text of more is long enough for one, whatever it says."""
+
+
+@click.command(
+    "eval",
+    cls=Command,
+    examples=[
+        ("The perplexity of a text:", "ferrule eval ./my-model wiki.test.raw"),
+        (
+            "What a format loses:",
+            "ferrule eval ./my-model wiki.test.raw --quantization int4 --reference-quantization f32",
+        ),
+        ("Tasks of lm-evaluation-harness:", "ferrule eval ./my-model --tasks arc_easy,hellaswag --limit 100"),
+    ],
+)
+@click.argument("words", nargs=-1, metavar="[MODEL] FILE")
+@click.option("--reference", metavar="MODEL", help="Compare with this model, of the same vocabulary.")
+@click.option(
+    "--reference-quantization",
+    type=click.Choice(QUANTIZATIONS),
+    help="Compare with this format: of MODEL, unless --reference names another. Default there: f32.",
+)
+@click.option("--window", type=click.IntRange(min=2), help="Tokens read at once. Default: 512, or the context.")
+@click.option("--stride", type=click.IntRange(min=1), help="Tokens between windows. Default: half a window.")
+@click.option("--min-context", type=click.IntRange(min=0), default=0, help="Score no token with less before it.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many windows, or examples of each task.")
+@click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Tokens to list.")
+@click.option("--tasks", metavar="NAME,...", help="Run these tasks of lm-evaluation-harness (ferrule[eval]), no FILE.")
+@click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples in front of each question of a task.")
+@click.option(
+    "--include-path",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Look for tasks there too.",
+)
+@click.option("--apply-chat-template", "chat", is_flag=True, help="Put the questions of tasks as conversations.")
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png|svg",
+    help="Draw the distribution of the divergence (ferrule[plot]).",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    words: tuple[str, ...],
+    *,
+    reference: str | None,
+    reference_quantization: str | None,
+    window: int | None,
+    stride: int | None,
+    min_context: int,
+    limit: int | None,
+    worst: int,
+    tasks: str | None,
+    num_fewshot: int | None,
+    include_path: str | None,
+    chat: bool,
+    as_json: bool,
+    picture: Path | None,
+    **loading: Any,
+) -> None:
+    """Measure the perplexity of FILE ("-" is stdin), text in UTF-8, by MODEL or by the model that ships with ferrule.
+
+    FILE is read in windows, half of which overlap, so that each token is scored once. With a reference it is also
+    measured how far the model's probabilities are from that one's.
+    """
+    if tasks is not None:
+        _refuse(context, OF_A_TEXT, "--tasks reads no text")
+        model = _only_model(words)
+        names = list(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
+        _run_tasks(
+            model,
+            loading,
+            names,
+            as_json=as_json,
+            num_fewshot=num_fewshot,
+            include_path=include_path,
+            chat=chat,
+            limit=limit,
+        )
+        return
+    _refuse(context, OF_TASKS, "a text is no task")
+    model, file = _model_and_file(words)
+    compared = reference is not None or reference_quantization is not None
+    if picture is not None:
+        from ferrule._plotting import check_plot
+
+        if not compared:
+            raise click.UsageError("--plot draws the divergence from a reference; give --reference-quantization")
+        check_plot(picture)
+    # What cannot be used later is said before anything is loaded.
+    text = _read(file)
+    other = model if reference is None else check_model(reference)
+    window = _fitting_window(window, model, loading)
+    cutting: dict[str, Any] = {"window": window, "stride": stride, "min_context": min_context, "limit": limit}
+    # One sequence at a time, and none twice.
+    fixed = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    loading = {**loading, **fixed, "max_model_len": loading["max_model_len"] or window}
+    with ExitStack() as stack:
+        llm = stack.enter_context(load(model, loading))
+        if len(text) <= LONGEST_TOKEN * window and (tokens := len(llm.tokenize(text))) < window:
+            raise InvalidParameterError(
+                f"{file} has {tokens} tokens, less than a window of {window}; give a longer text or a smaller --window"
+            )
+        if not compared:
+            with _progress("perplexity") as progress:
+                result = llm.perplexity(text, **cutting, progress=progress)
+            _show(as_json, "show_perplexity", {"file": file, **_facts(llm)}, result)
+            return
+        against = stack.enter_context(_load_reference(other, reference, reference_quantization, loading))
+        with _progress("comparison") as progress:
+            comparison = llm.compare(against, text, **cutting, worst=worst, progress=progress)
+        _show(as_json, "show_comparison", {"file": file, **_facts(llm), "reference": _facts(against)}, comparison)
+        if picture is not None:
+            from ferrule._evaluation.plot import plot
+
+            names = [f"{facts['model']}, {facts['quantization']}" for facts in (_facts(llm), _facts(against))]
+            plot(comparison, " from ".join(names), picture)
+
+
+def _run_tasks(
+    model: str | None,
+    loading: Mapping[str, Any],
+    names: list[str],
+    *,
+    as_json: bool,
+    num_fewshot: int | None,
+    include_path: str | None,
+    chat: bool,
+    limit: int | None,
+) -> None:
+    from ferrule.harness import FerruleLM, run_tasks
+
+    with load(model, loading) as llm:
+        results = run_tasks(
+            FerruleLM(llm), names, num_fewshot=num_fewshot, include_path=include_path, chat=chat, limit=limit
+        )
+        _show(as_json, "show_tasks", _facts(llm), results)
+
+
+def _show(as_json: bool, table: str, facts: Mapping[str, Any], result: Any) -> None:
+    from ferrule._cli import eval_report
+
+    record = eval_report.record(facts, result)
+    if as_json:
+        print(json.dumps(record))
+    else:
+        getattr(eval_report, table)(record)
+
+
+def _facts(llm: LLM) -> dict[str, Any]:
+    info = llm.info()
+    return {name: info[name] for name in ("model", "quantization", "kv_cache_dtype", "isa", "weight_bytes")}
+
+
+def _load_reference(model: str | None, named: str | None, quantization: str | None, loading: Mapping[str, Any]) -> LLM:
+    """The reference, beside the model that is loaded already.
+
+    Raises InsufficientMemoryError where there is no room for both, and as `LLM`.
+    """
+    options = {**loading, "quantization": quantization or "f32"}
+    if named is not None:
+        options["revision"] = None  # of MODEL
+    try:
+        return load(model, options)
+    except InsufficientMemoryError as error:
+        raise InsufficientMemoryError(
+            f"there is no room for the reference beside the model: {error}; a smaller --reference-quantization may fit"
+        ) from error
+
+
+def _fitting_window(window: int | None, model: str | None, loading: Mapping[str, Any]) -> int:
+    """Without `--window` the usual one, or the context where that is shorter.
+
+    Raises InvalidParameterError, and as `read_model_files`.
+    """
+    from ferrule._evaluation import DEFAULT_WINDOW
+
+    context = read_model_files(find_model(model, loading["revision"])).spec.max_position_embeddings
+    context = min(context, loading["max_model_len"] or context)
+    if window is not None and window > context:
+        raise InvalidParameterError(f"--window is {window}; the context is {context} tokens")
+    return window or min(DEFAULT_WINDOW, context)
+
+
+def _only_model(words: tuple[str, ...]) -> str | None:
+    if len(words) > 1:
+        raise click.UsageError(f"{len(words)} arguments; --tasks takes MODEL alone")
+    return check_model(words[0]) if words else None
+
+
+def _model_and_file(words: tuple[str, ...]) -> tuple[str | None, str]:
+    if not 1 <= len(words) <= 2:
+        raise click.UsageError(f"{len(words)} arguments; give MODEL and FILE, or --tasks")
+    *model, file = words
+    return check_model(model[0]) if model else None, file
+
+
+def _read(file: str) -> str:
+    """The text of a file, or of stdin.
+
+    Raises InvalidParameterError.
+    """
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidParameterError(f"{file}: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in a path
+        raise InvalidParameterError(f"{file!r}: {error}") from None
+    if not content.strip():
+        raise InvalidParameterError(f"{file} is empty; it must have text to predict")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidParameterError(
+            f"{file} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}"
+        ) from None
+
+
+def _refuse(context: click.Context, names: set[str], why: str) -> None:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{why}: {parameter.opts[0]} has no meaning beside it")
+
+
+@contextmanager
+def _progress(title: str) -> Generator[Callable[[int, int], None] | None, None, None]:
+    """A bar with the time that is left, on stderr if that is a terminal; taken away at the end."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("windows"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

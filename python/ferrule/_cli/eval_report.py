@@ -1,0 +1,162 @@
+"""What `ferrule eval` measured: as a record for programs, and as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from ferrule._bench.report import console
+from ferrule._evaluation import Comparison, Perplexity
+
+Record = dict[str, Any]
+
+NUMBERS = ("KLD", "context", "p", "reference")
+"""Columns of the worst tokens that stand right: a context ends where the token begins."""
+KLD = {
+    "mean": "mean",
+    "median": "median",
+    "p90": "90 %",
+    "p99": "99 %",
+    "p999": "99.9 %",
+    "max": "maximum",
+}
+
+
+def record(facts: Mapping[str, Any], result: Any) -> Record:
+    """What was evaluated beside what came out; numbers that JSON has no word for are None."""
+    match result:
+        case Perplexity():
+            made = {**facts, **_perplexity(result)}
+        case Comparison():
+            fields = ("perplexity_ratio", "perplexity_ratio_error", "kld", "same_top", "same_top_error", "worst")
+            made = {
+                **facts,
+                **_perplexity(result.model),
+                "reference": {**facts["reference"], **_perplexity(result.reference)},
+                **{name: getattr(result, name) for name in fields},
+            }
+        case _:
+            made = {**facts, "tasks": result}
+    return _finite(made)
+
+
+def show_perplexity(made: Record) -> None:
+    """Prints a model's perplexity."""
+    out = console()
+    out.print(_heading(made), markup=False)
+    out.print(f"perplexity  {_with_error(made, 'perplexity')}", markup=False)
+    out.print(_windows(made), style="dim", markup=False)
+
+
+def show_comparison(made: Record) -> None:
+    """Prints a model beside its reference."""
+    out = console()
+    reference = made["reference"]
+    out.print(_heading(made), markup=False)
+    out.print(f"against {_heading(reference)}\n", markup=False)
+    kld = made["kld"]
+    error = "" if kld["error"] is None else f" ± {kld['error']:.2g}"
+    lines = {
+        "perplexity": _with_error(made, "perplexity"),
+        "of the reference": _with_error(reference, "perplexity"),
+        "ratio": _with_error(made, "perplexity_ratio"),
+        "same top token": f"{made['same_top']:.2%}"
+        + ("" if made["same_top_error"] is None else f" ± {made['same_top_error']:.2%}"),
+        "divergence (KLD, nats)": f"{_number(kld['mean'])}{error}",
+        **{f"  {name}": _number(kld[field]) for field, name in KLD.items() if field != "mean"},
+    }
+    for name, text in lines.items():
+        out.print(f"{name:24}{text}", markup=False)
+    out.print(_windows(made), style="dim", markup=False)
+    if made["worst"]:
+        _show_worst(made["worst"])
+
+
+def show_tasks(made: Record) -> None:
+    """Prints the metrics of each task."""
+    from rich.table import Table
+
+    out = console()
+    out.print(_heading(made), markup=False)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in ("task", "shots", "metric", "value", "±"):
+        table.add_column(name, justify="left" if name in ("task", "metric") else "right", no_wrap=True)
+    for task, figures in made["tasks"].items():
+        for metric, value in figures["metrics"].items():
+            error = figures["errors"].get(metric)
+            cells = (task, str(figures["shots"]), metric, _number(value), "" if error is None else f"{error:.2g}")
+            table.add_row(*map(_escaped, cells))
+    out.print(table)
+
+
+def _show_worst(worst: list[Record]) -> None:
+    from rich.table import Table
+
+    out = console()
+    out.print()
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in ("KLD", "context", "token", "p", "reference", "top", "reference's top"):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+    for token in worst:
+        top, reference_top = token["top"], token["reference_top"]
+        cells = (
+            _number(token["kld"]),
+            _tail(token["context"], 30),
+            repr(token["token"]),
+            f"{token['probability']:.2g}",
+            f"{token['reference_probability']:.2g}",
+            f"{top['text']!r} {top['probability']:.2g}",
+            f"{reference_top['text']!r} {reference_top['probability']:.2g}",
+        )
+        table.add_row(*map(_escaped, cells))
+    out.print(table)
+
+
+def _perplexity(result: Perplexity) -> Record:
+    fields = asdict(result)
+    return {**fields.pop("windowing"), **fields}
+
+
+def _heading(made: Mapping[str, Any]) -> str:
+    return f"{made['model']}  {made['quantization']} weights, {made['kv_cache_dtype']} cache, {made['isa']}"
+
+
+def _windows(made: Mapping[str, Any]) -> str:
+    least = f", each after {made['min_context']} others at the least" if made["min_context"] else ""
+    windows = "1 window" if made["windows"] == 1 else f"{made['windows']} windows"
+    return f"{made['tokens']:,} tokens scored{least}, in {windows} of {made['window']}, {made['stride']} apart"
+
+
+def _with_error(made: Mapping[str, Any], name: str) -> str:
+    error = made[f"{name}_error"]
+    return _number(made[name]) + ("" if error is None else f" ± {error:.2g}")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "infinite"
+    return f"{value:.4f}" if value >= 1 else f"{value:.4g}"
+
+
+def _tail(text: str, characters: int) -> str:
+    """The end of a text in one line."""
+    line = repr(text)[1:-1]
+    return line if len(line) <= characters else f"...{line[-characters + 3 :]}"
+
+
+def _finite(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _finite(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list):
+        return [_finite(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,143 @@
+"""`ferrule explain`: the way from a prompt to its continuation, step by step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ferrule._cli.help import Command
+from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
+from ferrule._cli.prompt import prompt_arguments, split_words
+from ferrule._cli.sampling import greedy_by_default, params, sampling_options, split_options
+from ferrule.outputs import Candidate, Explanation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+@click.command(
+    "explain",
+    cls=Command,
+    examples=[
+        ("Why these tokens?", 'ferrule explain "The capital of France is" -n 3'),
+        (
+            "What did each stage of the sampler drop?",
+            'ferrule explain "Once" --temperature 0.8 --top-p 0.9 --min-p 0.05',
+        ),
+        ("For programs:", 'ferrule explain "Once upon a time," --top 20 --json'),
+    ],
+)
+@prompt_arguments
+@sampling_options(max_tokens=5)
+@model_options
+@prefix_cache_option
+@speculative_options
+@click.option("--top", type=click.IntRange(1, 100), default=8, show_default=True, help="Candidates shown for a token.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:
+    """Show how MODEL continues PROMPT: tokens, candidates, what the sampler dropped, and why it picked."""
+    model, prompt = split_words(words)
+    sampling, loading = split_options(options)
+    wanted = params(sampling)
+    with load(model, loading) as llm:
+        wanted = greedy_by_default(wanted, llm).completed(llm.get_default_sampling_params())
+        tokens = [(token, llm.token_text(token)) for token in llm.tokenize(prompt)]
+        steps = llm.explain(prompt, wanted, candidates=top)
+        if as_json:
+            pieces = [{"token_id": token, "text": text} for token, text in tokens]
+            print(json.dumps({"prompt": prompt, "tokens": pieces, "steps": [asdict(step) for step in steps]}))
+            return
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        _show_prompt(console, prompt, tokens, vocab_size=llm.info()["vocab_size"])
+        text = prompt
+        for number, step in enumerate(steps, start=1):
+            _show_step(console, number, step)
+            text += step.text
+        console.print(f"\n[bold]Text so far[/bold]  {_escaped(text)}")
+
+
+def _show_prompt(console: Console, prompt: str, tokens: Iterable[tuple[int, str]], *, vocab_size: int) -> None:
+    from rich.columns import Columns
+
+    console.print(f"[bold]Prompt[/bold]  {_escaped(prompt)}")
+    console.print(f"[bold]Tokens[/bold]  pieces of a vocabulary of {vocab_size:,}; the model sees only their ids:")
+    # A piece above its id, in as many rows as a long prompt takes.
+    console.print(Columns([f"{_shown(text)}\n[dim]{token}[/dim]" for token, text in tokens], padding=(0, 2)))
+    console.print("The model gives every token a score, its logit; softmax turns scores into probabilities.")
+
+
+def _show_step(console: Console, number: int, step: Explanation) -> None:
+    console.print(f"\n[bold]Token {number}[/bold]")
+    console.print(_candidates(step))
+    if step.stages:
+        console.print(_stages(step))
+    console.print(_escaped(reason(step)))
+
+
+def _candidates(step: Explanation) -> Table:
+    table = _table("token", ("id", "logit", "probability", "after sampling"))
+    table.add_column("", overflow="fold")
+    for candidate in step.candidates:
+        chosen = candidate.token_id == step.token_id
+        table.add_row(
+            _shown(candidate.text),
+            str(candidate.token_id),
+            f"{candidate.logit:.3f}",
+            f"{candidate.probability:.2%}",
+            f"{candidate.final_probability:.2%}" if candidate.dropped_by is None else "-",
+            "<- chosen" if chosen else "" if candidate.dropped_by is None else f"dropped by {candidate.dropped_by}",
+            style="bold green" if chosen else "dim" if candidate.dropped_by is not None else None,
+        )
+    return table
+
+
+def _stages(step: Explanation) -> Table:
+    """What each stage left, and what it made of the token that was chosen."""
+    table = _table("stage", ("tokens left", "entropy", f"probability of {_shown(step.text)}"))
+    chosen = next((c for c in step.candidates if c.token_id == step.token_id), None)
+    for place, stage in enumerate(step.stages):
+        probability = "" if chosen is None else f"{chosen.stage_probabilities[place]:.2%}"
+        table.add_row(stage.name, f"{stage.tokens_left:,}", f"{stage.entropy:.3f} nats", probability)
+    return table
+
+
+def _table(first: str, numbers: Iterable[str]) -> Table:
+    """A name and its numbers. Where a terminal is narrow they are broken, and nothing is left out."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim")
+    table.add_column(first, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def reason(step: Explanation) -> str:
+    """Why the sampler chose this token, in a sentence."""
+    if step.draw is None:
+        return f"Greedy: {step.text!r} has the highest score of those kept."
+    share = next((c for c in step.candidates if c.token_id == step.token_id), None)
+    among = "" if share is None else f", which {share.final_probability:.2%} of all draws do"
+    return f"The random number {step.draw:.4f} falls on {step.text!r}{among}{_dropped(step.candidates)}."
+
+
+def _dropped(candidates: Iterable[Candidate]) -> str:
+    stages = dict.fromkeys(c.dropped_by for c in candidates if c.dropped_by is not None)
+    return f"; {', '.join(stages)} had dropped others" if stages else ""
+
+
+def _shown(text: str) -> str:
+    return _escaped(repr(text)[1:-1].replace(" ", "\N{OPEN BOX}"))
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

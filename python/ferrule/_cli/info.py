@@ -1,0 +1,189 @@
+"""`ferrule info`: what a model is and what it needs here, without loading it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ferrule._api.info import LayerGroup, inspect, layer_groups, ranges, size_text
+from ferrule._cli.help import Command
+from ferrule._cli.layers import attention_words, count_words, ffn_words, frame_words
+from ferrule._cli.model import model_argument, model_options
+from ferrule._loading.shapes import find_shape, shape_names
+from ferrule.archs.spec import Experts, LearnedPositions, ModelSpec, SinusoidalPositions
+
+LABEL = 12
+"""Columns of a line's name."""
+COLUMNS = (60, 110)
+"""The least and the most that a line has."""
+MOST_RANGES = 6
+"""Runs of neighbouring layers that are listed."""
+
+
+@click.command(
+    "info",
+    cls=Command,
+    examples=[
+        ("What ships with ferrule?", "ferrule info"),
+        ("Would this model fit here, and in how many bits?", "ferrule info Qwen/Qwen3-8B --quantization int4"),
+        ("And a well-known shape, with a long context?", "ferrule info --shape llama-8b --max-model-len 32768"),
+    ],
+)
+@model_argument
+@click.option("--shape", type=click.Choice(shape_names()), help="Show this well-known shape, not MODEL.")
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(model: str | None, shape: str | None, as_json: bool, **loading: Any) -> None:
+    """Show what MODEL is, and what it would need in memory beside what there is.
+
+    Weights are not loaded: of their files the headers are read, and models of the hub are not downloaded.
+    """
+    if shape is None:
+        spec, info = inspect(model, **loading)
+    elif model is not None:
+        raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+    else:
+        spec, info = inspect(find_shape(shape), load_format="dummy", **loading)
+        info["model"] = shape
+    if as_json:
+        print(json.dumps(info))
+        return
+    print(f"{info['model']}: {info['architecture']}, {_parameters(info)}\n")
+    columns = min(max(shutil.get_terminal_size((COLUMNS[1], 24)).columns, COLUMNS[0]), COLUMNS[1])
+    for name, text in _lines(spec, info):
+        label = f"{name:{LABEL}}"
+        # A path is not broken, however long.
+        print(textwrap.fill(text, columns, initial_indent=label, subsequent_indent=" " * LABEL, break_long_words=False))
+
+
+def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield ("directory", info["directory"]) if info["file"] is None else ("file", info["file"])
+    yield "context", f"{info['context']:,} tokens"
+    yield "embedding", "; ".join(_embedding(spec))
+    yield from _layers(spec)
+    yield "tokenizer", _tokenizer(info)
+    yield "files", _files(info)
+    yield "weights", _weights(info)
+    yield "cache", _cache(info)
+    yield "memory", _memory(info["memory"])
+    yield "", info["verdict"]
+
+
+def _parameters(info: Mapping[str, Any]) -> str:
+    count, met = info["parameters"], info["parameters_per_token"]
+    return f"{_large(count)} parameters" + (f", of which a token meets {_large(met)}" if met < count else "")
+
+
+def _embedding(spec: ModelSpec) -> Iterator[str]:
+    embedding, head = spec.embedding, spec.head
+    width = f"{spec.hidden_size:,}"
+    if embedding.width is not None:
+        width = f"{embedding.width:,}, projected to {width}"
+    yield f"vocabulary of {spec.vocab_size:,}, {width} wide"
+    if embedding.scale != 1:
+        yield f"times {embedding.scale:.5g}"
+    match embedding.positions:
+        case LearnedPositions():
+            yield "learned positions"
+        case SinusoidalPositions():
+            yield "sinusoidal positions"
+        case None:
+            pass
+    if embedding.token_types:
+        yield f"{embedding.token_types} kinds of tokens"
+    if spec.classifier is not None:
+        yield f"a classifier of {count_words(spec.classifier.labels, 'label')}"
+    if head is None:
+        yield "no head"
+        return
+    yield "tied with the head" if head.tied else "a head of its own"
+    if head.scale != 1:
+        yield f"logits times {head.scale:.4g}"
+    if head.softcap is not None:
+        yield f"capped at {head.softcap:g}"
+
+
+def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    groups = layer_groups(spec)
+    count = len(spec.layers)
+    alike = "1" if count == 1 else f"{count}, all alike" if len(groups) == 1 else f"{count}, of {len(groups)} kinds"
+    yield "layers", alike if spec.causal else f"{alike}; tokens see those after them too"
+    for group in groups:
+        if len(groups) > 1:
+            yield "", _numbers(group)
+        layer = group.layer
+        yield "  attention", attention_words(layer.attention, spec.ropes)
+        yield ("  experts" if isinstance(layer.ffn, Experts) else "  network"), ffn_words(layer.ffn)
+        if frame := frame_words(layer):
+            yield "  norms", frame
+
+
+def _numbers(group: LayerGroup) -> str:
+    runs = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges(group.layers)]
+    more = ["..."] if len(runs) > MOST_RANGES else []
+    return f"{len(group.layers)} of them: {', '.join([*runs[:MOST_RANGES], *more])}"
+
+
+def _tokenizer(info: Mapping[str, Any]) -> str:
+    if not info["tokenizer"]:
+        return "none: prompts must be token ids"
+    template = "with a chat template" if info["chat_template"] else "without a chat template"
+    parsers = {"tool calls": info["tool_call_parser"], "reasoning": info["reasoning_parser"]}
+    if any(parsers.values()):
+        template += f" ({', '.join(f'{name}: {parser}' for name, parser in parsers.items() if parser is not None)})"
+    ends = ", ".join(map(str, info["eos_token_ids"])) or "no token"
+    return f"{template}; output ends with {ends}"
+
+
+def _files(info: Mapping[str, Any]) -> str:
+    count = info["checkpoint_bytes"]
+    if count is None:
+        return "not here"
+    types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
+    stored = [] if info["stored_as"] is None else [info["stored_as"]]
+    how = f"tensors: {types}" if types else "packed"
+    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits a weight", *stored, how])
+
+
+def _weights(info: Mapping[str, Any]) -> str:
+    count, read = info["weight_bytes"], info["weight_bytes_per_token"]
+    each = f"; a token reads {size_text(read)}" if read < count else ""
+    mapped = ", mapped" if info["mapped_bytes"] else ""
+    made = "" if info["conversion"] is None else f"; {info['conversion']}"
+    by_format = info["weight_bytes_by_format"]
+    formats = ", ".join(f"{size_text(of_format)} as {name}" for name, of_format in by_format.items())
+    formats = f" ({formats})" if list(by_format) != [info["quantization"]] else ""
+    of_all = f"{size_text(count)}{formats}, {_bits(count, info)} bits a weight"
+    return f"{info['quantization']}: {of_all}{mapped}{each}{made}"
+
+
+def _cache(info: Mapping[str, Any]) -> str:
+    windows = [group for group in info["kv_windows"] if group["window"] is not None]
+    bounded = [f"{size_text(each['bytes_per_token'])} of it for the last {each['window']:,} alone" for each in windows]
+    return "; ".join([f"{info['kv_cache_dtype']}: {size_text(info['kv_bytes_per_token'])} a token", *bounded])
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    parts = {
+        "weights": memory["weights"] + memory["vectors"],
+        "cache of one sequence": memory["kv_cache"],
+        "buffers": memory["buffers"],
+    }
+    of = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
+    return f"needs {size_text(memory['needed'])} ({of}); {size_text(memory['available'])} are available here"
+
+
+def _bits(count: int, info: Mapping[str, Any]) -> str:
+    return f"{8 * count / info['parameters']:.3g}"
+
+
+def _large(count: int) -> str:
+    for size, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count:,}"

@@ -1,0 +1,152 @@
+"""Layers in words: what a line or two can say of each block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ferrule.archs.spec import (
+    Attention,
+    Clamp,
+    Dense,
+    Experts,
+    Ffn,
+    HeadNorm,
+    HeadProjections,
+    LatentProjections,
+    Layer,
+    Norm,
+    NoScaling,
+    Rope,
+    Router,
+)
+
+OVER = {"head": "each", "each_head": "each, with weights of its own", "heads": "all as one row"}
+
+
+def attention_words(attention: Attention, ropes: Sequence[Rope]) -> str:
+    """`32 heads of 128, 8 key-value heads; rotated, base 500,000; window of 4,096`."""
+    return "; ".join(_attention(attention, ropes))
+
+
+def ffn_words(ffn: Ffn) -> str:
+    """`gated silu, 8,192 wide`, or which experts run."""
+    match ffn:
+        case Dense():
+            return _dense(ffn)
+        case Experts():
+            return "; ".join(_mixture(ffn))
+
+
+def frame_words(layer: Layer) -> str:
+    """Where the norms stand and how the blocks meet: `rms norm before each block`."""
+    return "; ".join(_frame(layer))
+
+
+def count_words(number: int, what: str) -> str:
+    """`1 head`, `4,096 heads`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
+    match attention.projections:
+        case HeadProjections() as heads:
+            width = f"{heads.key_dim:,}"
+            if heads.value_dim != heads.key_dim:
+                width += f" (values {heads.value_dim:,})"
+            shared = "" if heads.kv_heads == attention.heads else f", {count_words(heads.kv_heads, 'key-value head')}"
+            yield f"{count_words(attention.heads, 'head')} of {width}{shared}"
+            usual = heads.key_dim**-0.5
+            if heads.qk_norm is not None:
+                yield _head_norm(heads.qk_norm)
+            if heads.clip is not None:
+                yield f"clipped at {heads.clip:g}"
+        case LatentProjections() as latent:
+            queries = "" if latent.query_rank is None else f", queries of {latent.query_rank:,}"
+            yield f"{count_words(attention.heads, 'head')} over one latent of {latent.kv_rank:,}{queries}"
+            yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,} rotated, values of {latent.value_dim:,}"
+            usual = (latent.nope_dim + latent.rope_dim) ** -0.5
+    yield "not rotated" if attention.rope is None else _rope(ropes[attention.rope], attention)
+    if attention.window is not None:
+        yield f"window of {attention.window:,}"
+    if attention.alibi_slopes is not None:
+        yield "ALiBi"
+    if attention.sinks:
+        yield "sinks"
+    if attention.scale != usual:
+        yield f"scores times {attention.scale:.4g}"
+    if attention.softcap is not None:
+        yield f"capped at {attention.softcap:g}"
+    biases = [
+        name for name, there in (("q, k, v", attention.projections.bias), ("output", attention.output_bias)) if there
+    ]
+    if biases:
+        yield f"biases on {' and '.join(biases)}"
+
+
+def _head_norm(norm: HeadNorm) -> str:
+    after = ", after rotation" if norm.after_rope else ""
+    return f"{_norm(norm.norm)} of queries and keys ({OVER[norm.over]}{after})"
+
+
+def _rope(rope: Rope, attention: Attention) -> str:
+    projections = attention.projections
+    whole = projections.key_dim if isinstance(projections, HeadProjections) else projections.rope_dim
+    part = "" if rope.rotary_dim == whole else f"{rope.rotary_dim} "
+    pairs = ", neighbours paired" if rope.interleaved else ""
+    scaling = "" if isinstance(rope.scaling, NoScaling) else f", {rope.scaling.type} scaling"
+    factor: float | None = getattr(rope.scaling, "factor", None)
+    return f"{part}rotated, base {rope.theta:,.10g}{pairs}{scaling}{'' if factor is None else f' by {factor:g}'}"
+
+
+def _dense(dense: Dense) -> str:
+    match dense:
+        case Dense(clamp=Clamp(alpha=alpha, limit=limit)):
+            kind = f"gated, clamped at {limit:g} (alpha {alpha:g})"
+        case Dense(gated=True):
+            kind = f"gated {dense.activation}"
+        case _:
+            kind = dense.activation
+    return f"{kind}, {dense.intermediate_size:,} wide{', with biases' if dense.bias else ''}"
+
+
+def _mixture(mixture: Experts) -> Iterator[str]:
+    yield f"{mixture.experts_per_token} of {mixture.experts} experts, each {_dense(mixture.expert)}"
+    yield _router(mixture.router)
+    if mixture.shared is not None:
+        yield f"one for all tokens{', gated' if mixture.shared_gate else ''}: {_dense(mixture.shared)}"
+
+
+def _router(router: Router) -> str:
+    parts = [router.scoring.replace("_", " ")]
+    if router.groups > 1:
+        parts.append(f"from {router.groups_chosen} of {router.groups} groups")
+    if router.correction_bias:
+        parts.append("corrected")
+    if router.normalize:
+        parts.append("normalized")
+    if router.scale != 1:
+        parts.append(f"times {router.scale:g}")
+    return ", ".join(parts)
+
+
+def _frame(layer: Layer) -> Iterator[str]:
+    places = {
+        "before": (layer.attention_norm, layer.ffn_norm),
+        "after": (layer.attention_post_norm, layer.ffn_post_norm),
+        "after the sum of": (layer.attention_sum_norm, layer.ffn_sum_norm),
+    }
+    for place, norms in places.items():
+        present = [norm for norm in norms if norm is not None]
+        if present:
+            blocks = "each block" if len(present) == 2 else "both blocks" if layer.parallel else "one block"
+            yield f"{_norm(present[0])} {place} {blocks}"
+    if layer.parallel:
+        yield "blocks side by side"
+    if layer.residual_scale != 1:
+        yield f"what blocks add is times {layer.residual_scale:g}"
+    if layer.residual_after_norm:
+        yield "added to the normed input"
+
+
+def _norm(norm: Norm) -> str:
+    return f"{norm.type} norm"

@@ -1,0 +1,49 @@
+"""`ferrule pull`: downloads a model, so that it is there when it is needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ferrule._api.info import size_text
+from ferrule._cli.help import Command
+from ferrule._loading.packed_cache import weight_bytes
+from ferrule._loading.resolve import EMBEDDED, find_model, is_repository
+
+
+@click.command(
+    "pull",
+    cls=Command,
+    examples=[
+        ("All that a load needs of a repository:", "ferrule pull Qwen/Qwen3-0.6B"),
+        ("One of its GGUF files:", "ferrule pull Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+        ("Then without the network:", "HF_HUB_OFFLINE=1 ferrule chat Qwen/Qwen3-0.6B"),
+    ],
+)
+@click.argument("name", metavar="ORG/REPO[:QUANT]")
+@click.option("--revision", help="Branch, tag or commit.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+def command(name: str, **options: Any) -> None:
+    """Download a model from the Hugging Face hub, and print where it is.
+
+    Files that are here already are not downloaded again. Other programs find them in the same place: HF_HOME moves it,
+    HF_TOKEN opens what is private, HF_ENDPOINT names a mirror, HF_HUB_OFFLINE forbids the network.
+    """
+    if name == EMBEDDED:
+        raise click.UsageError(f"{name!r} ships with ferrule; there is nothing to download")
+    if not is_repository(name):
+        raise click.UsageError(f"{name!r} is not of the form org/repo or org/repo:quantization, or a path that is here")
+    if options["quiet"] or not sys.stderr.isatty():
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+    try:
+        path = find_model(name, options["revision"])
+    except KeyboardInterrupt:
+        print("\ninterrupted; files that are complete stay, and the same command fetches the others", file=sys.stderr)
+        raise
+    print(path)
+    if not options["quiet"]:
+        print(f"{name}: weights of {size_text(weight_bytes(path))}", file=sys.stderr)

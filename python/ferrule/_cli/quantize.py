@@ -1,0 +1,54 @@
+"""`ferrule quantize`: a directory of packed weights that loads at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ferrule._api.calibration import TOKENS
+from ferrule._api.info import size_text
+from ferrule._api.quantization import FORMATS, quantize
+from ferrule._cli.help import Command
+from ferrule._cli.model import ProgressBar, model_argument
+
+
+@click.command(
+    "quantize",
+    cls=Command,
+    examples=[
+        (
+            "Four bits a weight, for `ferrule run my-model-int4`:",
+            "ferrule quantize org/repo --format int4 -o my-model-int4",
+        ),
+        ("Better ones, which take longer to find:", "ferrule quantize org/repo --calibrate text.txt -o my-model-int4"),
+    ],
+)
+@model_argument
+@click.option("--format", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Made, or empty so far."
+)
+@click.option("--overwrite", is_flag=True, help="Replace DIR, if an earlier `ferrule quantize` wrote it.")
+@click.option(
+    "--calibrate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="TEXT",
+    help="A file of text such as the model will read: errors are made where they cost it least. Takes far longer.",
+)
+@click.option(
+    "--calibration-tokens", type=click.IntRange(min=1), default=TOKENS, show_default=True, help="Of TEXT, at the most."
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use.")
+@click.option("--revision", help="Branch, tag or commit of a model on the hub.")
+def command(model: str | None, output: Path, **options: Any) -> None:
+    """Pack the weights of MODEL into DIR, with everything that a load needs besides.
+
+    DIR appears whole at the end, or not at all.
+    """
+    with ProgressBar("quantizing") as bar:
+        written = quantize(model, output, progress=bar.update if sys.stderr.isatty() else None, **options)
+    size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
+    print(f"{written}: {options['format']}, {size}", file=sys.stderr)

@@ -1,0 +1,55 @@
+"""`ferrule rm`: removes models that were downloaded, and packed files."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ferrule._api.info import size_text
+from ferrule._cli.help import Command
+from ferrule._loading.hub_cache import downloads, find_downloads, remove_downloads
+from ferrule._loading.packed_cache import PackedCache
+
+
+@click.command(
+    "rm",
+    cls=Command,
+    examples=[
+        ("A model, with what was packed from it:", "ferrule rm Qwen/Qwen3-0.6B"),
+        ("What was packed alone; the next load packs anew:", "ferrule rm --packed Qwen/Qwen3-0.6B"),
+        ("All packed files:", "ferrule rm --all"),
+    ],
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--packed", is_flag=True, help="Keep the models themselves.")
+@click.option("--all", "everything", is_flag=True, help="Remove all packed files, and keep the models.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a model goes.")
+def command(names: tuple[str, ...], *, packed: bool, everything: bool, yes: bool) -> None:
+    """Remove models and packed files by the names that `ferrule list` shows.
+
+    A model of the hub goes with what was packed from it; other programs that share the cache lose it too, so on a
+    terminal you are asked. A model's directory elsewhere is never touched. Programs that have a file open go on with
+    it.
+    """
+    if bool(names) == everything:
+        raise click.UsageError("give names, or --all")
+    cache = PackedCache.open()
+    entries, models = cache.entries(), downloads()
+    gone = {each.name: each for name in names if not packed for each in find_downloads(name, models)}
+    for name in names:
+        if not any(name in (entry.name, entry.model) for entry in entries) and not (
+            not packed and find_downloads(name, models)
+        ):
+            there = [*(model.name for model in models if not packed), *(entry.name for entry in entries)]
+            raise click.UsageError(f"{name!r} is not in the cache, which has {', '.join(there) or 'nothing'}")
+    chosen = [entry for entry in entries if everything or {entry.name, entry.model} & {*names, *gone}]
+    size = sum(each.bytes for each in gone.values())
+    if gone and not yes and sys.stdin.isatty():
+        click.confirm(f"Remove {', '.join(gone)}, {size_text(size)}?", abort=True, err=True)
+    remove_downloads(gone.values())
+    cache.remove(chosen)
+    if everything:
+        cache.remove_abandoned()
+    size += sum(entry.bytes for entry in chosen)
+    print(f"{len(chosen) + len(gone)} removed, {size_text(size)}", file=sys.stderr)

@@ -1,0 +1,160 @@
+"""`ferrule run-batch`: answers a file of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ferrule._cli.help import Command
+from ferrule._cli.model import (
+    check_model,
+    complete_model,
+    load_progress,
+    loading,
+    model_options,
+    prefix_cache_option,
+    speculative_options,
+)
+from ferrule._loading.resolve import EMBEDDED
+from ferrule._params.sampling import MAX_COUNT
+from ferrule.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from ferrule._batch import Answered, BatchInput, Progress
+
+NEEDED = ("fastapi", "pydantic", "uvicorn")
+"""What the server's protocol is made with."""
+INTERVALS = (0.2, 30.0)
+"""Seconds between two words on how far it is: on a terminal, where they take each other's place, and in a log."""
+
+
+@click.command(
+    "run-batch",
+    cls=Command,
+    examples=[
+        (
+            "Answer every line; the same command goes on where it was interrupted:",
+            "ferrule run-batch in.jsonl out.jsonl",
+        ),
+        ("With a model of the hub:", "ferrule run-batch Qwen/Qwen3-0.6B in.jsonl out.jsonl"),
+        (
+            "Where the requests name another model:",
+            "ferrule run-batch ./my-model in.jsonl out.jsonl --served-model-name gpt-4o-mini",
+        ),
+        ("Ask again what became an error:", "ferrule run-batch in.jsonl out.jsonl --retry-errors"),
+    ],
+)
+@click.argument("words", nargs=-1, required=True, metavar="[MODEL] INPUT OUTPUT", shell_complete=complete_model)
+@click.option("--served-model-name", multiple=True, metavar="NAME", help="What requests may call the model, too.")
+@click.option("--retry-errors", is_flag=True, help="Answer again what OUTPUT has as errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@model_options
+@prefix_cache_option
+@speculative_options
+def command(
+    words: tuple[str, ...], served_model_name: tuple[str, ...], retry_errors: bool, quiet: bool, **options: Any
+) -> None:
+    """Answer the requests in INPUT, a line of JSON each in OpenAI's batch format, in the lines of OUTPUT.
+
+    A line has custom_id, method (POST), url (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Many
+    are answered at once, and written in the order of the input. A line that is no request, or is refused, becomes an
+    error in the output; the others go on, and the exit code is 1. What OUTPUT has already is compared with INPUT by
+    custom_id, and not made again, but for errors with --retry-errors.
+    """
+    model, source, target = _split(words)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InvalidParameterError(f"run-batch needs {', '.join(missing)}: pip install 'ferrule[server]'")
+    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, run_batch
+
+    if source.exists() and target.exists() and source.samefile(target):
+        raise click.UsageError(f"{target}: INPUT and OUTPUT are the same file")
+    names = [model or EMBEDDED, *served_model_name]
+    keywords = loading(options)
+    with BatchInput(source) as requests:
+        check_model_names(requests, names)
+        with BatchOutput(target) as output:
+            answered = output.resume(requests)
+            show = _Shown(requests, answered, quiet=quiet)
+            if retry_errors and answered.failed:
+                output.retry()
+                requests.rewind()
+                answered = Answered()
+            if requests.bytes_read >= requests.bytes:
+                show.end(None)
+            else:
+                from ferrule._api.async_llm import AsyncLLM
+
+                with load_progress() as progress:
+                    llm = AsyncLLM(model, max_queued_requests=MAX_COUNT, progress=progress, **keywords)
+
+                async def answer() -> Progress:
+                    async with llm:
+                        return await run_batch(llm, names, requests, output, answered=answered, notify=show.notify)
+
+                show.end(asyncio.run(answer()))
+    if answered.failed:
+        raise click.ClickException(
+            f"{answered.failed} of {answered.lines} lines of {target} are errors; the first is {answered.failure}; "
+            "--retry-errors answers them again"
+        )
+
+
+def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:
+    if not 2 <= len(words) <= 3:
+        raise click.UsageError(f"{len(words)} arguments; give MODEL, which may be left out, INPUT and OUTPUT")
+    *model, source, target = words
+    if "-" in (source, target):
+        raise click.UsageError("INPUT and OUTPUT must be files, as a run goes on where they end; - is no file")
+    return check_model(model[0]) if model else None, Path(source), Path(target)
+
+
+class _Shown:
+    """How far it is, on stderr."""
+
+    def __init__(self, requests: BatchInput, answered: Answered, *, quiet: bool) -> None:
+        self._requests = requests
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._began = self._said = time.monotonic()
+        if answered.lines and not quiet:
+            errors = f", {answered.failed} of them with errors" if answered.failed else ""
+            print(f"{answered.lines} lines are answered already{errors}", file=sys.stderr)
+
+    def notify(self, progress: Progress) -> None:
+        """Shows it now and then."""
+        now = time.monotonic()
+        if self._quiet or now - self._said < INTERVALS[0 if self._terminal else 1]:
+            return
+        self._said = now
+        share = min(progress.bytes / max(self._requests.bytes, 1), 1)
+        text = f"{share:.0%}: {self._counts(progress)}"
+        if self._terminal:
+            # One that is broken into two could not be taken away.
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr)
+
+    def end(self, progress: Progress | None) -> None:
+        """Says what came of it; None where nothing was left to do."""
+        if self._quiet:
+            return
+        clear = "\r\x1b[K" if self._terminal else ""
+        text = "nothing is left to do" if progress is None else self._counts(progress)
+        print(f"{clear}{text}", file=sys.stderr)
+
+    def _counts(self, progress: Progress) -> str:
+        answered, seconds = progress.answered, time.monotonic() - self._began
+        rate = progress.asked / max(seconds, 1e-9)
+        return f"{_counted(answered.lines, 'line')} answered, {_counted(answered.failed, 'error')}, {rate:.1f} a second"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

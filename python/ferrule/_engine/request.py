@@ -1,0 +1,448 @@
+"""A request while it runs: tokens come in from the engine, text and outputs go out."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule._engine.driver import Work
+from ferrule._params.logits_processors import Logits, LogitsProcessors, room_for_logits
+from ferrule._params.sampling import NUMBERS, WHOLE_NUMBERS, SamplingParams
+from ferrule._text.parsers import MessageDelta, MessageFormat
+from ferrule._text.prompt import ReadPrompt
+from ferrule._text.restrictions import bad_words_ids, breaker_ids
+from ferrule._text.stop import StopStrings
+from ferrule._text.tokenizer import Tokenizer
+from ferrule.errors import InvalidParameterError, RequestFailedError
+from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
+
+if TYPE_CHECKING:
+    from ferrule import _native
+
+
+PROMPT_END = 32
+"""Tokens at a prompt's end that show whether it has begun the reasoning."""
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises InvalidParameterError where a token id of the parameters is outside the vocabulary."""
+    fields: list[tuple[str, Iterable[int]]] = [
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        *((f"bad_words_ids[{index}]", ids) for index, ids in enumerate(params.bad_words_ids)),
+    ]
+    if isinstance(params.prediction, tuple):
+        fields.append(("prediction", params.prediction))
+    for field, ids in fields:
+        for token in ids:
+            if token >= vocab_size:
+                limit = f"the vocabulary has ids from 0 to {vocab_size - 1}"
+                raise InvalidParameterError(f"{field} holds the token id {token}; {limit}")
+
+
+PREDICTED_CHARACTERS = 16
+"""Characters of a prediction that are read for each token that the context has room for: tokens are shorter."""
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """What parameters that are text mean in the model's tokens; the same for every completion."""
+
+    bad_words: list[list[int]]
+    breakers: list[int]
+    prediction: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What requests need to know of the model."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    """Tokens that a request can have, prompt and output together."""
+    limited_by: str
+    """What they are limited by, for messages."""
+    eos_token_ids: tuple[int, ...]
+
+    @cached_property
+    def logits(self) -> Logits:
+        """Where logits processors find the logits, of whichever request has its turn: float32 `[vocab]`."""
+        return room_for_logits(self.vocab_size)
+
+
+def read_prediction(prediction: object, model: Model) -> list[int]:
+    """The tokens of a prediction that is checked; as much of them as may come.
+
+    Raises TokenizerError.
+    """
+    if prediction is None:
+        return []
+    if isinstance(prediction, str):
+        prediction = prediction[: model.max_model_len * PREDICTED_CHARACTERS]
+    ids = model.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str) else prediction
+    # A tokenizer may know tokens that the model has not.
+    known = itertools.takewhile(lambda token: token < model.vocab_size, cast("Sequence[int]", ids))
+    return list(itertools.islice(known, model.max_model_len))
+
+
+class Completion:
+    """One continuation, as it grows. `params` has no field left to the model's defaults."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: ReadPrompt,
+        params: SamplingParams,
+        seed: int,
+        model: Model,
+        *,
+        priority: int,
+        prompt_logprobs_from: int,
+        message_format: MessageFormat | None,
+        restrictions: Restrictions,
+    ) -> None:
+        self.index = index
+        self.seed = (seed + index) % 2**64
+        self.text = ""
+        self.message = None if message_format is None else MessageDelta()
+        """The sum of what is known of the message, where it has a format."""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.entropies: list[float] | None = [] if params.entropy else None
+        self.processors: LogitsProcessors | None = None
+        if params.logits_processors:
+            self.processors = LogitsProcessors(params.logits_processors, prompt.token_ids, model.logits)
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self.step: _native.StepOutput | None = None
+        """The last one, for what the engine says of its times."""
+        # The prompt is that of all completions: the first one's account of it is enough.
+        self._prompt_logprobs = params.prompt_logprobs if index == 0 else None
+        self._prompt_logprobs_from = prompt_logprobs_from
+        nothing: list[TokenLogprobs | None] = [None] * prompt_logprobs_from
+        self.prompt_logprobs = None if self._prompt_logprobs is None else nothing
+        self._priority = priority
+        self._cache_salt = prompt.cache_salt
+        self._params = params
+        self._restrictions = restrictions
+        self.tokenizer = model.tokenizer
+        rest = model.max_model_len - len(prompt.token_ids)
+        self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
+        self.own_stop_ids = set(params.stop_token_ids)
+        ends = () if params.ignore_eos else (*model.eos_token_ids, *prompt.stop_token_ids)
+        self._all_stop_ids = self.own_stop_ids.union(ends)
+        self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._detokenizer = None
+        if model.tokenizer.available or params.stop or message_format is not None:
+            self._detokenizer = model.tokenizer.detokenizer(
+                prompt.token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                keep=frozenset() if message_format is None else message_format.keep,
+            )
+            if params.structured_outputs is not None:
+                # What has a structure is whole by itself: a character that the prompt leaves off in is not part of it.
+                self._detokenizer.flush()
+        self._parser = None
+        if message_format is not None:
+            end = model.tokenizer.decode(prompt.token_ids[-PROMPT_END:], skip_special_tokens=False)
+            # With the prompt in it, the calls of a conversation have different ids even if its seed stays the same.
+            digest = hashlib.blake2b(array("Q", prompt.token_ids)).hexdigest()
+            self._parser = message_format.parser(
+                reasoning_open=message_format.reasoning_open(end), seed=f"{self.seed} {digest}"
+            )
+
+    def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:
+        """The parameters as the engine reads them; stop strings are not its business."""
+        params = self._params
+        return {
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            **{name: getattr(params, name) for name in (*NUMBERS, *WHOLE_NUMBERS)},
+            "dry_sequence_breaker_ids": self._restrictions.breakers,
+            "bad_words": self._restrictions.bad_words,
+            "allowed_token_ids": params.allowed_token_ids,
+            "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
+            "seed": self.seed,
+            "max_tokens": self._max_tokens,
+            "min_tokens": min(params.min_tokens, self._max_tokens),
+            "stop_token_ids": sorted(self._all_stop_ids),
+            "logprobs": 0 if params.logprobs is None and params.ranks else params.logprobs,
+            "entropy": params.entropy,
+            "prompt_logprobs": self._prompt_logprobs,
+            "prompt_logprobs_from": self._prompt_logprobs_from,
+            "priority": self._priority,
+            "cache_salt": self._cache_salt,
+            "trace": trace,
+            "streams": streams,
+            "prediction": list(self._restrictions.prediction),
+        }
+
+    def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
+        """Takes in what a step says of the prompt, before `add` takes the rest.
+
+        On its own since it may be much: AsyncLLM does it outside of the event loop.
+        """
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.extend(map(self._by_token, step.prompt_logprobs))
+
+    def add(self, step: _native.StepOutput) -> StreamDelta:
+        """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
+
+        Raises RequestFailedError where the engine failed on this request, LogitsProcessorError where a processor did.
+        """
+        self.step = step
+        self.raise_error(step)
+        start, text = len(self.token_ids), ""
+        for position, token in enumerate(step.token_ids):
+            self._count(token, step.logprobs[position] if step.logprobs else None)
+            if self.entropies is not None:
+                self.entropies.append(step.entropies[position])
+            last = position == len(step.token_ids) - 1
+            if not (last and step.stop_token is not None and not self._params.include_stop_str_in_output):
+                text += self._read(token)
+            if self._stop.matched is not None:
+                break
+        if self._stop.matched is None and step.finish_reason is not None:
+            self.finish_reason = step.finish_reason
+            self.stop_reason = step.stop_token if step.stop_token in self.own_stop_ids else None
+            text += self._flush()
+        if self._stop.matched is not None:
+            self.finish_reason, self.stop_reason = "stop", self._stop.matched
+        self.text += text
+        logprobs = None if self.logprobs is None else self.logprobs[start:]
+        entropies = None if self.entropies is None else self.entropies[start:]
+        return self._delta(text, self.token_ids[start:], logprobs, entropies)
+
+    def raise_error(self, step: _native.StepOutput) -> None:
+        """Raises what `add` does for a step that says that something failed."""
+        if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
+            raise self.processors.error
+        if step.finish_reason == "error":
+            raise RequestFailedError(step.error or "the engine failed on this request")
+
+    def abort(self) -> StreamDelta:
+        """Ends it where it is: text that was held back comes out."""
+        text = self._flush()
+        self.text += text
+        self.finish_reason = "abort"
+        nothing: list[Any] = []
+        return self._delta(
+            text, [], None if self.logprobs is None else nothing, None if self.entropies is None else nothing
+        )
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, where their log-probabilities are known."""
+        return self.cumulative_logprob / max(len(self.token_ids), 1)
+
+    def output(self) -> CompletionOutput:
+        """The state so far."""
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            seed=self.seed,
+            message=None if self.message is None else self.message.message(),
+            entropies=None if self.entropies is None else list(self.entropies),
+        )
+
+    def _delta(
+        self, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None, entropies: list[float] | None
+    ) -> StreamDelta:
+        return StreamDelta(
+            text,
+            token_ids,
+            logprobs,
+            message=self._told_apart(text),
+            entropies=entropies,
+            index=self.index,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _told_apart(self, text: str) -> MessageDelta | None:
+        if self._parser is None or self.message is None:
+            return None
+        delta = self._parser.feed(text)
+        if self.finish_reason is not None:
+            delta += self._parser.finish()
+        self.message += delta
+        return delta
+
+    def _count(self, token: int, logprobs: _native.TokenLogprobs | None) -> None:
+        self.last_token_time = time.perf_counter()
+        self.first_token_time = self.first_token_time or self.last_token_time
+        self.token_ids.append(token)
+        if logprobs is not None:
+            self.cumulative_logprob += logprobs.sampled[1]
+            if self.logprobs is not None:
+                self.logprobs.append(self._by_token(logprobs))
+
+    def _by_token(self, logprobs: _native.TokenLogprobs) -> TokenLogprobs:
+        texts = self.tokenizer.token_text
+        return {t: Logprob(logprob, rank, texts(t)) for t, logprob, rank in [logprobs.sampled, *logprobs.top]}
+
+    def _read(self, token: int) -> str:
+        if self._detokenizer is None:
+            return ""
+        text = self._detokenizer.feed(token)
+        return text if len(self.token_ids) <= self._params.min_tokens else self._stop.feed(text)
+
+    def _flush(self) -> str:
+        if self._detokenizer is None:
+            return ""
+        return self._stop.feed(self._detokenizer.flush()) + self._stop.flush()
+
+
+class Request:
+    """A prompt and its completions, as they grow.
+
+    `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
+    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model, `grammar` what the
+    outputs must be. `completion` makes the continuations.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: ReadPrompt,
+        params: SamplingParams,
+        seed: int,
+        model: Model,
+        *,
+        priority: int = 0,
+        prompt_logprobs_from: int = 1,
+        message_format: MessageFormat | None = None,
+        lora: _native.LoraAdapter | None = None,
+        grammar: _native.Grammar | None = None,
+        completion: Callable[..., Completion] = Completion,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self._lora = lora
+        self._grammar = grammar
+        self._n = params.n
+        self.ranks = params.ranks
+        """Whether more completions are computed than are told of, which are the best of them."""
+        restrictions = Restrictions(
+            bad_words_ids(params, model.tokenizer),
+            breaker_ids(params, model.tokenizer),
+            read_prediction(params.prediction, model),
+        )
+        self.completions = [
+            completion(
+                index,
+                prompt,
+                params,
+                seed,
+                model,
+                priority=priority,
+                prompt_logprobs_from=prompt_logprobs_from,
+                message_format=message_format,
+                restrictions=restrictions,
+            )
+            for index in range(params.best_of or params.n)
+        ]
+        self.arrival = time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions are."""
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+    def work(self, trace: int | None = None, *, streams: bool = True) -> list[Work]:
+        """What the engine is to do: completions after the first share the first one's prompt.
+
+        `trace` asks it for so many candidates of each choice; `streams` says whether someone waits for each token.
+        """
+        return [
+            Work(
+                self.prompt.token_ids,
+                json.dumps(completion.engine_fields(trace, streams)),
+                completion.index or None,
+                self._lora,
+                completion.processors,
+                self._grammar,
+            )
+            for completion in self.completions
+        ]
+
+    def told(self) -> Sequence[Completion]:
+        """The completions that are told of, in their order: where they are ranked, the best, once all have ended."""
+        if not self.ranks:
+            return self.completions
+        return sorted(self.completions, key=lambda completion: -completion.mean_logprob)[: self._n]
+
+    def progress(self) -> RequestOutput:
+        """The state so far, in a time that does not grow with it: without outputs, and with lists that are shared."""
+        first = self.completions[0]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=[],
+            finished=self.finished,
+            metrics=_metrics(self.arrival, len(self.prompt.token_ids), self.completions),
+            prompt_logprobs=first.prompt_logprobs,
+            num_cached_tokens=None if first.step is None else first.step.cached_tokens,
+        )
+
+    def output(self) -> RequestOutput:
+        """The state so far."""
+        so_far = self.progress()
+        return replace(
+            so_far,
+            prompt_token_ids=list(so_far.prompt_token_ids),
+            outputs=[replace(completion.output(), index=index) for index, completion in enumerate(self.told())],
+            prompt_logprobs=None if so_far.prompt_logprobs is None else list(so_far.prompt_logprobs),
+        )
+
+
+def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completion]) -> RequestMetrics:
+    spans = [
+        (c.first_token_time, c.last_token_time, len(c.token_ids) - 1)
+        for c in completions
+        if c.first_token_time is not None and c.last_token_time is not None
+    ]
+    first = min((first for first, _, _ in spans), default=None)
+    last = max((last for _, last, _ in spans), default=None)
+    gaps = sum(count for _, _, count in spans)
+    waited = sum(last - first for first, last, _ in spans)
+    elapsed = None if first is None or last is None else last - first
+    steps = [c.step for c in completions if c.step is not None]
+    queued = min((step.queued_seconds for step in steps if step.queued_seconds is not None), default=None)
+    answered = min((step.first_token_seconds for step in steps if step.first_token_seconds is not None), default=None)
+    ended = max((step.last_token_seconds for step in steps if step.last_token_seconds is not None), default=None)
+    return RequestMetrics(
+        prompt_tokens=prompt_tokens,
+        output_tokens=sum(len(c.token_ids) for c in completions),
+        time_to_first_token=None if first is None else first - arrival,
+        inter_token_latency=waited / gaps if gaps else None,
+        tokens_per_second=gaps / elapsed if elapsed else None,
+        total_time=(time.perf_counter() if last is None else last) - arrival,
+        queue_time=queued,
+        prefill_time=None if queued is None or answered is None else answered - queued,
+        decode_time=None if answered is None or ended is None else ended - answered,
+        preemptions=sum(step.preemptions for step in steps),
+        drafted_tokens=sum(step.drafted_tokens for step in steps),
+        accepted_tokens=sum(step.accepted_tokens for step in steps),
+    )

@@ -1,0 +1,55 @@
+"""Runs requests on a driver to their end, and gives their pages back whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ferrule._engine.driver import Driver, Inbox
+from ferrule._engine.request import Completion, Request
+from ferrule.outputs import StreamDelta
+
+if TYPE_CHECKING:
+    from ferrule._native import StepOutput
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one completion got in a step."""
+
+    request: Request
+    completion: Completion
+    delta: StreamDelta
+    step: StepOutput
+
+
+def run(
+    driver: Driver, requests: Sequence[Request], trace: int | None = None, *, streams: bool = True
+) -> Generator[Progress, None, None]:
+    """Adds requests and yields what they get until all are finished; closing the generator ends them.
+
+    `trace` asks the engine for so many candidates of each choice; `streams` says whether someone waits for each token.
+
+    Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
+    """
+    pairs = [(request, completion) for request in requests for completion in request.completions]
+    work = [each for request in requests for each in request.work(trace, streams=streams)]
+    inbox = Inbox()
+    try:
+        driver.submit(inbox, work)
+        running = dict(zip(inbox.request_ids, pairs, strict=True))
+        while running:
+            for step in driver.receive(inbox):
+                if step.request_id not in running:  # ended by a stop string in an earlier step
+                    continue
+                request, completion = running[step.request_id]
+                completion.add_prompt_logprobs(step)
+                delta = completion.add(step)
+                if completion.finish_reason is not None:
+                    del running[step.request_id]
+                    if step.finish_reason is None:
+                        driver.abort(step.request_id)
+                yield Progress(request, completion, delta, step)
+    finally:
+        driver.release(inbox)

@@ -1,0 +1,184 @@
+"""How far a model is from a reference: another format of the same weights, over the same windows.
+
+The figures are those of llama.cpp's `--kl-divergence`. Both models are in memory at once, and of their logits one
+window of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ferrule._evaluation.divergence import Divergences, Floats, divergences
+from ferrule._evaluation.perplexity import (
+    Perplexity,
+    Progress,
+    exp,
+    logits_before,
+    mean_and_error,
+    report,
+    windows_of,
+)
+from ferrule._evaluation.subject import Subject
+from ferrule._evaluation.windows import TextOrTokens, Window, Windowing
+from ferrule._params.sampling import MAX_COUNT
+from ferrule._validation import check_whole
+
+CONTEXT_TOKENS = 16
+"""That are shown before a token."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The Kullback-Leibler divergence of the model from the reference over all tokens that were scored, in nats."""
+
+    mean: float
+    error: float
+    """Standard error of the mean, as if tokens were independent; NaN of a single one."""
+    median: float
+    p90: float
+    """What 90 % of the tokens do not exceed."""
+    p99: float
+    p999: float
+    max: float
+
+    @classmethod
+    def of(cls, kld: Floats) -> Divergence:
+        """From that of each token. Quantiles are observed values, the lowest at or above their share."""
+        import numpy as np
+
+        mean, error = mean_and_error(kld)
+        # No interpolation: it would make NaN between two infinities.
+        tail = np.quantile(kld, [0.5, 0.9, 0.99, 0.999, 1], method="inverted_cdf")
+        return cls(mean, error, *map(float, tail))
+
+
+@dataclass(frozen=True)
+class LikelyToken:
+    """What a model held for the likeliest."""
+
+    token_id: int
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class WorstToken:
+    """A token before which the models differed most."""
+
+    kld: float
+    text: int
+    """Which text it is of."""
+    position: int
+    """Among the text's own tokens."""
+    context: str
+    """The tokens before it, a few."""
+    token_id: int
+    token: str
+    """Its text; U+FFFD where it is part of a character."""
+    probability: float
+    """Of this token, by the model."""
+    reference_probability: float
+    top: LikelyToken
+    reference_top: LikelyToken
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model beside a reference."""
+
+    model: Perplexity
+    reference: Perplexity
+    perplexity_ratio: float
+    """The model's over the reference's."""
+    perplexity_ratio_error: float
+    """Standard error, from the differences at each token: far less than the errors of the two suggest."""
+    kld: Divergence
+    same_top: float
+    """The share of tokens before which both held the same token for the likeliest."""
+    same_top_error: float
+    worst: list[WorstToken]
+    """Those with the largest divergence, the largest first."""
+    token_kld: npt.NDArray[np.float64] = field(repr=False, compare=False)
+    """`[tokens]`: the divergence before each token that was scored, in order."""
+
+
+def compare(
+    subject: Subject,
+    reference: Subject,
+    texts: TextOrTokens | Sequence[TextOrTokens],
+    *,
+    window: int | None,
+    stride: int | None,
+    min_context: int,
+    limit: int | None,
+    worst: int,
+    progress: Progress | None,
+) -> Comparison:
+    """See `LLM.compare`."""
+    worst = check_whole("worst", worst, 0, MAX_COUNT)
+    subject.check_same_vocabulary(reference)
+    shorter = min(subject.max_model_len, reference.max_model_len)
+    windowing = Windowing.of(window, stride, min_context, shorter)
+    windows = windows_of(subject, texts, windowing, limit)
+    parts: list[Divergences] = []
+    for done, each in enumerate(windows):
+        report(progress, done, windows)
+        rows, reference_rows = logits_before(subject, each), logits_before(reference, each)
+        parts.append(divergences(rows, reference_rows, np.array(each.targets)))
+    report(progress, len(windows), windows)
+    joined = Divergences.joined(parts)
+    nll_difference, difference_error = _difference(joined)
+    ratio = exp(nll_difference)
+    same_top, same_top_error = mean_and_error((joined.top == joined.reference_top).astype(np.float64))
+    return Comparison(
+        model=Perplexity.of(joined.logprob, len(windows), windowing),
+        reference=Perplexity.of(joined.reference_logprob, len(windows), windowing),
+        perplexity_ratio=ratio,
+        perplexity_ratio_error=ratio * difference_error,
+        kld=Divergence.of(joined.kld),
+        same_top=same_top,
+        same_top_error=same_top_error,
+        worst=list(_worst(subject, windows, joined, worst)),
+        token_kld=joined.kld,
+    )
+
+
+def _difference(joined: Divergences) -> tuple[float, float]:
+    """Of the mean negative log-probabilities."""
+    if not (np.isfinite(joined.logprob).all() and np.isfinite(joined.reference_logprob).all()):
+        return math.nan, math.nan
+    return mean_and_error(joined.reference_logprob - joined.logprob)
+
+
+def _worst(subject: Subject, windows: Sequence[Window], joined: Divergences, count: int) -> Iterator[WorstToken]:
+    """The first of equals comes first."""
+    ends = np.cumsum([len(window.targets) for window in windows])
+    text_of = subject.tokenizer.token_text
+
+    def likely(token_id: int, logprob: float) -> LikelyToken:
+        return LikelyToken(token_id, text_of(token_id), math.exp(logprob))
+
+    largest: list[int] = np.argsort(-joined.kld, kind="stable")[:count].tolist()
+    for index in largest:
+        window = windows[number := int(np.searchsorted(ends, index, side="right"))]
+        offset = index - (0 if number == 0 else int(ends[number - 1]))
+        place = window.first + offset
+        before = window.token_ids[max(0, place - CONTEXT_TOKENS) : place]
+        token_id = window.token_ids[place]
+        yield WorstToken(
+            kld=float(joined.kld[index]),
+            text=window.text,
+            position=window.position + offset,
+            context=subject.tokenizer.decode(before, skip_special_tokens=False) if subject.tokenizer.available else "",
+            token_id=token_id,
+            token=text_of(token_id),
+            probability=math.exp(joined.logprob[index]),
+            reference_probability=math.exp(joined.reference_logprob[index]),
+            top=likely(int(joined.top[index]), float(joined.top_logprob[index])),
+            reference_top=likely(int(joined.reference_top[index]), float(joined.reference_top_logprob[index])),
+        )

@@ -1,0 +1,107 @@
+"""Perplexity: the exponential of the mean negative log-probability of the tokens of a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ferrule._evaluation.divergence import Floats, token_logprobs
+from ferrule._evaluation.subject import Subject
+from ferrule._evaluation.windows import TextOrTokens, Window, Windowing, cut, read_texts
+from ferrule._params.sampling import MAX_COUNT
+from ferrule._validation import check_whole
+from ferrule.errors import PromptError
+
+Progress = Callable[[int, int], None]
+"""Called with the windows that are done and those in all."""
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a model predicts texts."""
+
+    perplexity: float
+    perplexity_error: float
+    """Standard error, by the first term of its series: perplexity x nll_error."""
+    nll: float
+    """Mean negative log-probability of a token, in nats."""
+    nll_error: float
+    """Standard error of that mean, as if tokens were independent; NaN of a single one."""
+    tokens: int
+    """That were scored."""
+    windows: int
+    windowing: Windowing
+
+    @classmethod
+    def of(cls, logprobs: Floats, windows: int, windowing: Windowing) -> Perplexity:
+        """From the log-probability of each token that was scored."""
+        nll, error = mean_and_error(-logprobs)
+        value = exp(nll)
+        return cls(value, value * error, nll, error, len(logprobs), windows, windowing)
+
+
+def perplexity(
+    subject: Subject,
+    texts: TextOrTokens | Sequence[TextOrTokens],
+    *,
+    window: int | None,
+    stride: int | None,
+    min_context: int,
+    limit: int | None,
+    progress: Progress | None,
+) -> Perplexity:
+    """See `LLM.perplexity`."""
+    windowing = Windowing.of(window, stride, min_context, subject.max_model_len)
+    windows = windows_of(subject, texts, windowing, limit)
+    logprobs: list[Floats] = []
+    for done, each in enumerate(windows):
+        report(progress, done, windows)
+        logprobs.append(token_logprobs(logits_before(subject, each), np.array(each.targets)))
+    report(progress, len(windows), windows)
+    return Perplexity.of(np.concatenate(logprobs), len(windows), windowing)
+
+
+def windows_of(
+    subject: Subject, texts: TextOrTokens | Sequence[TextOrTokens], windowing: Windowing, limit: int | None
+) -> list[Window]:
+    """The windows that are evaluated, one at the least: the first `limit` ones.
+
+    Raises PromptError, TokenizerError, InvalidParameterError.
+    """
+    limit = None if limit is None else check_whole("limit", limit, 1, MAX_COUNT)
+    windows = list(cut(read_texts(subject, texts), windowing))
+    if not windows:
+        most = f"{windowing.min_context} tokens before it" if windowing.min_context else "a token before it"
+        raise PromptError(f"no token of the texts can be scored: none has {most}; give a longer text")
+    return windows[:limit]
+
+
+def logits_before(subject: Subject, window: Window) -> npt.NDArray[np.float32]:
+    """The logits `[targets, vocab]` that foretell each token that is scored."""
+    return subject.logits(window.token_ids[:-1], window.first - 1)
+
+
+def report(progress: Progress | None, done: int, windows: Sequence[Window]) -> None:
+    """Tells how far it is."""
+    if progress is not None:
+        progress(done, len(windows))
+
+
+def mean_and_error(values: Floats) -> tuple[float, float]:
+    """The mean and its standard error, as if the values were independent; NaN for the error of a single one."""
+    mean, count = float(values.mean()), len(values)
+    if count < 2 or not math.isfinite(mean):
+        return mean, math.nan
+    return mean, float(values.std(ddof=1)) / math.sqrt(count)
+
+
+def exp(nll: float) -> float:
+    """The exponential, infinite where it is too large for a float."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,44 @@
+"""What evaluation needs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ferrule._text.tokenizer import Tokenizer
+from ferrule.errors import InvalidParameterError
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is evaluated, or that is the reference of one."""
+
+    name: str
+    """For messages."""
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    """Tokens of the longest sequence."""
+    logits: Callable[[list[int], int], npt.NDArray[np.float32]]
+    """Of token ids, those after each from a first one on: float32 `[tokens - first, vocab_size]`."""
+
+    def check_same_vocabulary(self, reference: Subject) -> None:
+        """Raises InvalidParameterError where a token of one is not that of the other: nothing can be compared then."""
+        if self.vocab_size != reference.vocab_size:
+            raise InvalidParameterError(
+                f"the reference {reference.name} has a vocabulary of {reference.vocab_size} tokens, {self.name} one of "
+                f"{self.vocab_size}; it must be the same"
+            )
+        # Who has no tokenizer is compared by ids.
+        if self.tokenizer.available and reference.tokenizer.available:
+            ours, theirs = self.tokenizer.vocabulary(), reference.tokenizer.vocabulary()
+            different = sorted(ours.items() ^ theirs.items(), key=lambda entry: entry[1])
+            if different:
+                token, token_id = different[0]
+                raise InvalidParameterError(
+                    f"the reference {reference.name} has another vocabulary than {self.name}; it must be the same, but "
+                    f"token {token_id} is {token!r} in one alone"
+                )

@@ -1,0 +1,19 @@
+"""From the name of a model or an adapter to its files: where they are, and what they say about it."""
+
+from ferrule._loading.adapter_files import AdapterFiles, read_adapter_files
+from ferrule._loading.model_files import PACKED_METHOD, WEIGHTS, ModelFiles, has_weights, read_model_files
+from ferrule._loading.resolve import EMBEDDED, find_adapter, find_model, is_repository
+
+__all__ = [
+    "EMBEDDED",
+    "PACKED_METHOD",
+    "WEIGHTS",
+    "AdapterFiles",
+    "ModelFiles",
+    "find_adapter",
+    "find_model",
+    "has_weights",
+    "is_repository",
+    "read_adapter_files",
+    "read_model_files",
+]

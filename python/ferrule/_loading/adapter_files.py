@@ -1,0 +1,142 @@
+"""adapter_config.json, as PEFT writes it beside an adapter's tensors: what it says, and what ferrule refuses.
+
+PEFT adds fields with every version, and some change what an adapter computes. So a field that is neither read here
+nor known to be of no consequence must be off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+from ferrule._validation import shown
+from ferrule.archs.config import MAX_LAYERS, Config
+from ferrule.errors import ModelNotFoundError
+
+FILE = "adapter_config.json"
+MAX_RANK = 65_536
+
+_HARMLESS = {
+    # How it was trained.
+    *("task_type", "inference_mode", "lora_dropout", "revision", "ensure_weight_tying"),
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config"),
+    # What it was saved by, and defaults of switches that are off.
+    *("peft_version", "auto_mapping", "megatron_core", "qalora_group_size"),
+    # A, B and what they add are the same for a base that stores its matrices transposed.
+    "fan_in_fan_out",
+}
+_READ = {
+    *("peft_type", "base_model_name_or_path", "bias", "init_lora_weights", "r", "lora_alpha", "use_rslora"),
+    *("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+}
+_BASE_AS_IT_IS = (True, False, "gaussian", "eva", "orthogonal")
+"""Ways to begin a training that leave the base's weights as they are; the others need the base that they made."""
+_NAME = re.compile(r"\^?[\w-]+(?:\\?\.[\w-]+)*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter's directory, read but for its tensors."""
+
+    directory: Path
+    base_model: str | None
+    """What its authors called the model that it is for."""
+    config: AdapterConfig
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """Which modules are changed, and by matrices of which rank and factor."""
+
+    rank: int
+    alpha: float
+    """Numerator of the factor."""
+    rank_stabilized: bool
+    """Whether its denominator is the rank's square root (Kalajdzievski 2023), not the rank."""
+    rank_pattern: list[tuple[str, int]]
+    """Modules that have a rank of their own, by their names' ends; the first that fits counts."""
+    alpha_pattern: list[tuple[str, float]]
+    targets: list[str] | None
+    """The modules, by their names' ends; None where the tensors alone say so."""
+    excluded: list[str]
+    layers: list[int] | None
+
+    def to_json(self) -> str:
+        """As the native module reads it."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+def read_adapter_files(directory: Path) -> AdapterFiles:
+    """Reads an adapter's configuration.
+
+    Raises ModelNotFoundError where there is none, ModelFileError, ConfigError, and UnsupportedModelError for adapters
+    that are more than low-rank updates of linear maps.
+    """
+    try:
+        config = Config.read(directory / FILE)
+    except ModelNotFoundError:
+        raise ModelNotFoundError(f"{directory}: has no {FILE}, so it is no adapter that PEFT saved") from None
+    _refuse_what_is_more(config)
+    base_model = config.text("base_model_name_or_path") if "base_model_name_or_path" in config else None
+    by_tensors = any(_is_pattern(config, field) for field in ("target_modules", "exclude_modules"))
+    # Which of several stacks of layers is meant: the tensors say it better.
+    by_tensors = by_tensors or bool(config.values.get("layers_pattern")) or "target_modules" not in config
+    return AdapterFiles(
+        directory,
+        base_model,
+        AdapterConfig(
+            rank=config.whole("r", high=MAX_RANK),
+            alpha=config.number("lora_alpha", low=0),
+            rank_stabilized=config.flag("use_rslora", default=False),
+            rank_pattern=[
+                (name, each.whole(key, high=MAX_RANK)) for name, key, each in _by_name(config, "rank_pattern")
+            ],
+            alpha_pattern=[(name, each.number(key, low=0)) for name, key, each in _by_name(config, "alpha_pattern")],
+            targets=None if by_tensors else config.texts("target_modules"),
+            excluded=[] if by_tensors else config.texts("exclude_modules"),
+            layers=_layers(config),
+        ),
+    )
+
+
+def _refuse_what_is_more(config: Config) -> None:
+    if config.values.get("peft_type") != "LORA":
+        raise config.unsupported("peft_type", '"LORA"')
+    config.require(bias="none")
+    if "init_lora_weights" in config and config.values["init_lora_weights"] not in _BASE_AS_IT_IS:
+        limit = (
+            f"one of {', '.join(map(json.dumps, _BASE_AS_IT_IS))}; others need weights of the base that they changed"
+        )
+        raise config.unsupported("init_lora_weights", limit)
+    for field, value in config.values.items():
+        if field not in _READ | _HARMLESS and value not in (None, False, [], {}, ""):
+            raise config.unsupported(field, "off (null, false or empty)")
+
+
+def _is_pattern(config: Config, field: str) -> bool:
+    """Whether modules are named by a regular expression, or all at once."""
+    return isinstance(config.values.get(field), str)
+
+
+def _by_name(config: Config, field: str) -> list[tuple[str, str, Config]]:
+    """The entries of an object with modules for fields: the module's name, the field, and the object."""
+    inner = config.inner(field)
+    names: list[tuple[str, str, Config]] = []
+    for key in inner.values:
+        if _NAME.fullmatch(key) is None:
+            found = shown(cast("object", key))
+            raise config.unsupported(field, f"by names of modules or their ends, without patterns like {found}")
+        names.append((key.replace("\\.", "."), key, inner))
+    return names
+
+
+def _layers(config: Config) -> list[int] | None:
+    value = config.values.get("layers_to_transform")
+    if value is None or value == []:
+        return None
+    if isinstance(value, int):
+        return [config.whole("layers_to_transform", low=0, high=MAX_LAYERS)]
+    return config.wholes("layers_to_transform", low=0, high=MAX_LAYERS)

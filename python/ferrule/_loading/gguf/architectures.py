@@ -1,0 +1,405 @@
+"""The architectures that GGUF has a name for and ferrule runs: which config.json a file's metadata stands for.
+
+A line in REGISTRY for each; a function beside it where one says more than a table. What converters change follows
+from llama.cpp's convert_hf_to_gguf.py, and which elements a head's rotation pairs from llama_model_rope_type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ferrule._loading.gguf.file import GgufFile
+from ferrule.archs.config import Config
+
+Derive = Callable[[GgufFile, Config], dict[str, Any]]
+
+
+def nothing(file: GgufFile, config: Config) -> dict[str, Any]:
+    """No fields beyond those of the tables."""
+    return {}
+
+
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """How a GGUF's metadata becomes the fields of a config.json."""
+
+    name: str
+    """In `general.architecture`."""
+    model_type: str
+    """Of the config.json; `derive` may say another."""
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further fields, with their keys behind the architecture's name."""
+    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Fields where there is no key, or none in the file."""
+    derive: Derive = nothing
+    """Fields that take more than a key."""
+    neighbours: bool | None = False
+    """Whether neighbours are what a rotation pairs: converters have put the rows so. None where it is as elsewhere."""
+    rotates: bool = True
+    """Whether positions are rotations."""
+    scaling: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What there is no key for of the rotation's scaling, as config.json has it."""
+    heads: bool = True
+    """Whether keys and values are as wide as `attention.key_length` says."""
+
+
+def has_biases(file: GgufFile) -> dict[str, Any]:
+    """Whether queries, keys and values have biases."""
+    return {"attention_bias": bool({"attn_q.bias", "attn_qkv.bias"} & file.in_layers)}
+
+
+def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) -> dict[str, Any]:
+    """The window, and which layers have it: all but each `every`-th, unless the file says so itself.
+
+    The one of so many that sees everything is the last, or the `first`; of 0 there is none.
+    """
+    metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
+    window = metadata.whole(file.key("attention.sliding_window"), default=0, low=0)
+    layers = config.layers
+    value: object = metadata.values.get(key)
+    if isinstance(value, list):
+        pattern = cast("list[object]", value)
+        if len(pattern) < layers or any(not isinstance(each, (bool, int)) for each in pattern):
+            raise metadata.error(key, f"a whole number, or a list of {layers}, true for layers that have a window")
+        has = [bool(each) for each in pattern[:layers]]
+    else:
+        every = metadata.whole(key, default=every, low=0)
+        has = [every == 0 or (index % every != 0 if first else index % every < every - 1) for index in range(layers)]
+    kinds = ["sliding_attention" if each and window else "full_attention" for each in has]
+    return {"sliding_window": window or None, "layer_types": kinds}
+
+
+def same_base(file: GgufFile) -> None:
+    """Refuses a base of its own for layers that have a window."""
+    for name in ("rope.freq_base", "rope.dimension_count"):
+        own = file.metadata.values.get(file.key(f"{name}_swa"))
+        if own is not None and own != file.metadata.values.get(file.key(name)):
+            raise file.metadata.unsupported(file.key(f"{name}_swa"), f"that of the other layers ({name})")
+
+
+def _llama(file: GgufFile, config: Config) -> dict[str, Any]:
+    if file.metadata.values.get(file.key("expert_count")):
+        return {"model_type": "mixtral", "sliding_window": None}
+    return _biased(file, config)
+
+
+def _biased(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {**has_biases(file), "mlp_bias": "ffn_up.bias" in file.in_layers}
+
+
+def _seed_oss(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {**has_biases(file), "attention_out_bias": "attn_output.bias" in file.in_layers}
+
+
+def _gemma2(file: GgufFile, config: Config) -> dict[str, Any]:
+    same_base(file)
+    # The 27B model alone has another factor on its scores than that of its heads' width.
+    widths = config.head_dim if config.layers != 46 else config.whole("hidden_size") // config.heads
+    return {**sliding(file, config, 2), "query_pre_attn_scalar": widths}
+
+
+def _gemma3(file: GgufFile, config: Config) -> dict[str, Any]:
+    width = config.head_dim if config.layers != 62 else config.whole("hidden_size") // config.heads
+    return {
+        **sliding(file, config, 6),
+        "query_pre_attn_scalar": width,
+        "rope_local_base_freq": file.metadata.number(file.key("rope.freq_base_swa"), default=10_000.0, above=1.0),
+    }
+
+
+def _phi3(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {"sliding_window": file.metadata.whole(file.key("attention.sliding_window"), default=0, low=0) or None}
+
+
+def _mpt(file: GgufFile, config: Config) -> dict[str, Any]:
+    largest = file.metadata.number(file.key("attention.max_alibi_bias"), default=0.0, low=0.0)
+    clamp = file.metadata.number(file.key("attention.clamp_kqv"), default=0.0, low=0.0)
+    return {
+        "attn_config": {"alibi": largest > 0, "alibi_bias_max": largest or 8.0, "clip_qkv": clamp or None},
+        "no_bias": not {"attn_qkv.bias", "ffn_up.bias"} & file.in_layers,
+    }
+
+
+def _falcon(file: GgufFile, config: Config) -> dict[str, Any]:
+    two_norms = "attn_norm_2.weight" in file.in_layers
+    grouped = two_norms or 1 < config.kv_heads < config.heads
+    return {
+        "new_decoder_architecture": grouped,
+        "num_ln_in_parallel_attn": 2 if two_norms else 1,
+        "multi_query": config.kv_heads == 1,
+        "bias": "attn_qkv.bias" in file.in_layers,
+    }
+
+
+def _stablelm(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": "ffn_norm.weight" not in file.in_layers,
+        "use_qkv_bias": "attn_q.bias" in file.in_layers,
+        "qk_layernorm": "attn_q_norm.weight" in file.in_layers,
+    }
+
+
+def _starcoder(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {"multi_query": config.kv_heads == 1}
+
+
+def _starcoder2(file: GgufFile, config: Config) -> dict[str, Any]:
+    window = file.metadata.whole(file.key("attention.sliding_window"), default=0, low=0)
+    return {"use_bias": "attn_q.bias" in file.in_layers, "sliding_window": window or None}
+
+
+def _olmo2(file: GgufFile, config: Config) -> dict[str, Any]:
+    if file.metadata.values.get(file.key("attention.sliding_window")):
+        same_base(file)
+        return {"model_type": "olmo3", **has_biases(file), **sliding(file, config, 4)}
+    return has_biases(file)
+
+
+def _command_r(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {**has_biases(file), "use_qk_norm": "attn_q_norm.weight" in file.in_layers}
+
+
+def _cohere2(file: GgufFile, config: Config) -> dict[str, Any]:
+    same_base(file)
+    return {**has_biases(file), **sliding(file, config, 4)}
+
+
+def _granite(file: GgufFile, config: Config) -> dict[str, Any]:
+    fields = {
+        **_biased(file, config),
+        "attention_multiplier": file.metadata.number(
+            file.key("attention.scale"), default=1 / math.sqrt(config.head_dim)
+        ),
+    }
+    if file.key("expert_shared_feed_forward_length") in file.metadata:
+        fields["model_type"] = "granitemoeshared"
+    return fields
+
+
+def _gpt_oss(file: GgufFile, config: Config) -> dict[str, Any]:
+    same_base(file)
+    if config.whole("moe_intermediate_size") != config.whole("intermediate_size"):
+        # Converters write the width of the experts twice.
+        return {"intermediate_size": config.whole("moe_intermediate_size"), **sliding(file, config, 2)}
+    return sliding(file, config, 2)
+
+
+def _exaone4(file: GgufFile, config: Config) -> dict[str, Any]:
+    same_base(file)
+    return sliding(file, config, 4)
+
+
+def _exaone_moe(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {**_sigmoid(file, config), **_exaone4(file, config)}
+
+
+GATING = {0: None, 1: "softmax", 2: "sigmoid"}
+"""Of `expert_gating_func`: how scores are made of a router's logits."""
+
+
+def gating(file: GgufFile, default: str) -> str:
+    """How a router's scores are made."""
+    key = file.key("expert_gating_func")
+    number = file.metadata.whole(key, default=0, low=0)
+    if number not in GATING:
+        raise file.metadata.unsupported(key, "1 (softmax) or 2 (sigmoid)")
+    return GATING[number] or default
+
+
+def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Mixtures after DeepSeek-V3's."""
+    if gating(file, "sigmoid") != "sigmoid":
+        raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    return {
+        **has_biases(file),
+        "use_qk_norm": "attn_q_norm.weight" in file.in_layers,
+        "norm_topk_prob": file.metadata.flag(file.key("expert_weights_norm"), default=False),
+    }
+
+
+def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
+    """DeepSeek-V2 and V3, which the scores of their experts tell apart.
+
+    Newer files have the widths of the compressed keys and values where older ones had those of the heads.
+    """
+    metadata = file.metadata
+    rope_dim = metadata.whole(file.key("rope.dimension_count"))
+    whole = file.key("attention.key_length_mla")
+    whole = whole if whole in metadata else file.key("attention.key_length")
+    values = file.key("attention.value_length_mla")
+    values = values if values in metadata else file.key("attention.value_length")
+    if metadata.whole(whole) <= rope_dim:
+        raise metadata.error(whole, f"above rope.dimension_count, {rope_dim}")
+    fields: dict[str, Any] = {
+        "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
+        "v_head_dim": metadata.whole(values),
+        "norm_topk_prob": metadata.flag(file.key("expert_weights_norm"), default=False),
+    }
+    # As it is written: a tenth of what config.json has. It has one number for both factors.
+    sharpening = metadata.number(file.key("rope.scaling.yarn_log_multiplier"), default=0.0, low=0.0) * 10
+    if sharpening:
+        fields["rope_scaling"] = {**config.values["rope_scaling"], "mscale": sharpening, "mscale_all_dim": sharpening}
+    if not metadata.values.get(file.key("expert_count")):
+        return {**fields, "model_type": "youtu"}
+    if gating(file, "softmax") == "sigmoid":
+        return {**fields, "model_type": "deepseek_v3", "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    groups = metadata.whole(file.key("expert_group_count"), default=1)
+    method = "greedy" if groups == 1 else "group_limited_greedy"
+    return {**fields, "model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
+
+
+def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
+    """The factors and the width of values are not in the metadata: those are what the published model has."""
+    metadata = file.metadata
+    rope_dim = metadata.whole(file.key("rope.dimension_count"))
+    whole = file.key("attention.key_length")
+    if metadata.whole(whole) <= rope_dim:
+        raise metadata.error(whole, f"above rope.dimension_count, {rope_dim}")
+    return {
+        "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
+        "v_head_dim": file.shape("blk.0.attn_kv_b.weight")[0] // config.heads - (metadata.whole(whole) - rope_dim),
+    }
+
+
+def _ernie(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {"use_bias": "attn_q.bias" in file.in_layers}
+
+
+def _bert(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Of RoBERTa's kin, converters drop the rows before the first position: what is left is a BERT."""
+    return {
+        "max_position_embeddings": file.shape("position_embd.weight")[0],
+        "type_vocab_size": file.shape("token_types.weight")[0],
+    }
+
+
+_LAYER_NORM = "attention.layer_norm_epsilon"
+_EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+_LOCAL_EXPERTS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+_EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
+_ROUTED_EXPERTS = {
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    **_EXPERT_WIDTH,
+}
+_UNROUTED = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GRANITE = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+_ERNIE_MOE = {
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "moe_layer_start_index": "leading_dense_block_count",
+    **_EXPERT_WIDTH,
+}
+
+
+REGISTRY = (
+    GgufArchitecture("arcee", "arcee", derive=_biased, neighbours=True),
+    GgufArchitecture("bert", "bert", {"layer_norm_eps": _LAYER_NORM}, derive=_bert, rotates=False),
+    GgufArchitecture("bloom", "bloom", {"layer_norm_epsilon": _LAYER_NORM}, rotates=False),
+    GgufArchitecture("chatglm", "glm", derive=_biased, neighbours=True),
+    GgufArchitecture(
+        "cohere2",
+        "cohere2",
+        {"layer_norm_eps": _LAYER_NORM, "logit_scale": "logit_scale"},
+        derive=_cohere2,
+        neighbours=True,
+    ),
+    GgufArchitecture(
+        "command-r",
+        "cohere",
+        {"layer_norm_eps": _LAYER_NORM, "logit_scale": "logit_scale"},
+        derive=_command_r,
+        neighbours=True,
+    ),
+    GgufArchitecture(
+        "deepseek2",
+        "deepseek_v2",
+        {**_ROUTED_EXPERTS, "kv_lora_rank": "attention.kv_lora_rank"},
+        _UNROUTED,
+        _deepseek2,
+        neighbours=True,
+        heads=False,
+    ),
+    GgufArchitecture("dots1", "dots1", _ROUTED_EXPERTS, _UNROUTED | {"sliding_window": None}, _sigmoid),
+    GgufArchitecture("ernie4_5", "ernie4_5", derive=_ernie, neighbours=True),
+    GgufArchitecture(
+        "ernie4_5-moe", "ernie4_5_moe", _ERNIE_MOE, {"moe_num_shared_experts": 0}, _ernie, neighbours=True
+    ),
+    GgufArchitecture("exaone4", "exaone4", derive=_exaone4),
+    GgufArchitecture("exaone-moe", "exaone_moe", _ROUTED_EXPERTS, _UNROUTED, _exaone_moe),
+    GgufArchitecture("falcon", "falcon", {"layer_norm_epsilon": _LAYER_NORM}, derive=_falcon),
+    GgufArchitecture("gemma", "gemma"),
+    GgufArchitecture("gemma2", "gemma2", _CAPS, derive=_gemma2),
+    GgufArchitecture("gemma3", "gemma3_text", _CAPS, derive=_gemma3),
+    GgufArchitecture("gemma-embedding", "gemma3_text", _CAPS, {"use_bidirectional_attention": True}, _gemma3),
+    GgufArchitecture("glm4", "glm4", derive=_biased, neighbours=True),
+    GgufArchitecture("glm4moe", "glm4_moe", _ROUTED_EXPERTS, _UNROUTED, _sigmoid),
+    GgufArchitecture(
+        "gpt-oss", "gpt_oss", _LOCAL_EXPERTS | _EXPERT_WIDTH, derive=_gpt_oss, scaling={"truncate": False}
+    ),
+    GgufArchitecture("gpt2", "gpt2", {"layer_norm_epsilon": _LAYER_NORM}, rotates=False),
+    GgufArchitecture(
+        "gptneox", "gpt_neox", {"layer_norm_eps": _LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}
+    ),
+    GgufArchitecture("granite", "granite", _GRANITE, derive=_granite, neighbours=True),
+    GgufArchitecture(
+        "granitemoe",
+        "granitemoe",
+        {**_GRANITE, **_LOCAL_EXPERTS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+        derive=_granite,
+        neighbours=True,
+    ),
+    GgufArchitecture("hunyuan-dense", "hunyuan_v1_dense", derive=_biased),
+    GgufArchitecture("hunyuan-moe", "hunyuan_v1_moe", _EXPERTS, derive=_biased),
+    GgufArchitecture("internlm2", "llama", derive=_biased, neighbours=True),
+    GgufArchitecture("jais2", "jais2", {"layer_norm_eps": _LAYER_NORM}, derive=_biased),
+    GgufArchitecture("llama", "llama", _LOCAL_EXPERTS, derive=_llama, neighbours=True),
+    GgufArchitecture("minicpm3", "minicpm3", {"kv_lora_rank": "attention.kv_lora_rank"}, derive=_minicpm3, heads=False),
+    GgufArchitecture("minimax-m2", "minimax_m2", _LOCAL_EXPERTS),
+    GgufArchitecture("mpt", "mpt", {"layer_norm_epsilon": _LAYER_NORM}, derive=_mpt, rotates=False),
+    GgufArchitecture("nemotron", "nemotron", {"norm_eps": _LAYER_NORM}, derive=_biased),
+    GgufArchitecture("olmo", "olmo", {"clip_qkv": "attention.clamp_kqv"}, derive=_biased, neighbours=True),
+    GgufArchitecture("olmo2", "olmo2", derive=_olmo2),
+    GgufArchitecture("olmoe", "olmoe", _EXPERTS, {"norm_topk_prob": False}, _biased),
+    GgufArchitecture("phi2", "phi", {"layer_norm_eps": _LAYER_NORM}),
+    GgufArchitecture("phi3", "phi3", derive=_phi3),
+    GgufArchitecture("qwen2", "qwen2"),
+    GgufArchitecture(
+        "qwen2moe",
+        "qwen2_moe",
+        {**_EXPERTS, **_EXPERT_WIDTH, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        {"norm_topk_prob": False},
+    ),
+    GgufArchitecture("qwen2vl", "qwen2_vl_text"),
+    GgufArchitecture("qwen3", "qwen3", derive=_biased),
+    GgufArchitecture("qwen3moe", "qwen3_moe", {**_EXPERTS, **_EXPERT_WIDTH}, {"norm_topk_prob": True}, _biased),
+    GgufArchitecture("qwen3vl", "qwen3_vl_text", derive=_biased),
+    GgufArchitecture("qwen3vlmoe", "qwen3_moe", {**_EXPERTS, **_EXPERT_WIDTH}, {"norm_topk_prob": True}, _biased),
+    GgufArchitecture("seed_oss", "seed_oss", derive=_seed_oss),
+    GgufArchitecture("smollm3", "smollm3", derive=_biased, neighbours=True),
+    GgufArchitecture("stablelm", "stablelm", {"layer_norm_eps": _LAYER_NORM}, derive=_stablelm),
+    GgufArchitecture("starcoder", "gpt_bigcode", {"layer_norm_epsilon": _LAYER_NORM}, derive=_starcoder, rotates=False),
+    GgufArchitecture("starcoder2", "starcoder2", {"norm_epsilon": _LAYER_NORM}, derive=_starcoder2),
+)

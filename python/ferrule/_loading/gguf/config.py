@@ -1,0 +1,201 @@
+"""From a GGUF's metadata to a spec: the fields of a config.json, read by the architectures, and what converters change.
+
+Keys are those of ggml's docs/gguf.md and of llama.cpp, whose defaults hold for keys that are missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+from ferrule._loading.gguf.architectures import REGISTRY, GgufArchitecture
+from ferrule._loading.gguf.file import GgufFile
+from ferrule._loading.gguf.tensors import gguf_tensors, splits_latents
+from ferrule.archs import model_spec
+from ferrule.archs.config import MAX_SIZE, Config
+from ferrule.archs.rope import DEFAULT_THETA
+from ferrule.archs.spec import Attention, HeadNorm, HeadProjections, LatentProjections, Layer, ModelSpec, Norm
+from ferrule.errors import UnsupportedModelError
+
+FIELDS = {
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+"""The fields that all architectures share, with their keys."""
+BY_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""Fields whose keys may hold a list of one number for each layer."""
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+
+def gguf_spec(file: GgufFile) -> ModelSpec:
+    """The spec of a model in a GGUF.
+
+    Raises ConfigError for a value outside its limits, UnsupportedModelError for what ferrule does not run.
+    """
+    architecture = _find(file)
+    spec = model_spec(_config(file, architecture))
+    if architecture.neighbours is not None:
+        spec = replace(spec, ropes=[replace(rope, interleaved=architecture.neighbours) for rope in spec.ropes])
+    split = splits_latents(spec, file)
+    spec = replace(
+        spec,
+        final_norm=_plain(spec.final_norm),
+        layers=[_stored(layer, split=split) for layer in spec.layers],
+        prefixes=[],
+    )
+    return replace(spec, tensors=gguf_tensors(spec, file))
+
+
+def _find(file: GgufFile) -> GgufArchitecture:
+    for architecture in REGISTRY:
+        if architecture.name == file.architecture:
+            return architecture
+    names = [architecture.name for architecture in REGISTRY]
+    nearest = difflib.get_close_matches(file.architecture, names, n=1, cutoff=0)
+    names = [*nearest, *(name for name in names if name not in nearest)]
+    raise UnsupportedModelError(
+        f"{file.path}: general.architecture is {file.architecture!r}; of GGUF, ferrule runs {', '.join(names)} "
+        "(nearest first)"
+    )
+
+
+def _config(file: GgufFile, architecture: GgufArchitecture) -> Config:
+    """What the model's config.json would say; errors name the keys."""
+    keys = {field: file.key(name) for field, name in {**FIELDS, **architecture.fields}.items()}
+    values = {field: file.metadata.values[key] for field, key in keys.items() if key in file.metadata}
+    for field in BY_LAYER:
+        values[field] = _same_in_all_layers(file, keys[field], values.get(field))
+    fraction = f"{file.key('rope.dimension_count')} / attention.key_length"
+    config = Config(values, file.path, spellings={**keys, "partial_rotary_factor": fraction})
+    config = config.with_defaults(num_key_value_heads=values["num_attention_heads"])
+    config = config.with_values(
+        num_hidden_layers=_layers(file, config),
+        vocab_size=file.shape(EMBEDDING)[0],
+        tie_word_embeddings=HEAD not in file,
+    )
+    if architecture.heads:
+        config = _with_heads(file, config)
+    if architecture.rotates:
+        config = _with_rope(file, config, architecture)
+    config = config.with_defaults(model_type=architecture.model_type, **architecture.defaults)
+    return config.with_values(**architecture.derive(file, config))
+
+
+def _same_in_all_layers(file: GgufFile, key: str, value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    numbers = cast("list[object]", value)
+    if not numbers or any(number != numbers[0] for number in numbers):
+        raise UnsupportedModelError(f"{file.path}: {key} differs from layer to layer; ferrule runs one for all")
+    return numbers[0]
+
+
+def _layers(file: GgufFile, config: Config) -> int:
+    """Without those that predict further tokens, which are left aside."""
+    layers = config.layers
+    return layers - file.metadata.whole(file.key("nextn_predict_layers"), default=0, low=0, high=layers - 1)
+
+
+def _with_heads(file: GgufFile, config: Config) -> Config:
+    width = config.head_dim
+    if file.metadata.whole(file.key("attention.value_length"), default=width) != width:
+        raise file.metadata.unsupported(file.key("attention.value_length"), f"attention.key_length, {width}")
+    return config.with_values(head_dim=width)
+
+
+def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -> Config:
+    """The rotation: which part of a head, the base, and its scaling."""
+    metadata = file.metadata
+    config = config.with_defaults(rope_theta=DEFAULT_THETA)
+    width = config.head_dim if architecture.heads else 0
+    key = file.key("rope.dimension_count")
+    rotary_dim = metadata.whole(key, default=width or None, low=2, high=width or MAX_SIZE)
+    if rotary_dim % 2:
+        raise metadata.error(key, "an even number")
+    if width:
+        config = config.with_values(partial_rotary_factor=_fraction(rotary_dim, width))
+    return config.with_values(rope_scaling={**_rope_scaling(file, rotary_dim // 2), **architecture.scaling})
+
+
+def _fraction(part: int, whole: int) -> float:
+    """`part / whole`, such that its product with `whole` is not less than `part`."""
+    fraction = part / whole
+    return fraction if int(whole * fraction) == part else math.nextafter(fraction, math.inf)
+
+
+def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
+    """As config.json has it; empty where frequencies are as trained."""
+    metadata, scaling = file.metadata, file.key("rope.scaling.")
+    kind = metadata.text(f"{scaling}type", default="linear")
+    old = file.key("rope.scale_linear")
+    factor_key = f"{scaling}factor" if f"{scaling}factor" in metadata else old
+    # 0 means that there is none.
+    factor = metadata.number(factor_key, default=0.0, low=0.0) or 1.0
+    if "rope_factors_long.weight" in file:
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(file.factors("rope_factors_short.weight", pairs)),
+            "long_factor": list(file.factors("rope_factors_long.weight", pairs)),
+            "attention_factor": metadata.number_or_none(f"{scaling}attn_factor"),
+        }
+    if "rope_freqs.weight" in file:
+        # Llama 3's scaling, worked out: divisors, whatever the length.
+        if kind == "yarn":
+            raise metadata.unsupported(f"{scaling}type", "left out where there is a tensor 'rope_freqs.weight'")
+        factors = list(file.factors("rope_freqs.weight", pairs))
+        return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+    match kind:
+        case "none" | "longrope":
+            return {}
+        case "linear":
+            return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
+        case "yarn":
+            return {
+                "rope_type": "yarn",
+                "factor": factor,
+                "attention_factor": metadata.number_or_none(f"{scaling}yarn_attn_factor"),
+                "beta_fast": metadata.number(f"{scaling}yarn_beta_fast", default=32.0, low=0.0),
+                "beta_slow": metadata.number(f"{scaling}yarn_beta_slow", default=1.0, low=0.0),
+            }
+        case _:
+            raise metadata.unsupported(f"{scaling}type", "none, linear, yarn or longrope")
+
+
+def _stored(layer: Layer, *, split: bool) -> Layer:
+    """A layer as its weights are stored."""
+    return replace(
+        layer,
+        attention=_stored_attention(layer.attention, split=split),
+        attention_norm=_plain(layer.attention_norm),
+        attention_post_norm=_plain(layer.attention_post_norm),
+        attention_sum_norm=_plain(layer.attention_sum_norm),
+        ffn_norm=_plain(layer.ffn_norm),
+        ffn_post_norm=_plain(layer.ffn_post_norm),
+        ffn_sum_norm=_plain(layer.ffn_sum_norm),
+    )
+
+
+def _stored_attention(attention: Attention, *, split: bool) -> Attention:
+    match attention.projections:
+        case LatentProjections() as latent:
+            return replace(attention, projections=replace(latent, split=split))
+        case HeadProjections(qk_norm=HeadNorm() as qk_norm) as heads:
+            qk_norm = replace(qk_norm, norm=_plain(qk_norm.norm))
+            return replace(attention, projections=replace(heads, qk_norm=qk_norm))
+        case _:
+            return attention
+
+
+def _plain(norm: Norm | None) -> Any:
+    """A norm whose weights are stored as they are: converters add what others add when they run."""
+    return None if norm is None else replace(norm, weight_offset=0.0)

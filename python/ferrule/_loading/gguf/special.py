@@ -1,0 +1,71 @@
+"""The tokens of a GGUF that are no text: where texts begin and end, and what ends the model's output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from ferrule._loading.gguf.vocabulary import TOKENS, TokenType, Vocabulary
+from ferrule.archs.config import Config
+
+KEYS: Mapping[str, str] = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # as it is spelled
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "cls_token": "tokenizer.ggml.cls_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
+"""By the names that tokenizer_config.json has for them."""
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos_token": 1, "eos_token": 2, "unk_token": 0},
+    "t5": {"eos_token": 1, "unk_token": 2, "pad_token": 0},
+    "bert": {"bos_token": 101, "sep_token": 102, "unk_token": 100, "pad_token": 0, "mask_token": 103},
+}
+"""By `tokenizer.ggml.model`, for files without a key, where such a token is none of text."""
+
+END_KEYS = (KEYS["eos_token"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+"""Tokens that end the output: of the text, of a turn, of a message."""
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
+)
+"""What ends a turn whether or not there is a key for it: most files have one for the end of the text alone."""
+
+HARMONY = "<|return|>"
+"""What ends an answer in OpenAI's format."""
+
+
+def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """The ids of the special tokens, by their names in KEYS.
+
+    Raises ConfigError for an id that is not in the vocabulary.
+    """
+    metadata, size = vocabulary.metadata, len(vocabulary.tokens)
+    found = {name: metadata.token_ids(key, size) for name, key in KEYS.items()}
+    ids = {name: given[0] for name, given in found.items() if given}
+    defaults = DEFAULTS.get(metadata.text("tokenizer.ggml.model"), {})
+    for name, token_id in defaults.items():
+        if name not in ids and token_id < size and vocabulary.types[token_id] in _NO_TEXT:
+            ids[name] = token_id
+    return ids
+
+
+def end_tokens(metadata: Config, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end the model's output.
+
+    Raises ConfigError for an id that is not in the vocabulary.
+    """
+    ends = [token_id for key in END_KEYS for token_id in metadata.token_ids(key, vocab_size)]
+    tokens: object = metadata.values.get(TOKENS)
+    named = cast("list[object]", tokens)[:vocab_size] if isinstance(tokens, list) else []
+    found = {token: index for index, token in enumerate(named) if isinstance(token, str) and token in _ENDS}
+    if HARMONY in found:
+        # Of this format `<|end|>` ends a message, of which an answer has several.
+        found.pop("<|end|>", None)
+    return tuple(dict.fromkeys([*ends, *found.values()]))
+
+
+_NO_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
+_ENDS = frozenset(ENDS)

@@ -1,0 +1,42 @@
+"""SentencePiece's unigram model (Kudo 2018), as T5 and XLM-RoBERTa have it: the likeliest pieces of a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from ferrule._loading.gguf.vocabulary import TokenType, Vocabulary, read_list
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
+"""How characters are normalized, as SentencePiece compiles it: bytes."""
+
+
+def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
+    """A tokenizer of a file whose `tokenizer.ggml.model` is t5.
+
+    Raises TokenizerError.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    metadata = vocabulary.metadata
+    pieces = list(zip(vocabulary.tokens, map(float, vocabulary.scores()), strict=True))
+    bytes_of = bool(vocabulary.of_type(TokenType.BYTE))
+    backend = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=bytes_of))
+    steps: list[normalizers.Normalizer] = []
+    if CHARACTERS in metadata:
+        numbers = read_list(metadata, CHARACTERS, "bytes")
+        try:
+            steps.append(normalizers.Precompiled(bytes(cast("list[int]", [number & 0xFF for number in numbers]))))
+        except Exception as error:  # what is no map panics in the library, or is refused
+            raise vocabulary.fault(CHARACTERS, numbers, f"a map that SentencePiece compiled: {error}") from error
+    if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", default=True):
+        steps += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    first = metadata.flag("tokenizer.ggml.add_space_prefix", default=True)
+    scheme = "always" if first else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return backend

@@ -1,0 +1,126 @@
+"""A GGUF's vocabulary: its tokens with their kinds, scores and merges, checked before anything is built of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, cast
+
+from ferrule._validation import shown
+from ferrule.archs.config import Config
+from ferrule.errors import TokenizerError
+
+TOKENS = "tokenizer.ggml.tokens"
+TYPES = "tokenizer.ggml.token_type"
+SCORES = "tokenizer.ggml.scores"
+MERGES = "tokenizer.ggml.merges"
+
+
+class TokenType(IntEnum):
+    """What a token is for, in SentencePiece's numbers."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_TYPES = frozenset(TokenType)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens by id."""
+
+    metadata: Config
+    tokens: list[str]
+    """All different; an empty one is called after its id."""
+    types: list[int]
+    """Of TokenType, one for each token."""
+    ids: dict[str, int]
+
+    def of_type(self, *kinds: TokenType) -> list[int]:
+        """The ids of the tokens of these kinds."""
+        return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
+
+    def scores(self) -> list[float]:
+        """One for each token.
+
+        Raises TokenizerError where they are missing, too few, or no finite numbers.
+        """
+        scores = self._list(SCORES, "finite numbers", len(self.tokens))
+        for index, score in enumerate(scores):
+            if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+                raise self.fault(f"{SCORES}[{index}]", score, "a finite number")
+        return scores
+
+    def merges(self, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Pairs of tokens that become one, the most urgent first; all of them among `ids`.
+
+        Raises TokenizerError where they are missing or are no pairs of tokens that make a token.
+        """
+        lines = self._list(MERGES, "pairs of tokens")
+        merges: list[tuple[str, str]] = []
+        for index, line in enumerate(lines):
+            # A token may begin with a space, as far as anybody knows.
+            cut = line.find(" ", 1) if isinstance(line, str) else 0
+            pair = (line[:cut], line[cut + 1 :]) if cut > 0 else ("", "")
+            if pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
+                raise self.fault(f"{MERGES}[{index}]", line, f"two of {TOKENS} that make a third, with a space between")
+            merges.append(pair)
+        return merges
+
+    def fault(self, key: str, value: object, limit: str) -> TokenizerError:
+        """What is wrong with a key, or with an element of it."""
+        return TokenizerError(f"{self.metadata.file}: {key} is {shown(value)}; it must be {limit}")
+
+    def _list(self, key: str, of: str, length: int | None = None) -> list[Any]:
+        return read_list(self.metadata, key, of, length)
+
+
+def read_vocabulary(metadata: Config) -> Vocabulary:
+    """The vocabulary of a model.
+
+    Raises TokenizerError for what cannot be one: tokens that are no strings or come twice, kinds that there are not.
+    """
+    tokens = read_list(metadata, TOKENS, "strings")
+    ids: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if not isinstance(token, str):
+            raise TokenizerError(f"{metadata.file}: {TOKENS}[{index}] is {token!r}; it must be a string")
+        text = tokens[index] = token or f"[EMPTY_{index}]"
+        if ids.setdefault(text, index) != index:
+            raise TokenizerError(
+                f"{metadata.file}: {TOKENS}[{index}] is {text!r}, as [{ids[text]}] is; all must be different"
+            )
+    if TYPES not in metadata:
+        return Vocabulary(metadata, tokens, [TokenType.NORMAL] * len(tokens), ids)
+    types = read_list(metadata, TYPES, "whole numbers", len(tokens))
+    if not set(types) <= _TYPES:
+        index = next(index for index, kind in enumerate(types) if kind not in _TYPES)
+        raise TokenizerError(
+            f"{metadata.file}: {TYPES}[{index}] is {types[index]!r}; it must be a whole number from 0 to {max(_TYPES)}"
+        )
+    return Vocabulary(metadata, tokens, types, ids)
+
+
+def read_list(metadata: Config, key: str, of: str, length: int | None = None) -> list[Any]:
+    """A list of the metadata, of `length` if there is one.
+
+    Raises TokenizerError.
+    """
+    value: object = metadata.values.get(key)
+    if not isinstance(value, list):
+        found = f"is {shown(value)}" if key in metadata.values else "is missing"
+        raise TokenizerError(f"{metadata.file}: {key} {found}; it must be a list of {of}")
+    elements = cast("list[Any]", value)
+    if length is not None and len(elements) != length:
+        raise TokenizerError(
+            f"{metadata.file}: {key} has {len(elements)} elements; it must have {length}, one for each token"
+        )
+    return elements

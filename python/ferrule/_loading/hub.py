@@ -1,0 +1,154 @@
+"""Models of the Hugging Face hub, through its own library: cache, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+from ferrule._loading.gguf_files import choose_model, models_in
+from ferrule.errors import ModelFileError, ModelNotFoundError
+
+SMALL = ["*.json", "*.jinja", "*.txt"]
+"""What says what a model is."""
+WEIGHTS = ["*.safetensors"]
+"""Never pickle: loading one runs code."""
+IGNORED = ["[!0-9]*/*", "?[!_]*/*", "consolidated*"]
+"""Other formats in subdirectories, but not those of sentence-transformers (`1_Pooling`), and the same weights once more
+in Mistral's own layout."""
+
+
+def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The directory of a repository in the cache; what is not there yet is downloaded, of `weights` if they are wanted.
+
+    Raises ModelNotFoundError, ModelFileError.
+    """
+    with _explained(repository, revision):
+        return _snapshot(repository, revision, [*SMALL, *(WEIGHTS if weights else [])], IGNORED)
+
+
+def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The GGUF file of a repository that has this quantization, or the first of its parts.
+
+    What is not in the cache yet is downloaded, unless `weights` are not wanted: a GGUF has everything in one file.
+
+    Raises ModelNotFoundError, which lists the files that there are; ModelFileError.
+    """
+    from huggingface_hub import constants
+
+    parts = choose_model(_files(repository, revision), quantization, repository)
+    directory = _cached(repository, revision)
+    if weights and not constants.is_offline_mode():
+        with _explained(repository, revision):
+            directory = _snapshot(repository, revision, parts)
+    for part in parts:
+        if directory is None or not (directory / part).exists():
+            raise ModelNotFoundError(
+                f"{repository}:{quantization}: {part} is not in the cache {constants.HF_HUB_CACHE}; what a GGUF says "
+                "of its model it says itself, and it is downloaded when the model is loaded"
+            )
+    assert directory is not None  # noqa: S101  # there are parts
+    return directory / parts[0]
+
+
+def gguf_models(repository: str, revision: str | None) -> list[str]:
+    """The models that a repository has as GGUF, by the names of their first files.
+
+    Raises ModelNotFoundError, ModelFileError.
+    """
+    return [parts[0] for parts in models_in(_files(repository, revision)).values()]
+
+
+def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored: list[str] | None = None) -> Path:
+    """What the library downloads, in a thread: it would answer Ctrl-C when the files that it began are complete.
+
+    It gives those up at their next piece instead; files that are complete stay.
+    """
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.utils import tqdm
+
+    given_up = threading.Event()
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> bool | None:
+            if given_up.is_set():
+                raise InterruptedError("the download was given up")
+            return super().update(n)
+
+    done: Future[str] = Future()
+
+    def download() -> None:
+        try:
+            path = snapshot_download(
+                repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, tqdm_class=Bar
+            )
+            done.set_result(path)
+        except BaseException as error:  # whoever waits raises it
+            done.set_exception(error)
+
+    threading.Thread(target=download, name="ferrule-download", daemon=True).start()
+    try:
+        return Path(done.result())
+    except KeyboardInterrupt:
+        given_up.set()
+        raise
+
+
+def _files(repository: str, revision: str | None) -> list[str]:
+    """The paths of a repository's files; of those in the cache where the network is forbidden."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.is_offline_mode():
+        with _explained(repository, revision):
+            return HfApi().list_repo_files(repository, revision=revision)
+    directory = _cached(repository, revision)
+    files = [] if directory is None else [file for file in directory.rglob("*") if file.is_file()]
+    return [file.relative_to(directory).as_posix() for file in files if directory is not None]
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """The directory of what the cache has of a repository."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    reference = folder / "refs" / (revision or constants.DEFAULT_REVISION)
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    directory = folder / "snapshots" / (commit or "")
+    return directory if commit and directory.is_dir() else None
+
+
+@contextmanager
+def _explained(repository: str, revision: str | None) -> Generator[None]:
+    """Turns what the library raises into errors that say what was tried."""
+    from huggingface_hub import constants, errors
+
+    wanted = repository if revision is None else f"{repository}@{revision}"
+    tried = f"tried the directory {Path(repository).absolute()} and {constants.ENDPOINT}/{repository}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{wanted}: access to it must be granted; ask for it at {constants.ENDPOINT}/{repository} "
+            "and set HF_TOKEN to a token that has it"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{wanted}: the repository has no such revision; {tried}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{wanted}: no such model, or a private one (then set HF_TOKEN to a token that may read it); {tried}"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        if constants.is_offline_mode():
+            raise ModelNotFoundError(
+                f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids the network"
+            ) from error
+        raise ModelNotFoundError(
+            f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and the hub cannot be reached "
+            f"({error.__cause__ or error}); {tried}"
+        ) from error
+    except ModelNotFoundError:
+        raise
+    except Exception as error:  # the library's HTTP client and its transfer library have classes of their own
+        raise ModelFileError(f"{wanted}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,128 @@
+"""What of the hub is on this machine: the models in huggingface_hub's own cache, which other programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from ferrule._loading.gguf_files import choose_model, models_in
+from ferrule.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
+
+
+@dataclass(frozen=True)
+class Download:
+    """A model that was downloaded: all of a repository, or one of its GGUF models."""
+
+    name: str
+    """As a load takes it: `org/repo`, or `org/repo:Q4_K_M`."""
+    repository: str
+    bytes: int
+    last_used: float
+    """Seconds since 1970, as far as the file system keeps it."""
+    files: tuple[str, ...] = field(default=(), repr=False)
+    """The parts of a GGUF model; none stands for the whole repository."""
+
+
+def downloads() -> list[Download]:
+    """The models in the cache, what was used last first."""
+    found = [each for repository in _repositories() for each in _downloads(repository)]
+    return sorted(found, key=lambda each: -each.last_used)
+
+
+def find_downloads(name: str, among: Iterable[Download]) -> list[Download]:
+    """Those that a name means: `org/repo` all of a repository, `org/repo:Q4` what a load would take."""
+    repository, _, quantization = name.partition(":")
+    there = [each for each in among if each.repository == repository]
+    if not quantization:
+        return there
+    try:
+        parts = choose_model([file for each in there for file in each.files], quantization, repository)
+    except ModelNotFoundError:
+        return []
+    return [each for each in there if set(each.files) == set(parts)]
+
+
+def remove_downloads(removed: Iterable[Download]) -> None:
+    """Removes models from the cache; with the last model of a repository everything that belongs to it.
+
+    Programs that have a file open go on with it. Raises OSError.
+    """
+    from huggingface_hub import scan_cache_dir
+
+    by_repository: dict[str, list[Download]] = {}
+    for each in removed:
+        by_repository.setdefault(each.repository, []).append(each)
+    repositories = {repository.repo_id: repository for repository in _repositories()}
+    for name, gone in by_repository.items():
+        if name not in repositories:  # another process was quicker
+            continue
+        repository = repositories[name]
+        left = {each.name for each in _downloads(repository)} - {each.name for each in gone}
+        if left:
+            _remove_files(repository, {file for each in gone for file in each.files})
+        else:
+            commits = [revision.commit_hash for revision in repository.revisions]
+            scan_cache_dir().delete_revisions(*commits).execute()
+
+
+def _repositories() -> list[CachedRepoInfo]:
+    from huggingface_hub import errors, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir().repos
+    except errors.CacheNotFound:
+        return []
+    return [repository for repository in repositories if repository.repo_type == "model"]
+
+
+def _downloads(repository: CachedRepoInfo) -> list[Download]:
+    """Of a repository with safetensors one; of others one for each GGUF model; of what is no model none."""
+    files = {_path(file.file_path): file for revision in repository.revisions for file in revision.files}
+    if any(name.endswith(".safetensors") for name in files):
+        name = repository.repo_id
+        return [Download(name, name, repository.size_on_disk, repository.last_accessed)]
+    models = models_in(files)
+    return [
+        Download(
+            f"{repository.repo_id}:{_quantization(model, files)}",
+            repository.repo_id,
+            sum(files[part].size_on_disk for part in parts),
+            max(files[part].blob_last_accessed for part in parts),
+            tuple(parts),
+        )
+        for model, parts in models.items()
+    ]
+
+
+def _path(path: Path) -> str:
+    """Of a file in `snapshots/<commit>/`, its place in the repository."""
+    parts = path.parts
+    return PurePosixPath(*parts[len(parts) - parts[::-1].index("snapshots") + 1 :]).as_posix()
+
+
+def _quantization(model: str, files: Iterable[str]) -> str:
+    """The end of a model's name, if that tells it from the others."""
+    files = list(files)
+    name = PurePosixPath(model).name
+    for short in (name.rsplit("-", 1)[-1], name):
+        try:
+            if choose_model(files, short, "") == models_in(files)[model]:
+                return short
+        except ModelNotFoundError:
+            continue
+    return model
+
+
+def _remove_files(repository: CachedRepoInfo, names: set[str]) -> None:
+    every = [file for revision in repository.revisions for file in revision.files]
+    gone = [file for file in every if _path(file.file_path) in names]
+    kept = {file.blob_path for file in every if file not in gone}
+    for file in gone:
+        file.file_path.unlink(missing_ok=True)
+        if file.blob_path not in kept:
+            file.blob_path.unlink(missing_ok=True)

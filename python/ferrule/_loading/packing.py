@@ -1,0 +1,76 @@
+"""Which file an engine reads its weights from: the model's own, or one in which they are packed already.
+
+The first load of a large model packs its weights into the cache; later ones map that file. Only quantized weights are
+worth it: floating-point numbers are as many bytes packed as they are in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ferrule._loading import ModelFiles, is_repository
+from ferrule._loading.packed_cache import PackedCache, source_digest, weight_bytes
+from ferrule._params.options import EngineOptions
+from ferrule.errors import ModelFileError, ModelWriteError
+
+SMALLEST = 32 << 20
+"""Bytes of a checkpoint below which weights are packed anew at each start: it takes about a second."""
+FLOATS = ("f32", "bf16", "f16")
+
+Progress = Callable[[int, int], None]
+
+
+def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: Progress | None) -> Path:
+    """What an engine with these options loads a model from that is called `name`: a packed file, or its own files.
+
+    Makes the packed file if it is worth it. Where that cannot be written, since the disk is full or the directory not
+    ours, weights are packed in memory, with a RuntimeWarning.
+
+    Raises what loading the checkpoint raises: ModelFileError, ConfigError, KeyboardInterrupt.
+    """
+    if files.packed is not None or not (options.allow_paging or weight_bytes(files.path) >= SMALLEST):
+        return files.weights
+    cache = PackedCache.open(options.packed_cache_limit)
+    if cache.limit == 0:
+        return files.weights
+    from ferrule import _native
+
+    spec, source = files.spec.to_json(), os.fspath(files.path)
+    figures: dict[str, Any] = json.loads(_native.measure(spec, source, options.to_json()))
+    quantization: str = figures["quantization"]
+    if quantization in FLOATS and not options.allow_paging:
+        return files.weights
+    model = name if is_repository(name) else os.fspath(files.path.resolve())
+    digest = source_digest(files.path, spec, quantization)
+    path = cache.path_of(model, quantization, digest)
+    if not _is_whole(spec, path, options):
+        if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
+            return files.weights  # the engine refuses it at once, and says why
+        try:
+            cache.prepare(figures["weight_bytes"] + figures["vector_bytes"])
+            metadata = {"model": model, "source": digest}
+            _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, progress=progress)
+        except ModelWriteError as error:
+            message = f"weights are packed in memory, and will be at the next start: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            return files.weights
+    cache.touch(path)
+    return path
+
+
+def _is_whole(spec: str, path: Path, options: EngineOptions) -> bool:
+    """Whether a packed file is there with everything that the spec asks for."""
+    from ferrule import _native
+
+    if not path.is_file():
+        return False
+    try:
+        _native.measure(spec, os.fspath(path), options.to_json())
+    except ModelFileError:
+        return False
+    return True

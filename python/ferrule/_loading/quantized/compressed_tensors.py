@@ -1,0 +1,74 @@
+"""compressed-tensors, as LLM Compressor describes it."""
+
+from __future__ import annotations
+
+from ferrule._loading.quantized.sizes import bits_among, block, group_size
+from ferrule.archs.config import Config
+from ferrule.archs.spec import CompressedTensors, CompressedWeights
+
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+MIXED = "mixed-precision"
+"""Of the whole, where each group says its own."""
+BITS = {"int": (2, 4, 8), "float": (8,)}
+STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "group", "block")}
+
+
+def compressed_tensors(config: Config) -> CompressedTensors:
+    """Activations run in ferrule's own formats, whatever the file says of theirs.
+
+    Raises ConfigError, UnsupportedModelError.
+    """
+    config.inner("sparsity_config").require(format="dense")
+    if config.inner("transform_config").inner("config_groups").values:
+        raise config.unsupported("transform_config", "missing or empty: rotations are not run")
+    stored = _format(config, default=FORMATS[0], known=(*FORMATS, MIXED))
+    groups = config.inner("config_groups")
+    weights: list[CompressedWeights] = []
+    for name in groups.values:
+        group = groups.inner(name)
+        _format(group, default=FORMATS[0] if stored == MIXED else stored, known=FORMATS)
+        # A group of activations or of the cache alone has no weights.
+        if "weights" in group:
+            found = _weights(group.inner("weights"))
+            weights += [] if found in weights else [found]
+    return CompressedTensors(tuple(weights))
+
+
+def _format(config: Config, *, default: str, known: tuple[str, ...]) -> str:
+    found = config.text("format", default=default)
+    if found not in known:
+        raise config.unsupported("format", f"one of {', '.join(known)}")
+    return found
+
+
+def _weights(config: Config) -> CompressedWeights:
+    kind = "float" if config.text("type", default="int") == "float" else "int"
+    config.require(type=kind, dynamic=False)
+    bits = bits_among(config, "num_bits", BITS[kind])
+    # Where nothing else is said a number of inputs makes groups.
+    size = group_size(config, "group_size") if "group_size" in config else None
+    usual = "group" if size is not None else "channel" if "group_size" in config else "tensor"
+    strategy = config.text("strategy", default=usual)
+    if strategy not in STRATEGIES[kind]:
+        raise config.unsupported("strategy", f"one of {', '.join(STRATEGIES[kind])}")
+    if strategy == "group" and size is None:
+        raise config.error("group_size", "a whole number from 1, as the strategy is group")
+    shape = _block(config) if strategy == "block" else None
+    return CompressedWeights(
+        kind=kind,
+        bits=bits,
+        symmetric=config.flag("symmetric", default=True),
+        group_size=size if strategy == "group" else None,
+        block=shape,
+    )
+
+
+def _block(config: Config) -> tuple[int, int]:
+    """Outputs and inputs: a list, or as text, `128x128`."""
+    value: object = config.values.get("block_structure")
+    if isinstance(value, str) and all(part.isdecimal() for part in value.split("x")):
+        config = config.with_values(block_structure=[int(part[:16]) for part in value.split("x")])
+    found = block(config, "block_structure")
+    if found is None:
+        raise config.error("block_structure", "a list of two whole numbers, as the strategy is block")
+    return found

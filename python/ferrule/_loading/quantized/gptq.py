@@ -1,0 +1,31 @@
+"""GPTQ (Frantar et al. 2022), as AutoGPTQ and GPTQModel describe it."""
+
+from ferrule._loading.quantized.sizes import bits_among, group_size
+from ferrule.archs.config import Config
+from ferrule.archs.spec import Gptq
+
+BITS = (2, 3, 4, 8)
+FORMATS = ("gptq", "gptq_v2")
+"""Of `checkpoint_format`: zero points less 1, and as they are."""
+
+
+def gptq(config: Config) -> Gptq:
+    """Symmetric codes have zero points too: `sym` does not matter.
+
+    Raises ConfigError, UnsupportedModelError.
+    """
+    config.require(is_marlin_format=False, pack_dtype="int32")
+    stored = config.text("checkpoint_format", default=FORMATS[0])
+    if stored not in FORMATS:
+        raise config.unsupported("checkpoint_format", f"one of {', '.join(FORMATS)}")
+    # Modules with bits of their own; those that are merely left out ("-:...") have plain tensors.
+    rules = config.inner("dynamic")
+    for rule in rules.values:
+        if not rule.startswith("-:"):
+            raise rules.unsupported(rule, "a rule that leaves modules out: its name begins with -:")
+    return Gptq(
+        bits=bits_among(config, "bits", BITS),
+        group_size=group_size(config, "group_size"),
+        desc_act=config.flag("desc_act", default=False),
+        zeros_less_one=stored == FORMATS[0],
+    )

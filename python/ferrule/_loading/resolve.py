@@ -1,0 +1,114 @@
+"""Which directory or file a model's name means."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import cast
+
+from ferrule._loading.gguf import is_gguf
+from ferrule._loading.gguf_files import only_model
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
+
+EMBEDDED = "tiny"
+"""The model that ships with ferrule, and the default."""
+CONFIG = "config.json"
+
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w./-]+))?", re.ASCII)
+"""`org/repo`, and which of its GGUF files."""
+
+
+def find_model(model: str | os.PathLike[str] | None, revision: str | None = None, *, weights: bool = True) -> Path:
+    """The directory of a model, or its GGUF file: the embedded one, a local one, or one fetched from the hub.
+
+    Without `weights` nothing but the small files is fetched; what is in the cache already stays. `org/repo:Q4_K_M` is
+    the GGUF of that quantization, whose files are fetched with the weights alone.
+
+    Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
+    """
+    name, path = _named("model", EMBEDDED if model is None else model)
+    if name == EMBEDDED:
+        path = Path(__file__).parent.parent / "models" / EMBEDDED
+    if is_repository(name):
+        return _fetched(name, revision, weights=weights)
+    if revision is not None:
+        raise InvalidParameterError(
+            f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"
+        )
+    if is_gguf(path) and path.exists():
+        return path
+    directory = _local(
+        path,
+        name,
+        "config.json and the weights, or a GGUF file",
+        f"leave the model out, or say {EMBEDDED!r}, for the one that ships with ferrule",
+    )
+    if (directory / CONFIG).exists() or (directory / CONFIG).is_symlink():
+        return directory
+    return only_model(directory) or directory
+
+
+def _fetched(name: str, revision: str | None, *, weights: bool) -> Path:
+    from ferrule._loading.hub import fetch, fetch_gguf, gguf_models
+
+    match = _REPOSITORY.fullmatch(name)
+    assert match is not None  # noqa: S101  # the caller made sure
+    repository, quantization = match.groups()
+    if quantization is not None:
+        return fetch_gguf(repository, quantization, revision, weights=weights)
+    directory = fetch(repository, revision, weights=weights)
+    if not (directory / CONFIG).exists() and (models := gguf_models(repository, revision)):
+        raise ModelNotFoundError(
+            f"{name}: has GGUF files and no {CONFIG}; choose one by its quantization, as in {name}:Q4_K_M, of "
+            f"{', '.join(models)}"
+        )
+    return directory
+
+
+def find_adapter(adapter: str | os.PathLike[str]) -> Path:
+    """The directory of an adapter: a local one, or one fetched from the hub.
+
+    Raises as `find_model`.
+    """
+    name, path = _named("lora_path", adapter)
+    if is_repository(name):
+        from ferrule._loading.hub import fetch
+
+        return fetch(name, None)
+    return _local(path, name, "adapter_config.json and the tensors", "give what PEFT's save_pretrained wrote")
+
+
+def _named(field: str, given: object) -> tuple[str, Path]:
+    """A name as text and as a path."""
+    try:
+        name: object = os.fspath(cast("os.PathLike[str]", given))
+    except TypeError:
+        name = None
+    if not isinstance(name, str):  # a path may be bytes too
+        raise InvalidParameterError(f"{field} is {shown(given)}; it must be a string or a path")
+    if "\0" in name or not name:
+        raise ModelNotFoundError(f"{name!r} is no name of a model")
+    try:
+        return name, Path(name).expanduser()
+    except RuntimeError as error:  # ~user, where there is no such user
+        raise ModelNotFoundError(f"{name!r}: {error}") from None
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name means a repository on the hub: of the form org/repo, or with a quantization, and no local path."""
+    return _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _local(path: Path, name: str, content: str, advice: str) -> Path:
+    try:
+        if path.is_dir():
+            os.scandir(path).close()
+            return path
+        exists = path.exists()
+    except OSError as error:
+        raise ModelFileError(f"{path}: {error.strerror}") from error
+    if exists:
+        raise ModelFileError(f"{path}: a file; give the directory that holds {content}")
+    raise ModelNotFoundError(f"{name!r}: no directory {path.absolute()}, and not of the form org/repo; {advice}")

@@ -1,0 +1,1 @@
+"""Parameters of requests and of the engine: fields, defaults, and checks."""

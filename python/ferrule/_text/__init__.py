@@ -1,0 +1,1 @@
+"""Text on its way to token ids and back: tokenizer, prompts, chat templates, output parsers, stop strings."""

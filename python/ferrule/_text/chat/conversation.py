@@ -1,0 +1,152 @@
+"""Conversations as OpenAI's API writes them, in the form that a model's template reads.
+
+Templates differ in two things, which are found out by rendering a small conversation once:
+
+- Content as a list of parts. A template that writes both parts of a message gets lists as they are where the message
+  is the user's; elsewhere, and from other templates, it gets their text, joined by line breaks. A template that reads
+  nothing but lists gets lists alone.
+- Arguments of tool calls. Templates expect maps, where OpenAI has JSON; those that fail on maps get JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from ferrule._text.chat.render import Message, render_chat
+from ferrule._text.chat.values import Plain
+from ferrule._validation import shown
+from ferrule.errors import ChatTemplateError
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of parts with text, in OpenAI's two APIs."""
+
+_FIRST, _SECOND, _KEY = "A first probe.", "A second probe.", "probe_key"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a template reads."""
+
+    text: bool
+    parts: bool
+    """Of the user's messages."""
+
+
+def adapt_messages(
+    template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The conversation in the form that the template reads.
+
+    Raises ChatTemplateError that names the message and the field.
+    """
+    adapted = Plain().maps(messages, "messages", "messages")
+    tokens = tuple(special_tokens.items())
+    for index, message in enumerate(adapted):
+        where = f"messages[{index}]"
+        if not isinstance(message.get("role"), str):
+            raise ChatTemplateError(f"{where}.role is {shown(message.get('role'))}; it must be text")
+        if "content" in message:
+            content = _checked_content(message["content"], f"{where}.content")
+            message["content"] = _adapt_content(content, message["role"], _reading(template, tokens))
+        if message.get("tool_calls") is not None:
+            _adapt_calls(message, where, template, tokens)
+    return adapted
+
+
+def _checked_content(content: object, where: str) -> str | list[str] | None:
+    """Text, or the texts of all parts."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ChatTemplateError(f"{where} is {shown(content)}; it must be text or a list of parts")
+    texts: list[str] = []
+    for index, part in enumerate(cast("list[object]", content)):
+        held = cast("dict[str, object]", part) if isinstance(part, dict) else {"type": "text", "text": part}
+        kind, text = held.get("type"), held.get("text")
+        if kind not in TEXT_PARTS:
+            raise ChatTemplateError(f"{where}[{index}] has the type {shown(kind)}; ferrule reads text alone")
+        if not isinstance(text, str):
+            raise ChatTemplateError(f"{where}[{index}].text is {shown(text)}; it must be text")
+        texts.append(text)
+    return texts
+
+
+def _adapt_content(content: str | list[str] | None, role: str, reading: Reading) -> object:
+    only_parts = reading.parts and not reading.text
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if only_parts else content
+    if content is None or only_parts or (reading.parts and role == "user"):
+        return content if content is None else [{"type": "text", "text": text} for text in content]
+    return "\n".join(content)
+
+
+def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tuple[tuple[str, str], ...]) -> None:
+    calls = message["tool_calls"]
+    if not isinstance(calls, list):
+        raise ChatTemplateError(f"{where}.tool_calls is {shown(calls)}; it must be a list of maps")
+    if not calls:
+        # Templates ask whether there is a list, and write the frame of a call around nothing.
+        del message["tool_calls"]
+        return
+    for index, call in enumerate(cast("list[object]", calls)):
+        function: object = cast("dict[str, object]", call).get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            found = shown(cast("object", call))
+            raise ChatTemplateError(f"{where}.tool_calls[{index}] is {found}; it must be a map with a function")
+        held = cast("dict[str, Any]", function)
+        held["arguments"] = _adapt_arguments(held.get("arguments"), as_map=_reads_maps(template, tokens))
+
+
+def _adapt_arguments(arguments: object, *, as_map: bool) -> object:
+    """A map, or its JSON. Text that is no JSON of a map stays as it is: a model may have written it."""
+    if isinstance(arguments, dict):
+        held = cast("dict[str, object]", arguments)
+        return held if as_map else json.dumps(held, ensure_ascii=False)
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {} if as_map else "{}"
+    if not as_map or not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed: object = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else arguments
+
+
+@lru_cache(maxsize=64)
+def _reading(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Reading:
+    def shows(content: object) -> bool:
+        text = _probe(template, special_tokens, [{"role": "user", "content": content}])
+        # A template that knows no parts may write the list as Python or JSON shows it: with all its keys.
+        return _FIRST in text and _SECOND in text and _KEY not in text
+
+    parts = [{"type": "text", "text": each, _KEY: True} for each in (_FIRST, _SECOND)]
+    return Reading(text=shows(f"{_FIRST} {_SECOND}"), parts=shows(parts))
+
+
+@lru_cache(maxsize=64)
+def _reads_maps(template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    def shows(arguments: object) -> bool:
+        call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        messages: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "!"},
+        ]
+        text = _probe(template, special_tokens, messages)
+        # As Python shows a map, no model was ever trained to read it.
+        return _KEY in text and f"'{_KEY}'" not in text
+
+    return shows({_KEY: 1}) or not shows(json.dumps({_KEY: 1}))
+
+
+def _probe(template: str, special_tokens: tuple[tuple[str, str], ...], messages: list[Message]) -> str:
+    """The text of a conversation, empty where the template refuses it."""
+    try:
+        return render_chat(template, messages, special_tokens=dict(special_tokens))
+    except ChatTemplateError:
+        return ""

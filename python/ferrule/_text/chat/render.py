@@ -1,0 +1,164 @@
+"""Conversations as text, byte for byte as transformers' `apply_chat_template` renders them (5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import jinja2
+
+from ferrule._text.chat.budget import BUDGET, Budget
+from ferrule._text.chat.sandbox import environment
+from ferrule._text.chat.tools import Tool, tool_schemas
+from ferrule._text.chat.values import Plain
+from ferrule._validation import shown
+from ferrule.errors import ChatTemplateError
+
+Message: TypeAlias = Mapping[str, Any]
+"""`role`, `content`, and whatever else the template reads."""
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+MAX_SOURCE = 1 << 16
+"""Characters of a template; the longest in use have a third of that."""
+MAX_WORDS = 2000
+"""Characters that a template may say when it refuses a conversation."""
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which messages carry what a model thought; templates read the first or the second."""
+GOES_ON = "MESSAGE_GOES_ON_AFTER_THIS_MARK "
+"""Ends the final message while it is rendered, so that its end is found. Templates may cut the space."""
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Tool] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    arguments: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a conversation. `arguments` are further variables of the template.
+
+    `continue_final_message` leaves the last message open: at the end of its content, or of the field so named.
+
+    Raises ChatTemplateError, with the template's own words where it raises an exception.
+    """
+    plain = Plain()
+    conversation = [_with_reasoning(message) for message in plain.maps(messages, "messages", "messages")]
+    if not conversation:
+        raise ChatTemplateError("messages is empty: the conversation must have at least one message")
+    variables: dict[str, Any] = {
+        **special_tokens,
+        **_checked_arguments(arguments, plain),
+        "messages": conversation,
+        "tools": None if tools is None else plain.maps(tool_schemas(tools), "tools", "maps or functions"),
+        "documents": None if documents is None else plain.maps(documents, "documents"),
+        "add_generation_prompt": _checked_flag("add_generation_prompt", add_generation_prompt),
+    }
+    field = "content" if continue_final_message is True else continue_final_message
+    if not isinstance(field, str):
+        _checked_flag("continue_final_message", field)
+        return _rendered(template, variables, plain.characters)
+    if add_generation_prompt:
+        raise ChatTemplateError(
+            "add_generation_prompt and continue_final_message are both set: an answer begins, or one goes on"
+        )
+    final = _mark_end(template, conversation[-1], field)
+    return _cut(_rendered(template, variables, plain.characters), final, field)
+
+
+def _checked_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ChatTemplateError(f"{name} is {shown(value)}; it must be True or False")
+    return value
+
+
+def _checked_arguments(arguments: object, plain: Plain) -> dict[str, Any]:
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise ChatTemplateError(f"chat_template_kwargs is {shown(arguments)}; it must be a map")
+    for name in cast("Mapping[object, object]", arguments):
+        if not isinstance(name, str):
+            raise ChatTemplateError(f"chat_template_kwargs has the name {shown(name)}; it must be text")
+        if name in RESERVED:
+            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is an argument of its own")
+    return plain.copy(cast("object", arguments), "chat_template_kwargs")
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without fields that are None, its reasoning under the names that templates read."""
+    present = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((present[name] for name in REASONING if name in present), None)
+    return present if reasoning is None else {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
+    """Puts the mark at the end of a message's field, and returns the text that it ends."""
+    where = f"continue_final_message is set, but the final message's {field}"
+    value: object = message.get(field)
+    if value is None:
+        raise ChatTemplateError(f"{where} is not there")
+    names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
+    if not any(name in template for name in names):
+        raise ChatTemplateError(f"{where} is a field that the chat template does not read")
+    holder = message
+    if isinstance(value, (list, tuple)):
+        parts = [
+            cast("dict[str, Any]", part)
+            for part in cast("Sequence[object]", value)
+            if isinstance(part, dict) and "text" in part
+        ]
+        if not parts:
+            raise ChatTemplateError(f"{where} has no text")
+        holder, names, value = parts[-1], ["text"], parts[-1]["text"]
+    if not isinstance(value, str):
+        raise ChatTemplateError(f"{where} is {shown(value)}; it must be text")
+    for name in names:
+        holder[name] = value + GOES_ON
+    return value
+
+
+def _cut(text: str, final: str, field: str) -> str:
+    """The text up to the mark."""
+    mark = GOES_ON.strip()
+    if final.strip() not in text or mark not in text:
+        raise ChatTemplateError(
+            f"continue_final_message is set, but the chat template does not write the final message's {field} as it is"
+        )
+    end = text.rindex(mark)
+    # Where the template has cut the space behind the mark, it would have cut the space before it too.
+    return text[:end] if text.startswith(GOES_ON, end) else text[:end].rstrip()
+
+
+def _rendered(template: object, variables: dict[str, Any], characters: int) -> str:
+    if not isinstance(template, str):
+        raise ChatTemplateError(f"the chat template is {shown(template)}; it must be text")
+    if len(template) > MAX_SOURCE:
+        raise ChatTemplateError(f"the chat template has {len(template)} characters; the limit is {MAX_SOURCE}")
+    try:
+        compiled = _compiled(template)
+        token = BUDGET.set(Budget(characters))
+        try:
+            return compiled.render(variables)
+        finally:
+            BUDGET.reset(token)
+    except ChatTemplateError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"chat template: {str(error.message)[:MAX_WORDS]}") from error
+    except RecursionError as error:
+        raise ChatTemplateError("chat template: its blocks, expressions or macros are nested too deeply") from error
+    except Exception as error:  # whatever an expression in it ran into: a missing key, a wrong type
+        raise ChatTemplateError(f"chat template: {type(error).__name__}: {str(error)[:MAX_WORDS]}") from error
+
+
+@lru_cache(maxsize=64)
+def _compiled(template: str) -> jinja2.Template:
+    return environment().from_string(template)

@@ -1,0 +1,174 @@
+"""A message while it is written: which text belongs to which part, and whose whitespace is the format's.
+
+Whitespace beside a marker belongs to the format, so it is left out: around reasoning, and between content and calls.
+Content that goes on after a marker keeps the whitespace before it, or else that behind it. Text without any marker is
+content to the last character.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ferrule._text.parsers.message import MessageDelta, ToolCallDelta
+from ferrule._text.parsers.reader import SPACE
+
+ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+class Draft:
+    """Takes the parts as they are recognized, and gives them out as deltas. `ids` are those of the calls."""
+
+    def __init__(self, ids: Iterator[str]) -> None:
+        self._ids = ids
+        self._used: set[str] = set()
+        self._content = _Prose()
+        self._reasoning = _Prose()
+        self._calls = 0
+        self._news: list[_CallNews] = []
+
+    def content(self, text: str) -> None:
+        """Text of the answer."""
+        self._content.write(text)
+
+    def reasoning(self, text: str) -> None:
+        """Text of the reasoning."""
+        self._reasoning.write(text)
+
+    def begin_content(self) -> None:
+        """The answer begins, or another part of it, on a line of its own."""
+        self._content.begin()
+
+    def begin_reasoning(self) -> None:
+        """Reasoning begins, or another part of it, on a line of its own."""
+        self._reasoning.begin()
+
+    def mark(self) -> None:
+        """Here is a marker: whitespace beside it is not the answer's."""
+        self._content.mark()
+
+    def call(self, name: str, call_id: str | None = None) -> None:
+        """A call begins, and stands. It gets an id of its own where the model gave it none, or one that is taken."""
+        self._content.mark()
+        if call_id is None or call_id in self._used:
+            call_id = next(new for new in self._ids if new not in self._used)
+        self._used.add(call_id)
+        self._news.append(_CallNews(self._calls, call_id, name))
+        self._calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Text of the arguments of the call that began last."""
+        if not self._news:
+            self._news.append(_CallNews(self._calls - 1, None, None))
+        self._news[-1].arguments.append(text)
+
+    def string_in_arguments(self, text: str) -> None:
+        """Text within a JSON string of those arguments."""
+        self.arguments(quoted(text)[1:-1])
+
+    def end(self) -> None:
+        """The message is over."""
+        self._content.end()
+
+    def take(self) -> MessageDelta:
+        """What is new since the last time."""
+        news, self._news = self._news, []
+        calls = [ToolCallDelta(call.index, call.id, call.name, "".join(call.arguments)) for call in news]
+        return MessageDelta(self._content.take(), self._reasoning.take(), calls)
+
+
+class Arguments:
+    """The arguments of a call that the model did not write as JSON, made into a JSON object one by one."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._before = "{"
+
+    def add(self, key: str, value: str) -> None:
+        """An argument whose value is this JSON, or as much of it as there is yet."""
+        self._draft.arguments(f"{self._before}{quoted(key)}: {value}")
+        self._before = ", "
+
+    def cut(self, key: str, text: str) -> None:
+        """The argument in which the output broke off: the object stays open, so that nobody takes it for whole."""
+        self.add(key, quoted(text)[:-1])
+
+    def end(self) -> None:
+        """There are no more."""
+        self._draft.arguments("{}" if self._before == "{" else "}")
+
+
+def quoted(text: str) -> str:
+    """A text as JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def call_ids(prefix: str, length: int, seed: int | str | None) -> Iterator[str]:
+    """Ids without end: `prefix` and so many letters and digits; a seed gives the same ones again."""
+    generator = random.Random(seed)
+    while True:
+        yield prefix + "".join(generator.choices(ALPHANUMERIC, k=length))
+
+
+@dataclass
+class _CallNews:
+    index: int
+    id: str | None
+    name: str | None
+    arguments: list[str] = field(default_factory=list[str])
+
+
+class _Prose:
+    """A part of the message, without the whitespace beside markers, or with that of one side between two texts."""
+
+    def __init__(self) -> None:
+        self._new: list[str] = []
+        self._space: list[str] = []
+        """Whitespace that counts where more text follows."""
+        self._begun = False
+        self._before: str | None = None
+        """What stands in place of the whitespace before the next text; None where that counts."""
+        self._marked = False
+        """Whether a marker stands behind the last text."""
+
+    def write(self, text: str) -> None:
+        if self._before is not None:
+            text = text.lstrip(SPACE)
+            if not text:
+                return
+            self._new.append(self._before)
+            self._before = None
+        end = len(text.rstrip(SPACE))
+        if end:
+            self._new += [*self._space, text[:end]]
+            self._space.clear()
+            self._begun, self._marked = True, False
+        if end < len(text):
+            self._space.append(text[end:])
+
+    def begin(self) -> None:
+        """What follows is on a line of its own."""
+        self._space.clear()
+        self._before = "\n" if self._begun else ""
+
+    def mark(self) -> None:
+        """Here is a marker."""
+        if not self._begun:
+            self.begin()
+        elif self._space:
+            self._before = "".join(self._space)
+            self._space.clear()
+        self._marked = True
+
+    def end(self) -> None:
+        if not self._marked:
+            self._new += self._space
+            self._space.clear()
+
+    def take(self) -> str | None:
+        new = "".join(self._new)
+        self._new.clear()
+        return new or None

@@ -1,0 +1,158 @@
+"""The parsers by name: one line each. The names are vLLM's, where it has the parser.
+
+A chat template tells which one a model needs, by markers that no other family's template has.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ferrule._text.parsers import deepseek, gemma4, harmony, hermes, mistral, qwen3_coder
+from ferrule._text.parsers.gemma3 import gemma3
+from ferrule._text.parsers.llama import TAG_END, TAGS, llama_json, llama_pythonic
+from ferrule._text.parsers.reader import Read
+from ferrule._text.parsers.state import State, Thought
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError
+
+THINK = Thought("<think>", "</think>", anywhere=False)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What parsers of both kinds have."""
+
+    names: tuple[str, ...]
+    """What it may be called; the first is the one that detection gives."""
+    marks: tuple[str, ...]
+    """One of these in a chat template tells the family."""
+    keep: frozenset[str]
+    """Special tokens that the parser needs in the text."""
+    model_types: tuple[str, ...] = ()
+    """In config.json, of models that may come without a chat template."""
+    unless: tuple[str, ...] = ()
+    """In a chat template, none of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallFamily(Family):
+    """A form of calls."""
+
+    read: Callable[[State], Read[None]]
+    call_id: tuple[str, int] = ("call_", 24)
+    """What ids begin with, and how many letters and digits follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningFamily(Family):
+    """Markers around reasoning."""
+
+    thought: Thought
+
+
+HARMONY = ToolCallFamily(("openai",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), read=harmony.harmony)
+
+# The first one whose marks a template has is taken: those whose marks may stand in another's template come last.
+TOOL_CALL_PARSERS = (
+    HARMONY,
+    ToolCallFamily(
+        ("deepseek_v3", "deepseek_v31"),
+        (deepseek.CALLS_BEGIN,),
+        frozenset({*deepseek.INSIDE, deepseek.SEPARATOR}),
+        ("deepseek_v3",),
+        read=deepseek.deepseek,
+    ),
+    ToolCallFamily(("gemma4",), (gemma4.GEMMA4.begin,), gemma4.GEMMA4.keep, read=gemma4.gemma4),
+    ToolCallFamily(
+        ("functiongemma",), (gemma4.FUNCTIONGEMMA.begin,), gemma4.FUNCTIONGEMMA.keep, read=gemma4.functiongemma
+    ),
+    ToolCallFamily(
+        ("mistral",),
+        (mistral.CALLS,),
+        frozenset({mistral.CALLS, mistral.CALL_ID, mistral.ARGS}),
+        read=mistral.mistral,
+        call_id=("", mistral.ID_LENGTH),
+    ),
+    ToolCallFamily(
+        ("qwen3_coder", "qwen3_xml"),
+        (qwen3_coder.FUNCTION,),
+        frozenset({qwen3_coder.BEGIN, qwen3_coder.END}),
+        read=qwen3_coder.qwen3_coder,
+    ),
+    ToolCallFamily(
+        ("hermes",),
+        (hermes.BEGIN,),
+        frozenset({hermes.BEGIN, hermes.END}),
+        unless=("<arg_key>",),  # GLM, whose tags hold something else
+        read=hermes.hermes,
+    ),
+    ToolCallFamily(
+        ("pythonic", "llama4_pythonic"), ("[func_name1(",), frozenset({*TAGS, TAG_END}), read=llama_pythonic
+    ),
+    ToolCallFamily(("llama3_json", "llama4_json"), TAGS, frozenset({*TAGS, TAG_END}), read=llama_json),
+    ToolCallFamily(("gemma3",), ("<start_of_turn>",), frozenset(), read=gemma3),
+)
+
+HARMONY_REASONING = ReasoningFamily(
+    ("openai_gptoss",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), thought=harmony.THOUGHT
+)
+
+REASONING_PARSERS = (
+    HARMONY_REASONING,
+    ReasoningFamily(
+        ("gemma4",), ("<|channel>",), frozenset({"<|channel>", gemma4.THOUGHT.end}), thought=gemma4.THOUGHT
+    ),
+    ReasoningFamily(
+        ("mistral",),
+        (mistral.THOUGHT.begin,),
+        frozenset({mistral.THOUGHT.begin, mistral.THOUGHT.end}),
+        thought=mistral.THOUGHT,
+    ),
+    ReasoningFamily(
+        ("deepseek_r1", "deepseek_v3", "qwen3"),
+        (THINK.begin, THINK.end),
+        frozenset({THINK.begin, THINK.end}),
+        thought=THINK,
+    ),
+)
+
+F = TypeVar("F", bound=Family)
+
+
+def tool_call_parser_for(chat_template: str, model_type: str | None = None) -> str | None:
+    """The name of the parser for the calls of a model with this chat template; None where the template tells none.
+
+    `model_type`, of config.json, decides for models without a template, whose `chat_template` is "".
+    """
+    return _detected(TOOL_CALL_PARSERS, chat_template, model_type)
+
+
+def reasoning_parser_for(chat_template: str, model_type: str | None = None) -> str | None:
+    """Likewise, for the reasoning."""
+    return _detected(REASONING_PARSERS, chat_template, model_type)
+
+
+def find(field: str, families: Sequence[F], name: object) -> F:
+    """A parser by name.
+
+    Raises InvalidParameterError, with the names that there are.
+    """
+    known = {each: family for family in families for each in family.names}
+    if isinstance(name, str) and name in known:
+        return known[name]
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0) if isinstance(name, str) else []
+    names = ", ".join([*nearest, *(each for each in known if each not in nearest)])
+    raise InvalidParameterError(f"{field} is {shown(name)}; it must be one of {names}")
+
+
+def _detected(families: Sequence[Family], chat_template: str, model_type: str | None) -> str | None:
+    for family in families:
+        if not chat_template and model_type in family.model_types:
+            return family.names[0]
+        marked = any(mark in chat_template for mark in family.marks)
+        if marked and not any(other in chat_template for other in family.unless):
+            return family.names[0]
+    return None

@@ -1,0 +1,192 @@
+"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, and JSON values passed on while they arrive.
+
+Values are delimited, not validated: arguments reach the caller as the model wrote them. A marker within a string of the
+JSON is part of the string; outside of strings it ends a value that was left unfinished.
+
+An object is a call from the moment that it has a name and its arguments begin; from then on the call stands, even if
+the output breaks off. What ends, or turns out to be something else, before that is no call. Keys other than the name
+and the arguments are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from ferrule._text.parsers.literals import whole_characters
+from ferrule._text.parsers.reader import Read, Reader, Sink, nowhere
+from ferrule._text.parsers.state import State
+
+ARGUMENTS = ("arguments", "parameters")
+KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
+
+_SCALAR = re.compile(r"[\w.+-]+")
+_OPENERS, _CLOSERS = ("{", "["), ("}", "]")
+
+
+def json_value(text: Reader, into: Sink, stop: str = "") -> Read[bool]:
+    """Reads a value; False where it is not whole: at the end of the text, at `stop`, or where there is none."""
+    opener = yield from text.accept('"', *_OPENERS)
+    into(opener)
+    if opener == '"':
+        return (yield from _string(text, into))
+    if not opener:
+        scalar = yield from text.run(_SCALAR)
+        into(scalar)
+        return bool(scalar)
+    depth = 1
+    stops = (stop,) if stop else ()
+    while depth:
+        mark = yield from text.upto('"', *_OPENERS, *_CLOSERS, *stops, into=into)
+        if mark in ("", *stops):
+            return False
+        text.take(mark, into)
+        if mark == '"':
+            if not (yield from _string(text, into)):
+                return False
+        else:
+            depth += 1 if mark in _OPENERS else -1
+    return True
+
+
+def json_string(text: Reader) -> Read[str | None]:
+    """Reads a string and returns what it says; None where there is none, or not all of it."""
+    pieces: list[str] = []
+    if not (yield from text.accept('"')) or not (yield from _string(text, pieces.append)):
+        return None
+    return _decoded('"' + "".join(pieces))
+
+
+def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
+    """Reads an object and writes the call that it is; False where it is none, and then the caller holds its text.
+
+    `certain` says that a marker announced a call. Without one, an object is a call only if it has arguments, none but
+    a call's keys, and the name of a declared tool, where tools are declared.
+    """
+    text, draft = state.text, state.draft
+    found = _Found()
+    yield from text.accept("{")
+    ended = yield from _members(state, found, stop, certain=certain)
+    if found.written:
+        if ended:
+            text.held()
+        state.as_content()
+        return True
+    enough = found.arguments is not None or certain or state.tools.declares(found.name or "")
+    if not ended or found.name is None or not enough:
+        return False
+    text.held()
+    draft.call(found.name)
+    draft.arguments("{}" if found.arguments is None else found.arguments)
+    return True
+
+
+def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
+    """Reads a list of such objects from after its bracket, likewise: False where not even the first one is a call."""
+    text = state.text
+    written = False
+    while True:
+        yield from text.skip_space()
+        if (yield from text.peek()) != "{" or not (yield from call_object(state, stop=stop, certain=certain)):
+            break
+        written = True
+        text.hold()
+        yield from text.skip_space()
+        if not (yield from text.accept(",")):
+            break
+    if not written:
+        return False
+    if (yield from text.accept("]")):
+        text.held()
+    state.as_content()
+    return True
+
+
+@dataclass
+class _Found:
+    """What an object has shown so far."""
+
+    name: str | None = None
+    arguments: str | None = None
+    """Where they came before the name."""
+    written: bool = False
+    """Whether the call stands, and with it the arguments."""
+
+
+def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
+    """Reads on to the end of an object; False where it is not whole or no call."""
+    text = state.text
+    while True:
+        yield from text.skip_space()
+        if (yield from text.accept("}")):
+            return True
+        key = yield from json_string(text)
+        if key is None or not (certain or key in KEYS):
+            return False
+        yield from text.skip_space()
+        if not (yield from text.accept(":")):
+            return False
+        yield from text.skip_space()
+        if not (yield from _value(state, key, found, stop, certain=certain)):
+            return False
+        yield from text.skip_space()
+        if not (yield from text.accept(",")) and (yield from text.peek()) != "}":
+            return False
+
+
+def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
+    """Reads the value of a key, likewise."""
+    text = state.text
+    if key == "name" and found.name is None:
+        name = yield from json_string(text)
+        found.name = name if name and (certain or state.tools.allow(name)) else None
+        return found.name is not None
+    if key not in ARGUMENTS or found.arguments is not None or found.written:
+        return (yield from json_value(text, nowhere, stop))
+    first = yield from text.peek()
+    if not first or not (certain or first == "{"):
+        return False
+    if found.name is None:
+        pieces: list[str] = []
+        whole = yield from _arguments(text, pieces.append, stop)
+        found.arguments = "".join(pieces)
+    else:
+        text.held()
+        state.draft.call(found.name)
+        found.written = True
+        whole = yield from _arguments(text, state.draft.arguments, stop)
+        text.hold()
+    return whole
+
+
+def _string(text: Reader, into: Sink) -> Read[bool]:
+    """Reads a string from after its first quotation mark."""
+    while True:
+        mark = yield from text.until('"', "\\\\", '\\"', into=into)
+        into(mark)
+        if mark in ("", '"'):
+            return bool(mark)
+
+
+def _arguments(text: Reader, into: Sink, stop: str) -> Read[bool]:
+    """Reads the arguments of a call: an object, or one that was made a string, or null."""
+    first = yield from text.peek()
+    if first not in ('"', "n"):
+        return (yield from json_value(text, into, stop))
+    pieces: list[str] = []
+    whole = yield from json_value(text, pieces.append, stop)
+    value = "".join(pieces)
+    if whole:
+        value = "{}" if value == "null" else _decoded(value) or value
+    into(value)
+    return whole
+
+
+def _decoded(string: str) -> str | None:
+    try:
+        # Models forget to escape line ends.
+        value: object = json.loads(string, strict=False)
+    except ValueError:
+        return None
+    return whole_characters(value) if isinstance(value, str) else None

@@ -1,0 +1,73 @@
+"""Llama 3.1 to 4, in JSON and in Python's form, and models that were trained on either.
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}        several in a list, or with semicolons between
+    [get_weather(city="Paris"), get_time(zone="CET")]
+
+Source: "JSON based tool calling" and "Zero shot function calling" in the prompt formats of Llama 3.1 to 4
+(github.com/meta-llama/llama-models). No marker announces a call, so that calls count at the beginning of the answer, or
+after `<|python_tag|>` or Llama 4's `<|python_start|>`, and only what looks like nothing else is one: a list whose first
+element is a Python call, or objects as `call_object` has them; of declared tools, where tools are declared. Code after
+a tag is content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ferrule._text.parsers import python_calls
+from ferrule._text.parsers.json_calls import call_list, call_object
+from ferrule._text.parsers.reader import Read
+from ferrule._text.parsers.state import State
+
+TAGS, TAG_END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
+
+
+def llama_json(state: State) -> Read[None]:
+    """Reads the calls that an answer begins with, then content and calls after tags."""
+    yield from _answer(state, json_calls)
+
+
+def llama_pythonic(state: State) -> Read[None]:
+    """Likewise, with Python's calls."""
+    yield from _answer(state, pythonic_calls)
+
+
+def json_calls(state: State) -> Read[bool]:
+    """Reads a list of calls, or calls with semicolons between; False where there is none, and their text is held."""
+    text = state.text
+    if (yield from text.accept("[")):
+        return (yield from call_list(state, certain=False))
+    written = False
+    while (yield from text.peek()) == "{" and (yield from call_object(state, certain=False)):
+        written = True
+        text.hold()
+        yield from text.skip_space()
+        if (yield from text.accept(";")):
+            yield from text.skip_space()
+    if written:
+        state.as_content()
+    return written
+
+
+def pythonic_calls(state: State) -> Read[bool]:
+    """Likewise, with a list of Python's calls."""
+    return bool((yield from state.text.accept("["))) and (yield from python_calls.call_list(state))
+
+
+def _answer(state: State, calls: Callable[[State], Read[bool]]) -> Read[None]:
+    text = state.text
+    tag = ""
+    while True:
+        text.hold(tag)
+        yield from text.skip_space()
+        if not tag and (yield from text.accept(*TAGS)):
+            yield from text.skip_space()
+        if (yield from calls(state)):
+            text.hold()
+            yield from text.skip_space()
+            if (yield from text.accept(TAG_END)):
+                text.held()
+        state.as_content()
+        tag = yield from state.content(*TAGS)
+        if not tag:
+            return

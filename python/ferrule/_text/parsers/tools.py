@@ -1,0 +1,155 @@
+"""What a request declares of its tools, and values that models write without JSON's types, given those types.
+
+Tools come in OpenAI's form, `{"type": "function", "function": {"name": ..., "parameters": ...}}`, or as the function
+alone; `parameters` is a JSON Schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from ferrule._text.parsers.draft import quoted
+from ferrule._text.parsers.literals import read_literal
+from ferrule._validation import shown
+from ferrule.errors import InvalidParameterError
+
+ToolSchema: TypeAlias = Mapping[str, Any]
+
+JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+STRING = frozenset({"string"})
+_TYPES: tuple[tuple[type, frozenset[str]], ...] = (
+    (str, STRING),
+    (bool, frozenset({"boolean"})),  # before int, which it is too
+    (int, frozenset({"integer", "number"})),
+    (float, frozenset({"integer", "number"})),
+    (list, frozenset({"array"})),
+    (dict, frozenset({"object"})),
+)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+class Tools:
+    """The functions of a request and the types of their arguments; with None nothing is known of them.
+
+    Raises InvalidParameterError.
+    """
+
+    def __init__(self, tools: Sequence[ToolSchema] | None) -> None:
+        self._properties: dict[str, Mapping[str, Any]] | None = None
+        if tools is None:
+            return
+        if not isinstance(cast("object", tools), Sequence) or isinstance(tools, (str, bytes)):
+            raise InvalidParameterError(f"tools is {shown(tools)}; it must be a list of tools")
+        self._properties = dict(_declared(index, tool) for index, tool in enumerate(tools))
+
+    def declares(self, name: str) -> bool:
+        """Whether a function is among those that are known."""
+        return self._properties is not None and name in self._properties
+
+    def allow(self, name: str) -> bool:
+        """Whether a function may be meant where nothing but its name tells a call from text."""
+        return self._properties is None or name in self._properties
+
+    def parameters(self, name: str) -> list[str]:
+        """The names of a function's arguments, in order, as far as they are known."""
+        return list(self._of(name))
+
+    def types(self, name: str, parameter: str) -> frozenset[str]:
+        """JSON's types that an argument may have; none where nothing is known."""
+        schema: object = self._of(name).get(parameter)
+        return frozenset() if not isinstance(schema, Mapping) else _types(cast("Mapping[str, Any]", schema))
+
+    def _of(self, name: str) -> Mapping[str, Any]:
+        return (self._properties or {}).get(name, {})
+
+
+def json_of_text(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value written as bare text: of another type than a string where one of the types fits it."""
+    bare = text.strip()
+    if types - STRING:
+        bare = _WORDS.get(bare, bare)
+        if _type_of(bare) & types:
+            return bare
+        if types & {"array", "object"} and bare[:1] in ("[", "{", "("):
+            return _json_of_structure(bare, types) or quoted(text)
+    return quoted(text)
+
+
+def json_of_literal(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value written as Python's literal; text that is none is a string."""
+    text = text.strip()
+    try:
+        value = read_literal(text)
+    except ValueError:
+        return json_of_text(text, types)
+    if isinstance(value, str):
+        return json_of_text(value, types) if types and "string" not in types else quoted(value)
+    return quoted(text) if types == STRING else json.dumps(value, ensure_ascii=False)
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON, as RFC 8259 has it."""
+    return bool(_type_of(text))
+
+
+def _type_of(text: str) -> frozenset[str]:
+    """The types that a text has as JSON, none where it is no JSON."""
+    try:
+        return _type_of_value(json.loads(text, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return frozenset()
+
+
+def _type_of_value(value: object) -> frozenset[str]:
+    if isinstance(value, float) and not value.is_integer():
+        return frozenset({"number"})
+    return next((types for kind, types in _TYPES if isinstance(value, kind)), frozenset({"null"}))
+
+
+def _json_of_structure(text: str, types: frozenset[str]) -> str | None:
+    """The JSON of a list or dict in Python's notation."""
+    try:
+        found = json.dumps(read_literal(text), ensure_ascii=False)
+    except ValueError:
+        return None
+    return found if _type_of(found) & types else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _declared(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
+    function: object = cast("ToolSchema", tool).get("function", tool) if isinstance(tool, Mapping) else None
+    name: object = cast("ToolSchema", function).get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        limit = "an object with a function that has a name"
+        raise InvalidParameterError(f"tools[{index}] is {shown(cast('object', tool))}; it must be {limit}")
+    parameters: object = cast("ToolSchema", function).get("parameters")
+    properties: object = cast("ToolSchema", parameters).get("properties") if isinstance(parameters, Mapping) else None
+    return name, cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Those of `type`, or of the values or schemas that `enum`, `const`, `anyOf` and `oneOf` list."""
+    found = _named(schema)
+    for union in ("anyOf", "oneOf"):
+        options: object = schema.get(union)
+        if isinstance(options, Sequence) and not isinstance(options, str):
+            for option in cast("Sequence[object]", options):
+                found |= _named(cast("Mapping[str, Any]", option)) if isinstance(option, Mapping) else frozenset()
+    return found
+
+
+def _named(schema: Mapping[str, Any]) -> frozenset[str]:
+    named: object = schema.get("type")
+    if named is None and ("enum" in schema or "const" in schema):
+        values: object = schema.get("enum", [schema.get("const")])
+        listed = cast("Sequence[object]", values) if isinstance(values, Sequence) else ()
+        return frozenset[str]().union(*map(_type_of_value, listed))
+    names: object = [named] if isinstance(named, str) else named
+    if not isinstance(names, Sequence):
+        return frozenset()
+    return frozenset(name.lower() for name in cast("Sequence[object]", names) if isinstance(name, str)) & JSON_TYPES

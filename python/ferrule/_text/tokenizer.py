@@ -1,0 +1,339 @@
+"""A model's tokenizer: text to ids and back, special tokens, and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule._loading.gguf import is_gguf, read_gguf_tokenizer
+from ferrule._text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, pieces_for
+from ferrule._validation import shown
+from ferrule.archs.config import Config, read_json_object
+from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, TokenizerError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+
+LONG_TEXT = 1 << 16
+"""Characters beyond which a text is encoded without noting where its tokens lie, which takes three quarters of the
+time; shorter ones are not, as the library starts threads for it."""
+
+SPACE = "▁"
+"""How SentencePiece writes a space; many of its tokenizers put one before a text."""
+ANCHOR = "☺"
+"""Stands before what must not get that space: a character that merges with nothing, as in CodeLlama's own code."""
+
+
+class Tokenizer:
+    """The tokenizer of a directory or of a GGUF file.
+
+    A directory has tokenizer.json, and what tokenizer_config.json and chat_template.jinja add to it. One without makes
+    a tokenizer too: it raises TokenizerError when text is asked of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._gives_types = True
+        if is_gguf(path):
+            self._file, read = path, read_gguf_tokenizer(path)
+            self.special_tokens, self.chat_templates, self._backend = (
+                read.special_tokens,
+                read.chat_templates,
+                read.backend,
+            )
+        else:
+            self._file = path / "tokenizer.json"
+            config = _read_optional(path / "tokenizer_config.json")
+            self.special_tokens: dict[str, str] = _read_special_tokens(path, config)
+            """By role: `bos_token` and so on."""
+            self.chat_templates: dict[str, str] = _read_chat_templates(path, config)
+            """By name; the usual one is `default`."""
+            inputs = config.texts("model_input_names")
+            self._gives_types = not inputs or "token_type_ids" in inputs
+            self._backend = _load(self._file)
+            if self._backend is not None:
+                _follow_llama_flags(self._backend, config, self.special_tokens)
+        self._special_ids: frozenset[int] = frozenset()
+        self._pieces = None
+        self._bytes: dict[int, bytes] = {}
+        if self._backend is not None:
+            added = self._backend.get_added_tokens_decoder()
+            self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+            decoder = self._backend.decoder
+            self._pieces = pieces_for(None if decoder is None else decoder.__getstate__().decode())
+
+    @property
+    def available(self) -> bool:
+        """Whether the model has a tokenizer at all."""
+        return self._backend is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text, with the special tokens that the tokenizer's post-processor adds.
+
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
+        """
+        if isinstance(cast("object", text), str) and len(text) > LONG_TEXT:
+            return self._encode(text, add_special_tokens=add_special_tokens, offsets=False).ids
+        return self._encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_text(
+        self, text: str, second: str | None = None, *, most: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The ids of a text, or of a pair of them, with all special tokens, and the kind of each.
+
+        `most` cuts the texts, of two the longer one, so that so many ids remain with the special tokens.
+
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode, and where `most`
+        leaves no room for it.
+        """
+        texts = [text] if second is None else [text, second]
+        parts = [self._encode(each, add_special_tokens=False) for each in texts]
+        backend = self._require("text cannot be tokenized; give token ids")
+        added = backend.num_special_tokens_to_add(second is not None)
+        if most is not None and sum(map(len, parts)) + added > most:
+            if most < added + len(parts):
+                raise PromptError(f"{most} tokens hold no text beside {added} special ones")
+            for part, length in zip(parts, _lengths([*map(len, parts)], most - added), strict=True):
+                part.truncate(length)
+        with _errors_of(self._file):
+            whole = backend.post_process(parts[0], None if second is None else parts[1])
+        return whole.ids, whole.type_ids if self._gives_types else []
+
+    def encode_part(self, text: str, *, begins: bool) -> list[int]:
+        """The ids of a part of a text, without special tokens; only where it `begins` the text may it get a space.
+
+        Raises as `encode`.
+        """
+        if begins or not self._spaces_first:
+            return self.encode(text, add_special_tokens=False)
+        anchor = self.encode(ANCHOR, add_special_tokens=False)
+        return self.encode(ANCHOR + text, add_special_tokens=False)[len(anchor) :]
+
+    @cached_property
+    def first_ids(self) -> tuple[int, ...]:
+        """What `encode` puts before a text, such as a beginning-of-sequence token.
+
+        Raises TokenizerError without a tokenizer.
+        """
+        bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        starts = (start for start in range(len(whole)) if whole[start : start + len(bare)] == bare)
+        return tuple(whole[: next(starts, 0)])
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids, exactly as a stream of them would give it; ids without a token are empty text."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special or not; U+FFFD where it is part of a character, empty without a tokenizer."""
+        if self._backend is None:
+            return ""
+        if self._pieces is not None:
+            return self._token_bytes(token_id).decode(errors="replace")
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def text_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token's text, which may be a part of a character; None where its neighbours decide."""
+        return None if self._pieces is None else self._token_bytes(token_id)
+
+    def ids_containing(self, text: str) -> tuple[int, ...]:
+        """The tokens whose text contains this one, ids ascending. Looks at all of them."""
+        return tuple(token_id for token_id, token in self._texts if text in token)
+
+    @cached_property
+    def _texts(self) -> list[tuple[int, str]]:
+        """Every token's id and text, ids ascending."""
+        return [(token_id, self.token_text(token_id)) for token_id in sorted(self.vocabulary().values())]
+
+    def token_bytes(self, vocab_size: int) -> tuple[list[bytes], set[int]]:
+        """The bytes that each id below `vocab_size` stands for, none where it has no token, and the special ids.
+
+        Raises TokenizerError where tokens have no bytes of their own: their text depends on their neighbours.
+        """
+        backend = self._require("nothing is known of its tokens")
+        pieces = self._pieces
+        if pieces is None:
+            raise TokenizerError(f"{self._file}: the text of a token depends on its neighbours, so none has its bytes")
+        tokens = [b""] * vocab_size
+        for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+            if token_id < vocab_size:
+                tokens[token_id] = pieces.read(token)
+        return tokens, {token_id for token_id in self._special_ids if token_id < vocab_size}
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, as it is written in the vocabulary; empty without a tokenizer."""
+        return {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given as it is written in the vocabulary."""
+        return None if self._backend is None else self._backend.token_to_id(token)
+
+    def detokenizer(
+        self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True, keep: Set[str] = frozenset()
+    ) -> Detokenizer:
+        """A stream of tokens to text, where `prompt` comes before it. Special tokens in `keep` are never skipped.
+
+        Raises TokenizerError without a tokenizer.
+        """
+        backend = self._require("tokens have no text")
+        skipped = self._special_ids - {backend.token_to_id(token) for token in keep} if skip_special_tokens else ()
+        if self._pieces is None:
+
+            def decode(ids: list[int]) -> str:
+                return backend.decode([each for each in ids if each not in skipped], skip_special_tokens=False)
+
+            return WindowDetokenizer(decode, prompt)
+
+        def lookup(token_id: int) -> bytes:
+            return b"" if token_id in skipped else self._token_bytes(token_id)
+
+        return ByteDetokenizer(lookup, prompt, strip_first_space=self._pieces.strip_first_space)
+
+    @cached_property
+    def _spaces_first(self) -> bool:
+        ids = self.encode("a", add_special_tokens=False)
+        token = None if self._backend is None or not ids else self._backend.id_to_token(ids[0])
+        return token is not None and token.startswith(SPACE)
+
+    def _encode(self, text: str, *, add_special_tokens: bool, offsets: bool = True) -> tokenizers.Encoding:
+        if not isinstance(cast("object", text), str):
+            raise PromptError(f"the text is {shown(text)}; it must be a string")
+        backend = self._require("text cannot be tokenized; give token ids")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
+            raise PromptError(f"the text holds {found}; it must be valid Unicode") from None
+        with _errors_of(self._file):
+            if not offsets:
+                return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            return backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        known = self._bytes.get(token_id)
+        if known is None:
+            assert self._backend is not None and self._pieces is not None  # noqa: S101, PT018  # callers made sure
+            token = self._backend.id_to_token(token_id)
+            known = self._bytes[token_id] = b"" if token is None else self._pieces.read(token)
+        return known
+
+    def _require(self, consequence: str) -> tokenizers.Tokenizer:
+        if self._backend is None:
+            missing = "no such file" if self._file.suffix == ".json" else "has no tokenizer"
+            raise TokenizerError(f"{self._file}: {missing}, so {consequence}")
+        return self._backend
+
+
+@contextmanager
+def _errors_of(file: Path) -> Generator[None]:
+    """Names the file in what the library raises, which panics where a pattern is too costly for a text."""
+    try:
+        yield
+    except Exception as error:
+        raise TokenizerError(f"{file}: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{file}: {error}") from None
+
+
+def _load(file: Path) -> tokenizers.Tokenizer | None:
+    import tokenizers
+
+    if not file.exists():
+        return None
+    with _errors_of(file):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    # Some files carry the limits of their training, which would cut prompts silently.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _lengths(lengths: list[int], room: int) -> list[int]:
+    """What is left of one text or two in `room`: of the longer one goes first what is too much."""
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    if min(first, second) <= room // 2:
+        return [min(first, room - second), second] if first > second else [first, min(second, room - first)]
+    return [room - room // 2, room // 2]
+
+
+def _follow_llama_flags(backend: tokenizers.Tokenizer, config: Config, special_tokens: Mapping[str, str]) -> None:
+    """Begins and ends texts as `add_bos_token` and `add_eos_token` say, whatever tokenizer.json does.
+
+    So does transformers for its Llama class alone, which others use too: DeepSeek's distilled Qwen models get their
+    first token from nowhere else.
+    """
+    if config.values.get("tokenizer_class") not in LLAMA_CLASSES or "add_bos_token" not in config:
+        return
+    from tokenizers.processors import TemplateProcessing
+
+    def added(flag: str, role: str) -> list[str]:
+        token = special_tokens.get(role)
+        known = token is not None and backend.token_to_id(token) is not None
+        return [token] if token is not None and known and config.flag(flag, default=False) else []
+
+    first, last = added("add_bos_token", "bos_token"), added("add_eos_token", "eos_token")
+    backend.post_processor = TemplateProcessing(
+        single=[*first, "$A", *last],
+        special_tokens=[(token, cast("int", backend.token_to_id(token))) for token in dict.fromkeys(first + last)],
+    )
+
+
+def _read_special_tokens(directory: Path, config: Config) -> dict[str, str]:
+    legacy = _read_optional(directory / "special_tokens_map.json")
+    tokens = {role: _token_text(config, role) or _token_text(legacy, role) for role in SPECIAL_TOKENS}
+    return {role: token for role, token in tokens.items() if token is not None}
+
+
+def _read_optional(file: Path) -> Config:
+    return Config.read(file) if file.exists() else Config({}, file)
+
+
+def _token_text(config: Config, role: str) -> str | None:
+    """A special token, written as a string or as an object with `content`."""
+    value: object = config.values.get(role)
+    if isinstance(value, dict):
+        return config.inner(role).text("content")
+    return None if value is None else config.text(role)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _read_chat_templates(directory: Path, config: Config) -> dict[str, str]:
+    """chat_template.jinja, with others by their names beside it, else what older files hold.
+
+    Those are chat_template.json, then tokenizer_config.json.
+    """
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (directory / "chat_template.jinja").exists():
+        files["default"] = directory / "chat_template.jinja"
+    if files:
+        return {name: _read_text(file) for name, file in files.items()}
+    try:
+        holder = Config(read_json_object(directory / "chat_template.json"), directory / "chat_template.json")
+    except ModelNotFoundError:
+        holder = config
+    template: object = holder.values.get("chat_template")
+    if template is None:
+        return {}
+    if isinstance(template, list):
+        named = cast("list[Mapping[str, Any]]", template)
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in named}
+        except (TypeError, KeyError):
+            raise holder.error("chat_template", "a string, or a list of objects with name and template") from None
+    return {"default": holder.text("chat_template")}

@@ -1,0 +1,202 @@
+"""Which tensors a model needs, and where a checkpoint keeps them.
+
+A role is what a tensor is for, as the native module names it: `layers.3.attention.q.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ferrule.archs.spec import (
+    Attention,
+    Classifier,
+    Dense,
+    Experts,
+    HeadProjections,
+    LatentProjections,
+    Layer,
+    LayerNorm,
+    LearnedPositions,
+    ModelSpec,
+    Norm,
+    Part,
+    Stack,
+    Tensor,
+)
+
+
+def roles(spec: ModelSpec) -> Iterator[str]:
+    """Every tensor that this model needs, as its switches say."""
+    embedding = spec.embedding
+    yield "embedding.weight"
+    if embedding.width is not None:
+        yield "embedding_projection.weight"
+    if isinstance(embedding.positions, LearnedPositions):
+        yield "positions.weight"
+    if embedding.token_types:
+        yield "token_types.weight"
+    yield from _norm_roles("embedding_norm", embedding.norm)
+    for index, layer in enumerate(spec.layers):
+        yield from (f"layers.{index}.{role}" for role in _layer_roles(layer))
+    yield from _norm_roles("final_norm", spec.final_norm)
+    if spec.head is not None:
+        if embedding.width is not None:
+            yield "head_projection.weight"
+        if not spec.head.tied:
+            yield "head.weight"
+        if spec.head.bias:
+            yield "head.bias"
+    if spec.classifier is not None:
+        yield from _classifier_roles(spec.classifier)
+    for index, projection in enumerate(spec.text_projections):
+        yield from _projection_roles(f"text_projections.{index}", bias=projection.bias)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A stored tensor of which a role is a part; see `fused`."""
+
+    name: str
+    part: Part | None = None
+    transposed: bool = False
+    stack: int | None = None
+
+
+def fused(
+    name: str, rows: Mapping[str, int] | str, *, transposed: bool = False, stack: int | None = None
+) -> dict[str, Fused]:
+    """Entries for `tensors_named`, of roles that lie in one tensor.
+
+    `rows` gives each role's rows in the order in which they lie there; where the roles have several times as many,
+    that order repeats. A single role may be named alone. `transposed` where the tensor is [inputs, outputs], `stack`
+    the number of experts where those of all of them are one tensor.
+    """
+    if isinstance(rows, str):
+        return {rows: Fused(name, None, transposed, stack)}
+    entries: dict[str, Fused] = {}
+    first, stride = 0, sum(rows.values())
+    for role, count in rows.items():
+        entries[role] = Fused(name, Part(first, count, stride), transposed, stack)
+        first += count
+    return entries
+
+
+def tensors_named(
+    spec: ModelSpec, modules: Mapping[str, str | Fused], known: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The checkpoint's tensor for each role of `spec`; those of `known` stay as they are.
+
+    `modules` maps a role without its `layers.N.`, an expert's number and `.weight` to the checkpoint's module:
+    `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`. `{layer}` stands for the layer's index, `{expert}` for
+    the expert's, `{head}` for each of the heads whose tensors follow one another. A role with `.weight` or `.bias`
+    goes before one without and names the tensor itself.
+    """
+    tensors: dict[str, Tensor] = {}
+    for role in roles(spec):
+        if known is not None and role in known:
+            tensors[role] = known[role]
+            continue
+        path = role.split(".")
+        numbers = {"layer": "", "expert": ""}
+        if path[0] == "layers":
+            numbers["layer"], path = path[1], path[2:]
+        if "experts" in path:
+            numbers["expert"] = path.pop(path.index("experts") + 1)
+        whole, (*module, parameter) = ".".join(path), path
+        found = modules[whole] if whole in modules else modules[".".join(module)]
+        entry = Fused(found) if isinstance(found, str) else found
+        name = entry.name if whole in modules else f"{entry.name}.{parameter}"
+        heads = _heads(spec.layers[int(numbers["layer"])], whole) if "{head}" in name else 1
+        tensors[role] = Tensor(
+            tuple(name.format(**numbers, head=head) for head in range(heads)),
+            transposed=entry.transposed,
+            part=entry.part,
+            stack=None if entry.stack is None else Stack(int(numbers["expert"]), entry.stack),
+        )
+    return tensors
+
+
+def _heads(layer: Layer, role: str) -> int:
+    """How many heads the norm of queries or keys is over."""
+    projections = layer.attention.projections
+    if role.startswith("attention.k_norm") and isinstance(projections, HeadProjections):
+        return projections.kv_heads
+    return layer.attention.heads
+
+
+def _layer_roles(layer: Layer) -> Iterator[str]:
+    yield from _norm_roles("attention_norm", layer.attention_norm)
+    yield from _attention_roles(layer.attention)
+    yield from _norm_roles("attention_post_norm", layer.attention_post_norm)
+    yield from _norm_roles("attention_sum_norm", layer.attention_sum_norm)
+    yield from _norm_roles("ffn_norm", layer.ffn_norm)
+    match layer.ffn:
+        case Dense() as dense:
+            yield from _dense_roles("ffn", dense)
+        case Experts() as mixture:
+            yield from _mixture_roles(mixture)
+    yield from _norm_roles("ffn_post_norm", layer.ffn_post_norm)
+    yield from _norm_roles("ffn_sum_norm", layer.ffn_sum_norm)
+
+
+def _attention_roles(attention: Attention) -> Iterator[str]:
+    match attention.projections:
+        case HeadProjections() as heads:
+            for projection in ("q", "k", "v"):
+                yield from _projection_roles(f"attention.{projection}", bias=heads.bias)
+            if heads.qk_norm is not None:
+                yield from _norm_roles("attention.q_norm", heads.qk_norm.norm)
+                yield from _norm_roles("attention.k_norm", heads.qk_norm.norm)
+        case LatentProjections() as latent:
+            if latent.query_rank is None:
+                yield "attention.q.weight"
+            else:
+                yield from _projection_roles("attention.q_a", bias=latent.bias)
+                yield from _norm_roles("attention.q_a_norm", latent.norm)
+                yield "attention.q_b.weight"
+            yield from _projection_roles("attention.kv_a", bias=latent.bias)
+            yield from _norm_roles("attention.kv_a_norm", latent.norm)
+            yield from ("attention.k_b.weight", "attention.v_b.weight") if latent.split else ("attention.kv_b.weight",)
+    yield from _projection_roles("attention.output", bias=attention.output_bias)
+    if attention.sinks:
+        yield "attention.sinks.weight"
+
+
+def _classifier_roles(classifier: Classifier) -> Iterator[str]:
+    if classifier.activation is not None:
+        yield from _projection_roles("classifier.dense", bias=classifier.dense_bias)
+    yield from _norm_roles("classifier.norm", classifier.norm)
+    yield from _projection_roles("classifier", bias=classifier.bias)
+
+
+def _mixture_roles(mixture: Experts) -> Iterator[str]:
+    yield from _projection_roles("ffn.router", bias=mixture.router.bias)
+    if mixture.router.correction_bias:
+        yield "ffn.router.correction_bias"
+    for expert in range(mixture.experts):
+        yield from _dense_roles(f"ffn.experts.{expert}", mixture.expert)
+    if mixture.shared is not None:
+        yield from _dense_roles("ffn.shared", mixture.shared)
+    if mixture.shared_gate:
+        yield "ffn.shared_gate.weight"
+
+
+def _dense_roles(at: str, ffn: Dense) -> Iterator[str]:
+    for projection in ("gate", "up", "down") if ffn.gated else ("up", "down"):
+        yield from _projection_roles(f"{at}.{projection}", bias=ffn.bias)
+
+
+def _norm_roles(at: str, norm: Norm | None) -> Iterator[str]:
+    if norm is None:
+        return
+    if norm.weight:
+        yield f"{at}.weight"
+    if isinstance(norm, LayerNorm) and norm.bias:
+        yield f"{at}.bias"
+
+
+def _projection_roles(at: str, *, bias: bool) -> Iterator[str]:
+    yield f"{at}.weight"
+    if bias:
+        yield f"{at}.bias"

@@ -1,7 +1,0 @@
-"""Chat templates: from messages to the text that a model was trained on."""
-
-from ferrule.chat.conversation import adapt_messages
-from ferrule.chat.render import Message, render_chat
-from ferrule.chat.tools import Tool, tool_schemas
-
-__all__ = ["Message", "Tool", "adapt_messages", "render_chat", "tool_schemas"]
