@@ -1,15 +1,26 @@
-//! A request to stop, seen between blocks of work.
+//! Cooperative cancellation, checked between tasks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How often the hook is asked at the most; taking Python's lock more often would slow short steps down.
+/// Minimum interval between two calls of the hook: acquiring the GIL more often would slow down short engine steps.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 type Hook = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// A flag that any thread may raise, and optionally a hook that is asked now and then whether to raise it.
+/// Cancel flag that any thread may set, with an optional hook that is polled to decide whether to set it.
+///
+/// # Examples
+/// ```
+/// use ferrule_kernels::Cancel;
+///
+/// let cancel = Cancel::new();
+/// cancel.cancel();
+/// assert!(cancel.is_cancelled());
+/// cancel.reset();
+/// assert!(!cancel.is_cancelled());
+/// ```
 #[derive(Default)]
 pub struct Cancel {
     flag: AtomicBool,
@@ -17,36 +28,36 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// A flag without a hook.
+    /// Creates a flag without a hook.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A flag that is raised as soon as `hook` says so. The hook runs on threads that call [`Cancel::poll`].
+    /// Creates a flag that is set as soon as `hook` returns true. Threads that call [`Cancel::poll`] call the hook.
     #[must_use]
     pub fn with_poll(hook: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { flag: AtomicBool::new(false), hook: Some((Box::new(hook), Mutex::new(Instant::now()))) }
     }
 
-    /// Raises the flag.
+    /// Sets the flag.
     pub fn cancel(&self) {
         self.flag.store(true, Ordering::Release);
     }
 
-    /// Lowers the flag.
+    /// Clears the flag.
     pub fn reset(&self) {
         self.flag.store(false, Ordering::Release);
     }
 
-    /// Whether the flag is up.
+    /// Returns whether the flag is set.
     #[inline]
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.flag.load(Ordering::Acquire)
     }
 
-    /// Asks the hook if the last time is long enough ago, and says whether the flag is up.
+    /// Calls the hook if at least 20 ms have passed since its last call, and returns whether the flag is set.
     pub fn poll(&self) -> bool {
         if let Some((hook, last)) = &self.hook
             && let Some(mut last) = try_lock(last)
@@ -61,7 +72,7 @@ impl Cancel {
     }
 }
 
-/// The lock, unless another thread has it; a hook that panicked leaves nothing half done.
+/// Locks `mutex` unless another thread holds it. Poisoning is ignored: a hook that panics leaves no broken state.
 fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -76,10 +87,10 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn a_hook_that_panicked_is_asked_again() {
-        static ASKED: AtomicUsize = AtomicUsize::new(0);
-        let cancel = Cancel::with_poll(|| match ASKED.fetch_add(1, Ordering::Relaxed) {
-            0 => panic!("the first time"),
+    fn a_hook_that_panicked_is_called_again() {
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        let cancel = Cancel::with_poll(|| match CALLS.fetch_add(1, Ordering::Relaxed) {
+            0 => panic!("first call"),
             _ => true,
         });
         std::thread::sleep(2 * POLL_INTERVAL);

@@ -1,4 +1,4 @@
-//! The thread pool: what it promises about work, cancelling, panics, forks and idleness.
+//! Tests of the thread pool: tasks, cancellation, panics, forks and idle processor time.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn pool(threads: usize) -> Pool {
     Pool::new(NonZeroUsize::new(threads).unwrap())
 }
 
-/// Whether a run of `tasks` calls each number once.
+/// Returns whether a run of `tasks` tasks calls each number once.
 fn runs_each_task_once(pool: &Pool, tasks: usize) -> bool {
     let calls: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
     let done = pool.run(tasks, &|task| _ = calls[task].fetch_add(1, Ordering::Relaxed), &Cancel::new());
@@ -35,14 +35,14 @@ fn each_task_runs_once() {
 }
 
 #[test]
-fn each_task_of_each_part_runs_once() {
+fn each_task_of_each_run_runs_once() {
     for threads in 1..=3 {
         for counts in [&[][..], &[0], &[0, 0, 5], &[3, 0, 0, 40, 1, 0], &[200, 7]] {
             let calls: Vec<Vec<_>> =
                 counts.iter().map(|count| (0..*count).map(|_| AtomicUsize::new(0)).collect()).collect();
             let (pool, cancel) = (pool(threads), Cancel::new());
             let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-            let call = |part: usize, task: usize| _ = calls[part][task].fetch_add(1, Ordering::Relaxed);
+            let call = |run: usize, task: usize| _ = calls[run][task].fetch_add(1, Ordering::Relaxed);
             exec.run_each(counts.iter().copied(), call).unwrap();
             let once = calls.into_iter().flatten().all(|count| count.into_inner() == 1);
             assert!(once, "{counts:?} on {threads} threads");
@@ -51,9 +51,9 @@ fn each_task_of_each_part_runs_once() {
 }
 
 #[test]
-fn all_threads_take_part_and_have_names() {
+fn all_threads_run_tasks_and_have_names() {
     let names = std::sync::Mutex::new(std::collections::BTreeSet::new());
-    // Each task waits until the other two have begun, so three threads must be there.
+    // Each task waits until the other two have started, so three threads are needed.
     let begun = AtomicUsize::new(0);
     let job = |_| {
         names.lock().unwrap().insert(thread::current().name().map(str::to_owned));
@@ -69,7 +69,7 @@ fn all_threads_take_part_and_have_names() {
 }
 
 #[test]
-fn one_task_or_one_thread_stays_with_the_caller() {
+fn a_single_task_or_thread_runs_on_the_caller() {
     let caller = thread::current().id();
     let job = |_| assert_eq!(thread::current().id(), caller);
     pool(4).run(1, &job, &Cancel::new()).unwrap();
@@ -96,7 +96,7 @@ fn sleeping_threads_wake_up() {
 }
 
 #[test]
-fn a_raised_flag_stops_before_the_first_task() {
+fn a_set_flag_stops_the_run_before_the_first_task() {
     for threads in [1, 2] {
         let cancel = Cancel::new();
         cancel.cancel();
@@ -108,15 +108,15 @@ fn a_raised_flag_stops_before_the_first_task() {
 }
 
 #[test]
-fn a_flag_raised_after_the_last_task_began_is_not_seen() {
+fn a_flag_set_after_the_last_task_started_has_no_effect() {
     let cancel = Cancel::new();
     assert_eq!(pool(2).run(1, &|_| cancel.cancel(), &cancel), Ok(()));
 }
 
 #[test]
-fn cancelling_takes_effect_within_a_task() {
+fn cancellation_takes_effect_within_one_task() {
     let (pool, cancel) = (pool(2), Arc::new(Cancel::new()));
-    let raiser = {
+    let canceller = {
         let cancel = Arc::clone(&cancel);
         thread::spawn(move || {
             sleep(30);
@@ -125,40 +125,40 @@ fn cancelling_takes_effect_within_a_task() {
         })
     };
     assert_eq!(pool.run(100_000, &|_| sleep(1), &cancel), Err(PoolError::Cancelled));
-    let latency = raiser.join().unwrap().elapsed();
+    let latency = canceller.join().unwrap().elapsed();
     assert!(latency < Duration::from_millis(500), "{latency:?}");
 }
 
 #[test]
-fn the_caller_polls_while_it_waits_for_others() {
-    let (pool, asked) = (pool(2), Arc::new(AtomicBool::new(false)));
+fn the_caller_polls_while_it_waits_for_workers() {
+    let (pool, polled) = (pool(2), Arc::new(AtomicBool::new(false)));
     let caller = thread::current().id();
     let hook = {
-        let asked = Arc::clone(&asked);
+        let polled = Arc::clone(&polled);
         move || {
             assert_eq!(thread::current().id(), caller);
-            asked.store(true, Ordering::SeqCst);
+            polled.store(true, Ordering::SeqCst);
             true
         }
     };
     let cancel = Cancel::with_poll(hook);
-    // The helper's task ends only when the hook was asked; the caller is through with its own at once.
+    // The worker's task ends only after the hook was called; the caller finishes its own task at once.
     let job = |_| {
-        while thread::current().id() != caller && !asked.load(Ordering::SeqCst) {
+        while thread::current().id() != caller && !polled.load(Ordering::SeqCst) {
             thread::yield_now();
         }
         sleep(1);
     };
     assert_eq!(pool.run(2, &job, &cancel), Ok(()));
-    while !asked.load(Ordering::SeqCst) {
-        // The caller did both tasks. Try again.
+    while !polled.load(Ordering::SeqCst) {
+        // The caller ran both tasks. Try again.
         let _ = pool.run(2, &job, &cancel);
     }
     assert!(cancel.is_cancelled());
 }
 
 #[test]
-fn a_panic_is_an_error_and_the_pool_lives_on() {
+fn a_panic_is_an_error_and_the_pool_stays_usable() {
     for threads in [1, 3] {
         let pool = pool(threads);
         for _ in 0..20 {
@@ -167,9 +167,9 @@ fn a_panic_is_an_error_and_the_pool_lives_on() {
                 Err(PoolError::Panicked(message)) => assert!(message.contains("task five"), "{message}"),
                 other => panic!("{other:?}"),
             }
-            let not_text = |_| std::panic::panic_any(7);
-            let expected = PoolError::Panicked("a value that is not text".to_owned());
-            assert_eq!(pool.run(4, &not_text, &Cancel::new()), Err(expected));
+            let not_a_string = |_| std::panic::panic_any(7);
+            let expected = PoolError::Panicked("panic payload is not a string".to_owned());
+            assert_eq!(pool.run(4, &not_a_string, &Cancel::new()), Err(expected));
             assert!(runs_each_task_once(&pool, 100));
         }
     }
@@ -183,7 +183,7 @@ fn a_panicking_hook_is_an_error() {
 }
 
 #[test]
-fn runs_from_many_threads_take_turns() {
+fn concurrent_runs_are_serialized() {
     let pool = pool(2);
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -193,7 +193,7 @@ fn runs_from_many_threads_take_turns() {
 }
 
 #[test]
-fn waiting_for_a_turn_can_be_cancelled() {
+fn waiting_for_another_run_can_be_cancelled() {
     let (pool, begun, release) = (pool(2), AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -215,7 +215,7 @@ fn waiting_for_a_turn_can_be_cancelled() {
 }
 
 #[test]
-fn a_run_inside_a_task_works() {
+fn nested_runs_work() {
     let pool = pool(3);
     let count = AtomicUsize::new(0);
     let inner = |_| _ = count.fetch_add(1, Ordering::Relaxed);
@@ -225,7 +225,7 @@ fn a_run_inside_a_task_works() {
 }
 
 #[test]
-fn dropping_ends_the_threads() {
+fn dropping_the_pool_joins_its_threads() {
     let alive = Arc::new(());
     for _ in 0..50 {
         let (pool, alive) = (pool(3), Arc::clone(&alive));
@@ -235,30 +235,30 @@ fn dropping_ends_the_threads() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// Runs `work` in a forked child. It must say true, within ten seconds, and not panic: a child of a process with many
-/// threads should not print.
+/// Runs `work` in a forked child. It must return true within ten seconds and must not panic: a child of a
+/// multi-threaded process should not print.
 #[track_caller]
 fn assert_in_child(work: impl FnOnce() -> bool) {
-    // SAFETY: the child does nothing that another thread's lock could block but allocate, for which glibc provides, and
-    // leaves by `_exit`.
+    // SAFETY: the only locks that the child takes are those of the allocator, which glibc makes safe after a fork, and
+    // the child leaves by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // SAFETY: ends the child without running what the parent registered for its own exit.
+        // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(i32::from(!outcome.unwrap_or(false))) };
     }
-    assert_eq!(status_of(child), 0, "the child's status (256: it said false; 9: it hung)");
+    assert_eq!(status_of(child), 0, "exit status of the child (256: returned false; 9: timed out)");
 }
 
-/// Waits for a child; kills it after ten seconds.
+/// Waits for a child and returns its status. Kills the child after ten seconds.
 fn status_of(child: libc::pid_t) -> i32 {
     let start = Instant::now();
     let mut status = 0;
     // SAFETY: waits for a child of this process.
     while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
         if start.elapsed() > Duration::from_secs(10) {
-            // SAFETY: the child is ours and was not waited for yet.
+            // SAFETY: the child belongs to this process and has not been reaped yet.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
         sleep(2);
@@ -267,7 +267,7 @@ fn status_of(child: libc::pid_t) -> i32 {
 }
 
 #[test]
-fn a_forked_child_gets_fresh_threads() {
+fn a_forked_child_starts_new_threads() {
     let pool = pool(3);
     assert!(runs_each_task_once(&pool, 100));
     assert_in_child(|| {
@@ -279,7 +279,7 @@ fn a_forked_child_gets_fresh_threads() {
 }
 
 #[test]
-fn a_child_forked_in_the_middle_of_a_run_works() {
+fn a_child_forked_during_a_run_works() {
     let (pool, begun, release) = (pool(3), AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -300,7 +300,7 @@ fn a_child_forked_in_the_middle_of_a_run_works() {
 }
 
 #[test]
-fn a_child_can_drop_the_pool_of_its_parent() {
+fn a_child_can_drop_the_pool_of_its_parent_process() {
     let pool = pool(3);
     assert!(runs_each_task_once(&pool, 100));
     let mut pool = Some(pool);
@@ -329,7 +329,7 @@ fn a_hook_that_forks_does_not_hang_the_child() {
         let cancel = Cancel::with_poll(hook);
         loop {
             let done = AtomicUsize::new(0);
-            // The helper's task outlasts the caller's, so that the hook is asked while the caller waits.
+            // The worker's task takes longer than the caller's, so the hook is called while the caller waits.
             let job = |_| {
                 sleep(if thread::current().id() == caller { 1 } else { 100 });
                 done.fetch_add(1, Ordering::SeqCst);
@@ -337,9 +337,9 @@ fn a_hook_that_forks_does_not_hang_the_child() {
             let outcome = pool.run(2, &job, &cancel);
             let complete = outcome.is_ok() && done.into_inner() == 2;
             match child.load(Ordering::SeqCst) {
-                // The caller was quick and did both tasks.
+                // The caller ran both tasks before a worker woke up.
                 -1 => {}
-                // The grandchild: what helpers had begun is lost, but it can start others.
+                // The grandchild: tasks that workers had started are lost, but it can start new workers.
                 0 => {
                     let lost = matches!(outcome, Err(PoolError::Panicked(_)));
                     return (lost || complete) && runs_each_task_once(&pool, 100);
@@ -353,7 +353,7 @@ fn a_hook_that_forks_does_not_hang_the_child() {
 #[test]
 fn idle_threads_use_no_processor_time() {
     fn processor_time() -> Duration {
-        // SAFETY: `getrusage` fills the structure, for which zero bytes are a value.
+        // SAFETY: `getrusage` fills the structure; all zero bytes are a valid value of it.
         let usage = unsafe {
             let mut usage: libc::rusage = std::mem::zeroed();
             libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
@@ -364,7 +364,7 @@ fn idle_threads_use_no_processor_time() {
             .map(|time| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000))
             .sum()
     }
-    // In a child, where no other test runs.
+    // Measured in a child process, where no other test runs.
     assert_in_child(|| {
         let pool = pool(4);
         let works = runs_each_task_once(&pool, 100);

@@ -1,24 +1,24 @@
-//! Notices forks. A child has only the thread that called `fork`, and a copy of every pool without its threads.
+//! Fork detection. A forked child has only the thread that called `fork`, and copies of all pools without their threads.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// How many forks lie between this process and the one in which counting began.
+/// Returns the number of forks between the process that first called [`watch`] and this one.
 pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Begins to count.
+/// Starts counting forks. Later calls do nothing.
 pub fn watch() {
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
     }
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the handler only increments an atomic, which a child may do right after a fork.
-        // Where memory for the handler is short, forks go unnoticed, and nothing else can be done about it.
+        // SAFETY: the handler only increments an atomic, which is allowed in a child right after a fork.
+        // Registration fails only when memory is exhausted. Forks then go undetected; there is no other remedy.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
 }

@@ -1,13 +1,13 @@
-//! The persistent thread pool.
+//! Persistent thread pool.
 //!
-//! A forward pass is some hundred short parallel runs in a row, so starting one must cost less than a microsecond, and
-//! nothing may burn a core while no run is going on. Threads therefore spin for some tens of microseconds after each
-//! run and then sleep ([`team`]), and share tasks out by stretches ([`shares`]). Here is what surrounds that: one run at a time, fresh threads after a fork, runs
-//! too small to share done on the spot.
+//! A forward pass consists of hundreds of short parallel runs, so starting a run must cost less than a microsecond, and
+//! idle threads must not use processor time. Worker threads therefore spin for some tens of microseconds after a run
+//! and then sleep ([`workers`]), and tasks are distributed by work stealing ([`task_ranges`]). This module serializes
+//! runs, restarts the workers after a fork, and executes runs that are too small to share on the calling thread.
 
 mod fork;
-mod shares;
-mod team;
+mod task_ranges;
+mod workers;
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -17,103 +17,118 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::{Cancel, arch::Isa};
-use team::{Job, Team};
+use workers::{Job, Workers};
 
-/// How often a thread that waits for others looks whether it was cancelled.
+/// Interval at which a waiting thread polls its cancel flag.
 const WAIT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Why a parallel run did not finish. What it should have written is unspecified.
+/// Reason why a parallel run did not finish. The contents of its outputs are unspecified.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// The cancel flag was up.
+    /// The cancel flag was set.
     #[error("cancelled")]
     Cancelled,
     /// A task panicked.
-    #[error("a worker panicked: {0}")]
+    #[error("worker thread panicked: {0}")]
     Panicked(String),
 }
 
-/// Threads that wait for work.
+/// Pool of worker threads.
 ///
-/// Any number of threads may call [`Pool::run`]; one run goes on at a time. A task that itself calls `run` does that
-/// work alone. Threads are started by the first run that needs them, and again by the first in a forked child.
+/// Any number of threads may call [`Pool::run`]; one run executes at a time. A nested `run`, called from a task,
+/// executes on the calling thread. The first run that needs workers starts them; so does the first run in a forked
+/// child.
+///
+/// # Examples
+/// ```
+/// use std::num::NonZeroUsize;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use ferrule_kernels::{Cancel, Pool};
+///
+/// let pool = Pool::new(NonZeroUsize::new(2).unwrap());
+/// let sum = AtomicUsize::new(0);
+/// pool.run(100, &|task| _ = sum.fetch_add(task, Ordering::Relaxed), &Cancel::new())?;
+/// assert_eq!(sum.into_inner(), 4950);
+/// # Ok::<(), ferrule_kernels::PoolError>(())
+/// ```
 pub struct Pool {
     threads: NonZeroUsize,
-    /// What belongs to this process; null before the first parallel run. Replaced, never freed, after a fork.
-    local: AtomicPtr<Local>,
+    /// State of the current process; null before the first parallel run. Replaced but never freed after a fork.
+    local: AtomicPtr<ProcessState>,
 }
 
-/// The part of a pool that a fork makes useless: its threads are gone and its locks may be held by them.
-struct Local {
-    /// The process, as [`fork::generation`] counts.
+/// Part of a pool that a fork invalidates: its threads are gone and may have held its locks.
+struct ProcessState {
+    /// Value of [`fork::generation`] in the process that created this.
     generation: u32,
     busy: Mutex<bool>,
     freed: Condvar,
-    team: Team,
+    workers: Workers,
 }
 
 thread_local! {
-    /// Whether this thread is in the middle of a task.
+    /// Whether this thread is running a task.
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Pool {
-    /// A pool in which `threads` threads work, the caller of [`Pool::run`] among them.
+    /// Creates a pool of `threads` threads, including the caller of [`Pool::run`].
     ///
-    /// Where the system refuses to start that many, those that it grants do the work.
+    /// If the system refuses to start that many, the pool uses those that it could start.
     #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
         fork::watch();
         Self { threads, local: AtomicPtr::new(null_mut()) }
     }
 
-    /// How many threads work, the caller's among them.
+    /// Returns the number of threads, including the caller.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.threads.get()
     }
 
-    /// Calls `job` once with each number below `tasks`, on all threads, in any order.
+    /// Calls `job` once with each number in `0..tasks`, on all threads, in any order.
     ///
-    /// All threads look at `cancel` before each task; the caller's also polls it, there and while it waits.
+    /// All threads check `cancel` before each task; the calling thread also polls it, there and while it waits.
     ///
     /// # Errors
-    /// [`PoolError`] if `cancel` was up before the last task began, or a task panicked. The pool stays usable.
+    /// [`PoolError`] if `cancel` was set before the last task started, or if a task panicked. The pool stays usable.
     ///
     /// # Panics
-    /// If there are 2^32 tasks or more.
+    /// If `tasks` is 2^32 or more.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync), cancel: &Cancel) -> Result<(), PoolError> {
         let job = Job::new(tasks, job, cancel);
         if tasks <= 1 || self.threads() == 1 || IN_TASK.get() {
-            job.work_alone();
+            job.run_inline();
             return job.result();
         }
         let local = self.local();
-        let _turn = local.take_turn(cancel)?;
-        local.team.run(&job, self.threads().min(tasks) - 1);
+        let _guard = local.acquire(cancel)?;
+        local.workers.run(&job, self.threads().min(tasks) - 1);
         job.result()
     }
 
-    /// What belongs to this process, started if need be.
-    fn local(&self) -> &Local {
+    /// Returns the state of this process, creating it if necessary.
+    fn local(&self) -> &ProcessState {
         let generation = fork::generation();
         let found = self.local.load(Ordering::Acquire);
-        // SAFETY: either null or a `Local` that was leaked into `self.local`; those are freed in `drop` only.
+        // SAFETY: null, or a `ProcessState` that was leaked into `self.local`; those are freed in `drop` only.
         if let Some(local) = unsafe { found.as_ref() }.filter(|local| local.generation == generation) {
             return local;
         }
-        let fresh = Box::into_raw(Box::new(Local {
+        let fresh = Box::into_raw(Box::new(ProcessState {
             generation,
             busy: Mutex::new(false),
             freed: Condvar::new(),
-            team: Team::start(self.threads() - 1),
+            workers: Workers::start(self.threads() - 1),
         }));
         match self.local.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: `fresh` was just made, and from now on is freed in `drop` only. What it replaces, if anything,
-            // belongs to a process that is not this one and is never freed.
+            // SAFETY: `fresh` was just allocated, and from now on is freed in `drop` only. What it replaces, if
+            // anything, belongs to the parent process and is never freed.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {
-                // SAFETY: nobody else has seen `fresh`; `other` was made by another thread in the same way.
+                // SAFETY: no other thread has seen `fresh`; `other` was created by another thread in the same way.
                 unsafe {
                     drop(Box::from_raw(fresh));
                     &*other
@@ -129,18 +144,18 @@ impl Drop for Pool {
         if local.is_null() {
             return;
         }
-        // SAFETY: made by `Box::into_raw` in `local`; `&mut self` says that no reference to it is left.
+        // SAFETY: created by `Box::into_raw` in `local`; `&mut self` guarantees that no reference to it is left.
         let local = unsafe { Box::from_raw(local) };
         if local.generation != fork::generation() {
-            // Threads of the parent process: there is nothing to join here, and its locks may never open.
+            // The threads belong to the parent process: there is nothing to join, and the locks may stay locked.
             std::mem::forget(local);
         }
     }
 }
 
-impl Local {
-    /// Waits until no other run goes on.
-    fn take_turn(&self, cancel: &Cancel) -> Result<Turn<'_>, PoolError> {
+impl ProcessState {
+    /// Waits until no other run is executing.
+    fn acquire(&self, cancel: &Cancel) -> Result<RunGuard<'_>, PoolError> {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         while *busy {
             (busy, _) = self.freed.wait_timeout(busy, WAIT_INTERVAL).unwrap_or_else(PoisonError::into_inner);
@@ -149,45 +164,60 @@ impl Local {
             }
         }
         *busy = true;
-        Ok(Turn(self))
+        Ok(RunGuard(self))
     }
 }
 
-/// The right to use the team; given back when dropped.
-struct Turn<'a>(&'a Local);
+/// Exclusive use of the workers, released on drop.
+struct RunGuard<'a>(&'a ProcessState);
 
-impl Drop for Turn<'_> {
+impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
         *self.0.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
         self.0.freed.notify_one();
     }
 }
 
-/// What an operation needs of its surroundings.
+/// Execution context of an operation: instruction set, thread pool and cancel flag.
+///
+/// # Examples
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ferrule_kernels::arch::Isa;
+/// use ferrule_kernels::{Cancel, Exec, Pool, elementwise};
+///
+/// let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+/// let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+/// let mut x = [1.0, 2.0];
+/// elementwise::add(&exec, &mut x, &[0.5, 0.5])?;
+/// assert_eq!(x, [1.5, 2.5]);
+/// # Ok::<(), ferrule_kernels::PoolError>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct Exec<'a> {
-    /// The instructions to use.
+    /// Instruction set that kernels use.
     pub isa: Isa,
-    /// The threads to use.
+    /// Threads that kernels run on.
     pub pool: &'a Pool,
-    /// Looked at between blocks of work.
+    /// Cancel flag, checked between tasks.
     pub cancel: &'a Cancel,
 }
 
 impl Exec<'_> {
-    /// Calls `job` once with each number below `tasks`, on all threads; see [`Pool::run`].
+    /// Calls `job` once with each number in `0..tasks`, on all threads; see [`Pool::run`].
     ///
     /// # Errors
-    /// As [`Pool::run`].
+    /// Same as [`Pool::run`].
     pub fn run(&self, tasks: usize, job: impl Fn(usize) + Sync) -> Result<(), PoolError> {
         self.pool.run(tasks, &job, self.cancel)
     }
 
-    /// Calls `job` once with the number of each part and each number below that part's count, on all threads: several
-    /// runs at the price of one. Neighbouring tasks of a part, and then parts, go to the same thread.
+    /// Executes several runs with one synchronization: calls `job(i, task)` for each `task` in `0..counts[i]`, on all
+    /// threads. Neighbouring tasks of a run, then neighbouring runs, go to the same thread.
     ///
     /// # Errors
-    /// As [`Pool::run`].
+    /// Same as [`Pool::run`].
     pub fn run_each(
         &self,
         counts: impl IntoIterator<Item = usize>,
@@ -200,9 +230,9 @@ impl Exec<'_> {
         };
         let firsts: Vec<usize> = counts.into_iter().map(begin).collect();
         self.run(tasks, |task| {
-            // Of parts without tasks, which begin where others do, the last to begin here has this one.
-            let part = firsts.partition_point(|first| *first <= task) - 1;
-            job(part, task - firsts[part]);
+            // An empty run has the same first task as its successor; the last one of them owns this task.
+            let run = firsts.partition_point(|first| *first <= task) - 1;
+            job(run, task - firsts[run]);
         })
     }
 }

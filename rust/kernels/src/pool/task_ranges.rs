@@ -1,0 +1,127 @@
+//! Work stealing over ranges of tasks.
+//!
+//! Each worker starts with a contiguous range of tasks: neighbouring tasks touch neighbouring memory, so hardware
+//! prefetches are useful. A worker whose range is empty steals the second half of the largest remaining range, which is
+//! farthest from where its owner works. Slow or preempted cores therefore run fewer tasks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Remaining tasks of every worker.
+pub struct TaskRanges(Vec<TaskRange>);
+
+/// Range of tasks of one worker: first and end in the two halves of one word, on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct TaskRange(AtomicU64);
+
+/// First and end of a range.
+type Bounds = (u32, u32);
+
+fn pack((first, end): Bounds) -> u64 {
+    u64::from(first) << 32 | u64::from(end)
+}
+
+fn unpack(word: u64) -> Bounds {
+    ((word >> 32) as u32, word as u32)
+}
+
+impl TaskRange {
+    fn get(&self) -> Bounds {
+        unpack(self.0.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, bounds: Bounds) {
+        self.0.store(pack(bounds), Ordering::Relaxed);
+    }
+
+    /// Replaces the range if it still equals `seen`. There is no ABA problem: a range never recurs, because its first
+    /// task has been taken by then.
+    fn replace(&self, seen: Bounds, new: Bounds) -> bool {
+        self.0.compare_exchange_weak(pack(seen), pack(new), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl TaskRanges {
+    /// Creates empty ranges for `threads` workers.
+    pub fn new(threads: usize) -> Self {
+        Self((0..threads).map(|_| TaskRange::default()).collect())
+    }
+
+    /// Partitions `0..tasks` among the first `threads` workers. No worker may be taking tasks.
+    ///
+    /// # Panics
+    /// If `tasks` is 2^32 or more.
+    pub fn partition(&self, tasks: usize, threads: usize) {
+        let tasks = u32::try_from(tasks).expect("fewer than 2^32 tasks");
+        let edge = |thread: usize| (u64::from(tasks) * thread.min(threads) as u64 / threads as u64) as u32;
+        for (thread, range) in self.0.iter().enumerate() {
+            range.set((edge(thread), edge(thread + 1)));
+        }
+    }
+
+    /// Takes a task for worker `thread`, stealing from others if its own range is empty. Returns `None` when no tasks
+    /// are left.
+    pub fn take(&self, thread: usize) -> Option<usize> {
+        let own = &self.0[thread];
+        loop {
+            let (first, end) = own.get();
+            if first < end {
+                if own.replace((first, end), (first + 1, end)) {
+                    return Some(first as usize);
+                }
+                continue;
+            }
+            let (victim, (first, end)) = self.0.iter().map(|range| (range, range.get())).max_by_key(remaining)?;
+            if first >= end {
+                return None;
+            }
+            let middle = first + (end - first) / 2;
+            if victim.replace((first, end), (first, middle)) {
+                // Only its owner changes an empty range. Until `set` returns, other workers do not see these tasks and
+                // may leave the run; the owner still runs all of them.
+                own.set((middle + 1, end));
+                return Some(middle as usize);
+            }
+        }
+    }
+}
+
+/// Number of tasks left in a range.
+fn remaining((_, (first, end)): &(&TaskRange, Bounds)) -> u32 {
+    end.saturating_sub(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_take_their_own_range_first_and_then_steal_from_the_end_of_others() {
+        let ranges = TaskRanges::new(3);
+        ranges.partition(8, 2);
+        let all: Vec<_> = std::iter::from_fn(|| ranges.take(0)).collect();
+        assert_eq!(all, [0, 1, 2, 3, 6, 7, 5, 4]);
+        assert_eq!((ranges.take(1), ranges.take(2)), (None, None));
+        ranges.partition(1, 3);
+        assert_eq!((ranges.take(0), ranges.take(1)), (Some(0), None));
+        ranges.partition(0, 3);
+        assert_eq!(ranges.take(2), None);
+    }
+
+    #[test]
+    fn every_task_is_taken_once() {
+        for threads in 1..=8 {
+            let ranges = TaskRanges::new(threads);
+            for tasks in [1, 2, 7, 1000, 20_000] {
+                ranges.partition(tasks, threads);
+                let mut taken: Vec<usize> = std::thread::scope(|scope| {
+                    let take = |thread| std::iter::from_fn(|| ranges.take(thread)).collect::<Vec<_>>();
+                    let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || take(thread))).collect();
+                    workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect()
+                });
+                taken.sort_unstable();
+                assert_eq!(taken, (0..tasks).collect::<Vec<_>>(), "{threads} threads");
+            }
+        }
+    }
+}
