@@ -1,10 +1,11 @@
-//! What touches the machine: instruction sets, the thread pool, packed weights, matmul, attention, norms.
+//! CPU kernels of ferrule: instruction-set dispatch, thread pool, packed weights, matmul, attention, norms.
 //!
-//! The floor below everything else. The only crate with SIMD `unsafe`; knows tensors and pages, not models.
+//! This is the lowest layer and the only crate with SIMD `unsafe`. It works on tensors and KV pages and does not know
+//! models.
 //!
-//! The promise that all of it keeps: **the sequence of floating-point operations behind one output element depends on
-//! the weight format, the instruction set and K alone** — not on how many rows are computed together, on tiling, on
-//! the number of threads or on who shares the batch.
+//! All kernels are batch invariant: **the sequence of floating-point operations behind an output element depends only
+//! on the weight format, the instruction set and K**, not on the number of rows, on tiling, on the number of threads or
+//! on the other requests in the batch.
 
 pub mod activation;
 pub mod arch;
@@ -32,9 +33,9 @@ mod rows;
 #[cfg(test)]
 mod rowwise_tests;
 
-/// Names the bits that kernels give: keys and values that were kept outside the process are good only under the number
-/// under which they were computed. Whoever changes what any kernel computes, in any bit on any instruction set, or how
-/// K, V or packed weights lie in memory, raises it.
+/// Version of the bits that kernels compute. Keys and values stored outside the process are valid only under the version
+/// that computed them. Increment it with every change of any result bit on any instruction set, and with every change
+/// of the memory layout of K, V or packed weights.
 pub const ARITHMETIC_VERSION: u32 = 3;
 
 pub use cancel::Cancel;

@@ -194,8 +194,8 @@ impl PackedMatrix {
         let mut packed = Self::zeroed(formats, cols)?;
         let Self { rows, bands, .. } = &mut packed;
         for band in bands {
-            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, 1);
-            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, 1);
+            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, 1);
+            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, 1);
             exec.run(panels.len(), |index| {
                 let first = (band.panels.start + index) * LANES;
                 let (source, rows) = (Source { source, cols }, first..*rows);
@@ -231,8 +231,8 @@ impl PackedMatrix {
         let Self { rows, bands, .. } = &mut packed;
         for band in bands {
             let together = (band.panels.len() / (TASKS_A_THREAD * exec.pool.threads())).clamp(1, MOST_TOGETHER);
-            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, together);
-            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, together);
+            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, together);
+            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, together);
             exec.run(panels.len(), |index| {
                 let (mut panels, mut steps) = (panels.take(index), steps.take(index));
                 let first = band.panels.start + panels.rows().start;
@@ -259,8 +259,8 @@ impl PackedMatrix {
     pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
-            let panels = Tiles::of_rows(band.data.owned(), band.panel_bytes, 1);
-            let steps = Tiles::of_rows(band.steps.owned(), band.panel_steps, 1);
+            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, 1);
+            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, 1);
             exec.run(panels.len(), |index| {
                 let mut panel = panels.take(index);
                 let panel = panel.contiguous();

@@ -1,4 +1,4 @@
-//! Memory for weights, caches and what lies between two operations: aligned to cache lines, touched only when used.
+//! Memory for weights, caches and activations: page-aligned, and backed by physical memory only when written.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
 
-/// The system refused memory.
+/// Failed memory allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the system refused {bytes} bytes of memory")]
+#[error("failed to allocate {bytes} bytes of memory")]
 pub struct AllocError {
-    /// How much was asked for; `u64::MAX` where the size does not fit 64 bits.
+    /// Bytes requested; `u64::MAX` if the size overflows.
     pub bytes: u64,
 }
 
-/// A slice that starts on a page boundary. Its pages are zero and take no room until they are written.
+/// Owned slice that starts on a page boundary. Its pages are zero and take no physical memory until they are written.
 pub struct PageSlice<T> {
     start: NonNull<T>,
     len: usize,
@@ -26,20 +26,20 @@ pub struct PageSlice<T> {
 
 // SAFETY: a `PageSlice` owns its elements as a `Vec` does.
 unsafe impl<T: Send> Send for PageSlice<T> {}
-// SAFETY: a shared `PageSlice` gives shared references only.
+// SAFETY: a shared `PageSlice` hands out shared references only.
 unsafe impl<T: Sync> Sync for PageSlice<T> {}
 
 impl<T: Pod> PageSlice<T> {
     fn empty() -> Self {
-        // Aligned like everything else, so that a view of it as another type is as good as any.
+        // Page-aligned, so that it can be cast to any element type.
         const NOWHERE: NonZeroUsize = NonZeroUsize::new(SMALL_PAGE).unwrap();
         Self { start: NonNull::without_provenance(NOWHERE), len: 0, owner: PhantomData }
     }
 
-    /// `len` elements whose bytes are all zero.
+    /// Allocates `len` elements of zero bytes.
     ///
     /// # Errors
-    /// [`AllocError`] if the system has not that much memory to give, or limits forbid it.
+    /// [`AllocError`] if the system refuses the memory.
     pub fn zeroed(len: usize) -> Result<Self, AllocError> {
         const { assert!(align_of::<T>() <= SMALL_PAGE, "a page is aligned to 4096 bytes") };
         let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()) else {
@@ -52,50 +52,53 @@ impl<T: Pod> PageSlice<T> {
         Ok(Self { start: start.cast(), len, owner: PhantomData })
     }
 
-    /// As [`PageSlice::zeroed`], in pages of 2 MiB, which slices made one after the other share where they meet. Memory is
-    /// then taken from the system 2 MiB at a time; where it has no such pages to give, all is as with small ones. What
-    /// is given back splits the pages that it shares with neighbours.
+    /// Allocates `len` elements of zero bytes in huge pages of 2 MiB.
+    ///
+    /// Slices allocated in succession share the huge page at their boundary; freeing one of them splits that page. If
+    /// the system has no huge pages, small ones are used.
     ///
     /// # Errors
-    /// As [`PageSlice::zeroed`].
+    /// Same as [`PageSlice::zeroed`].
     pub fn zeroed_in_huge_pages(len: usize) -> Result<Self, AllocError> {
         let bytes = len.saturating_mul(size_of::<T>());
         if bytes == 0 || bytes > isize::MAX as usize - 2 * HUGE_PAGE {
             return Self::zeroed(len);
         }
-        // A whole region may exceed a limit on the address space that this slice alone does not.
-        let start = take_of_region(bytes).or_else(|_| map(bytes))?;
+        // A whole region may exceed an address space limit that this slice alone does not.
+        let start = allocate_in_region(bytes).or_else(|_| map(bytes))?;
         Ok(Self { start: start.cast(), len, owner: PhantomData })
     }
 }
 
-/// The smallest page that systems have.
+/// Smallest page size of supported systems, in bytes.
 const SMALL_PAGE: usize = 4096;
 
+/// Size of a huge page, in bytes.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Address space that is mapped at once for many slices. Costs nothing until it is written.
+/// Bytes of address space that are mapped at once and shared by many slices. They cost nothing until written.
 const REGION: usize = 256 << 20;
 
-/// What is left of the newest region: its first address and its bytes.
+/// First address and number of bytes of the unused part of the newest region.
 static REGION_LEFT: Mutex<(usize, usize)> = Mutex::new((0, 0));
 
-/// Memory from the newest region, or, if it is much, of its own. Each slice unmaps its part of a region by itself.
-fn take_of_region(bytes: usize) -> Result<NonNull<u8>, AllocError> {
-    // SAFETY: asks for a constant.
+/// Allocates from the newest region; large blocks get a mapping of their own. Each slice unmaps its own part of a
+/// region.
+fn allocate_in_region(bytes: usize) -> Result<NonNull<u8>, AllocError> {
+    // SAFETY: reads a system constant.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
     let bytes = bytes.next_multiple_of(page);
     if bytes > REGION / 4 {
         return map_in_huge_pages(bytes);
     }
-    // Another thread may hold the lock, even one that a fork left behind.
+    // Another thread may hold the lock, even a thread that no longer exists after a fork.
     let Ok(mut left) = REGION_LEFT.try_lock() else {
         return if bytes < HUGE_PAGE { map(bytes) } else { map_in_huge_pages(bytes) };
     };
     if left.1 < bytes {
         let region = map_in_huge_pages(REGION)?;
         let (start, rest) = std::mem::replace(&mut *left, (region.as_ptr().expose_provenance(), REGION));
-        // SAFETY: it was left of a region, so no slice has it.
+        // SAFETY: this is the unused part of a region, which belongs to no slice.
         unsafe { unmap(std::ptr::with_exposed_provenance_mut(start), rest) };
     }
     let start = NonNull::new(std::ptr::with_exposed_provenance_mut(left.0));
@@ -103,13 +106,13 @@ fn take_of_region(bytes: usize) -> Result<NonNull<u8>, AllocError> {
     start.ok_or(AllocError { bytes: bytes as u64 })
 }
 
-/// New memory of whole pages, all zero, that begins with a huge page.
+/// Maps zeroed memory that starts on a huge page boundary. `bytes` is a multiple of the page size.
 fn map_in_huge_pages(bytes: usize) -> Result<NonNull<u8>, AllocError> {
-    // The system puts mappings anywhere: of a larger one, what begins with a huge page is kept.
+    // The system chooses the address. Map more than needed and keep the part that is aligned.
     let mapped = map(bytes + HUGE_PAGE)?;
     let before = mapped.addr().get().next_multiple_of(HUGE_PAGE) - mapped.addr().get();
-    // SAFETY: the pieces lie in the mapping just made, which nobody has seen, and begin with pages; advice about memory
-    // does not change what it holds.
+    // SAFETY: both ends lie in the mapping just created, which nothing references yet, and start on page boundaries.
+    // madvise does not change the contents.
     let start = unsafe {
         let start = mapped.add(before);
         unmap(mapped.as_ptr(), before);
@@ -121,9 +124,9 @@ fn map_in_huge_pages(bytes: usize) -> Result<NonNull<u8>, AllocError> {
     Ok(start)
 }
 
-/// New memory, all zero.
+/// Maps zeroed memory.
 fn map(bytes: usize) -> Result<NonNull<u8>, AllocError> {
-    // SAFETY: asks for new anonymous memory at an address of the kernel's choice; nothing existing is touched.
+    // SAFETY: maps new anonymous memory at an address that the system chooses; existing mappings are not touched.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -139,10 +142,11 @@ fn map(bytes: usize) -> Result<NonNull<u8>, AllocError> {
         .ok_or(AllocError { bytes: bytes as u64 })
 }
 
-/// Gives memory of [`map`] back.
+/// Unmaps memory of [`map`].
 ///
 /// # Safety
-/// `start` is the start of a page of a mapping, and from there on `bytes` belong to the caller; nothing borrows them.
+/// `start` must be the start of a page of a mapping. The `bytes` from there on must belong to the caller and must not be
+/// borrowed.
 unsafe fn unmap(start: *mut u8, bytes: usize) {
     if bytes > 0 {
         // SAFETY: as the caller promised.
@@ -150,7 +154,16 @@ unsafe fn unmap(start: *mut u8, bytes: usize) {
     }
 }
 
-/// Room for what one operation leaves to the next, kept from call to call.
+/// Reusable buffer for intermediate results. It grows on demand and is kept from call to call.
+///
+/// # Examples
+/// ```
+/// use ferrule_kernels::Scratch;
+///
+/// let mut scratch = Scratch::<f32>::default();
+/// scratch.take(3).fill(1.0);
+/// assert_eq!(scratch.take(2), [1.0, 1.0]);
+/// ```
 #[derive(Debug)]
 pub struct Scratch<T>(PageSlice<T>);
 
@@ -161,14 +174,14 @@ impl<T: Pod> Default for Scratch<T> {
 }
 
 impl<T: Pod> Scratch<T> {
-    /// `len` elements that hold anything: write before you read.
+    /// Returns the first `len` elements. Their contents are unspecified: write before reading.
     ///
     /// # Panics
-    /// If the system refuses the memory.
+    /// If memory cannot be allocated.
     pub fn take(&mut self, len: usize) -> &mut [T] {
         if self.0.len < len {
             *self = Self::default();
-            // Rows of a tile are far apart: with small pages of the system each would be a walk through its tables.
+            // Rows of a tile are far apart: with small pages each of them would be a TLB miss.
             let grown = PageSlice::zeroed_in_huge_pages(len.next_power_of_two());
             self.0 = grown.unwrap_or_else(|error| panic!("{error}"));
         }
@@ -181,7 +194,7 @@ impl<T> Deref for PageSlice<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: constructors mapped room for `len` elements, all zero, which is a value of every Pod type.
+        // SAFETY: constructors mapped memory for `len` elements of zero bytes, which are valid values of any Pod type.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -196,7 +209,7 @@ impl<T> DerefMut for PageSlice<T> {
 
 impl<T> Drop for PageSlice<T> {
     fn drop(&mut self) {
-        // SAFETY: a slice owns the pages that it begins on, up to its end, and nothing borrows it any more.
+        // SAFETY: a slice owns its pages from its start to its end, and nothing borrows it any more.
         unsafe { unmap(self.start.as_ptr().cast(), self.len * size_of::<T>()) };
     }
 }
@@ -207,10 +220,22 @@ impl<T> fmt::Debug for PageSlice<T> {
     }
 }
 
-/// What owns memory that weights lie in.
+/// Owner of memory that contains weights, such as a mapped file.
 pub type BytesOwner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A part of memory that something else owns, such as a mapped file, and keeps as long as this lives.
+/// Range of bytes of a shared owner. Keeps the owner alive.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+///
+/// use ferrule_kernels::{BytesOwner, SharedBytes};
+///
+/// let owner: BytesOwner = Arc::new(vec![1, 2, 3, 4]);
+/// let bytes = SharedBytes::new(owner.clone(), 1..3).unwrap();
+/// assert_eq!(*bytes, [2, 3]);
+/// assert!(SharedBytes::new(owner, 3..5).is_none());
+/// ```
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: BytesOwner,
@@ -218,7 +243,7 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// A range of what `owner` has; `None` where it does not reach that far.
+    /// Returns a range of the bytes of `owner`, or `None` if the range is out of bounds.
     #[must_use]
     pub fn new(owner: BytesOwner, range: Range<usize>) -> Option<Self> {
         (*owner).as_ref().get(range.clone())?;
@@ -255,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_in_huge_pages_are_their_own() {
+    fn slices_in_huge_pages_do_not_overlap() {
         let lens = [1, 4095, 4096, HUGE_PAGE - 1, HUGE_PAGE, (5 << 20) + 4096, REGION / 4 + 1, REGION / 4, 100];
         for _ in 0..3 {
             let mut slices: Vec<_> =
@@ -274,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_grows_and_is_kept() {
+    fn scratch_grows_and_keeps_its_contents() {
         let mut scratch = Scratch::<u32>::default();
         assert!(scratch.take(0).is_empty());
         scratch.take(100).fill(7);
@@ -283,13 +308,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "refused")]
+    #[should_panic(expected = "failed to allocate")]
     fn too_much_scratch_is_a_panic() {
         Scratch::<u64>::default().take(1 << 59);
     }
 
     #[test]
-    fn too_much_is_an_error() {
+    fn too_large_allocations_are_errors() {
         assert_eq!(PageSlice::<f32>::zeroed(usize::MAX / 2).unwrap_err(), AllocError { bytes: u64::MAX });
         let bytes = 1 << 60;
         assert_eq!(PageSlice::<u8>::zeroed(bytes).unwrap_err(), AllocError { bytes: bytes as u64 });

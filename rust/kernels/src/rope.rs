@@ -1,24 +1,24 @@
-//! Rotary position embedding: pairs of columns are rotated by an angle that grows with the position.
+//! Rotary position embedding (RoPE): rotates pairs of columns by an angle that grows with the position.
 
 use crate::arch::{Kernel, Simd};
 use crate::rows::{RowsMut, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
-/// How the rows of a matrix of heads are rotated.
+/// Parameters of a rotary embedding of a matrix of heads.
 #[derive(Debug, Clone, Copy)]
 pub struct Rope<'a> {
-    /// Heads, side by side in a row.
+    /// Number of heads in a row.
     pub heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
-    /// Leading columns of a head that are rotated; even. The others stay as they are.
+    /// Number of leading columns of a head that are rotated; even. The other columns are unchanged.
     pub rotary_dim: usize,
-    /// Pairs are columns 2i and 2i + 1, as in the paper; otherwise i and i + `rotary_dim` / 2, as in GPT-NeoX and
-    /// Llama checkpoints of Hugging Face.
+    /// Whether pairs are columns 2i and 2i + 1, as in the paper (GPT-J style), rather than i and i + `rotary_dim` / 2,
+    /// as in GPT-NeoX and in Llama checkpoints of Hugging Face.
     pub interleaved: bool,
-    /// `[m, rotary_dim / 2]`: cosine of each row's angles.
+    /// Cosines of the angles of each row, `[m, rotary_dim / 2]`.
     pub cos: &'a [f32],
-    /// `[m, rotary_dim / 2]`: sine of each row's angles.
+    /// Sines of the angles of each row, `[m, rotary_dim / 2]`.
     pub sin: &'a [f32],
 }
 
@@ -28,15 +28,26 @@ pub struct Rope<'a> {
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn rope_in_place(exec: &Exec<'_>, x: RowsMut<'_>, rope: &Rope<'_>) -> Result<(), PoolError> {
     let RowsMut { data, stride, first: column } = x;
     let rows = whole_rows(data.len(), stride);
     let half = rope.rotary_dim / 2;
     let width = rope.heads * rope.head_dim;
-    assert!(column + width <= stride, "the heads end beyond the row");
-    assert!(rope.rotary_dim.is_multiple_of(2) && rope.rotary_dim <= rope.head_dim, "pairs of columns of a head");
-    assert!(rope.cos.len() == rows * half && rope.sin.len() == rows * half, "an angle for every row and pair");
+    assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
+    assert!(
+        rope.rotary_dim.is_multiple_of(2) && rope.rotary_dim <= rope.head_dim,
+        "rotary_dim must be even and <= head_dim ({}), got {}",
+        rope.head_dim,
+        rope.rotary_dim
+    );
+    assert!(
+        rope.cos.len() == rows * half && rope.sin.len() == rows * half,
+        "cos and sin must have {} elements, got {} and {}",
+        rows * half,
+        rope.cos.len(),
+        rope.sin.len()
+    );
     if half == 0 {
         return Ok(());
     }
@@ -58,7 +69,7 @@ struct Rotate<'a> {
 impl Kernel for Rotate<'_> {
     type Output = ();
 
-    /// Plain loops: the compiler makes vectors of them, and no row's width needs a tail.
+    /// Plain loops, which the compiler vectorizes.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for head in self.row.chunks_exact_mut(self.rope.head_dim) {

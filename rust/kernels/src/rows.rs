@@ -1,87 +1,87 @@
-//! Matrices that lie side by side in wider rows, and the splitting of rows among threads.
+//! Column ranges of row-major matrices, and parallel iteration over their rows.
 
 use crate::disjoint::Tiles;
 use crate::{Exec, PoolError};
 
-/// Below this many elements waking the threads costs more than they save.
+/// Number of elements below which waking worker threads costs more than it saves.
 const INLINE_ELEMENTS: usize = 16 * 1024;
 
-/// Some columns of a matrix of f32: `width` columns of each row, where `width` is known to the operation.
+/// View of the trailing columns of a row-major f32 matrix. Operations take the number of columns that they use.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
     /// `[rows, stride]`
     pub data: &'a [f32],
     /// Elements from one row to the next.
     pub stride: usize,
-    /// The first column that belongs to the view.
+    /// First column of the view.
     pub first: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// Columns `first ..` of `data: [rows, stride]`.
+    /// Creates a view of columns `first..` of `data: [rows, stride]`.
     #[must_use]
     pub fn new(data: &'a [f32], stride: usize, first: usize) -> Self {
         Self { data, stride, first }
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     ///
     /// # Panics
-    /// If `data` is not made of whole rows.
+    /// If `data` is not a whole number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         whole_rows(self.data.len(), self.stride)
     }
 
-    /// The first `width` columns of the view in `row`.
+    /// Returns the first `width` columns of row `row` of the view.
     #[inline]
     pub(crate) fn row(&self, row: usize, width: usize) -> &'a [f32] {
         &self.data[row * self.stride..][..self.stride][self.first..][..width]
     }
 }
 
-/// As [`Rows`], to be changed in place.
+/// Mutable view of the trailing columns of a row-major f32 matrix; see [`Rows`].
 #[derive(Debug)]
 pub struct RowsMut<'a> {
     /// `[rows, stride]`
     pub data: &'a mut [f32],
     /// Elements from one row to the next.
     pub stride: usize,
-    /// The first column that belongs to the view.
+    /// First column of the view.
     pub first: usize,
 }
 
 impl<'a> RowsMut<'a> {
-    /// Columns `first ..` of `data: [rows, stride]`.
+    /// Creates a view of columns `first..` of `data: [rows, stride]`.
     #[must_use]
     pub fn new(data: &'a mut [f32], stride: usize, first: usize) -> Self {
         Self { data, stride, first }
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     ///
     /// # Panics
-    /// If `data` is not made of whole rows.
+    /// If `data` is not a whole number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         whole_rows(self.data.len(), self.stride)
     }
 }
 
-/// Rows of `stride` in `len` elements.
+/// Returns the number of rows of `stride` elements in `len` elements. Panics if that is not a whole number.
 pub(crate) fn whole_rows(len: usize, stride: usize) -> usize {
-    assert!(stride > 0 && len.is_multiple_of(stride), "{len} elements are not rows of {stride}");
+    assert!(stride > 0 && len.is_multiple_of(stride), "{len} elements are not a whole number of rows of {stride}");
     len / stride
 }
 
-/// Cuts `data: [rows, stride]` into runs of rows and calls `job` on each with the number of its first row, on all
-/// threads if there is enough to do. `width` is the number of elements of a row that `job` works on.
+/// Splits `data: [rows, stride]` into chunks of rows and calls `job` with each chunk and the index of its first row, in
+/// parallel if there is enough work. `width` is the number of elements of a row that `job` processes.
 ///
 /// # Errors
-/// [`PoolError`], as `Pool::run`.
+/// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If `data` is not made of whole rows.
+/// If `data` is not a whole number of rows.
 pub fn for_row_chunks(
     exec: &Exec<'_>,
     data: &mut [f32],
@@ -97,9 +97,9 @@ pub fn for_row_chunks(
         }
         return Ok(());
     }
-    // Four runs a thread even out what other programs take; runs much smaller than the threshold do not pay.
-    let runs = (exec.pool.threads() * 4).min(elements / (INLINE_ELEMENTS / 4)).clamp(1, rows);
-    let rows_per_run = rows.div_ceil(runs);
-    let runs = Tiles::of_rows(data, stride, rows_per_run);
-    exec.pool.run(runs.len(), &|run| job(run * rows_per_run, runs.take(run).contiguous()), exec.cancel)
+    // Four chunks per thread balance the load when other programs run; chunks far below the threshold do not pay.
+    let chunks = (exec.pool.threads() * 4).min(elements / (INLINE_ELEMENTS / 4)).clamp(1, rows);
+    let rows_per_chunk = rows.div_ceil(chunks);
+    let chunks = Tiles::row_blocks(data, stride, rows_per_chunk);
+    exec.pool.run(chunks.len(), &|chunk| job(chunk * rows_per_chunk, chunks.take(chunk).contiguous()), exec.cancel)
 }

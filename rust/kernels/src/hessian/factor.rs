@@ -95,7 +95,7 @@ impl Hessian {
             return Ok(Some(InputStatistics { cols, importance, feedback: None }));
         }
         let Self { mut sums, pending, .. } = self;
-        let scaled = Tiles::of_rows(&mut sums, size, 1);
+        let scaled = Tiles::row_blocks(&mut sums, size, 1);
         exec.run(size, |row| {
             let mut row_of_sums = scaled.take(row);
             let numbers = row_of_sums.contiguous();
@@ -126,7 +126,7 @@ fn factor(
         let width = (size - first).min(SUPER);
         let inverse = inverse_of_diagonal(&h, size, first, width);
         let blocks = Tiles::new(&mut h, size, first..first + width, PANEL, width);
-        let room = Tiles::of_rows(&mut panels, DEPTH * PANEL, 1);
+        let room = Tiles::row_blocks(&mut panels, DEPTH * PANEL, 1);
         exec.run(first / PANEL, |index| {
             let (block, panel) = (blocks.take(index), room.take(index));
             exec.isa.run(SolvePanel { inverse: &inverse, width, block, panel });

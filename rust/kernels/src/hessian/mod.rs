@@ -82,7 +82,7 @@ impl Hessian {
             let (now, later) = left.split_at(room.min(left.len()));
             left = later;
             let (first, count) = (self.filled, now.len() / self.cols);
-            let blocks = Tiles::of_rows(&mut self.pending, BLOCK_PANELS * DEPTH * PANEL, 1);
+            let blocks = Tiles::row_blocks(&mut self.pending, BLOCK_PANELS * DEPTH * PANEL, 1);
             exec.run(blocks.len(), |block| {
                 exec.isa.run(RotateRows { x: now, cols: self.cols, block, first, panels: blocks.take(block) });
             })?;

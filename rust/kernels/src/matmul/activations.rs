@@ -141,7 +141,7 @@ impl<'a> Activations<'a> {
         let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, groups, .. })| {
             let task_pieces = task_rows.div_ceil(input.tile_rows);
             let [words_of, starts_of, groups_of] = input.piece_words();
-            let tiles = |words, of_piece| Tiles::of_rows(words, of_piece, task_pieces);
+            let tiles = |words, of_piece| Tiles::row_blocks(words, of_piece, task_pieces);
             (tiles(words, words_of), tiles(starts, starts_of), tiles(groups, groups_of))
         });
         let tiles: Vec<_> = tiles.collect();

@@ -60,7 +60,7 @@ pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [Product<
         let [band] = w.bands() else { unreachable!("floating-point formats are alone in their matrix") };
         let weights = band.lines::<F>(0);
         // Tasks that follow each other share their weights, which the first of them brings into the cache.
-        let out = tiles.take_down(task);
+        let out = tiles.take_column_major(task);
         exec.isa.run(Task::<F> { x, k: w.cols(), weights, tile_rows: *tile_rows, out });
     })
 }

@@ -76,7 +76,7 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
     exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
         let Plan { w, inputs: by_basis, rows, tiles } = &plans[product];
         // Tasks that follow each other share their weights.
-        let mut out = tiles.take_down(task);
+        let mut out = tiles.take_column_major(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
         for band in w.bands() {
             let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);

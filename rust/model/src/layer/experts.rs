@@ -94,7 +94,7 @@ impl MixturePass<'_> {
         linear(exec, &weights.router, x, logits)?;
         chosen.clear();
         chosen.resize(rows * experts_per_token, Choice::default());
-        let choices = Tiles::of_rows(chosen, experts_per_token, 1);
+        let choices = Tiles::row_blocks(chosen, experts_per_token, 1);
         for_row_chunks(exec, logits, experts, experts * experts_per_token, &|first, logits| {
             for (logits, row) in logits.chunks_exact_mut(experts).zip(first..) {
                 choose(spec, logits, weights.correction.as_deref(), choices.take(row).contiguous());
