@@ -1,4 +1,4 @@
-//! Weight matrices in the layout that the matmul reads.
+//! Weight matrices packed in the layout that the matmul reads.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -17,81 +17,103 @@ use crate::quant::{
 };
 use crate::{Exec, PoolError};
 
-/// The rows of a stored matrix. A row holds the weights of one output.
+/// Source of the rows of a matrix to pack. A row holds the weights of one output.
 pub trait RowSource: Sync {
-    /// Writes row `row`, widened exactly, to `out`.
+    /// Reads row `row` as f32 into `out`, without rounding.
     fn read_row(&self, row: usize, out: &mut [f32]);
 
-    /// Writes as many rows of `row_bytes` as `out` holds, from row `first` on, as they are stored: in blocks of the format
-    /// that they are packed to ([`Format::stored_block`]). Asked for by grouped formats alone.
+    /// Reads rows from `first` on in their stored block format ([`Format::stored_block`]) into `out`, as many rows of
+    /// `row_bytes` as fit. Called for grouped formats only.
     ///
     /// # Panics
-    /// If rows are numbers.
+    /// If the source stores numbers rather than blocks.
     fn read_stored(&self, first: usize, row_bytes: usize, _out: &mut [u8]) {
-        panic!("row {first} is no {row_bytes} bytes of blocks: it is numbers");
+        panic!("row {first} is stored as numbers, not as {row_bytes} bytes of quantized blocks");
     }
 
-    /// Writes as many rows of `columns` elements as `out` holds, from row `first` on: for sources of which neighbouring
-    /// rows cost less together than one by one.
-    ///
-    /// `out`: `[rows, columns]`
+    /// Reads rows from `first` on into `out: [rows, columns]`. Sources override this if reading neighbouring rows
+    /// together is cheaper.
     fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
         (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
     }
 }
 
-/// Bytes of the steps of a panel in one super-block.
+/// Bytes of the block scales of a panel in one super-block.
 const STEPS: usize = size_of::<Steps>();
 
-/// Panels that are calibrated together at the most: a task's weights and targets then stay near the cache.
-const MOST_TOGETHER: usize = 4;
+/// Maximum number of panels that a task calibrates, so that its weights and targets fit the cache.
+const MAX_TASK_PANELS: usize = 4;
 
-/// Tasks that a thread has at least where panels are calibrated together.
-const TASKS_A_THREAD: usize = 4;
+/// Minimum number of tasks per thread when a task calibrates several panels.
+const TASKS_PER_THREAD: usize = 4;
 
-/// Why a matrix was not packed.
+/// Reason that a matrix could not be packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
-    /// There is no memory for it.
+    /// Memory allocation failed.
     #[error(transparent)]
     Memory(#[from] AllocError),
-    /// Cancelled, or the source panicked.
+    /// The run was cancelled, or the source panicked.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// Names how the buffers of a packed matrix lie in memory, whatever the instruction set: panels of sixteen rows, the lines
-/// of each format, little-endian steps, the rotation of integer formats' inputs. Whoever changes any of it raises it, and
-/// files of matrices are packed anew.
+/// Version of the memory layout of packed matrices, which is the same on all instruction sets: panels of sixteen rows,
+/// the lines of each format, little-endian block scales, the input rotation of integer formats. Increment it with every
+/// change; packed files of another version are packed again.
 pub const LAYOUT_VERSION: u32 = 1;
 
-/// Memory of others does not have what a matrix needs.
+/// Shared buffer that does not match the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// As many bytes as rows, columns and format ask for.
-    #[error("a buffer of {expected} bytes is {found} bytes long")]
+    /// Length other than rows, columns and format require.
+    #[error("buffer has {found} bytes, expected {expected}")]
     Length {
-        /// What the matrix takes.
+        /// Bytes that the matrix needs.
         expected: usize,
-        /// What is there.
+        /// Bytes of the buffer.
         found: usize,
     },
-    /// A beginning on a cache line.
-    #[error("a buffer begins {past} bytes past a cache line of {LINE} bytes")]
+    /// Start that is not aligned to a cache line.
+    #[error("buffer is not aligned to {LINE} bytes: it starts {past} bytes past a boundary")]
     Alignment {
-        /// Bytes.
+        /// Bytes past the alignment boundary.
         past: usize,
     },
-    /// The matrix would not fit the address space.
+    /// Matrix that exceeds the address space.
     #[error(transparent)]
     Memory(#[from] AllocError),
 }
 
-/// A matrix of weights, `[rows, cols]`: `rows` outputs, each over `cols` inputs.
+/// Packed weight matrix `[rows, cols]`: `rows` outputs, each over `cols` inputs.
 ///
-/// Stored in panels of sixteen rows; the last panel is filled up with rows of zeros. Rows may be stored in several
-/// formats, one below the other: each is a band of whole panels. The memory is the matrix's own or that of something
-/// else, such as a mapped file.
+/// Weights are stored in panels of sixteen rows; the last panel is padded with zero rows. Consecutive rows may be stored
+/// in different formats: each format is a band of whole panels. The memory is owned or shared, such as a mapped file.
+///
+/// # Examples
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ferrule_kernels::arch::Isa;
+/// use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource, matmul};
+///
+/// struct Identity;
+///
+/// impl RowSource for Identity {
+///     fn read_row(&self, row: usize, out: &mut [f32]) {
+///         out.fill(0.0);
+///         out[row] = 1.0;
+///     }
+/// }
+///
+/// let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+/// let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+/// let weights = PackedMatrix::pack(&exec, &[(Format::Bf16, 3)], 3, &Identity)?;
+/// let mut out = [0.0; 3];
+/// matmul(&exec, &[1.0, 2.0, 3.0], &weights, &mut out)?;
+/// assert_eq!(out, [1.0, 2.0, 3.0]);
+/// # Ok::<(), ferrule_kernels::PackError>(())
+/// ```
 #[derive(Debug)]
 pub struct PackedMatrix {
     rows: usize,
@@ -99,20 +121,20 @@ pub struct PackedMatrix {
     bands: Vec<Band>,
 }
 
-/// Panels that are stored alike.
+/// Consecutive panels in one format.
 #[derive(Debug)]
 pub(crate) struct Band {
     pub format: Format,
-    /// Panels of the matrix.
+    /// Panels of the matrix that the band covers.
     pub panels: Range<usize>,
     panel_bytes: usize,
     panel_steps: usize,
     data: Buffer<u8>,
-    /// What integer formats have besides.
+    /// Block scales of integer formats; empty for other formats.
     steps: Buffer<Steps>,
 }
 
-/// A part of what a matrix is stored in.
+/// Owned or shared memory of a band.
 #[derive(Debug)]
 enum Buffer<T> {
     Owned(PageSlice<T>),
@@ -120,12 +142,14 @@ enum Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
+    /// Returns owned memory for writing.
+    ///
     /// # Panics
-    /// If the memory is that of others, which is never written.
+    /// If the memory is shared, which is never written.
     fn owned(&mut self) -> &mut [T] {
         match self {
             Self::Owned(slice) => slice,
-            Self::Shared(_) => unreachable!("a matrix is filled before it is anyone's but its own"),
+            Self::Shared(_) => unreachable!("shared buffers are never written"),
         }
     }
 }
@@ -142,31 +166,31 @@ impl<T: Pod> Deref for Buffer<T> {
 }
 
 impl Band {
-    /// The lines of a panel and all that follow, in a floating-point format; `cols` of them are a panel.
+    /// Returns the lines of a floating-point band from panel `panel` on. A panel has `cols` lines.
     ///
     /// # Panics
-    /// If the weights are not stored as `F` or there is no such panel.
+    /// If the weights are not stored as `F` or the panel is out of bounds.
     pub fn lines<F: FloatFormat>(&self, panel: usize) -> &[Line<F>] {
         bytemuck::cast_slice(&self.data[self.start(panel)..])
     }
 
-    /// A panel and all that follow, in lines of bytes.
+    /// Returns the byte lines of the band from panel `panel` on.
     ///
     /// # Panics
-    /// If there is no such panel.
+    /// If the panel is out of bounds.
     pub fn byte_lines(&self, panel: usize) -> &[ByteLine] {
         bytemuck::cast_slice(&self.data[self.start(panel)..])
     }
 
-    /// Lines of bytes of a panel.
+    /// Returns the number of byte lines of a panel.
     pub fn panel_lines(&self) -> usize {
         self.panel_bytes / size_of::<ByteLine>()
     }
 
-    /// The steps of a panel and of all that follow.
+    /// Returns the block scales of the band from panel `panel` on.
     ///
     /// # Panics
-    /// If there is no such panel.
+    /// If the panel is out of bounds.
     pub fn steps(&self, panel: usize) -> &[Steps] {
         &self.steps[(panel - self.panels.start) * self.panel_steps..]
     }
@@ -177,14 +201,14 @@ impl Band {
 }
 
 impl PackedMatrix {
-    /// Reads a matrix with `cols` columns from `source`, the rows in the given formats one after the other.
+    /// Packs a matrix of `cols` columns. `formats` gives the format of consecutive rows and their number.
     ///
     /// # Errors
-    /// [`PackError`] if there is no memory for it, `exec` was cancelled, or the source panicked.
+    /// [`PackError`] if allocation fails, `exec` was cancelled, or the source panicked.
     ///
     /// # Panics
-    /// If rows of one format end within a panel and others follow, or floating-point formats are not alone; if `cols` is
-    /// no whole number of a format's stored blocks.
+    /// If a format other than the last one ends within a panel, if a floating-point format is not the only one, or if
+    /// `cols` is not a whole number of stored blocks of a format.
     pub fn pack(
         exec: &Exec<'_>,
         formats: &[(Format, usize)],
@@ -208,14 +232,14 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// As [`PackedMatrix::pack`], but that integer formats make errors where they cost least. `statistics` are those of
-    /// the inputs that the matrix will meet.
+    /// Packs a matrix like [`PackedMatrix::pack`], but quantizes integer formats by GPTQ with the statistics of
+    /// calibration inputs.
     ///
     /// # Errors
-    /// As [`PackedMatrix::pack`].
+    /// Same as [`PackedMatrix::pack`].
     ///
     /// # Panics
-    /// As [`PackedMatrix::pack`], and if the statistics are of another number of inputs.
+    /// Same as [`PackedMatrix::pack`], and if the statistics have another number of inputs.
     pub fn pack_calibrated(
         exec: &Exec<'_>,
         formats: &[(Format, usize)],
@@ -223,16 +247,16 @@ impl PackedMatrix {
         source: &dyn RowSource,
         statistics: &InputStatistics,
     ) -> Result<Self, PackError> {
-        assert_eq!(statistics.cols(), cols, "the inputs of the statistics");
+        assert_eq!(statistics.cols(), cols, "statistics must have as many inputs as the matrix");
         if formats.iter().any(|(format, _)| !format.is_integer() || format.stored_block().is_some()) {
             return Self::pack(exec, formats, cols, source);
         }
         let mut packed = Self::zeroed(formats, cols)?;
         let Self { rows, bands, .. } = &mut packed;
         for band in bands {
-            let together = (band.panels.len() / (TASKS_A_THREAD * exec.pool.threads())).clamp(1, MOST_TOGETHER);
-            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, together);
-            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, together);
+            let task_panels = (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS);
+            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, task_panels);
+            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, task_panels);
             exec.run(panels.len(), |index| {
                 let (mut panels, mut steps) = (panels.take(index), steps.take(index));
                 let first = band.panels.start + panels.rows().start;
@@ -248,14 +272,14 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// Random codes and steps, as quick to make as memory is to write: for measuring. The weights are as large as those
-    /// of a matrix that keeps its input's variance. Formats with codes only.
+    /// Creates a matrix of random codes and block scales for benchmarks, at the speed of writing memory. The weights
+    /// are scaled so that outputs have the variance of the inputs. Quantized formats only.
     ///
     /// # Errors
-    /// [`PackError`] if there is no memory for it or `exec` was cancelled.
+    /// [`PackError`] if allocation fails or `exec` was cancelled.
     ///
     /// # Panics
-    /// As [`PackedMatrix::pack`], and for floating-point formats.
+    /// Same as [`PackedMatrix::pack`], and for floating-point formats.
     pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
@@ -267,19 +291,20 @@ impl PackedMatrix {
                 fill_randomly(seed ^ ((band.panels.start + index) as u64) << 32, panel);
                 let mut steps = (!steps.is_empty()).then(|| steps.take(index));
                 let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
-                band.format.visit(Level { cols, steps, panel });
+                band.format.visit(ScaleRandomCodes { cols, steps, panel });
             })?;
         }
         Ok(packed)
     }
 
-    /// A matrix of what was packed before: `fill` gets each buffer, zeros, in the order of [`PackedMatrix::buffers`].
+    /// Restores a packed matrix from a copy of its buffers: calls `fill` with each zeroed buffer in the order of
+    /// [`PackedMatrix::buffers`].
     ///
     /// # Errors
-    /// What `fill` returns, and [`AllocError`] if there is no memory for it.
+    /// The error of `fill`, or [`AllocError`] if allocation fails.
     ///
     /// # Panics
-    /// As [`PackedMatrix::pack`].
+    /// Same as [`PackedMatrix::pack`].
     pub fn filled<E: From<AllocError>>(
         formats: &[(Format, usize)],
         cols: usize,
@@ -293,14 +318,14 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// A matrix of what was packed before and lies in memory that others own: its buffers, in the order of
-    /// [`PackedMatrix::buffers`]. Nothing is copied.
+    /// Creates a packed matrix over shared memory, without copying. `buffers` are in the order of
+    /// [`PackedMatrix::buffers`].
     ///
     /// # Errors
-    /// [`BufferError`] for a buffer of another length or alignment.
+    /// [`BufferError`] if a buffer has the wrong length or alignment.
     ///
     /// # Panics
-    /// As [`PackedMatrix::pack`], and if there are fewer than two buffers for a format.
+    /// Same as [`PackedMatrix::pack`], and if there are fewer than two buffers per format.
     pub fn shared(
         formats: &[(Format, usize)],
         cols: usize,
@@ -324,14 +349,14 @@ impl PackedMatrix {
     }
 
     fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {
-        // Several streams run through it at once: with small pages of the system a tenth of the time is translation.
+        // The matmul reads several streams at once: with small pages a tenth of its time is address translation.
         Self::in_bands(formats, cols, |data, steps| {
             let data = Buffer::Owned(PageSlice::zeroed_in_huge_pages(data)?);
             Ok((data, Buffer::Owned(PageSlice::zeroed_in_huge_pages(steps)?)))
         })
     }
 
-    /// `band` makes the buffers of a band: so many bytes, and so many steps.
+    /// Builds the bands. `band` creates the buffers of one band, given the number of bytes and of block scale rows.
     fn in_bands<E: From<AllocError>>(
         formats: &[(Format, usize)],
         cols: usize,
@@ -340,10 +365,18 @@ impl PackedMatrix {
         let mut rows = 0;
         let mut bands = Vec::with_capacity(formats.len());
         for &(format, count) in formats {
-            assert!(rows % LANES == 0, "rows in another format begin at row {rows}, within a panel");
-            assert!(format.is_integer() || formats.len() == 1, "{} is not alone", format.name());
+            assert!(rows % LANES == 0, "format boundary at row {rows} is not a multiple of {LANES}");
+            assert!(
+                format.is_integer() || formats.len() == 1,
+                "floating-point format {} cannot be combined with other formats in one matrix",
+                format.name()
+            );
             let block = format.stored_block().map_or(1, |block| block.inputs);
-            assert!(cols.is_multiple_of(block), "{cols} inputs in blocks of {block}, {}", format.name());
+            assert!(
+                cols.is_multiple_of(block),
+                "number of inputs must be a multiple of {block} for {}, got {cols}",
+                format.name()
+            );
             let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
             let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
             let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
@@ -355,8 +388,8 @@ impl PackedMatrix {
         Ok(Self { rows, cols, bands })
     }
 
-    /// The bytes of the two buffers of so many rows in a format: weights, and the steps that integer formats have
-    /// besides. `None` where they do not fit the address space.
+    /// Returns the bytes of the two buffers of a band of `rows` rows: weights, and block scales (0 for formats without).
+    /// `None` if they exceed the address space.
     #[must_use]
     pub fn buffer_bytes(format: Format, rows: usize, cols: usize) -> Option<[usize; 2]> {
         let panels = rows.div_ceil(LANES);
@@ -364,57 +397,56 @@ impl PackedMatrix {
         Some([data, (format.panel_steps(cols) * STEPS).checked_mul(panels)?])
     }
 
-    /// The bytes that such a matrix takes; `None` where they do not fit 64 bits.
+    /// Returns the bytes of a matrix in one format, or `None` if they overflow.
     #[must_use]
     pub fn bytes_for(format: Format, rows: usize, cols: usize) -> Option<u64> {
         let [data, steps] = Self::buffer_bytes(format, rows, cols)?;
         (data as u64).checked_add(steps as u64)
     }
 
-    /// Outputs.
+    /// Returns the number of rows (outputs).
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Returns the number of columns (inputs).
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// How weights are stored, with how many panels of sixteen rows, from the first row to the last.
+    /// Returns the format and the number of panels (of sixteen rows) of each band, from the first row to the last.
     pub fn formats(&self) -> impl Iterator<Item = (Format, usize)> {
         self.bands.iter().map(|band| (band.format, band.panels.len()))
     }
 
-    /// The memory that it takes.
+    /// Returns the bytes of memory that the matrix takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bands.iter().map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
-    /// Bytes of it that lie in memory of others.
+    /// Returns the bytes that are in shared memory.
     #[must_use]
     pub fn shared_bytes(&self) -> usize {
         let shared = |band: &&Band| matches!(band.data, Buffer::Shared(_));
         self.bands.iter().filter(shared).map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
     }
 
-    /// The packed bytes, buffer by buffer in a fixed order: weights and steps of each format. With rows, columns and formats
-    /// they say all that the matrix is.
+    /// Returns the buffers in a fixed order: weights and block scales of each band. Together with rows, columns and
+    /// formats they describe the matrix completely.
     pub fn buffers(&self) -> impl Iterator<Item = &[u8]> {
         self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
     }
 
-    /// Writes row `row` to `out`: floating-point weights as they are, others as near as f32 gets. This is how an embedding
-    /// is looked up.
+    /// Dequantizes row `row` into `out`, as in an embedding lookup. Floating-point weights are exact.
     ///
     /// # Panics
-    /// If there is no such row or `out` is not `cols` long.
+    /// If the row is out of bounds or the length of `out` is not `cols`.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
-        assert_eq!(out.len(), self.cols, "the length of a row");
+        assert!(row < self.rows, "row {row} is out of bounds for {} rows", self.rows);
+        assert_eq!(out.len(), self.cols, "output must have as many elements as the matrix has columns");
         let panel = row / LANES;
         let band = self.bands.iter().find(|band| band.panels.contains(&panel)).expect("each row is in a band");
         band.format.visit(ReadRow { band, panel, lane: row % LANES, out });
@@ -425,21 +457,21 @@ impl PackedMatrix {
     }
 }
 
-/// Rows of a source, as a format asks for them.
+/// Row source with its number of columns.
 struct Source<'a> {
     source: &'a dyn RowSource,
     cols: usize,
 }
 
 impl Source<'_> {
-    /// At most sixteen rows, `[16][cols]`; those that are missing are zero.
+    /// Reads up to sixteen rows as `[16][cols]`. Missing rows are zero.
     fn numbers(&self, rows: Range<usize>) -> Vec<f32> {
         let mut values = vec![0.0; LANES * self.cols];
         self.source.read_rows(rows.start, self.cols, &mut values[..LANES.min(rows.len()) * self.cols]);
         values
     }
 
-    /// The same as they are stored.
+    /// Reads up to sixteen rows in their stored block format. Missing rows are zero.
     fn stored(&self, rows: Range<usize>, block: StoredBlock) -> Vec<u8> {
         let row_bytes = block.row_bytes(self.cols);
         let mut bytes = vec![0; LANES * row_bytes];
@@ -448,11 +480,11 @@ impl Source<'_> {
     }
 }
 
-/// Stores sixteen rows.
+/// Packs one panel.
 struct PackPanel<'a> {
     isa: Isa,
     source: Source<'a>,
-    /// The rows of the matrix that there are.
+    /// Rows of the matrix from the panel's first to the last of the matrix.
     rows: Range<usize>,
     steps: &'a mut [Steps],
     panel: &'a mut [u8],
@@ -475,7 +507,7 @@ impl FormatVisitor for PackPanel<'_> {
     }
 }
 
-/// Quantizes panels by what is known of their inputs.
+/// Quantizes panels with the statistics of their inputs.
 struct PackPanels<'a, 'p> {
     isa: Isa,
     statistics: &'a InputStatistics,
@@ -495,26 +527,26 @@ impl FormatVisitor for PackPanels<'_, '_> {
     }
 
     fn grouped<F: GroupedFormat>(self) {
-        unreachable!("codes that are stored stay as they are");
+        unreachable!("grouped formats keep their stored codes");
     }
 }
 
-/// Scales random codes over `cols` inputs so that they keep the input's variance.
-struct Level<'a> {
+/// Chooses scales for random codes over `cols` inputs so that outputs have the variance of the inputs.
+struct ScaleRandomCodes<'a> {
     cols: usize,
     steps: &'a mut [Steps],
     panel: &'a mut [u8],
 }
 
-impl FormatVisitor for Level<'_> {
+impl FormatVisitor for ScaleRandomCodes<'_> {
     type Output = ();
 
     fn float<F: FloatFormat>(self) {
-        unreachable!("random bytes are no floating-point weights");
+        unreachable!("random bytes are not floating-point weights");
     }
 
     fn integer<F: IntegerFormat>(self) {
-        // Stored weights are rotated, and longer for it.
+        // Stored weights are rotated, which multiplies their norm by sqrt(BLOCK).
         let step = (integer::BLOCK as f32 / self.cols as f32).sqrt() / integer::uniform_deviation::<F>();
         self.steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
     }
@@ -525,28 +557,28 @@ impl FormatVisitor for Level<'_> {
     }
 }
 
-/// Fills a panel with codes that nothing tells from a model's.
+/// Fills a panel with pseudorandom codes.
 fn fill_randomly(seed: u64, panel: &mut [u8]) {
     let mut state = seed | 1;
     for bytes in panel.as_chunks_mut::<8>().0 {
-        // Knuth's linear congruential generator, its halves added up: the lower bits alone repeat soon.
+        // Knuth's linear congruential generator. Its upper half is mixed in because its low bits have a short period.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         *bytes = (state ^ state >> 32).to_ne_bytes();
     }
 }
 
-/// Sixteen rows of f32 to lines. Goes by squares of 16 x 16: rows a power of two apart share their place in the cache,
-/// and a cache line of a row must be used up before the others push it out.
+/// Transposes sixteen rows of f32 to lines, in blocks of 16 x 16: rows a power of two apart map to the same cache sets,
+/// so a cache line must be used completely before the other rows evict it.
 fn transpose<F: FloatFormat>(source: &[f32], panel: &mut [Line<F>]) {
     let cols = panel.len();
-    for (square, lines) in panel.chunks_mut(LANES).enumerate() {
-        let mut turned = [[0.0; LANES]; LANES];
+    for (block, lines) in panel.chunks_mut(LANES).enumerate() {
+        let mut transposed = [[0.0; LANES]; LANES];
         for (lane, row) in source.chunks_exact(cols).enumerate() {
-            for (values, value) in turned.iter_mut().zip(&row[square * LANES..][..lines.len()]) {
+            for (values, value) in transposed.iter_mut().zip(&row[block * LANES..][..lines.len()]) {
                 values[lane] = *value;
             }
         }
-        for (line, values) in lines.iter_mut().zip(&turned) {
+        for (line, values) in lines.iter_mut().zip(&transposed) {
             *line = F::narrow(values);
         }
     }

@@ -12,7 +12,7 @@
 use super::block::{Ahead, Arithmetic, BLOCK_PAGES, Digits, TileBlock, largest_lane, prefetch, registers};
 use super::record;
 use crate::arch::{ByteLine, LANES, Simd};
-use crate::kv::int8::{CodePage, LARGEST, QUAD, encode, inverse, key_quads, largest};
+use crate::kv::int8::{CodePage, MAX_CODE, QUAD, encode, inverse, key_quads, largest};
 use crate::kv::{KvStore, PAGE_TOKENS, PageId};
 use crate::math::{exp2, load_padded};
 
@@ -56,7 +56,7 @@ impl Arithmetic for Codes {
         let quads: &mut [[i8; QUAD]] = bytemuck::cast_slice_mut(quads);
         let sums: &mut [i32] = bytemuck::cast_slice_mut(sums);
         for (group, query) in query.chunks(GROUP).enumerate() {
-            let largest = largest(simd, query) / LARGEST;
+            let largest = largest(simd, query) / MAX_CODE;
             let factor = inverse(largest);
             let mut sum = 0;
             let quads = &mut quads[group * GROUP_QUADS * rows..];
@@ -218,7 +218,7 @@ fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: 
             simd.store(weight, line);
         }
         block.records[r * record_lines] = record::head(simd.to_array(max)[0], simd.reduce_add(sum));
-        scales[r] = largest_lane(simd, heaviest) / LARGEST;
+        scales[r] = largest_lane(simd, heaviest) / MAX_CODE;
         let factor = simd.splat(inverse(scales[r]));
         let digits = &mut block.room.digits[r];
         for page in block.sight.pages.clone() {

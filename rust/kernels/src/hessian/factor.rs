@@ -1,11 +1,12 @@
-//! The triangular factor of Hessian: `H = R R^T` with R upper triangular.
+//! Triangular factor of the Hessian: `H = R R^T` with R upper triangular.
 //!
-//! An error e of one output's weights costs `e H e^T`, the sum of the squares of `e R`. Number k of `e R` depends on the
-//! errors of inputs 0 to k alone: whoever quantizes input by input makes each of them small in its turn, and what
-//! weight k should be follows from the errors before it. That is GPTQ (<https://arxiv.org/abs/2210.17323>) without the
-//! inverse of H (<https://arxiv.org/abs/2307.13304> shows that both are one). R takes the place of H.
+//! An error e in the weights of one output costs `e H e^T`, the sum of the squares of `e R`. Element k of `e R` depends
+//! only on the errors of inputs 0 to k. Quantizing input by input minimizes these elements one after the other: the
+//! target of weight k follows from the errors before it. This is GPTQ (<https://arxiv.org/abs/2210.17323>) without the
+//! inverse of H; <https://arxiv.org/abs/2307.13304> shows that both are equivalent. R overwrites H.
 //!
-//! Goes by super-blocks of inputs, from the last to the first: the diagonal in f64, the rest by rank updates in f32.
+//! The factorization processes super-blocks of inputs from the last to the first: diagonal blocks in f64, the rest by
+//! rank updates in f32.
 
 use super::rank_update::{DEPTH, PANEL, Sign, rank_update};
 use super::{Hessian, padded};
@@ -15,65 +16,65 @@ use crate::memory::PageSlice;
 use crate::quant::integer::SUPER;
 use crate::{Exec, PoolError};
 
-/// What is added to the diagonal, in shares of its mean: as in GPTQ. Keeps errors from being put where the text at hand
-/// had nothing.
+/// Damping that is added to the diagonal, as a fraction of its mean (as in GPTQ). It prevents large errors in directions
+/// that the calibration data does not contain.
 const DAMPING: f32 = 0.01;
 
-/// Why there are no statistics.
+/// Reason that statistics could not be computed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CalibrationError {
-    /// An infinity or NaN is among the inputs.
-    #[error("an input is not a finite number")]
+    /// An input is NaN or infinite.
+    #[error("calibration input is not finite (NaN or infinity)")]
     NotFinite,
-    /// Cancelled, or a worker panicked.
+    /// The run was cancelled, or a worker thread panicked.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// What quantizing knows of a linear map's inputs.
+/// Statistics of the inputs of a linear layer, for [`PackedMatrix::pack_calibrated`](crate::PackedMatrix).
 pub struct InputStatistics {
     cols: usize,
-    /// What the squared error of an input costs, after those before it were made up for: the squares of R's diagonal.
+    /// Weight of the squared error of each input after error feedback: the squares of R's diagonal.
     pub(crate) importance: Vec<f32>,
-    /// What goes together; None where too few rows were seen.
+    /// Factor of the Hessian for error feedback; `None` if there were fewer rows than inputs.
     pub(crate) feedback: Option<Feedback>,
 }
 
 impl InputStatistics {
-    /// Of how many inputs.
+    /// Returns the number of inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 }
 
-/// R, in parts.
+/// Factor R of the Hessian, with the inverses of its diagonal super-blocks.
 pub(crate) struct Feedback {
     size: usize,
-    /// `[size][size]`; the super-blocks on the diagonal hold what is left of H.
+    /// R, `[size][size]`; its diagonal super-blocks hold intermediate values of H.
     r: PageSlice<f32>,
-    /// The inverses of R's super-blocks on the diagonal, each `[width][width]`, upper triangular.
+    /// Inverses of the diagonal super-blocks of R, each `[width][width]`, upper triangular.
     inverses: Vec<Vec<f32>>,
 }
 
 impl Feedback {
-    /// The inverse of R's super-block `index` on the diagonal: a row for each input.
+    /// Returns the rows of the inverse of diagonal super-block `index` of R, one for each input.
     pub fn inverse(&self, index: usize) -> std::slice::ChunksExact<'_, f32> {
         let width = (self.size - index * SUPER).min(SUPER);
         self.inverses[index].chunks_exact(width)
     }
 
-    /// Row `input` of R, whole.
+    /// Returns row `input` of R.
     pub fn row(&self, input: usize) -> &[f32] {
         &self.r[input * self.size..][..self.size]
     }
 }
 
 impl Hessian {
-    /// Factors the sums. `None` of no rows, or where all inputs are zero.
+    /// Factors the Hessian. Returns `None` if no rows were added or all inputs are zero.
     ///
     /// # Errors
-    /// [`CalibrationError`].
+    /// [`CalibrationError`] if an input is not finite, the run was cancelled, or a task panicked.
     pub fn statistics(mut self, exec: &Exec<'_>) -> Result<Option<InputStatistics>, CalibrationError> {
         self.flush(exec)?;
         let (cols, size) = (self.cols, padded(self.cols));
@@ -87,8 +88,8 @@ impl Hessian {
         }
         let scale = mean.recip() as f32;
         let diagonal = diagonal.into_iter().map(|x| x * scale);
-        // Fewer rows than inputs say nothing of what goes together that others will confirm; and the fewer they are, the
-        // less of which inputs are large.
+        // With fewer rows than inputs, correlations do not generalize, so only the diagonal is used. It is mixed with
+        // the identity in proportion to the number of rows.
         if self.rows < size as u64 {
             let share = self.rows as f32 / size as f32;
             let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
@@ -97,24 +98,24 @@ impl Hessian {
         let Self { mut sums, pending, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
         exec.run(size, |row| {
-            let mut row_of_sums = scaled.take(row);
-            let numbers = row_of_sums.contiguous();
-            numbers[row..].iter_mut().for_each(|x| *x *= scale);
-            numbers[row] += DAMPING;
+            let mut tile = scaled.take(row);
+            let elements = tile.contiguous();
+            elements[row..].iter_mut().for_each(|x| *x *= scale);
+            elements[row] += DAMPING;
         })?;
         drop(scaled);
         let feedback = factor(exec, sums, size, pending)?;
         let importance = (0..size).map(|input| {
-            // 1 / r, since what is in the middle of R is left as it was.
-            let of_super = input % SUPER;
-            feedback.inverse(input / SUPER).nth(of_super).map_or(0.0, |row| (row[of_super] * row[of_super]).recip())
+            // Computed from the inverse, because the diagonal super-blocks of R are not stored.
+            let offset = input % SUPER;
+            feedback.inverse(input / SUPER).nth(offset).map_or(0.0, |row| (row[offset] * row[offset]).recip())
         });
         Ok(Some(InputStatistics { cols, importance: importance.collect(), feedback: Some(feedback) }))
     }
 }
 
-/// Factors `h: [size][size]`, of which the upper triangle is there and whose smallest eigenvalue is [`DAMPING`] or more.
-/// `panels` is room for a super-block of rows.
+/// Factors `h: [size][size]`, given by its upper triangle, whose smallest eigenvalue is at least [`DAMPING`]. `panels` is
+/// a buffer for a super-block of rows.
 fn factor(
     exec: &Exec<'_>,
     mut h: PageSlice<f32>,
@@ -126,12 +127,12 @@ fn factor(
         let width = (size - first).min(SUPER);
         let inverse = inverse_of_diagonal(&h, size, first, width);
         let blocks = Tiles::new(&mut h, size, first..first + width, PANEL, width);
-        let room = Tiles::row_blocks(&mut panels, DEPTH * PANEL, 1);
+        let outputs = Tiles::row_blocks(&mut panels, DEPTH * PANEL, 1);
         exec.run(first / PANEL, |index| {
-            let (block, panel) = (blocks.take(index), room.take(index));
+            let (block, panel) = (blocks.take(index), outputs.take(index));
             exec.isa.run(SolvePanel { inverse: &inverse, width, block, panel });
         })?;
-        drop((blocks, room));
+        drop((blocks, outputs));
         rank_update(exec, &mut h, size, first, &panels, width, Sign::Minus)?;
         inverses.push(inverse);
     }
@@ -139,7 +140,8 @@ fn factor(
     Ok(Feedback { size, r: h, inverses })
 }
 
-/// The inverse of R's super-block on the diagonal, which begins at `first`: `[width][width]`.
+/// Factors the diagonal super-block that starts at input `first` and returns the inverse of the factor,
+/// `[width][width]`.
 fn inverse_of_diagonal(h: &[f32], size: usize, first: usize, width: usize) -> Vec<f32> {
     let mut r: Vec<f64> =
         (first..first + width).flat_map(|row| h[row * size + first..][..width].iter().map(|x| f64::from(*x))).collect();
@@ -148,32 +150,33 @@ fn inverse_of_diagonal(h: &[f32], size: usize, first: usize, width: usize) -> Ve
         let (above, from_k) = r.split_at_mut(k * width);
         let row = &mut from_k[..width];
         let square = row[k] - dot(&row[k + 1..], &row[k + 1..]);
-        // What input k does not share with those after it is no less than the damping, but for rounding.
+        // In exact arithmetic the square is at least the damping; rounding may make it smaller.
         row[k] = square.max(f64::from(DAMPING)).sqrt();
         for other in above.chunks_exact_mut(width) {
             other[k] = (other[k] - dot(&other[k + 1..], &row[k + 1..])) / row[k];
         }
     }
-    // Turned, so that what is added up lies side by side: row k is column k of the inverse.
-    let mut turned = vec![0.0; width * width];
-    for (k, column) in turned.chunks_exact_mut(width).enumerate() {
+    // Transposed, so that dot products read contiguous memory: row k is column k of the inverse.
+    let mut transposed = vec![0.0; width * width];
+    for (k, column) in transposed.chunks_exact_mut(width).enumerate() {
         column[k] = r[k * width + k].recip();
         for i in (0..k).rev() {
             let row = &r[i * width..][..width];
             column[i] = -dot(&row[i + 1..=k], &column[i + 1..=k]) / row[i];
         }
     }
-    (0..width * width).map(|at| turned[at % width * width + at / width] as f32).collect()
+    (0..width * width).map(|at| transposed[at % width * width + at / width] as f32).collect()
 }
 
-/// Some rows of R above a super-block on the diagonal: what of H stands there, times the inverse of the diagonal's R.
+/// Triangular solve for rows of R that precede a diagonal super-block: multiplies the rows of H by the inverse of the
+/// diagonal block of R.
 struct SolvePanel<'a> {
-    /// `[width][width]`
+    /// Inverse of the diagonal block, `[width][width]`.
     inverse: &'a [f32],
     width: usize,
-    /// `[PANEL][width]` of H, and then of R.
+    /// Rows `[PANEL][width]` of H, overwritten with those of R.
     block: Tile<'a, f32>,
-    /// Gets the same, turned: `[DEPTH][PANEL]`.
+    /// Output: the transposed rows of R, `[DEPTH][PANEL]`.
     panel: Tile<'a, f32>,
 }
 
@@ -183,14 +186,14 @@ impl Kernel for SolvePanel<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let width = self.width;
-        let mut turned = vec![[0.0; PANEL]; width];
+        let mut transposed = vec![[0.0; PANEL]; width];
         for row in 0..PANEL {
-            turned.iter_mut().zip(&*self.block.row(row)).for_each(|(line, value)| line[row] = *value);
+            transposed.iter_mut().zip(&*self.block.row(row)).for_each(|(line, value)| line[row] = *value);
         }
         let lines = self.panel.contiguous().as_chunks_mut::<PANEL>().0;
         for ((k, line), inverse) in lines.iter_mut().enumerate().zip(self.inverse.chunks_exact(width)) {
             for (lane, out) in line.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                let products = inverse[k..].iter().zip(&turned[k..]);
+                let products = inverse[k..].iter().zip(&transposed[k..]);
                 let sum = products.fold(simd.splat(0.0), |sum, (factor, line)| {
                     simd.mul_add(simd.splat(*factor), simd.load(&line.as_chunks().0[lane]), sum)
                 });

@@ -1,11 +1,11 @@
-//! What a linear map's inputs have in common: which of them are large, and which go together.
+//! Hessian of the calibration inputs of a linear layer, for GPTQ.
 //!
-//! The sum of `x x^T` over many rows x says what an error of the map's weights costs: an error e of one output's weights
-//! costs `e (sum of x x^T) e^T`. Quantizing with it ([`quant::gptq`](crate::quant)) wants that matrix as a triangular
-//! factor. Inputs are rotated as integer formats rotate them ([`rotation`]), since it is rotated weights that have
-//! errors; what is here are therefore whole blocks of inputs.
+//! `H` is the sum of `x x^T` over many input rows x. An error e in the weights of one output adds `e H e^T` to the
+//! squared error of that output. Quantization ([`quant::gptq`](crate::quant)) needs H as a triangular factor. Inputs are
+//! rotated in the same way as integer formats rotate weights ([`rotation`]), because the rotated weights are quantized;
+//! H therefore covers whole blocks of inputs.
 //!
-//! Every number is summed up in one order, whatever the threads.
+//! Every element is summed in a fixed order, independent of the number of threads.
 
 mod factor;
 mod rank_update;
@@ -21,32 +21,33 @@ pub(crate) use factor::Feedback;
 pub use factor::{CalibrationError, InputStatistics};
 use rank_update::{DEPTH, PANEL, Sign, rank_update};
 
-/// Panels of columns that a block has.
+/// Number of panels in a block of inputs.
 const BLOCK_PANELS: usize = BLOCK / PANEL;
 
-/// Sums of `x x^T` over rows x, as they come.
+/// Hessian of the inputs of a linear layer: the running sum of `x x^T` over input rows x (up to the factor 2 of the
+/// literature, which cancels).
 pub struct Hessian {
     cols: usize,
-    /// Rows so far.
+    /// Number of rows added so far.
     rows: u64,
-    /// `[padded][padded]`; what lies below the diagonal's tiles stays zero.
+    /// Sums of `x x^T`, `[padded][padded]`; elements below the diagonal tiles stay zero.
     sums: PageSlice<f32>,
-    /// Rotated rows that are not in the sums yet: `[panels of columns][DEPTH][PANEL]`.
+    /// Rotated rows that are not yet in the sums, `[column panels][DEPTH][PANEL]`.
     pending: PageSlice<f32>,
-    /// How many there are.
+    /// Number of pending rows.
     filled: usize,
 }
 
-/// Inputs, filled up to whole blocks.
+/// Returns the number of inputs, padded to whole blocks.
 fn padded(cols: usize) -> usize {
     integer::blocks(cols) * BLOCK
 }
 
 impl Hessian {
-    /// Of no rows yet, with `cols` inputs.
+    /// Creates a zero Hessian for `cols` inputs.
     ///
     /// # Errors
-    /// [`AllocError`] if there is no memory for it.
+    /// [`AllocError`] if allocation fails.
     pub fn zeroed(cols: usize) -> Result<Self, AllocError> {
         let size = padded(cols);
         let sums = PageSlice::zeroed_in_huge_pages(size.checked_mul(size).ok_or(AllocError { bytes: u64::MAX })?)?;
@@ -54,14 +55,14 @@ impl Hessian {
         Ok(Self { cols, rows: 0, sums, pending, filled: 0 })
     }
 
-    /// The bytes that they take; `None` where they do not fit 64 bits.
+    /// Returns the bytes of memory of a Hessian for `cols` inputs, or `None` if they overflow.
     #[must_use]
     pub fn bytes_for(cols: usize) -> Option<u64> {
         let size = padded(cols) as u64;
         size.checked_mul(size.checked_add(DEPTH as u64)?)?.checked_mul(size_of::<f32>() as u64)
     }
 
-    /// Rows so far.
+    /// Returns the number of rows added so far.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.rows
@@ -70,12 +71,17 @@ impl Hessian {
     /// Adds the rows of `x: [rows, cols]`.
     ///
     /// # Errors
-    /// [`PoolError`]; then they are good for nothing.
+    /// [`PoolError`] if the run was cancelled or a task panicked. The Hessian is then invalid.
     ///
     /// # Panics
-    /// If `x` is no whole number of rows.
+    /// If `x` is not a whole number of rows.
     pub fn add(&mut self, exec: &Exec<'_>, x: &[f32]) -> Result<(), PoolError> {
-        assert!(x.len().is_multiple_of(self.cols), "{} numbers are no rows of {}", x.len(), self.cols);
+        assert!(
+            x.len().is_multiple_of(self.cols),
+            "{} elements are not a whole number of rows of {}",
+            x.len(),
+            self.cols
+        );
         let mut left = x;
         while !left.is_empty() {
             let room = (DEPTH - self.filled) * self.cols;
@@ -95,7 +101,7 @@ impl Hessian {
         Ok(())
     }
 
-    /// Adds what is pending to the sums.
+    /// Adds the pending rows to the sums.
     fn flush(&mut self, exec: &Exec<'_>) -> Result<(), PoolError> {
         let size = padded(self.cols);
         rank_update(exec, &mut self.sums, size, size, &self.pending, self.filled, Sign::Plus)?;
@@ -104,15 +110,15 @@ impl Hessian {
     }
 }
 
-/// Rotates one block of some rows.
+/// Rotates one block of inputs of several rows.
 struct RotateRows<'a> {
     /// `[rows, cols]`
     x: &'a [f32],
     cols: usize,
     block: usize,
-    /// The place of the first row.
+    /// Index of the first row in `panels`.
     first: usize,
-    /// The block's, `[BLOCK_PANELS][DEPTH][PANEL]`.
+    /// Output panels of the block, `[BLOCK_PANELS][DEPTH][PANEL]`.
     panels: Tile<'a, f32>,
 }
 
@@ -129,7 +135,7 @@ impl Kernel for RotateRows<'_> {
             let rotated = rotation::rotate(simd, block.map(|lanes| simd.load(&lanes)));
             for (index, lanes) in rotated.into_iter().enumerate() {
                 let at = (index * LANES / PANEL * DEPTH + row) * PANEL + index * LANES % PANEL;
-                simd.store(lanes, panels[at..].first_chunk_mut().expect("a panel is whole lanes"));
+                simd.store(lanes, panels[at..].first_chunk_mut().expect("a panel is a whole number of vectors"));
             }
         }
     }

@@ -1,7 +1,8 @@
-//! Symmetric updates: `C += A^T A` and `C -= A^T A`, where A has few rows. The upper triangle of C is computed.
+//! Symmetric rank-k updates (BLAS `syrk`): `C += A^T A` and `C -= A^T A`, where A has few rows. Only the upper triangle
+//! of C is computed.
 //!
-//! A lies in panels of columns, so that what a tile of C reads lies side by side. A number of C gets the sum over all
-//! rows of A at once, added up from the first to the last.
+//! A is stored in panels of columns, so that a tile of C reads contiguous memory. An element of C is updated once, by
+//! the sum over all rows of A from the first to the last.
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
@@ -11,13 +12,13 @@ use crate::{Exec, PoolError};
 /// Columns of a panel.
 pub(super) const PANEL: usize = 2 * LANES;
 
-/// Rows of A at the most: of a panel so many lie in memory.
+/// Maximum number of rows of A, and number of rows of a panel in memory.
 pub(super) const DEPTH: usize = SUPER;
 
-/// Rows and columns of C that a task has: those of a block of inputs.
+/// Rows and columns of C that a task updates: one block of inputs.
 const TILE: usize = BLOCK;
 
-/// Whether a product is added or taken off.
+/// Sign of an update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sign {
     Plus,
@@ -57,7 +58,7 @@ impl Kernel for Update<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        // As many sums as wait for each other's multiply-adds, and as the registers hold.
+        // Enough independent accumulators to hide the latency of a multiply-add, as far as registers allow.
         if const { S::TILE_ROWS * S::TILE_PANELS >= 16 } {
             self.tile::<S, 8, 2>(simd);
         } else {
@@ -67,7 +68,7 @@ impl Kernel for Update<'_> {
 }
 
 impl Update<'_> {
-    /// All of the tile, R rows by P registers at a time.
+    /// Updates the whole tile, in register blocks of R rows by P vectors.
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&mut self, simd: S) {
         let (rows, columns) = (self.tile.rows(), self.tile.columns());
@@ -100,7 +101,7 @@ impl Update<'_> {
     }
 }
 
-/// The lines of the panel with column `column`.
+/// Returns the panel that contains column `column`.
 #[inline(always)]
 fn panel(a: &[f32], column: usize) -> &[[f32; PANEL]] {
     &a.as_chunks().0[column / PANEL * DEPTH..][..DEPTH]

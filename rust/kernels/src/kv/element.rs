@@ -1,21 +1,22 @@
-//! How one number of K or V is stored. A new format is a type with this trait and its line in `KvFormat`.
+//! Floating-point storage formats of K and V. A new format is a type that implements [`KvElement`] and a line in
+//! `KvFormat`.
 
 use crate::arch::{LANES, Simd};
 
-/// A format of numbers in pages.
+/// Floating-point format of K and V elements.
 pub(crate) trait KvElement: Send + Sync + 'static {
-    /// A number as it lies in memory.
+    /// Stored representation of an element.
     type Stored: bytemuck::Pod + Default + Send + Sync;
-    /// The name that users write.
+    /// Name in options.
     const NAME: &'static str;
 
-    /// Sixteen numbers as f32, exactly.
+    /// Converts sixteen elements to f32, exactly.
     fn widen<S: Simd>(simd: S, from: &[Self::Stored; LANES]) -> S::F32;
-    /// Sixteen f32 rounded to nearest, ties to even.
+    /// Converts sixteen f32, rounding to nearest, ties to even.
     fn narrow<S: Simd>(simd: S, value: S::F32, to: &mut [Self::Stored; LANES]);
 }
 
-/// Stored as computed.
+/// IEEE single precision.
 pub(crate) struct F32;
 
 impl KvElement for F32 {
@@ -51,7 +52,7 @@ impl KvElement for F16 {
     }
 }
 
-/// The upper half of an f32.
+/// bfloat16: the upper half of an f32.
 pub(crate) struct Bf16;
 
 impl KvElement for Bf16 {

@@ -1,64 +1,64 @@
-//! K and V as codes of one byte, with a scale for each token and head.
+//! int8 KV cache: K and V as int8 codes, with a scale for each token and head.
 //!
 //! A head of a page is a line of scales, then K as `[key_dim / 4][token][4]`, then V as `[token / 4][value_dim][4]`:
-//! four bytes of a lane are what one dot product of the instruction set sums, over columns of K and over tokens of V.
-//! Columns of K are filled up with zeros to a multiple of four, those of V to a multiple of [`LANES`].
+//! the four bytes of a lane are summed by one dot product instruction, over columns of K and over tokens of V.
+//! Columns of K are zero-padded to a multiple of four, columns of V to a multiple of [`LANES`].
 //!
-//! Codes of K lie [`Simd::WEIGHT_BIAS`] above their values, so that they are the first factors of [`Simd::dot`]; those
-//! of V are as they are, for the second factor beside probabilities, which are never negative and so need no bias.
-//! Pages live in one process, which has one instruction set.
+//! Codes of K are stored with the bias [`Simd::WEIGHT_BIAS`], because they are the first factors of [`Simd::dot`]. Codes
+//! of V have no bias: they are the second factors, and the first are probabilities, which are never negative. A page
+//! depends on the instruction set, which is fixed for a process.
 //!
-//! A scale is a bf16: half the bytes of an f32 with all of its range. Codes are made with the scale as it was rounded,
-//! at most 2^-8 below a 127th of the largest number, so that they stay within 127.5, which rounds to 127: a number is
-//! off by half a scale at most, whatever became of the scale's lower digits.
+//! A scale is a bf16, which has the range of an f32 in half the bytes. Codes are computed with the rounded scale, which
+//! is at most 2^-8 (relative) below 1/127 of the largest magnitude, so codes stay within 127.5 and round to at most 127.
+//! The error of an element is at most half a scale.
 //!
-//! A head that is not finite in K or V has NaN for the scale of K. So every row that sees the token gets a score of NaN
-//! and is NaN itself, and no other row is touched.
+//! If K or V of a head is not finite, the scale of K is NaN. Every row that attends to the token then has a NaN score
+//! and a NaN output; other rows are not affected.
 
 use crate::arch::{ByteLine, Isa, Kernel, LANES, LINE, Simd};
 use crate::math::load_padded;
 
 use super::{PAGE_TOKENS, value_vectors};
 
-/// Columns of K and tokens of V whose products one instruction sums.
+/// Number of products (over columns of K or tokens of V) that one instruction sums.
 pub(crate) const QUAD: usize = 4;
 
-/// The largest code.
-pub(crate) const LARGEST: f32 = 127.0;
+/// Largest code.
+pub(crate) const MAX_CODE: f32 = 127.0;
 
-/// The name that users write.
+/// Name in options.
 pub(super) const NAME: &str = "int8";
 
-const _: () = assert!(2 * PAGE_TOKENS * size_of::<u16>() == LINE, "the scales of a head are a line");
+const _: () = assert!(2 * PAGE_TOKENS * size_of::<u16>() == LINE, "the scales of a head take one line");
 
-/// Quads of columns of K.
+/// Returns the number of quads of columns of K.
 pub(crate) fn key_quads(key_dim: usize) -> usize {
     key_dim.div_ceil(QUAD)
 }
 
-/// Bytes of the scales and K of a head.
+/// Returns the bytes of the scales and K of a head.
 pub(super) fn key_bytes(key_dim: usize) -> Option<usize> {
     key_quads(key_dim).checked_add(1)?.checked_mul(LINE)
 }
 
-/// Bytes of V of a head.
+/// Returns the bytes of V of a head.
 pub(super) fn value_bytes(value_dim: usize) -> Option<usize> {
     value_vectors(value_dim).checked_mul(PAGE_TOKENS / QUAD * LINE)
 }
 
-/// K and V of one head in one page.
+/// int8 K and V of one head in one page.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CodePage<'a> {
-    /// Of K and of V, `[2][token]` in bf16. Empty where there is no page.
+    /// Scales of K and of V, `[2][token]` in bf16. Empty if there is no page.
     pub(crate) scales: &'a [[u16; LANES]],
-    /// `[key_quads]` lines of `[token][4]`, with the bias
+    /// Biased codes of K, `[key_quads]` lines of `[token][4]`.
     pub(crate) keys: &'a [ByteLine],
-    /// `[token / 4][value_vectors]` lines of `[16 columns][4]`
+    /// Codes of V, `[token / 4][value_vectors]` lines of `[16 columns][4]`.
     pub(crate) values: &'a [ByteLine],
 }
 
 impl<'a> CodePage<'a> {
-    /// A head's bytes.
+    /// Splits the bytes of a head.
     pub(super) fn new(head: &'a [u8], key_dim: usize) -> Self {
         let (scales, codes) = head.split_at(LINE);
         let (keys, values) = bytemuck::cast_slice(codes).split_at(key_quads(key_dim));
@@ -66,7 +66,7 @@ impl<'a> CodePage<'a> {
     }
 }
 
-/// Writes K and V of a token into `slot` of a head.
+/// Quantizes K and V of a token into `slot` of a head.
 pub(super) fn write(isa: Isa, head: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
     isa.run(Write { head, slot, key, value });
 }
@@ -86,7 +86,7 @@ impl Kernel for Write<'_> {
         let Self { head, slot, key, value } = self;
         let (largest_key, largest_value) = (largest(simd, key), largest(simd, value));
         let finite = largest_key.is_finite() && largest_value.is_finite();
-        let scale = |largest: f32| if finite { round_scale(largest / LARGEST) } else { half::bf16::ZERO };
+        let scale = |largest: f32| if finite { round_scale(largest / MAX_CODE) } else { half::bf16::ZERO };
         let (key_scale, value_scale) = (scale(largest_key), scale(largest_value));
         let (scales, codes) = head.split_at_mut(LINE);
         let scales: &mut [[u16; PAGE_TOKENS]] = bytemuck::cast_slice_mut(scales);
@@ -114,18 +114,18 @@ impl Kernel for Write<'_> {
     }
 }
 
-/// A scale that has an inverse, or 0.
+/// Rounds a scale to bf16. Scales too small to have an inverse become 0.
 fn round_scale(scale: f32) -> half::bf16 {
     if scale < f32::MIN_POSITIVE { half::bf16::ZERO } else { half::bf16::from_f32(scale) }
 }
 
-/// The factor that makes codes of numbers: 0 where numbers are too small for a scale.
+/// Returns the inverse of a scale, or 0 if the scale is too small.
 #[inline(always)]
 pub(crate) fn inverse(scale: f32) -> f32 {
     if scale < f32::MIN_POSITIVE { 0.0 } else { scale.recip() }
 }
 
-/// The largest magnitude; not finite where any number is not.
+/// Returns the largest magnitude. The result is not finite if any number is not.
 #[inline(always)]
 pub(crate) fn largest<S: Simd>(simd: S, numbers: &[f32]) -> f32 {
     let zero = simd.splat(0.0);
@@ -138,7 +138,7 @@ pub(crate) fn largest<S: Simd>(simd: S, numbers: &[f32]) -> f32 {
     simd.reduce_max(largest) + simd.reduce_add(poison)
 }
 
-/// Codes of sixteen numbers, whose products with `factor` are within 127.5.
+/// Quantizes sixteen numbers, whose products with `factor` must be within ±127.5.
 #[inline(always)]
 pub(crate) fn encode<S: Simd>(simd: S, numbers: S::F32, factor: f32) -> [i8; LANES] {
     let mut codes = [0; LANES];
@@ -146,7 +146,7 @@ pub(crate) fn encode<S: Simd>(simd: S, numbers: S::F32, factor: f32) -> [i8; LAN
     codes
 }
 
-/// What numbers of one token and head become, written plainly: the oracle of tests.
+/// Reference implementation for tests: the numbers of one token and head, quantized and dequantized.
 #[cfg(test)]
 pub(crate) fn reference(numbers: &[f32]) -> Vec<f32> {
     let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));

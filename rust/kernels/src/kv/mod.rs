@@ -1,10 +1,10 @@
-//! The key-value cache in pages.
+//! Paged key-value cache.
 //!
-//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers, one layer after the other, and in a layer
-//! one head after the other. Of a head, K lies as `[key_dim][token]`, so that one vector register per column holds a
-//! whole page and the scores of a page's tokens are its lanes; V lies as `[token][value_dim]`, so that the output's
-//! columns are lanes. Rows of V are filled up with zeros to a multiple of [`LANES`] columns: a head of 20 columns takes
-//! the room of 32. Codes of one byte lie in quads ([`int8`]).
+//! A page holds [`PAGE_TOKENS`] tokens in every layer of a group of layers: layer by layer, and head by head within a
+//! layer. K of a head is stored as `[key_dim][token]`, so that one vector register per column holds a whole page and the
+//! lanes of a score vector are tokens. V is stored as `[token][value_dim]`, so that lanes are output columns. Rows of V
+//! are zero-padded to a multiple of [`LANES`] columns: a head of 20 columns takes the space of 32. int8 codes are stored
+//! in quads ([`int8`]).
 
 mod element;
 pub(crate) mod int8;
@@ -19,33 +19,33 @@ use crate::memory::PageSlice;
 use crate::rows::Rows;
 use crate::{AllocError, Exec, PoolError};
 
-/// Tokens of a page: one vector of lanes, so that a page's scores come out of one register per head.
+/// Number of tokens of a page: one vector, so that one register holds the scores of a page.
 pub const PAGE_TOKENS: usize = LANES;
 
-/// A page of a [`KvStore`]; the same number names the page in every layer of the group.
+/// Index of a page of a [`KvStore`], valid in every layer of the group.
 pub type PageId = u32;
 
-/// What a page table holds where a page was given back because no row will ever look at it again.
+/// Page table entry of a page that was released because it is out of the attention window.
 pub const PAGE_NONE: PageId = PageId::MAX;
 
-/// How a number of K or V is stored.
+/// Storage format of the elements of K and V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvFormat {
-    /// As computed.
+    /// IEEE single precision, without rounding.
     F32,
     /// IEEE half precision.
     F16,
-    /// The upper half of an f32.
+    /// bfloat16: the upper half of an f32.
     Bf16,
-    /// Codes of one byte, with a scale for each token and head.
+    /// int8 codes, with a scale for each token and head.
     Int8,
 }
 
 impl KvFormat {
-    /// Every format, the exact one first.
+    /// All formats, the exact one first.
     pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::Bf16, Self::Int8];
 
-    /// The name that users write.
+    /// Returns the name of the format in options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,48 +56,48 @@ impl KvFormat {
         }
     }
 
-    /// The format of that name.
+    /// Returns the format called `name`, if there is one.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|format| format.name() == name)
     }
 }
 
-/// What a group of layers that share a page table keeps of a token.
+/// Shape of K and V of a token in a group of layers that share a page table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers of the group.
+    /// Number of layers in the group.
     pub layers: usize,
-    /// Heads of K and V in a layer.
+    /// Number of heads of K and V in a layer.
     pub kv_heads: usize,
-    /// Columns of a head's K.
+    /// Columns of a head of K.
     pub key_dim: usize,
-    /// Columns of a head's V.
+    /// Columns of a head of V.
     pub value_dim: usize,
 }
 
-/// Where a token's K and V go.
+/// Location of the K and V of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvRow {
-    /// The page.
+    /// Page of the token.
     pub page: PageId,
-    /// The token's place in the page, below [`PAGE_TOKENS`].
+    /// Slot of the token in the page, below [`PAGE_TOKENS`].
     pub slot: usize,
 }
 
-/// Sizes in bytes, from one head's K up to a page.
+/// Sizes in bytes, from K of one head up to a page.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    /// K, and what else comes before V.
+    /// K of a head, including scales that precede it.
     key: usize,
-    /// K and V.
+    /// K and V of a head.
     head: usize,
     layer: usize,
     page: usize,
 }
 
 impl Layout {
-    /// `None` if a page has more bytes than an address can count.
+    /// Returns `None` if the size of a page overflows.
     fn new(format: KvFormat, shape: KvShape) -> Option<Self> {
         let KvShape { layers, kv_heads, key_dim, value_dim } = shape;
         let (key, value) = match format {
@@ -113,21 +113,42 @@ impl Layout {
     }
 }
 
-/// Bytes of K and of V of a head.
+/// Returns the bytes of K and of V of a head.
 fn float_bytes<E: KvElement>(key_dim: usize, value_dim: usize) -> Option<(usize, usize)> {
     let vector = size_of::<[E::Stored; LANES]>();
     Some((key_dim.checked_mul(vector)?, value_vectors(value_dim).checked_mul(PAGE_TOKENS * vector)?))
 }
 
-/// Numbers below which waking the threads for a write costs more than it saves.
+/// Number of elements below which waking worker threads for a write costs more than it saves.
 const INLINE_ELEMENTS: usize = 16 * 1024;
 
-/// Vectors of [`LANES`] that hold `value_dim` columns.
+/// Returns the number of vectors of [`LANES`] that hold `value_dim` columns.
 pub(crate) fn value_vectors(value_dim: usize) -> usize {
     value_dim.div_ceil(LANES)
 }
 
-/// K and V of a group of layers, in pages. The memory is zero and taken from the system when it is first written.
+/// Paged K and V of a group of layers. Memory is zero-initialized and committed when it is first written.
+///
+/// # Examples
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ferrule_kernels::arch::Isa;
+/// use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore};
+/// use ferrule_kernels::{Cancel, Exec, Pool, Rows};
+///
+/// let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+/// let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+/// let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 2, value_dim: 2 };
+/// let mut store = KvStore::new(KvFormat::F32, shape, 4).unwrap();
+///
+/// // One row of K and V, side by side, into the first slot of page 3.
+/// let kv = [1.0, 2.0, 3.0, 4.0];
+/// let (keys, values) = (Rows::new(&kv, 4, 0), Rows::new(&kv, 4, 2));
+/// store.write(&exec, 0, &[KvRow { page: 3, slot: 0 }], keys, values)?;
+/// assert!(store.page(3).iter().any(|byte| *byte != 0));
+/// # Ok::<(), ferrule_kernels::PoolError>(())
+/// ```
 #[derive(Debug)]
 pub struct KvStore {
     format: KvFormat,
@@ -138,38 +159,38 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// Bytes of a page, all layers of the group together; `None` if they cannot be counted.
+    /// Returns the bytes of a page, including all layers of the group, or `None` if they overflow.
     #[must_use]
     pub fn page_bytes(format: KvFormat, shape: KvShape) -> Option<u64> {
         Layout::new(format, shape).map(|layout| layout.page as u64)
     }
 
-    /// Room for `pages` pages.
+    /// Allocates `pages` pages.
     ///
     /// # Errors
-    /// [`AllocError`] if the size cannot be addressed or the system refuses the memory.
+    /// [`AllocError`] if the size overflows or the system refuses the memory.
     pub fn new(format: KvFormat, shape: KvShape, pages: usize) -> Result<Self, AllocError> {
-        let uncountable = AllocError { bytes: u64::MAX };
-        let layout = Layout::new(format, shape).ok_or(uncountable)?;
-        // Each head of each page is read on its own: with small pages of the system every one would be a miss in the
-        // translation cache (an eighth of the time of a long decode).
-        let memory = PageSlice::zeroed_in_huge_pages(layout.page.checked_mul(pages).ok_or(uncountable)?)?;
+        let overflow = AllocError { bytes: u64::MAX };
+        let layout = Layout::new(format, shape).ok_or(overflow)?;
+        // Heads of a page are read separately: with small pages each of them would be a TLB miss (an eighth of the time
+        // of a long decode).
+        let memory = PageSlice::zeroed_in_huge_pages(layout.page.checked_mul(pages).ok_or(overflow)?)?;
         Ok(Self { format, shape, pages, layout, memory })
     }
 
-    /// How numbers are stored.
+    /// Returns the storage format of elements.
     #[must_use]
     pub fn format(&self) -> KvFormat {
         self.format
     }
 
-    /// What a page keeps of a token.
+    /// Returns the shape of K and V.
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages
@@ -178,41 +199,41 @@ impl KvStore {
     /// Copies a page, in all layers.
     ///
     /// # Panics
-    /// If there is no such page.
+    /// If a page is out of bounds.
     pub fn copy_page(&mut self, from: PageId, to: PageId) {
         let (from, to) = (self.page_offset(from), self.page_offset(to));
         self.memory.copy_within(from..from + self.layout.page, to);
     }
 
-    /// The bytes of a page, all layers: what [`KvStore::set_page`] takes in a store of the same format and shape, on the
-    /// same instruction set.
+    /// Returns the bytes of a page in all layers. They are valid for [`KvStore::set_page`] of a store of the same format
+    /// and shape, on the same instruction set.
     ///
     /// # Panics
-    /// If there is no such page.
+    /// If the page is out of bounds.
     #[must_use]
     pub fn page(&self, page: PageId) -> &[u8] {
         &self.memory[self.page_offset(page)..][..self.layout.page]
     }
 
-    /// Overwrites a page, in all layers, with bytes that [`KvStore::page`] gave.
+    /// Overwrites a page, in all layers, with bytes that [`KvStore::page`] returned.
     ///
     /// # Panics
-    /// If there is no such page, or `bytes` are not as many as a page has.
+    /// If the page is out of bounds or the length of `bytes` is not the size of a page.
     pub fn set_page(&mut self, page: PageId, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.layout.page, "the bytes of a page");
+        assert_eq!(bytes.len(), self.layout.page, "length must be the size of a page");
         let start = self.page_offset(page);
         self.memory[start..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Stores K and V of one layer: row i of `keys` (`[rows, kv_heads * key_dim]`) and of `values`
-    /// (`[rows, kv_heads * value_dim]`) goes to `rows[i]`. Numbers are rounded to nearest, ties to even; as codes, to
-    /// nearest multiples of the scale of their token and head.
+    /// Writes K and V of one layer: row i of `keys` (`[rows, kv_heads * key_dim]`) and of `values`
+    /// (`[rows, kv_heads * value_dim]`) goes to `rows[i]`. Elements are rounded to nearest, ties to even; int8 codes to
+    /// the nearest multiple of the scale of their token and head.
     ///
     /// # Errors
     /// [`PoolError`] if the run was cancelled or a task panicked.
     ///
     /// # Panics
-    /// If a page, a slot or the layer does not exist, or the views are too small.
+    /// If a page, a slot or the layer is out of bounds, or the views are too small.
     pub fn write(
         &mut self,
         exec: &Exec<'_>,
@@ -221,9 +242,11 @@ impl KvStore {
         keys: Rows<'_>,
         values: Rows<'_>,
     ) -> Result<(), PoolError> {
-        assert!(layer < self.shape.layers, "layer {layer} of {}", self.shape.layers);
-        assert!(rows.iter().all(|row| row.slot < PAGE_TOKENS), "a slot beyond the page");
-        assert!(rows.iter().all(|row| (row.page as usize) < self.pages), "a page beyond the store");
+        assert!(layer < self.shape.layers, "layer {layer} is out of bounds for {} layers", self.shape.layers);
+        for KvRow { page, slot } in rows {
+            assert!(*slot < PAGE_TOKENS, "slot {slot} is out of bounds for a page of {PAGE_TOKENS} tokens");
+            assert!((*page as usize) < self.pages, "page {page} is out of bounds for {} pages", self.pages);
+        }
         if rows.is_empty() {
             return Ok(());
         }
@@ -236,7 +259,7 @@ impl KvStore {
         let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
         let Layout { head, layer: layer_bytes, page, .. } = self.layout;
         let layer = layer * layer_bytes..(layer + 1) * layer_bytes;
-        // Tasks own a head of all pages, not rows: whatever `rows` says, even the same place twice, no two tasks meet.
+        // Tasks own one head of all pages rather than rows, so they never overlap, even if `rows` repeats a location.
         let tiles = Tiles::new(&mut self.memory, page, layer, self.pages, head);
         let task = |head: usize| {
             let mut tile = tiles.take(head);
@@ -254,52 +277,52 @@ impl KvStore {
     }
 
     fn page_offset(&self, page: PageId) -> usize {
-        assert!((page as usize) < self.pages, "page {page} of {}", self.pages);
+        assert!((page as usize) < self.pages, "page {page} is out of bounds for {} pages", self.pages);
         page as usize * self.layout.page
     }
 
-    /// Bytes of one head in one page.
+    /// Returns the bytes of one head in one page.
     #[inline]
     fn head(&self, layer: usize, page: PageId, head: usize) -> &[u8] {
         let start = self.page_offset(page) + layer * self.layout.layer + head * self.layout.head;
         &self.memory[start..][..self.layout.head]
     }
 
-    /// K of one head in one page: `[key_dim][token]`.
+    /// Returns K of one head in one page, `[key_dim][token]`.
     #[inline]
     pub(crate) fn keys<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
         bytemuck::cast_slice(&self.head(layer, page, head)[..self.layout.key])
     }
 
-    /// V of one head in one page: `[token][value_vectors]`, vectors of [`LANES`] columns.
+    /// Returns V of one head in one page, `[token][value_vectors]` vectors of [`LANES`] columns.
     #[inline]
     pub(crate) fn values<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
         bytemuck::cast_slice(&self.head(layer, page, head)[self.layout.key..])
     }
 
-    /// K and V of one head in one page of a store of codes.
+    /// Returns K and V of one head in one page of an int8 store.
     #[inline]
     pub(crate) fn codes(&self, layer: usize, page: PageId, head: usize) -> CodePage<'_> {
         CodePage::new(self.head(layer, page, head), self.shape.key_dim)
     }
 
-    /// Every bit of every page set: NaN in all formats, and a canary for reads of what was never written.
+    /// Sets every bit of every page, which is NaN in all formats, to detect reads of unwritten elements.
     #[cfg(test)]
     pub(crate) fn poison(&mut self) {
         self.memory.fill(0xff);
     }
 }
 
-/// Writes K and V of a token into `slot` of a head.
+/// Writes K and V of a token into `slot` of a head of a floating-point store.
 fn write_float<E: KvElement>(isa: Isa, head: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
     let (keys, values) = bytemuck::cast_slice_mut(head).split_at_mut(key.len() * PAGE_TOKENS);
     isa.run(WriteFloat::<E> { keys, values, slot, key, value });
 }
 
 struct WriteFloat<'a, E: KvElement> {
-    /// `[key_dim][token]`
+    /// K of the page, `[key_dim][token]`.
     keys: &'a mut [E::Stored],
-    /// `[token][value_vectors]` vectors
+    /// V of the page, `[token][value_vectors]` vectors.
     values: &'a mut [E::Stored],
     slot: usize,
     key: &'a [f32],

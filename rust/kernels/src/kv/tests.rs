@@ -1,4 +1,4 @@
-//! What is written is read back, rounded as the `half` crate or a plain quantizer rounds, and nothing else changes.
+//! Round trips of K and V against the rounding of the `half` crate and a reference quantizer.
 
 use std::num::NonZeroUsize;
 
@@ -9,10 +9,10 @@ use crate::arch::Isa;
 use crate::guard::Guarded;
 use crate::{Cancel, Pool};
 
-/// K and V of a token and head as the format keeps them, widened.
-fn kept(format: KvFormat, key: &[f32], value: &[f32]) -> (Vec<f32>, Vec<f32>) {
+/// Returns K and V of a token and head, rounded to the format and widened.
+fn rounded(format: KvFormat, key: &[f32], value: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let each =
-        |keep: fn(f32) -> f32| (key.iter().map(|x| keep(*x)).collect(), value.iter().map(|x| keep(*x)).collect());
+        |round: fn(f32) -> f32| (key.iter().map(|x| round(*x)).collect(), value.iter().map(|x| round(*x)).collect());
     match format {
         KvFormat::F32 => each(|x| x),
         KvFormat::F16 => each(|x| half::f16::from_f32(x).to_f32()),
@@ -33,7 +33,7 @@ impl<E: KvElement> Kernel for Widen<'_, E> {
     }
 }
 
-/// K and V of a token, `[kv_head][dim]` each.
+/// Reads K and V of a token from a floating-point store, `[kv_head][dim]` each.
 fn read<E: KvElement>(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
     let KvShape { kv_heads, value_dim, .. } = store.shape();
     let (mut keys, mut values) = (Vec::new(), Vec::new());
@@ -45,7 +45,7 @@ fn read<E: KvElement>(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (V
         let lines = &store.values::<E>(layer, row.page, head)[row.slot * vectors..][..vectors];
         let columns: Vec<f32> = lines.iter().flat_map(|line| isa.run(Widen::<E>(line))).collect();
         values.extend_from_slice(&columns[..value_dim]);
-        assert!(columns[value_dim..].iter().all(|pad| pad.to_bits() == 0), "V is filled up with zeros");
+        assert!(columns[value_dim..].iter().all(|pad| pad.to_bits() == 0), "V is zero-padded");
     }
     (keys, values)
 }
@@ -71,15 +71,15 @@ fn read_codes(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>,
         let quads = page.keys.iter().flat_map(|line| &line.0[row.slot * 4..][..4]);
         let columns: Vec<f32> = quads.map(|byte| number(byte.wrapping_sub(bias), page.scales[0][row.slot])).collect();
         keys.extend_from_slice(&columns[..key_dim]);
-        assert!(columns[key_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "K is filled up with zeros");
+        assert!(columns[key_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "K is zero-padded");
         let vectors = value_vectors(value_dim);
         let lines = &page.values[row.slot / 4 * vectors..][..vectors];
         let bytes = lines.iter().flat_map(|line| line.0[row.slot % 4..].iter().step_by(4));
-        // What a NaN of K stands for, it stands for in V too.
+        // A NaN scale of K applies to V as well.
         let scale = if f32::is_nan(number(1, page.scales[0][row.slot])) { 0x7fff } else { page.scales[1][row.slot] };
         let columns: Vec<f32> = bytes.map(|byte| number(*byte, scale)).collect();
         values.extend_from_slice(&columns[..value_dim]);
-        assert!(columns[value_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "V is filled up with zeros");
+        assert!(columns[value_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "V is zero-padded");
     }
     (keys, values)
 }
@@ -98,10 +98,10 @@ fn with_exec<T>(isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
     run(&Exec { isa, pool: &pool, cancel: &cancel })
 }
 
-/// All heads of a token: `[kv_heads * key_dim]` and `[kv_heads * value_dim]`.
-fn kept_heads(format: KvFormat, shape: KvShape, keys: &[f32], values: &[f32]) -> (Vec<f32>, Vec<f32>) {
+/// Rounds all heads of a token: `[kv_heads * key_dim]` and `[kv_heads * value_dim]`.
+fn rounded_heads(format: KvFormat, shape: KvShape, keys: &[f32], values: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let heads = keys.chunks_exact(shape.key_dim).zip(values.chunks_exact(shape.value_dim));
-    let heads: Vec<_> = heads.map(|(key, value)| kept(format, key, value)).collect();
+    let heads: Vec<_> = heads.map(|(key, value)| rounded(format, key, value)).collect();
     (heads.iter().flat_map(|head| head.0.clone()).collect(), heads.iter().flat_map(|head| head.1.clone()).collect())
 }
 
@@ -112,9 +112,9 @@ fn same(got: &[f32], wanted: &[f32]) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Codes are off by half a scale at most, and the scale is as small as bf16 has it.
+    /// The error of a code is at most half a scale, and the scale is the smallest that bf16 can represent.
     #[test]
-    fn codes_are_nearest(
+    fn codes_round_to_nearest(
         numbers in prop::collection::vec(-1f32..1.0, 1..70),
         exponent in -100i32..100,
     ) {
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read_back(
+    fn written_rows_are_read_back(
         kv_heads in 1usize..4,
         key_dim in 1usize..70,
         value_dim in 1usize..70,
@@ -138,7 +138,7 @@ proptest! {
         let shape = KvShape { layers: 2, kv_heads, key_dim, value_dim };
         let stride = kv_heads * (key_dim + value_dim) + 3;
         let data = Guarded::new(&numbers[..count * stride]);
-        // Every place of five pages in turn, pages backwards.
+        // Visits every slot of five pages, the last page first.
         let rows: Vec<KvRow> =
             (0..count).map(|i| KvRow { page: 4 - (i / PAGE_TOKENS) as u32, slot: (i * 5) % PAGE_TOKENS }).collect();
         for isa in Isa::available() {
@@ -149,19 +149,19 @@ proptest! {
             }).expect("runs");
             for (row, at) in data.chunks_exact(stride).zip(&rows) {
                 let (keys, values) = row[3..].split_at(kv_heads * key_dim);
-                let (wanted_keys, wanted_values) = kept_heads(format, shape, keys, values);
+                let (wanted_keys, wanted_values) = rounded_heads(format, shape, keys, values);
                 let (keys, values) = read_any(&store, isa, 1, *at);
                 prop_assert!(same(&keys, &wanted_keys) && same(&values, &wanted_values), "{}", isa.name());
                 let (keys, values) = read_any(&store, isa, 0, *at);
-                prop_assert!(keys.iter().chain(&values).all(|x| *x == 0.0), "the other layer is untouched");
+                prop_assert!(keys.iter().chain(&values).all(|x| *x == 0.0), "the other layer is unchanged");
             }
         }
     }
 }
 
-/// Enough rows for the pool to be used, and pages that are not neighbours.
+/// Uses enough rows for a parallel write, and pages that are not neighbours.
 #[test]
-fn long_writes_and_copies() {
+fn parallel_writes_and_page_copies_are_read_back() {
     let shape = KvShape { layers: 3, kv_heads: 2, key_dim: 80, value_dim: 72 };
     let stride = 2 * (80 + 72);
     let data: Vec<f32> = (0..100 * stride).map(|i| (i % 1009) as f32 - 500.0).collect();
@@ -173,7 +173,7 @@ fn long_writes_and_copies() {
         store.copy_page(5, 6);
         for (index, at) in rows.iter().enumerate() {
             let (keys, values) = data[index * stride..][..stride].split_at(160);
-            assert_eq!(read_any(&store, isa, 2, *at), kept_heads(format, shape, keys, values));
+            assert_eq!(read_any(&store, isa, 2, *at), rounded_heads(format, shape, keys, values));
             if at.page == 5 {
                 let copy = KvRow { page: 6, ..*at };
                 assert_eq!(read_any(&store, isa, 2, copy), read_any(&store, isa, 2, *at));
@@ -183,7 +183,7 @@ fn long_writes_and_copies() {
 }
 
 #[test]
-fn sizes_are_counted_and_limits_kept() {
+fn page_sizes_are_exact_and_overflow_is_an_error() {
     let shape = KvShape { layers: 2, kv_heads: 4, key_dim: 20, value_dim: 20 };
     let numbers = 2 * 4 * 16 * (20 + 32);
     assert_eq!(KvStore::page_bytes(KvFormat::F32, shape), Some(numbers * 4));
@@ -204,8 +204,8 @@ fn sizes_are_counted_and_limits_kept() {
 }
 
 #[test]
-#[should_panic(expected = "a page beyond the store")]
-fn a_page_that_does_not_exist_is_refused() {
+#[should_panic(expected = "page 2 is out of bounds for 2 pages")]
+fn writing_a_page_out_of_bounds_panics() {
     let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 4, value_dim: 4 };
     let mut store = KvStore::new(KvFormat::F32, shape, 2).expect("memory");
     let view = Rows::new(&[0.0; 8], 8, 0);
@@ -213,9 +213,9 @@ fn a_page_that_does_not_exist_is_refused() {
 }
 
 proptest! {
-    /// Bytes of a page stand for all that was written to it, in another store and under another number too.
+    /// The bytes of a page restore its contents in another store and at another index.
     #[test]
-    fn a_page_survives_as_bytes(format in prop::sample::select(KvFormat::ALL), layers in 1_usize..3, seed in any::<u8>()) {
+    fn pages_round_trip_through_bytes(format in prop::sample::select(KvFormat::ALL), layers in 1_usize..3, seed in any::<u8>()) {
         let shape = KvShape { layers, kv_heads: 2, key_dim: 20, value_dim: 36 };
         let mut from = KvStore::new(format, shape, 3).unwrap();
         let bytes = KvStore::page_bytes(format, shape).unwrap() as usize;
@@ -232,16 +232,16 @@ proptest! {
 }
 
 #[test]
-#[should_panic(expected = "the bytes of a page")]
-fn a_page_takes_no_other_number_of_bytes() {
+#[should_panic(expected = "length must be the size of a page")]
+fn setting_a_page_from_the_wrong_number_of_bytes_panics() {
     let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
     let mut store = KvStore::new(KvFormat::F32, shape, 1).unwrap();
     store.set_page(0, &[0; 64]);
 }
 
 #[test]
-#[should_panic(expected = "page 1 of 1")]
-fn a_page_beyond_the_store_has_no_bytes() {
+#[should_panic(expected = "page 1 is out of bounds for 1 pages")]
+fn reading_a_page_out_of_bounds_panics() {
     let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
     let _ = KvStore::new(KvFormat::F32, shape, 1).unwrap().page(1);
 }

@@ -1,12 +1,12 @@
-//! Caches, as Linux describes them under /sys: what is measured against the memory must not fit into the last of them.
+//! Processor cache sizes from Linux sysfs. A memory bandwidth measurement must exceed the last-level cache.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Bytes of the caches of the last level behind these processors; one that several share counts once.
+/// Returns the bytes of the last-level caches of these processors. A shared cache counts once.
 pub(super) fn last_level_bytes(root: &Path, processors: &[usize]) -> usize {
-    // By level and by the list of processors that share it.
+    // Keyed by level and by the list of processors that share the cache.
     let mut caches = BTreeMap::new();
     for processor in processors {
         let folder = root.join(format!("sys/devices/system/cpu/cpu{processor}/cache"));
@@ -22,7 +22,7 @@ fn describe(index: &Path) -> Option<((u32, String), usize)> {
     let level = read("level")?.trim().parse().ok()?;
     let shared_by = read("shared_cpu_list")?.trim().to_owned();
     let size = read("size")?;
-    // The kernel writes this file in KiB alone.
+    // The kernel always writes this file in KiB.
     let bytes = size.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)?;
     Some(((level, shared_by), bytes))
 }
@@ -32,7 +32,7 @@ mod tests {
     use super::super::tests::Fake;
     use super::*;
 
-    /// Two processors to a last cache, as chiplets have it, and one that says nothing.
+    /// Fakes a machine with two processors per last-level cache (chiplets), and one processor without cache information.
     fn chiplets() -> Fake {
         let mut files = Vec::new();
         for (processor, shared_by) in [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")] {

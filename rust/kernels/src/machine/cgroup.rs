@@ -1,9 +1,9 @@
-//! The control groups that this process is in, version 1 and 2 (`cgroups(7)`).
+//! Control groups of this process, versions 1 and 2 (`cgroups(7)`).
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// What a group controls.
+/// Resource that a cgroup controls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
     Cpu,
@@ -19,27 +19,27 @@ impl Controller {
     }
 }
 
-/// A group as a directory.
+/// Directory of a cgroup.
 pub struct Cgroup {
-    /// Whether it is of version 2, with its names of files.
+    /// Whether the cgroup is version 2 (unified hierarchy), which has other file names.
     pub unified: bool,
     directory: PathBuf,
 }
 
 impl Cgroup {
-    /// The text of a file; None where there is none.
+    /// Reads a file. Returns `None` if it does not exist.
     pub fn read(&self, name: &str) -> Option<String> {
         fs::read_to_string(self.directory.join(name)).ok()
     }
 
-    /// The number in a file; None where there is none, or it says `max` or -1.
+    /// Reads a number from a file. Returns `None` if the file does not exist or contains `max` or -1.
     pub fn read_number(&self, name: &str) -> Option<usize> {
         self.read(name)?.trim().parse().ok()
     }
 }
 
-/// The groups whose `controller` bounds this process: its own and all those around it, as far up as is mounted here.
-pub fn ancestry(root: &Path, controller: Controller) -> Vec<Cgroup> {
+/// Returns the cgroups of `controller` that limit this process: its own and all visible ancestors.
+pub fn ancestors(root: &Path, controller: Controller) -> Vec<Cgroup> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let mut found = Vec::new();
@@ -47,7 +47,7 @@ pub fn ancestry(root: &Path, controller: Controller) -> Vec<Cgroup> {
         let Some(mount) = mounts.lines().filter_map(Mount::parse).find(|mount| mount.holds(unified, controller)) else {
             continue;
         };
-        // What is mounted may be the container's own part of the tree; paths outside it are not to be seen.
+        // A container may see only its own subtree as the mount; paths outside it do not exist here.
         let inside = Path::new(path).strip_prefix(&mount.group).unwrap_or(Path::new(""));
         let inside =
             if inside.components().all(|part| matches!(part, Component::Normal(_))) { inside } else { Path::new("") };
@@ -58,7 +58,8 @@ pub fn ancestry(root: &Path, controller: Controller) -> Vec<Cgroup> {
     found
 }
 
-/// The group of a line of `/proc/self/cgroup` (`number:controllers:path`) if it is one for `controller`.
+/// Parses a line of `/proc/self/cgroup` (`number:controllers:path`). Returns whether it is version 2, and its path, if
+/// it applies to `controller`.
 fn membership(line: &str, controller: Controller) -> Option<(bool, &str)> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -66,9 +67,9 @@ fn membership(line: &str, controller: Controller) -> Option<(bool, &str)> {
     (unified || controllers.split(',').any(|name| name == controller.name())).then_some((unified, path))
 }
 
-/// A line of `/proc/self/mountinfo`.
+/// Fields of a line of `/proc/self/mountinfo`.
 struct Mount<'a> {
-    /// Which group is at the top of the mounted tree.
+    /// Cgroup at the root of the mounted tree.
     group: String,
     directory: String,
     filesystem: &'a str,
@@ -97,7 +98,7 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The kernel writes blanks and backslashes as three octal digits.
+/// Decodes octal escapes: the kernel writes whitespace and backslashes as three octal digits.
 fn unescape(field: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()

@@ -1,4 +1,4 @@
-//! What this process may use of the machine: processors and memory, as containers limit them.
+//! Processors and memory that this process may use, including container limits.
 
 mod cache;
 mod cgroup;
@@ -9,30 +9,30 @@ use std::path::Path;
 
 use cgroup::{Cgroup, Controller};
 
-/// The processors that this process may use: those in its affinity mask, or as many as its cgroup's quota pays for
-/// where that is less. A quota of one and a half processors counts as one, as in
-/// [`std::thread::available_parallelism`]: a second thread would be stopped for half of every period, and the first
-/// would wait for it.
+/// Returns the number of processors that this process may use: the minimum of its affinity mask and its cgroup CPU
+/// quota. A quota is rounded down, as in [`std::thread::available_parallelism`]: with 1.5 processors, a second thread
+/// would be throttled for half of every period, and the first would wait for it.
 #[must_use]
 pub fn cpu_count() -> NonZeroUsize {
     cpu_count_in(Path::new("/"), affinity())
 }
 
-/// Bytes of the last caches behind the processors that this process may use, together; 0 where the system does not say.
+/// Returns the total bytes of the last-level caches of the processors that this process may use, or 0 if unknown.
 #[must_use]
 pub fn last_cache_bytes() -> usize {
     cache::last_level_bytes(Path::new("/"), &allowed_processors())
 }
 
-/// Bytes of memory that this process can still get: the least of what the system says is available, what every cgroup
-/// that it is in leaves below its limit, and what `RLIMIT_AS` leaves. `u64::MAX` where nothing says anything.
+/// Returns the bytes of memory that this process can still allocate: the minimum of the available memory of the system,
+/// the remaining memory of each of its cgroups, and the remaining address space under `RLIMIT_AS`. `u64::MAX` if
+/// unknown.
 #[must_use]
 pub fn available_memory() -> u64 {
     available_memory_in(Path::new("/"), address_space_limit(), &["inactive_file "])
 }
 
-/// Bytes that mapped files may take: as [`available_memory`], but what this container's programs have read of files
-/// counts as free, however recently, since that is where mapped files lie.
+/// Returns the bytes of memory that mapped files may take. Unlike [`available_memory`], the recently used page cache of
+/// the cgroup counts as free, because mapped files are part of it.
 #[must_use]
 pub fn memory_for_files() -> u64 {
     available_memory_in(Path::new("/"), address_space_limit(), &["inactive_file ", "active_file "])
@@ -49,10 +49,10 @@ fn cpu_count_in(root: &Path, affinity: NonZeroUsize) -> NonZeroUsize {
         };
         Some(NonZeroUsize::new(quota.checked_div(period)?).unwrap_or(NonZeroUsize::MIN))
     };
-    cgroup::ancestry(root, Controller::Cpu).iter().filter_map(quota).fold(affinity, NonZeroUsize::min)
+    cgroup::ancestors(root, Controller::Cpu).iter().filter_map(quota).fold(affinity, NonZeroUsize::min)
 }
 
-/// `cached`: the fields of a group's statistics that count as usage, but give way.
+/// Computes the available memory. `cached` lists the fields of `memory.stat` that count as usage but can be reclaimed.
 fn available_memory_in(root: &Path, address_space_limit: u64, cached: &[&str]) -> u64 {
     let free = |group: &Cgroup| {
         let (limits, usage, prefix) = if group.unified {
@@ -69,19 +69,19 @@ fn available_memory_in(root: &Path, address_space_limit: u64, cached: &[&str]) -
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok();
     let system =
         meminfo.and_then(|text| field(&text, "MemAvailable:")).map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-    let in_groups = cgroup::ancestry(root, Controller::Memory).iter().filter_map(free).min().unwrap_or(u64::MAX);
+    let in_groups = cgroup::ancestors(root, Controller::Memory).iter().filter_map(free).min().unwrap_or(u64::MAX);
     system.min(in_groups).min(address_space_limit.saturating_sub(address_space(root)))
 }
 
-/// The number after `name` at the beginning of a line.
+/// Returns the number that follows `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Bytes of address space that this process has mapped.
+/// Returns the bytes of address space that this process has mapped.
 fn address_space(root: &Path) -> u64 {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: reads a system constant.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let statm = fs::read_to_string(root.join("proc/self/statm")).ok();
     let pages = statm.and_then(|text| text.split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
@@ -90,29 +90,29 @@ fn address_space(root: &Path) -> u64 {
 
 fn address_space_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: fills the structure that it is given.
+    // SAFETY: the call fills the structure that it is passed.
     let found = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
     if found && limit.rlim_cur != libc::RLIM_INFINITY { limit.rlim_cur } else { u64::MAX }
 }
 
 fn affinity() -> NonZeroUsize {
-    // SAFETY: asks for a number of the system.
+    // SAFETY: reads a system value.
     let online = || unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    // Machines with more than 1024 processors do not fit the mask.
+    // The mask does not cover machines with more than 1024 processors; fall back to the number of processors online.
     NonZeroUsize::new(allowed_processors().len())
         .or_else(|| usize::try_from(online()).ok().and_then(NonZeroUsize::new))
         .unwrap_or(NonZeroUsize::MIN)
 }
 
-/// The numbers of the processors in the affinity mask; none where the system does not say.
+/// Returns the processors in the affinity mask, or none if unknown.
 fn allowed_processors() -> Vec<usize> {
-    // SAFETY: an array of bits, for which zero is a value; the call is given its size and fills it.
+    // SAFETY: an array of bits, for which all zero bytes are valid; the call gets its size and fills it.
     let (set, found) = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         let found = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
         (set, found)
     };
-    // SAFETY: the numbers are below the size of the set.
+    // SAFETY: the indices are below the size of the set.
     let allowed = |processor: &usize| found && unsafe { libc::CPU_ISSET(*processor, &set) };
     (0..libc::CPU_SETSIZE as usize).filter(allowed).collect()
 }
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with the files of a pretended machine.
+    /// Directory with the system files of a fake machine.
     pub(super) struct Fake(PathBuf);
 
     impl Fake {
@@ -181,7 +181,7 @@ mod tests {
         assert!(last_cache_bytes() < 1 << 40);
     }
 
-    /// Row 77 of the faults: a quota of 2 processors on a machine of 16.
+    /// Fault 77: a quota of 2 processors on a machine with 16.
     #[test]
     fn a_quota_of_two_of_sixteen_processors_is_two() {
         let machine =
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_round_down_but_not_to_nothing() {
+    fn quotas_round_down_to_at_least_one() {
         for (quota, cpus) in [("150000 100000", 1), ("399999 100000", 3), ("10000 100000", 1), ("max 100000", 16)] {
             let machine = Fake::new(&[V2_MOUNT, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", quota)]);
             assert_eq!(machine.cpus(16), cpus, "{quota}");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_on_the_way_up_counts() {
+    fn the_tightest_ancestor_limits() {
         let machine = Fake::new(&[
             V2_MOUNT,
             MEMINFO,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_outside_what_is_mounted_is_the_mount_itself() {
+    fn a_group_outside_the_mount_maps_to_the_mount_root() {
         let machine = Fake::new(&[
             ("proc/self/mountinfo", "30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n"),
             ("proc/self/cgroup", "0::/../elsewhere\n"),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_known_limits_nothing() {
+    fn missing_information_does_not_limit() {
         let machine = Fake::new(&[]);
         assert_eq!(machine.cpus(16), 16);
         assert_eq!(machine.memory(), u64::MAX);
