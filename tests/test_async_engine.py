@@ -75,7 +75,7 @@ def test_a_score_is_what_the_logits_say() -> None:
     with LLM(threads=2, quantization="f32") as llm:
         prompt = llm.tokenize("The capital of France is")
         texts = [" Paris", " Rome, of course", " the the the"]
-        for text, score in zip(texts, llm.score("The capital of France is", texts), strict=True):
+        for text, score in zip(texts, llm.loglikelihood("The capital of France is", texts), strict=True):
             ids = llm.tokenize(text, add_special_tokens=False)
             rows = llm.logits([*prompt, *ids]).astype(np.float64)[len(prompt) - 1 : -1]
             logprobs = rows - np.log(np.exp(rows).sum(-1, keepdims=True))

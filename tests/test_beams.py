@@ -209,7 +209,7 @@ def test_a_search_as_it_is_told() -> None:
         assert metrics.time_to_first_token <= metrics.total_time
         # What the model itself says of the sequence.
         best = output.sequences[0]
-        score = llm.score(prompt, best.token_ids)
+        score = llm.loglikelihood(prompt, best.token_ids)
         assert score[0].logprob == pytest.approx(best.cumulative_logprob, abs=1e-5)
         # A stop token ends a sequence and is none of its text.
         stop = best.token_ids[3]

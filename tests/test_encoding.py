@@ -264,7 +264,7 @@ def test_only_classifiers_classify(llm: LLM) -> None:
         lambda llm: llm.generate("w10"),
         lambda llm: llm.stream("w10"),
         lambda llm: llm.chat([{"role": "user", "content": "w10"}]),
-        lambda llm: llm.score("w10", "w11"),
+        lambda llm: llm.loglikelihood("w10", "w11"),
         lambda llm: llm.explain("w10"),
         lambda llm: llm.logits([5]),
         lambda llm: llm.save_state("w10"),

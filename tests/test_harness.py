@@ -71,7 +71,7 @@ def test_tasks_from_the_command_line(tmp_path: Path) -> None:
         stories = [json.loads(line)["text"] for line in (TASKS / "stories.jsonl").read_text().splitlines()]
         first = llm.info()["eos_token_ids"][:1]  # stands before a text where the tokenizer puts nothing there
         tokens = [llm.tokenize(text, add_special_tokens=False) for text in stories]
-        logprob = sum(llm.score({"prompt_token_ids": first}, [ids])[0].logprob for ids in tokens)
+        logprob = sum(llm.loglikelihood({"prompt_token_ids": first}, [ids])[0].logprob for ids in tokens)
     words = sum(len(re.split(r"\s+", text)) for text in stories)  # as the harness counts them
     expected = math.exp(-logprob / words)
     assert tasks["ferrule_stories"]["metrics"]["word_perplexity"] == pytest.approx(expected, rel=1e-6)
@@ -118,12 +118,12 @@ def test_log_likelihoods_are_scores(model: Any, llm: LLM) -> None:
     answers = model.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
     for (context, continuation), (logprob, greedy) in zip(pairs, answers, strict=True):
         whole, before = llm.tokenize(context + continuation), llm.tokenize(context.rstrip())
-        (score,) = llm.score({"prompt_token_ids": before}, [whole[len(before) :]])
+        (score,) = llm.loglikelihood({"prompt_token_ids": before}, [whole[len(before) :]])
         assert (logprob, greedy) == (score.logprob, score.is_greedy)
     assert answers[0][0] > answers[1][0]
     ((logprob, _),) = model.loglikelihood([asked("", "Once upon")], disable_tqdm=True)
     prefix = {"prompt_token_ids": [model.prefix_token_id]}
-    assert logprob == llm.score(prefix, "Once upon")[0].logprob  # type: ignore[arg-type]
+    assert logprob == llm.loglikelihood(prefix, "Once upon")[0].logprob  # type: ignore[arg-type]
 
 
 def test_contexts_are_cut_on_the_left(model: Any, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +131,7 @@ def test_contexts_are_cut_on_the_left(model: Any, llm: LLM, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         ((logprob, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])], disable_tqdm=True)
     assert "a context of 100 tokens is cut to its last 60, so that 4 fit" in caplog.text
-    assert logprob == llm.score({"prompt_token_ids": context[-60:]}, [[7, 8, 9]])[0].logprob
+    assert logprob == llm.loglikelihood({"prompt_token_ids": context[-60:]}, [[7, 8, 9]])[0].logprob
     with pytest.raises(PromptError, match="64 tokens follow a context; max_model_len is 64"):
         model._loglikelihood_tokens([(None, context, [7] * 63)], disable_tqdm=True)
     caplog.clear()
@@ -152,7 +152,7 @@ def test_rolling_windows_score_every_token_once(model: Any, llm: LLM) -> None:
     while predicted < len(tokens):
         end = min(predicted + room, len(tokens))
         before = [model.prefix_token_id] if not predicted else tokens[max(0, end - room - 1) : predicted]
-        (score,) = llm.score({"prompt_token_ids": before}, [tokens[predicted:end]])
+        (score,) = llm.loglikelihood({"prompt_token_ids": before}, [tokens[predicted:end]])
         total, predicted = total + score.logprob, end
     assert len(tokens) > 2 * room
     assert model.loglikelihood_rolling([asked(text), asked("")], disable_tqdm=True) == [pytest.approx(total), 0]

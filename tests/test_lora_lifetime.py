@@ -127,6 +127,6 @@ def test_logits_and_scores_are_those_of_the_adapter(paths: dict[str, Path]) -> N
         logits = {name: llm.logits(ids, lora_request=name) for name in ("a", "b", None)}
         assert not (logits["a"] == logits["b"]).all()
         assert not (logits["a"] == logits[None]).all()
-        scores = [llm.score(PROMPT, [[5, 6]], lora_request=name)[0].logprob for name in ("a", "b", None)]
+        scores = [llm.loglikelihood(PROMPT, [[5, 6]], lora_request=name)[0].logprob for name in ("a", "b", None)]
         assert len(set(scores)) == 3
-        assert llm.score([PROMPT] * 3, [[5, 6]] * 3, lora_request=["a", "b", None])[0].logprob == scores[0]
+        assert llm.loglikelihood([PROMPT] * 3, [[5, 6]] * 3, lora_request=["a", "b", None])[0].logprob == scores[0]

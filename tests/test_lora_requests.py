@@ -79,7 +79,7 @@ def test_every_way_to_ask_takes_a_name(llm: LLM, engine_of: EngineOf) -> None:
     llm.generate("x", GREEDY, lora_request="a")
     list(llm.stream("x", GREEDY, lora_request="b"))
     llm.chat([{"role": "user", "content": "x"}], GREEDY, lora_request="a", chat_template=CHAT)
-    llm.score("x", [" y", " z"], lora_request="b")
+    llm.loglikelihood("x", [" y", " z"], lora_request="b")
     list(llm.explain("x", GREEDY, lora_request="a"))
     llm.next_token_probs("x", lora_request="b")
     assert ranks(engine) == [None, 4, 8, 4, 8, 8, 4, 8]
@@ -93,7 +93,7 @@ def test_a_list_has_one_for_each(llm: LLM, engine_of: EngineOf) -> None:
     list(llm.stream_all(["x", "y"], GREEDY, lora_request=[None, "b"]))
     conversation = [{"role": "user", "content": "x"}]
     llm.chat([conversation, conversation], GREEDY, lora_request=["b", "a"], chat_template=CHAT)
-    llm.score(["x", "y"], [" z", " z"], lora_request=["a", None])
+    llm.loglikelihood(["x", "y"], [" z", " z"], lora_request=["a", None])
     assert ranks(engine) == [4, None, 8, None, 8, 8, 4, 4, None]
     with pytest.raises(InvalidParameterError, match=r"lora_request has 2 entries; .* each of 3 prompts"):
         llm.generate(["x", "y", "z"], GREEDY, lora_request=["a", None])

@@ -96,6 +96,9 @@ from .outputs import (
     EmbeddingOutput as EmbeddingOutput,
 )
 from .outputs import (
+    LoglikelihoodOutput as LoglikelihoodOutput,
+)
+from .outputs import (
     Logprob as Logprob,
 )
 from .outputs import (
@@ -106,9 +109,6 @@ from .outputs import (
 )
 from .outputs import (
     RerankOutput as RerankOutput,
-)
-from .outputs import (
-    Score as Score,
 )
 from .outputs import (
     StreamDelta as StreamDelta,

@@ -163,7 +163,7 @@ class FerruleLM(TemplateLM):
                 portion = requests[begin : begin + PORTION]
                 contexts = [self._cut(context, len(continuation) + 1) for _, context, continuation in portion]
                 prompts: list[TokensPrompt] = [{"prompt_token_ids": context} for context in contexts]
-                scores = self.llm.score(prompts, [continuation for _, _, continuation in portion])
+                scores = self.llm.loglikelihood(prompts, [continuation for _, _, continuation in portion])
                 for (texts, _, _), score in zip(portion, scores, strict=True):
                     answer = (score.logprob, score.is_greedy)
                     answers.append(answer)

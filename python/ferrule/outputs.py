@@ -120,7 +120,7 @@ class BeamSearchOutput(RequestOutput):
 
 
 @dataclass(frozen=True)
-class Score:
+class LoglikelihoodOutput:
     """How likely a continuation is after its prompt."""
 
     logprob: float

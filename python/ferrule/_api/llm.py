@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ferrule._api.distillation import check_count, export, top_logprobs_task, unpack
 from ferrule._api.loaded import LoadedModel, beam_params, stream_params
-from ferrule._api.score import Continuation, pair, read_continuation, score_of
+from ferrule._api.loglikelihood import Continuation, loglikelihood_of, pair, read_continuation
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.encoding import Plan
 from ferrule._engine.encoding.texts import Text, TextInput, TextOrPair, portions
@@ -27,9 +27,9 @@ from ferrule.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
     Explanation,
+    LoglikelihoodOutput,
     RequestOutput,
     RerankOutput,
-    Score,
     StageEffect,
     StreamDelta,
     TopLogprobs,
@@ -200,13 +200,13 @@ class LLM(LoadedModel):
         self._finish(requests)
         return [request.output() for request in requests]
 
-    def score(
+    def loglikelihood(
         self,
         prompts: Prompt | Sequence[Prompt],
         continuations: Continuation | Sequence[Continuation],
         *,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
-    ) -> list[Score]:
+    ) -> list[LoglikelihoodOutput]:
         """How likely each continuation is after its prompt, before any sampler stage.
 
         One prompt serves all continuations, a list has one for each; likewise `lora_request`. Continuations are text,
@@ -229,7 +229,7 @@ class LLM(LoadedModel):
             requests.append(self._request(whole, params, prompt_logprobs_from=first, lora_request=lora))
             lengths.append(len(ids))
         self._finish(requests)
-        return [score_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
+        return [loglikelihood_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
 
     def embed(
         self,

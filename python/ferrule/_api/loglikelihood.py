@@ -10,7 +10,7 @@ from ferrule._text.prompt import Prompt, check_token_ids
 from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, PromptError
-from ferrule.outputs import RequestOutput, Score
+from ferrule.outputs import LoglikelihoodOutput, RequestOutput
 
 Continuation: TypeAlias = str | Sequence[int]
 
@@ -56,10 +56,10 @@ def read_continuation(continuation: object, tokenizer: Tokenizer, vocab_size: in
         raise PromptError(f"the continuation {shown(continuation)} cannot be scored: {error}") from None
 
 
-def score_of(output: RequestOutput, length: int) -> Score:
+def loglikelihood_of(output: RequestOutput, length: int) -> LoglikelihoodOutput:
     """The score of the last `length` tokens of a finished request's prompt."""
     token_ids = output.prompt_token_ids[-length:]
     rows = (output.prompt_logprobs or [])[-length:]
     entries = [(row or {})[token] for token, row in zip(token_ids, rows, strict=True)]
     logprobs = [entry.logprob for entry in entries]
-    return Score(sum(logprobs), logprobs, token_ids, all(entry.rank == 1 for entry in entries))
+    return LoglikelihoodOutput(sum(logprobs), logprobs, token_ids, all(entry.rank == 1 for entry in entries))

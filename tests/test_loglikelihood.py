@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fakes
-from ferrule import LLM, InvalidParameterError, PromptError, SamplingParams, Score
+from ferrule import LLM, InvalidParameterError, LoglikelihoodOutput, PromptError, SamplingParams
 
 EngineOf = Callable[[LLM], fakes.Engine]
 
@@ -31,7 +31,7 @@ def oracle(engine: fakes.Engine, prompt: list[int], continuation: list[int]) -> 
 
 def test_text_is_appended_without_special_tokens(llm: LLM, engine_of: EngineOf) -> None:
     prompt, continuations = llm.tokenize("The capital of France is"), [" Paris", " a cheese"]
-    scores = llm.score("The capital of France is", continuations)
+    scores = llm.loglikelihood("The capital of France is", continuations)
     for score, continuation in zip(scores, continuations, strict=True):
         ids = llm.tokenize(continuation, add_special_tokens=False)
         logprobs, greedy = oracle(engine_of(llm), prompt, ids)
@@ -44,18 +44,18 @@ def test_text_is_appended_without_special_tokens(llm: LLM, engine_of: EngineOf) 
 
 def test_what_the_model_would_say_is_greedy(llm: LLM) -> None:
     said = llm.generate("Once", SamplingParams(temperature=0, max_tokens=5, logprobs=0))[0].outputs[0]
-    (score,) = llm.score("Once", said.token_ids)
+    (score,) = llm.loglikelihood("Once", said.token_ids)
     assert score.is_greedy
     assert score.logprob == pytest.approx(said.cumulative_logprob)
     other = [*said.token_ids[:4], said.token_ids[4] + 1]
-    assert not llm.score("Once", other)[0].is_greedy
+    assert not llm.loglikelihood("Once", other)[0].is_greedy
 
 
 def test_token_ids_of_numpy(llm: LLM) -> None:
     ids = [np.int64(9), np.int64(8)]
-    (score,) = llm.score("Once", ids)  # type: ignore[arg-type]
-    assert [score] == llm.score("Once", [9, 8])
-    assert llm.score("Once", [np.array(ids), [7]]) == llm.score("Once", [[9, 8], [7]])  # type: ignore[list-item]
+    (score,) = llm.loglikelihood("Once", ids)  # type: ignore[arg-type]
+    assert [score] == llm.loglikelihood("Once", [9, 8])
+    assert llm.loglikelihood("Once", [np.array(ids), [7]]) == llm.loglikelihood("Once", [[9, 8], [7]])  # type: ignore[list-item]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -79,10 +79,10 @@ def test_token_ids_beside_an_oracle(
     """However the prompt is cut, and whatever of it is cached."""
     fake_engine.prefill_chunk = chunk
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in pairs]
-    scores = llm.score(prompts, [continuation for _, continuation in pairs])
+    scores = llm.loglikelihood(prompts, [continuation for _, continuation in pairs])
     for score, (prompt, continuation) in zip(scores, pairs, strict=True):
         logprobs, greedy = oracle(engine_of(llm), prompt, continuation)
-        assert isinstance(score, Score)
+        assert isinstance(score, LoglikelihoodOutput)
         assert (score.token_ids, score.is_greedy) == (continuation, greedy)
         assert score.token_logprobs == pytest.approx(logprobs)
         assert score.logprob == pytest.approx(sum(logprobs))
@@ -97,7 +97,7 @@ def test_only_the_continuation_is_scored(llm: LLM, engine_of: EngineOf, monkeypa
         told.extend(sequence.params for sequence in self.running.values())
 
     monkeypatch.setattr(fakes.Engine, "_schedule", noting)
-    llm.score({"prompt_token_ids": [9] * 50, "cache_salt": "mine"}, [[7, 8]])
+    llm.loglikelihood({"prompt_token_ids": [9] * 50, "cache_salt": "mine"}, [[7, 8]])
     wanted = {"prompt_logprobs": 0, "prompt_logprobs_from": 50, "max_tokens": 1, "cache_salt": "mine"}
     assert wanted.items() <= told[0].items()
 
@@ -123,13 +123,13 @@ def test_what_cannot_be_scored_is_named(
     prompts: Any, continuations: Any, error: type[Exception], message: str, llm: LLM, engine_of: EngineOf
 ) -> None:
     with pytest.raises(error, match=message):
-        llm.score(prompts, continuations)
+        llm.loglikelihood(prompts, continuations)
     assert engine_of(llm).steps == 0
 
 
 def test_nothing_to_score(llm: LLM) -> None:
-    assert llm.score([], []) == []
-    assert llm.score("a", []) == []
+    assert llm.loglikelihood([], []) == []
+    assert llm.loglikelihood("a", []) == []
 
 
 def test_prompt_logprobs(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
