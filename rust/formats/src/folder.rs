@@ -5,13 +5,11 @@
 //! are made of links: `models--org--name/snapshots/<revision>/x -> ../../blobs/y`.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use memmap2::Mmap;
-
-use crate::error::{CheckpointError, Fault};
+use crate::file::FileError;
 
 /// A model's folder, by its real path.
 pub(crate) struct Folder {
@@ -19,9 +17,8 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let real = fs::canonicalize(path).map_err(|error| Fault::Io(error).of(path))?;
-        Ok(Self { real })
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        Ok(Self { real: fs::canonicalize(path)? })
     }
 
     pub fn path(&self) -> &Path {
@@ -36,15 +33,14 @@ impl Folder {
     }
 
     /// The real path of a file of this folder: None where there is none, an error where it is somewhere else.
-    pub fn locate(&self, name: &str) -> Result<Option<PathBuf>, CheckpointError> {
-        let path = self.real.join(name);
-        let real = match fs::canonicalize(&path) {
+    pub fn locate(&self, name: &str) -> Result<Option<PathBuf>, FileError> {
+        let real = match fs::canonicalize(self.real.join(name)) {
             Ok(real) => real,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Fault::Io(error).of(&path)),
+            Err(error) => return Err(error.into()),
         };
         if !self.holds(&real) {
-            return Err(Fault::LeavesFolder { target: real }.of(&path));
+            return Err(FileError::OutsideFolder { target: real });
         }
         Ok(Some(real))
     }
@@ -61,40 +57,15 @@ impl Folder {
         name.starts_with("models--").then(|| repository.join("blobs"))
     }
 
-    /// Names of the files in this folder, sorted.
-    pub fn file_names(&self) -> Result<Vec<String>, CheckpointError> {
-        let names = || -> io::Result<Vec<String>> {
-            let mut names = Vec::new();
-            for entry in fs::read_dir(&self.real)? {
-                names.extend(entry?.file_name().into_string());
-            }
-            names.sort_unstable();
-            Ok(names)
-        };
-        names().map_err(|error| Fault::Io(error).of(&self.real))
+    /// Returns the names of the files in this folder, sorted.
+    pub fn file_names(&self) -> Result<Vec<String>, FileError> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.real)? {
+            names.extend(entry?.file_name().into_string());
+        }
+        names.sort_unstable();
+        Ok(names)
     }
-}
-
-/// Opens a regular file and tells its length; a pipe or a device could block for ever.
-pub(crate) fn open_file(path: &Path) -> Result<(File, u64), Fault> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(Fault::NotAFile);
-    }
-    let file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    Ok((file, bytes))
-}
-
-/// Maps a file of so many bytes.
-pub(crate) fn map_file(file: &File, bytes: u64) -> Result<Mmap, Fault> {
-    // SAFETY: the mapping is read-only, and handed out as bytes only, for which any value is valid. What remains is a
-    // program that truncates the file meanwhile: see the crate's documentation.
-    let map = unsafe { Mmap::map(file) }?;
-    // Headers are checked against `bytes`; a file that has shrunk since then is not what was checked.
-    if (map.len() as u64) < bytes {
-        return Err(Fault::TooShort { bytes: map.len() as u64 });
-    }
-    Ok(map)
 }
 
 #[cfg(test)]

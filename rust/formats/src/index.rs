@@ -6,15 +6,32 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::{CheckpointError, Fault};
-use crate::folder::{Folder, open_file};
-use crate::safetensors::LFS_POINTER;
+use crate::file::{FileError, LFS_POINTER, open_file};
+use crate::folder::Folder;
 use crate::unique::UniqueMap;
 
 pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
 
 /// That of a safetensors header, for which an index stands in.
 const MAX_INDEX: u64 = 100_000_000;
+
+/// The index of a sharded checkpoint is wrong.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum IndexError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("is {bytes} bytes long; the limit for an index is {limit}")]
+    TooLong { bytes: u64, limit: u64 },
+    #[error("is not a valid index: {0}")]
+    Malformed(serde_json::Error),
+    #[error("weight_map names no tensor")]
+    NoTensors,
+    #[error(
+        "weight_map puts tensor {tensor:?} into {shard:?}, which is not a plain file name inside the folder: refused"
+    )]
+    ShardName { tensor: String, shard: String },
+}
 
 #[derive(Deserialize)]
 struct RawIndex {
@@ -24,33 +41,29 @@ struct RawIndex {
 /// Reads the index: for each shard's name the tensors that it holds.
 ///
 /// Every name is checked to be a plain file name before any of the files is looked at.
-pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    read_weight_map(path).map_err(|fault| fault.of(path))
-}
-
-fn read_weight_map(path: &Path) -> Result<BTreeMap<String, Vec<String>>, Fault> {
+pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, IndexError> {
     let (mut file, bytes) = open_file(path)?;
     if bytes > MAX_INDEX {
-        return Err(Fault::IndexTooLong { bytes, limit: MAX_INDEX });
+        return Err(IndexError::TooLong { bytes, limit: MAX_INDEX });
     }
     if bytes == 0 {
-        return Err(Fault::Empty);
+        return Err(FileError::Empty.into());
     }
     let mut text = Vec::new();
-    file.by_ref().take(MAX_INDEX).read_to_end(&mut text)?;
+    file.by_ref().take(MAX_INDEX).read_to_end(&mut text).map_err(FileError::from)?;
     if text.starts_with(LFS_POINTER) {
-        return Err(Fault::LfsPointer { bytes });
+        return Err(FileError::LfsPointer { bytes }.into());
     }
-    let index: RawIndex = serde_json::from_slice(&text).map_err(Fault::IndexMalformed)?;
+    let index: RawIndex = serde_json::from_slice(&text).map_err(IndexError::Malformed)?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in index.weight_map.0 {
         if !Folder::is_plain_name(&shard) {
-            return Err(Fault::ShardName { tensor, shard });
+            return Err(IndexError::ShardName { tensor, shard });
         }
         shards.entry(shard).or_default().push(tensor);
     }
     if shards.is_empty() {
-        return Err(Fault::IndexEmpty);
+        return Err(IndexError::NoTensors);
     }
     Ok(shards)
 }

@@ -11,27 +11,35 @@ mod blocks;
 mod checkpoint;
 mod dtype;
 mod error;
+mod file;
 mod folder;
 #[cfg(test)]
 mod fuzz;
 pub mod gguf;
+mod gguf_file;
 mod index;
 mod nearest;
+mod open;
 mod packed;
 mod quantized;
 mod safetensors;
 mod tensor;
 mod unique;
+mod weight;
 
 pub use blocks::BlockLayout;
 pub use checkpoint::Checkpoint;
 pub use dtype::{Dtype, FloatDtype};
-pub use error::{CheckpointError, Fault};
-pub use gguf::GgufFile;
+pub use error::{CheckpointError, CheckpointErrorKind};
+pub use file::FileError;
+pub use gguf_file::GgufFile;
+pub use index::IndexError;
 pub use nearest::nearest;
-pub use packed::{PackedFile, PackedTensor, PackedWriter};
+pub use packed::{PackedError, PackedErrorKind, PackedFile, PackedTensor, PackedWriter};
 pub use quantized::{
     Awq, BitsAndBytes, BitsAndBytesCodes, CompressedBits, CompressedKind, CompressedTensors, CompressedWeights, Fp8,
-    Gptq, GptqBits, Mxfp4, StoredAs,
+    Gptq, GptqBits, Mxfp4, QuantizedError, StoredAs,
 };
-pub use tensor::{Tensor, WeightTensor};
+pub use safetensors::SafetensorsError;
+pub use tensor::Tensor;
+pub use weight::WeightTensor;

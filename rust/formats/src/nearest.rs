@@ -16,6 +16,11 @@ pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
     best
 }
 
+/// Returns the end of an error message that suggests `nearest`, or nothing.
+pub(crate) fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |name| format!("; the nearest name is {name:?}"))
+}
+
 /// Insertions, deletions and replacements of bytes between two names (Levenshtein).
 fn edit_distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -17,10 +17,10 @@ use memmap2::Mmap;
 use serde_json::json;
 
 use crate::dtype::Dtype;
-use crate::error::{CheckpointError, Fault};
-use crate::folder::{Folder, map_file, open_file};
-use crate::nearest::nearest;
-use crate::safetensors::{Entry, Header, LENGTH_BYTES, read_header};
+use crate::file::{FileError, map_file, open_file};
+use crate::folder::Folder;
+use crate::nearest::{nearest, suggestion};
+use crate::safetensors::{Entry, Header, LENGTH_BYTES, SafetensorsError, read_header};
 
 /// The value of `layout` in the metadata of such a file.
 const LAYOUT: &str = "ferrule";
@@ -34,6 +34,52 @@ const LINE: usize = 64;
 /// A temporary file of this age that nobody has locked belongs to a process that was killed. Younger, it may be about to
 /// be locked.
 const ABANDONED: Duration = Duration::from_secs(10);
+
+/// A packed file cannot be used or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {kind}", file.display())]
+pub struct PackedError {
+    /// Path of the file.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub kind: Box<PackedErrorKind>,
+}
+
+/// What is wrong with a packed file.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum PackedErrorKind {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    #[error("cannot be written: {0}")]
+    Write(std::io::Error),
+    #[error("has the layout {found:?}, where this build of ferrule reads {known:?}: pack the model anew")]
+    Layout { found: String, known: String },
+    #[error("has data that begins at byte {begin}, which is no multiple of 4096")]
+    Start { begin: u64 },
+    #[error("tensor {tensor:?} takes {bytes} bytes, which is no multiple of 64")]
+    Line { tensor: String, bytes: usize },
+    #[error(
+        "tensor {tensor:?} takes {bytes} bytes, where the config asks for {expected}, filled up to a multiple of 64"
+    )]
+    Length { tensor: String, bytes: usize, expected: usize },
+    #[error("tensor {tensor:?} holds {rows} rows, where the config leaves at most {expected} for it")]
+    Rows { tensor: String, rows: usize, expected: usize },
+    #[error("tensor {tensor:?} is in a format that cannot stand for {asked}, which is asked for")]
+    Format { tensor: String, asked: &'static str },
+    #[error("tensor {tensor:?} is in blocks of {block} inputs, where the config asks for {inputs}")]
+    Blocks { tensor: String, block: usize, inputs: usize },
+    #[error("has no tensor {tensor:?}{}", suggestion(nearest.as_deref()))]
+    NoTensor { tensor: String, nearest: Option<String> },
+}
+
+impl PackedErrorKind {
+    fn of(self, file: &Path) -> PackedError {
+        PackedError { file: file.to_owned(), kind: Box::new(self) }
+    }
+}
 
 /// An open packed file.
 #[derive(Debug)]
@@ -55,30 +101,31 @@ impl PackedFile {
     /// Opens a packed file of this version, and maps it if so told. Reads and checks the header alone.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a file that is missing, malformed, a link out of its folder, or of another version.
-    pub fn open(path: &Path, version: u32, mapped: bool) -> Result<Self, CheckpointError> {
+    /// [`PackedError`] for a file that is missing, malformed, a link out of its folder, or of another version.
+    pub fn open(path: &Path, version: u32, mapped: bool) -> Result<Self, PackedError> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let Some(real) = Folder::open(parent)?.locate(name)? else {
-            return Err(Fault::Io(std::io::ErrorKind::NotFound.into()).of(path));
+        let at = |error: FileError| PackedErrorKind::from(error).of(path);
+        let Some(real) = Folder::open(parent).and_then(|folder| folder.locate(name)).map_err(at)? else {
+            return Err(at(FileError::Io(std::io::ErrorKind::NotFound.into())));
         };
-        Self::open_real(&real, version, mapped).map_err(|fault| fault.of(path))
+        Self::open_real(&real, version, mapped).map_err(|kind| kind.of(path))
     }
 
-    fn open_real(path: &Path, version: u32, mapped: bool) -> Result<Self, Fault> {
+    fn open_real(path: &Path, version: u32, mapped: bool) -> Result<Self, PackedErrorKind> {
         let (mut file, bytes) = open_file(path)?;
         let Header { metadata, tensors, data_start } = read_header(&mut file, bytes)?;
         let layout = format!("{LAYOUT} {version}");
         let found = |key| metadata.get(key).map_or("none", String::as_str);
         let found = format!("{} {}", found("layout"), found("version"));
         if found != layout {
-            return Err(Fault::PackedLayout { found, known: layout });
+            return Err(PackedErrorKind::Layout { found, known: layout });
         }
         if data_start % DATA_ALIGNMENT != 0 {
-            return Err(Fault::PackedStart { begin: data_start });
+            return Err(PackedErrorKind::Start { begin: data_start });
         }
         if let Some((tensor, entry)) = tensors.iter().find(|(_, entry)| entry.bytes.len() % LINE != 0) {
-            return Err(Fault::PackedLine { tensor: tensor.clone(), bytes: entry.bytes.len() });
+            return Err(PackedErrorKind::Line { tensor: tensor.clone(), bytes: entry.bytes.len() });
         }
         let bytes = if mapped { Bytes::Mapped(Arc::new(map_file(&file, bytes)?)) } else { Bytes::File(file) };
         Ok(Self { path: path.to_owned(), metadata, tensors, bytes })
@@ -112,22 +159,29 @@ impl PackedFile {
     /// Where the `bytes` bytes of a tensor lie in the file.
     ///
     /// # Errors
-    /// [`Fault::NoTensor`], and [`Fault::PackedLength`] where that is not what it takes.
-    pub fn range(&self, tensor: &str, bytes: usize) -> Result<Range<usize>, CheckpointError> {
+    /// [`PackedErrorKind::NoTensor`], and [`PackedErrorKind::Length`] where that is not what it takes.
+    pub fn range(&self, tensor: &str, bytes: usize) -> Result<Range<usize>, PackedError> {
         let Some(entry) = self.tensors.get(tensor) else {
             return Err(self.missing(tensor));
         };
         let found = entry.bytes.len();
         if bytes.checked_next_multiple_of(LINE) != Some(found) {
-            return Err(Fault::PackedLength { tensor: tensor.to_owned(), bytes: found, expected: bytes }.of(&self.path));
+            return Err(
+                PackedErrorKind::Length { tensor: tensor.to_owned(), bytes: found, expected: bytes }.of(&self.path)
+            );
         }
         Ok(entry.bytes.start..entry.bytes.start + bytes)
     }
 
-    /// The error of a tensor that is not there.
-    pub fn missing(&self, tensor: &str) -> CheckpointError {
+    /// Returns an error about this file.
+    pub fn error(&self, kind: PackedErrorKind) -> PackedError {
+        kind.of(&self.path)
+    }
+
+    /// Returns the error for a tensor that the file does not have.
+    pub fn missing(&self, tensor: &str) -> PackedError {
         let nearest = nearest(tensor, self.tensors.keys().map(String::as_str)).map(str::to_owned);
-        Fault::NoTensor { tensor: tensor.to_owned(), nearest }.of(&self.path)
+        PackedErrorKind::NoTensor { tensor: tensor.to_owned(), nearest }.of(&self.path)
     }
 
     /// Whether it is mapped.
@@ -146,16 +200,17 @@ impl PackedFile {
     /// Copies what lies in a range of the file, as [`PackedFile::range`] gives it.
     ///
     /// # Errors
-    /// [`Fault::Io`] where the file is shorter than it was, or cannot be read.
+    /// [`PackedErrorKind::Io`] where the file is shorter than it was, or cannot be read.
     ///
     /// # Panics
     /// If the range is not as long as `out`, or reaches past the end of a mapped file.
-    pub fn read(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), CheckpointError> {
+    pub fn read(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), PackedError> {
         match &self.bytes {
             Bytes::Mapped(map) => out.copy_from_slice(&map[range]),
             Bytes::File(file) => {
                 assert_eq!(range.len(), out.len(), "the length of a range");
-                read_at(file, range.start as u64, out).map_err(|error| Fault::Io(error).of(&self.path))?;
+                read_at(file, range.start as u64, out)
+                    .map_err(|error| PackedErrorKind::from(FileError::Io(error)).of(&self.path))?;
             }
         }
         Ok(())
@@ -190,14 +245,14 @@ impl PackedWriter {
     /// taken for all of it.
     ///
     /// # Errors
-    /// [`Fault::Write`] where the disk is full or the folder cannot be written to.
+    /// [`PackedErrorKind::Write`] where the disk is full or the folder cannot be written to.
     pub fn create(
         path: &Path,
         version: u32,
         metadata: &BTreeMap<String, String>,
         tensors: Vec<PackedTensor>,
-    ) -> Result<Self, CheckpointError> {
-        let failed = |error| Fault::Write(error).of(path);
+    ) -> Result<Self, PackedError> {
+        let failed = |error| PackedErrorKind::Write(error).of(path);
         remove_abandoned(path);
         let header = header_of(version, metadata, &tensors);
         let bytes = tensors.iter().map(padded_bytes).sum::<u64>() + header.len() as u64;
@@ -215,29 +270,29 @@ impl PackedWriter {
     /// Writes the next tensor.
     ///
     /// # Errors
-    /// [`Fault::Write`].
+    /// [`PackedErrorKind::Write`].
     ///
     /// # Panics
     /// If it is not the next one, or of another length.
-    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), PackedError> {
         let next = self.left.pop().expect("a tensor that was announced");
         assert_eq!((next.name.as_str(), next.bytes), (name, bytes.len() as u64), "the tensors' order");
         let padding = bytes.len().next_multiple_of(LINE) - bytes.len();
         let written = self.file.write_all(bytes).and_then(|()| self.file.write_all(&[0; LINE][..padding]));
-        written.map_err(|error| Fault::Write(error).of(&self.path))
+        written.map_err(|error| PackedErrorKind::Write(error).of(&self.path))
     }
 
     /// Puts the file under its name, where another may be.
     ///
     /// # Errors
-    /// [`Fault::Write`]; what was there before is then still there.
+    /// [`PackedErrorKind::Write`]; what was there before is then still there.
     ///
     /// # Panics
     /// If tensors have yet to be written.
-    pub fn finish(mut self) -> Result<(), CheckpointError> {
+    pub fn finish(mut self) -> Result<(), PackedError> {
         assert!(self.left.is_empty(), "{} tensors have not been written", self.left.len());
         let moved = self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path));
-        moved.map_err(|error| Fault::Write(error).of(&self.path))?;
+        moved.map_err(|error| PackedErrorKind::Write(error).of(&self.path))?;
         self.is_finished = true;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         // The file is whole and has its name; a system that cannot sync folders has no more to give.

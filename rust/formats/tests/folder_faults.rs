@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use ferrule_formats::{Checkpoint, Fault};
+use ferrule_formats::{Checkpoint, CheckpointErrorKind};
 use support::{folder, refused, valid, write};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -166,7 +166,7 @@ fn a_tensor_that_is_not_there_names_the_nearest() {
     let dir = folder(&[("model.safetensors", &valid(&["model.norm.weight", "lm_head.weight"]))]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let error = checkpoint.tensor("model.nrm.weight").unwrap_err();
-    assert!(matches!(*error.fault, Fault::NoTensor { .. }));
+    assert!(matches!(*error.kind, CheckpointErrorKind::NoTensor { .. }));
     let message = error.to_string();
     assert!(message.contains("model.safetensors") && message.contains("\"model.norm.weight\""), "{message}");
 }

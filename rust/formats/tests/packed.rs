@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use ferrule_formats::{CheckpointError, Dtype, PackedFile, PackedTensor, PackedWriter};
+use ferrule_formats::{Dtype, PackedError, PackedFile, PackedTensor, PackedWriter};
 use proptest::prelude::*;
 use support::{file, folder};
 
@@ -23,7 +23,7 @@ fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("model".to_owned(), "a \"model\"".to_owned())])
 }
 
-fn write(path: &Path, tensors: &[(&str, Vec<u8>)]) -> Result<(), CheckpointError> {
+fn write(path: &Path, tensors: &[(&str, Vec<u8>)]) -> Result<(), PackedError> {
     let announced = tensors.iter().map(|(name, bytes)| tensor(name, bytes.len())).collect();
     let mut writer = PackedWriter::create(path, VERSION, &metadata(), announced)?;
     tensors.iter().try_for_each(|(name, bytes)| writer.write(name, bytes))?;
@@ -31,7 +31,7 @@ fn write(path: &Path, tensors: &[(&str, Vec<u8>)]) -> Result<(), CheckpointError
 }
 
 #[track_caller]
-fn refused<T>(result: Result<T, CheckpointError>, fragments: &[&str]) {
+fn refused<T>(result: Result<T, PackedError>, fragments: &[&str]) {
     let message = result.err().expect("this must be refused").to_string();
     for fragment in fragments {
         assert!(message.contains(fragment), "{fragment:?} is not in {message:?}");

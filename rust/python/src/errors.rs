@@ -1,7 +1,7 @@
 //! From the crates' errors to the exceptions of `ferrule.errors`.
 
 use ferrule_engine::{EncodeError, GrammarError, RequestError, VocabularyError};
-use ferrule_formats::{CheckpointError, Fault};
+use ferrule_formats::{CheckpointError, PackedErrorKind};
 use ferrule_kernels::arch::Isa;
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
 use pyo3::PyErr;
@@ -24,8 +24,10 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
         LoadError::Spec(error) => spec_error(error),
-        LoadError::Checkpoint(error) if matches!(*error.fault, Fault::Write(_)) => ModelWriteError::new_err(message),
-        LoadError::PackedAs { .. } => ModelFileError::new_err(message),
+        LoadError::Packed(error) if matches!(*error.kind, PackedErrorKind::Write(_)) => {
+            ModelWriteError::new_err(message)
+        }
+        LoadError::Packed(_) | LoadError::PackedAs { .. } => ModelFileError::new_err(message),
         LoadError::Checkpoint(error) => checkpoint_error(error),
         LoadError::PackedAlready { .. } => InvalidParameterError::new_err(message),
         LoadError::Shape { .. } => ConfigError::new_err(message),

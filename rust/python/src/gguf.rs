@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ferrule_formats::gguf::{self, Array, Value};
+use ferrule_formats::gguf::{Array, Value};
 use ferrule_formats::{CheckpointError, GgufFile as Opened};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
@@ -92,7 +92,7 @@ impl GgufFile {
     fn list<'py>(&self, py: Python<'py>, array: Array<'_>) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         for value in array.iter() {
-            let value = value.map_err(|fault: gguf::GgufFault| errors::checkpoint_error(&self.0.changed(fault)))?;
+            let value = value.map_err(|error| errors::checkpoint_error(&self.0.error(error)))?;
             list.append(self.value(py, value)?)?;
         }
         Ok(list)

@@ -31,7 +31,7 @@ impl WeightFiles {
     /// file: mapped, if so told.
     pub fn open(path: Option<&str>, spec: &ModelSpec, mapped: bool) -> Result<Self, LoadError> {
         let Some(path) = path.map(Path::new) else { return Ok(Self::Random) };
-        if path.is_file() && !GgufFile::is_one(path) {
+        if path.is_file() && !GgufFile::is_gguf(path) {
             return Ok(Self::Packed(open_packed(path, mapped)?));
         }
         let mut checkpoint = Checkpoint::open(path)?.stored_as(spec.stored_as.clone());

@@ -1,8 +1,7 @@
 //! GGUF files at random.
 
-use super::{Random, assert_found, run};
-use crate::error::Fault;
-use crate::gguf::{Header, TensorType, Value};
+use super::inputs::{Random, assert_found, run};
+use crate::gguf::{GgufError, Header, TensorType, Value};
 
 /// What is found among some thousand inputs. Larger files than these meet the limits on counts and lengths too.
 const FAULTS: [&str; 23] = [
@@ -118,10 +117,10 @@ fn make(random: &mut Random) -> Vec<u8> {
         put_name(&mut out, random, b't');
         let mut id = random.below(42);
         // Most of the types that are not read are passed over, for what comes after them.
-        while TensorType::of_id(id as u32, "").is_err() && !random.once_in(20) {
+        while TensorType::of_id(id as u32).is_err() && !random.once_in(20) {
             id = random.below(42);
         }
-        let (block, bytes) = TensorType::of_id(id as u32, "").map_or((32, 32), TensorType::block);
+        let (block, bytes) = TensorType::of_id(id as u32).map_or((32, 32), TensorType::block);
         let dimensions: Vec<_> = (0..1 + random.below(4)).map(|_| 1 + random.below(3)).collect();
         put_u32(&mut out, random, dimensions.len() as u64);
         for (index, size) in dimensions.iter().enumerate() {
@@ -137,7 +136,7 @@ fn make(random: &mut Random) -> Vec<u8> {
 }
 
 /// Reads a file and, where it is taken, all that it has.
-fn read(file: &[u8], random: &mut Random) -> Result<(), Fault> {
+fn read(file: &[u8], random: &mut Random) -> Result<(), GgufError> {
     let header = Header::read(file)?;
     for key in header.keys.keys() {
         let value = header.value(file, key)?.expect("a value for every key");

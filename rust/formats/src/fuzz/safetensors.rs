@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Random, assert_found, run};
+use super::inputs::{Random, assert_found, run};
 use crate::dtype::Dtype;
-use crate::error::Fault;
-use crate::safetensors::read_header;
+use crate::safetensors::{SafetensorsError, read_header};
 
 const FAULTS: [&str; 14] = [
     "HeaderTooLong",
@@ -68,7 +67,7 @@ fn make(random: &mut Random) -> Vec<u8> {
 }
 
 /// Reads a file; where it is taken, its tensors cover the data.
-fn read(file: &[u8], _: &mut Random) -> Result<(), Fault> {
+fn read(file: &[u8], _: &mut Random) -> Result<(), SafetensorsError> {
     let header = read_header(&mut &*file, file.len() as u64)?;
     let mut spans = Vec::new();
     for entry in header.tensors.values() {

@@ -2,7 +2,7 @@
 
 use std::fmt::Arguments;
 
-use super::fault::GgufFault;
+use super::error::GgufError;
 
 /// A place in the bytes of a file.
 #[derive(Clone, Debug)]
@@ -37,45 +37,45 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next `count` bytes, which are those of `field`.
-    pub fn take(&mut self, count: u64, field: Arguments<'_>) -> Result<&'a [u8], GgufFault> {
+    pub fn take(&mut self, count: u64, field: Arguments<'_>) -> Result<&'a [u8], GgufError> {
         let rest = self.rest();
         if count > rest as u64 {
-            return Err(GgufFault::Truncated { field: field.to_string(), offset: self.at, needs: count, rest });
+            return Err(GgufError::Truncated { field: field.to_string(), offset: self.at, needs: count, rest });
         }
         let start = self.at;
         self.at += count as usize;
         Ok(self.since(start))
     }
 
-    fn array<const N: usize>(&mut self, field: Arguments<'_>) -> Result<[u8; N], GgufFault> {
+    fn array<const N: usize>(&mut self, field: Arguments<'_>) -> Result<[u8; N], GgufError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N as u64, field)?);
         Ok(array)
     }
 
-    pub fn u32(&mut self, field: Arguments<'_>) -> Result<u32, GgufFault> {
+    pub fn u32(&mut self, field: Arguments<'_>) -> Result<u32, GgufError> {
         self.array(field).map(u32::from_le_bytes)
     }
 
-    pub fn u64(&mut self, field: Arguments<'_>) -> Result<u64, GgufFault> {
+    pub fn u64(&mut self, field: Arguments<'_>) -> Result<u64, GgufError> {
         self.array(field).map(u64::from_le_bytes)
     }
 
     /// A count of things that take at least `each` bytes, all of which must be there.
-    pub fn count(&mut self, each: u64, field: Arguments<'_>) -> Result<u64, GgufFault> {
+    pub fn count(&mut self, each: u64, field: Arguments<'_>) -> Result<u64, GgufError> {
         let count = self.u64(field)?;
         let limit = self.rest() as u64 / each;
         if count > limit {
-            return Err(GgufFault::CountPastEnd { field: field.to_string(), count, rest: self.rest(), limit });
+            return Err(GgufError::CountPastEnd { field: field.to_string(), count, rest: self.rest(), limit });
         }
         Ok(count)
     }
 
     /// A string: its length in bytes as u64, and its text.
-    pub fn string(&mut self, field: Arguments<'_>) -> Result<&'a str, GgufFault> {
+    pub fn string(&mut self, field: Arguments<'_>) -> Result<&'a str, GgufError> {
         let length = self.u64(field)?;
         let bytes = self.take(length, field)?;
         str::from_utf8(bytes)
-            .map_err(|error| GgufFault::NotUtf8 { field: field.to_string(), offset: error.valid_up_to() })
+            .map_err(|error| GgufError::NotUtf8 { field: field.to_string(), offset: error.valid_up_to() })
     }
 }

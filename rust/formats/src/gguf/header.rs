@@ -9,13 +9,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::MAGIC;
 use super::cursor::Cursor;
-use super::fault::GgufFault;
-use super::types::TensorType;
+use super::error::GgufError;
+use super::types::{TensorType, UnsupportedType};
 use super::value::{Reader, Value};
-use crate::error::Fault;
-use crate::safetensors::is_lfs_pointer;
+use crate::file::{FileError, is_lfs_pointer};
+
+/// The first bytes of every GGUF file.
+pub(crate) const MAGIC: &[u8] = b"GGUF";
 
 /// ggml itself has no room for a tensor's name above 63 bytes, and keys are about as long.
 const MAX_NAME: usize = 255;
@@ -53,24 +54,20 @@ impl Header {
     /// Reads the header of a whole file, and checks every claim that it makes against the bytes that are there.
     ///
     /// Takes memory for the names of keys and tensors alone, and touches none of the data.
-    pub fn read(file: &[u8]) -> Result<Self, Fault> {
+    pub fn read(file: &[u8]) -> Result<Self, GgufError> {
         if file.is_empty() {
-            return Err(Fault::Empty);
+            return Err(FileError::Empty.into());
         }
         if is_lfs_pointer(file) {
-            return Err(Fault::LfsPointer { bytes: file.len() as u64 });
+            return Err(FileError::LfsPointer { bytes: file.len() as u64 }.into());
         }
-        Ok(Self::read_gguf(file)?)
-    }
-
-    fn read_gguf(file: &[u8]) -> Result<Self, GgufFault> {
         let mut cursor = Cursor::new(file, 0);
         check_start(&mut cursor)?;
         let tensors = cursor.count(LEAST_TENSOR_BYTES, format_args!("tensor_count"))?;
         let keys = cursor.count(LEAST_KEY_BYTES, format_args!("metadata_kv_count"))?;
         for (field, count, limit) in [("tensor_count", tensors, MAX_TENSORS), ("metadata_kv_count", keys, MAX_KEYS)] {
             if count > limit {
-                return Err(GgufFault::TooMany { field: field.to_owned(), count, limit });
+                return Err(GgufError::TooMany { field: field.to_owned(), count, limit });
             }
         }
         let (keys, alignment) = read_keys(&mut cursor, keys)?;
@@ -81,47 +78,47 @@ impl Header {
     /// The value of a key, read again from the file that this is the header of.
     ///
     /// # Errors
-    /// A [`GgufFault`] where the file has been changed since.
-    pub fn value<'a>(&'a self, file: &'a [u8], key: &str) -> Result<Option<Value<'a>>, GgufFault> {
+    /// A [`GgufError`] where the file has been changed since.
+    pub fn value<'a>(&'a self, file: &'a [u8], key: &str) -> Result<Option<Value<'a>>, GgufError> {
         let Some((key, &at)) = self.keys.get_key_value(key) else { return Ok(None) };
         Reader::new(Cursor::new(file, at), key).typed_value().map(Some)
     }
 }
 
 /// Magic and version.
-fn check_start(cursor: &mut Cursor<'_>) -> Result<(), GgufFault> {
+fn check_start(cursor: &mut Cursor<'_>) -> Result<(), GgufError> {
     let found = cursor.take(MAGIC.len().min(cursor.rest()) as u64, format_args!("the magic"))?;
     if found != MAGIC {
-        return Err(GgufFault::Magic { found: found.to_vec() });
+        return Err(GgufError::Magic { found: found.to_vec() });
     }
     match cursor.u32(format_args!("the version"))? {
         2 | 3 => Ok(()),
         version if (1..=0xff).contains(&version.swap_bytes()) => {
-            Err(GgufFault::BigEndian { version: version.swap_bytes() })
+            Err(GgufError::BigEndian { version: version.swap_bytes() })
         }
-        version => Err(GgufFault::Version { version }),
+        version => Err(GgufError::Version { version }),
     }
 }
 
 /// A string that names something.
-fn read_name<'a>(cursor: &mut Cursor<'a>, what: &str, index: u64) -> Result<&'a str, GgufFault> {
+fn read_name<'a>(cursor: &mut Cursor<'a>, what: &str, index: u64) -> Result<&'a str, GgufError> {
     let name = cursor.string(format_args!("the name of {what} {index}"))?;
     if name.len() > MAX_NAME {
         let field = format!("the name of {what} {index}");
-        return Err(GgufFault::NameTooLong { field, bytes: name.len(), limit: MAX_NAME });
+        return Err(GgufError::NameTooLong { field, bytes: name.len(), limit: MAX_NAME });
     }
     Ok(name)
 }
 
 /// The places of all values, and the alignment.
-fn read_keys(cursor: &mut Cursor<'_>, count: u64) -> Result<(BTreeMap<String, usize>, u32), GgufFault> {
+fn read_keys(cursor: &mut Cursor<'_>, count: u64) -> Result<(BTreeMap<String, usize>, u32), GgufError> {
     let mut keys = BTreeMap::new();
     let mut alignment = DEFAULT_ALIGNMENT;
     let mut reader = Reader::new(cursor.clone(), "");
     for index in 0..count {
         reader.key = read_name(&mut reader.cursor, "key", index)?;
         if keys.insert(reader.key.to_owned(), reader.cursor.at()).is_some() {
-            return Err(GgufFault::DuplicateKey { key: reader.key.to_owned() });
+            return Err(GgufError::DuplicateKey { key: reader.key.to_owned() });
         }
         let value = reader.typed_value()?;
         if reader.key == ALIGNMENT_KEY {
@@ -132,13 +129,13 @@ fn read_keys(cursor: &mut Cursor<'_>, count: u64) -> Result<(BTreeMap<String, us
     Ok((keys, alignment))
 }
 
-fn checked_alignment(value: Value<'_>) -> Result<u32, GgufFault> {
+fn checked_alignment(value: Value<'_>) -> Result<u32, GgufError> {
     match value {
         Value::U32(value) if value.is_power_of_two() && value <= MAX_ALIGNMENT => Ok(value),
-        Value::U32(value) => Err(GgufFault::Alignment { value, limit: MAX_ALIGNMENT }),
+        Value::U32(value) => Err(GgufError::Alignment { value, limit: MAX_ALIGNMENT }),
         other => {
             let found = other.value_type().name();
-            Err(GgufFault::WrongType { key: ALIGNMENT_KEY.to_owned(), found, expected: "UINT32" })
+            Err(GgufError::WrongType { key: ALIGNMENT_KEY.to_owned(), found, expected: "UINT32" })
         }
     }
 }
@@ -156,16 +153,16 @@ fn read_tensors(
     cursor: &mut Cursor<'_>,
     count: u64,
     alignment: u32,
-) -> Result<BTreeMap<String, TensorInfo>, GgufFault> {
+) -> Result<BTreeMap<String, TensorInfo>, GgufError> {
     let mut raw = BTreeMap::new();
     for index in 0..count {
         let name = read_name(cursor, "tensor", index)?;
         let tensor = read_tensor(cursor, name)?;
         if !tensor.offset.is_multiple_of(u64::from(alignment)) {
-            return Err(GgufFault::Misaligned { tensor: name.to_owned(), offset: tensor.offset, alignment });
+            return Err(GgufError::Misaligned { tensor: name.to_owned(), offset: tensor.offset, alignment });
         }
         if raw.insert(name.to_owned(), tensor).is_some() {
-            return Err(GgufFault::DuplicateTensor { tensor: name.to_owned() });
+            return Err(GgufError::DuplicateTensor { tensor: name.to_owned() });
         }
     }
     let start = cursor.at().next_multiple_of(alignment as usize);
@@ -173,7 +170,7 @@ fn read_tensors(
     let mut tensors = BTreeMap::new();
     for (name, RawTensor { ty, dimensions, offset, bytes }) in raw {
         if offset.checked_add(bytes).is_none_or(|end| end > data) {
-            return Err(GgufFault::PastEnd { tensor: name, offset, bytes, data });
+            return Err(GgufError::PastEnd { tensor: name, offset, bytes, data });
         }
         // All of these are at most the file's length, or that times the elements of a block: they fit.
         let begin = start + offset as usize;
@@ -185,43 +182,46 @@ fn read_tensors(
 }
 
 /// Reads what follows a tensor's name, and computes its size.
-fn read_tensor(cursor: &mut Cursor<'_>, name: &str) -> Result<RawTensor, GgufFault> {
+fn read_tensor(cursor: &mut Cursor<'_>, name: &str) -> Result<RawTensor, GgufError> {
     let tensor = || name.to_owned();
     let count = cursor.u32(format_args!("the number of dimensions of tensor {name:?}"))?;
     if count > MAX_DIMENSIONS {
-        return Err(GgufFault::Dimensions { tensor: tensor(), dimensions: count, limit: MAX_DIMENSIONS });
+        return Err(GgufError::Dimensions { tensor: tensor(), dimensions: count, limit: MAX_DIMENSIONS });
     }
     let mut dimensions = Vec::with_capacity(count as usize);
     for _ in 0..count {
         dimensions.push(cursor.u64(format_args!("the dimensions of tensor {name:?}"))?);
     }
     let id = cursor.u32(format_args!("the type of tensor {name:?}"))?;
-    let ty = TensorType::of_id(id, name)?;
+    let ty = TensorType::of_id(id).map_err(|error| match error {
+        UnsupportedType::Unknown => GgufError::UnknownType { tensor: tensor(), id },
+        UnsupportedType::Refused { name, reason } => GgufError::RefusedType { tensor: tensor(), id, name, reason },
+    })?;
     let offset = cursor.u64(format_args!("the offset of tensor {name:?}"))?;
     if dimensions.contains(&0) {
-        return Err(GgufFault::ZeroDimension { tensor: tensor(), dimensions });
+        return Err(GgufError::ZeroDimension { tensor: tensor(), dimensions });
     }
     let row = dimensions.first().copied().unwrap_or(1);
     let elements = dimensions.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
     let (block, block_bytes) = ty.block();
     if row % block as u64 != 0 {
-        return Err(GgufFault::PartialBlock { tensor: tensor(), row, block, ty });
+        return Err(GgufError::PartialBlock { tensor: tensor(), row, block, ty });
     }
     // Elements too, not their bytes alone: a block has more elements than bytes.
     match elements.and_then(|elements| (elements / block as u64).checked_mul(block_bytes as u64)) {
         Some(bytes) => Ok(RawTensor { ty, dimensions, offset, bytes }),
-        None => Err(GgufFault::SizeOverflow { tensor: tensor(), dimensions, ty }),
+        None => Err(GgufError::SizeOverflow { tensor: tensor(), dimensions, ty }),
     }
 }
 
 /// No two tensors share a byte. Bytes between them belong to nobody: padding, most of all.
-fn check_disjoint(tensors: &BTreeMap<String, TensorInfo>, start: usize) -> Result<(), GgufFault> {
+fn check_disjoint(tensors: &BTreeMap<String, TensorInfo>, start: usize) -> Result<(), GgufError> {
     let mut spans: Vec<_> = tensors.iter().map(|(name, info)| (info.bytes.start, info.bytes.end, name)).collect();
     spans.sort_unstable();
     for pair in spans.windows(2) {
         let [(_, end, previous), (begin, _, name)] = pair else { continue };
         if begin < end {
-            return Err(GgufFault::Overlap {
+            return Err(GgufError::Overlap {
                 tensor: (*name).clone(),
                 offset: (begin - start) as u64,
                 previous: (*previous).clone(),

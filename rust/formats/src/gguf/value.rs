@@ -4,7 +4,7 @@
 //! checked anew, whenever they are asked for.
 
 use super::cursor::Cursor;
-use super::fault::GgufFault;
+use super::error::GgufError;
 
 /// Arrays within arrays; the specification has them, and no known file does.
 const MAX_NESTING: usize = 4;
@@ -91,7 +91,7 @@ macro_rules! value_types {
 
         impl<'a> Reader<'a> {
             /// The next value, of a type and within so many arrays.
-            fn value(&mut self, ty: ValueType, depth: usize) -> Result<Value<'a>, GgufFault> {
+            fn value(&mut self, ty: ValueType, depth: usize) -> Result<Value<'a>, GgufError> {
                 let key = self.key;
                 Ok(match ty {
                     $(ValueType::$variant => {
@@ -103,7 +103,7 @@ macro_rules! value_types {
                     ValueType::Bool => match self.cursor.take(1, format_args!("{key:?}"))? {
                         [0] => Value::Bool(false),
                         [1] => Value::Bool(true),
-                        other => return Err(GgufFault::NotABool { key: key.to_owned(), byte: other[0] }),
+                        other => return Err(GgufError::NotABool { key: key.to_owned(), byte: other[0] }),
                     },
                     ValueType::String => Value::String(self.cursor.string(format_args!("{key:?}"))?),
                     ValueType::Array => Value::Array(self.array(depth)?),
@@ -183,8 +183,8 @@ impl<'a> Array<'a> {
     /// Its elements.
     ///
     /// # Errors
-    /// A [`GgufFault`] where the file has been changed since it was opened.
-    pub fn iter(&self) -> impl Iterator<Item = Result<Value<'a>, GgufFault>> {
+    /// A [`GgufError`] where the file has been changed since it was opened.
+    pub fn iter(&self) -> impl Iterator<Item = Result<Value<'a>, GgufError>> {
         let mut reader = Reader::new(Cursor::new(self.bytes, 0), self.key);
         let (of, depth) = (self.of, self.depth);
         (0..self.len).map(move |_| reader.value(of, depth))
@@ -206,28 +206,28 @@ impl<'a> Reader<'a> {
     }
 
     /// The next value with its type before it.
-    pub fn typed_value(&mut self) -> Result<Value<'a>, GgufFault> {
+    pub fn typed_value(&mut self) -> Result<Value<'a>, GgufError> {
         let ty = self.value_type()?;
         self.value(ty, 0)
     }
 
-    fn value_type(&mut self) -> Result<ValueType, GgufFault> {
+    fn value_type(&mut self) -> Result<ValueType, GgufError> {
         let key = self.key;
         let id = self.cursor.u32(format_args!("the type of {key:?}"))?;
-        ValueType::of_id(id).ok_or_else(|| GgufFault::UnknownValueType { key: key.to_owned(), id })
+        ValueType::of_id(id).ok_or_else(|| GgufError::UnknownValueType { key: key.to_owned(), id })
     }
 
-    fn array(&mut self, depth: usize) -> Result<Array<'a>, GgufFault> {
+    fn array(&mut self, depth: usize) -> Result<Array<'a>, GgufError> {
         let (key, depth) = (self.key, depth + 1);
         if depth > MAX_NESTING {
-            return Err(GgufFault::TooDeep { key: key.to_owned(), limit: MAX_NESTING });
+            return Err(GgufError::TooDeep { key: key.to_owned(), limit: MAX_NESTING });
         }
         let of = self.value_type()?;
         let len = self.cursor.count(of.least_bytes(), format_args!("the length of {key:?}"))?;
         self.elements += len;
         if self.elements > MAX_ELEMENTS {
             let field = format!("the number of elements in arrays up to {key:?}");
-            return Err(GgufFault::TooMany { field, count: self.elements, limit: MAX_ELEMENTS });
+            return Err(GgufError::TooMany { field, count: self.elements, limit: MAX_ELEMENTS });
         }
         let start = self.cursor.at();
         if of.is_number() {

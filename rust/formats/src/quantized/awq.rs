@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Quantized;
+use super::dequantize::Quantized;
+use super::error::QuantizedError;
 use super::grid::Grid;
 use super::grouped::{Codes, Grouped, Groups, Interleaved, Zeros};
 use super::parts::{Parts, expect_shape, shape_fault};
 use crate::dtype::Dtype;
-use crate::error::Fault;
 
 /// What a module's tensors are called.
 pub(super) const PARTS: &[&str] = &["qweight", "scales", "qzeros"];
@@ -29,7 +29,7 @@ pub struct Awq {
 }
 
 impl Awq {
-    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, QuantizedError> {
         let Some(module) = name.strip_suffix(".weight") else { return Ok(None) };
         let part = |end: &str| format!("{module}.{end}");
         if parts.find(name).is_some() || PARTS.iter().all(|end| parts.find(&part(end)).is_none()) {

@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Quantized;
+use super::dequantize::Quantized;
+use super::error::QuantizedError;
 use super::float8::numbers;
 use super::grid::Grid;
 use super::lookup::{BlockScales, Lookup};
 use super::parts::{Parts, expect_shape, shape_fault, value_fault};
 use super::scaled::Scaled;
 use crate::dtype::{Dtype, FloatDtype};
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// More JSON than any state has.
@@ -63,7 +63,7 @@ enum AbsMax<'a> {
 }
 
 impl BitsAndBytes {
-    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, QuantizedError> {
         let Some(codes) = parts.find(name) else { return Ok(None) };
         let state = match self.codes {
             BitsAndBytesCodes::Nf4 => "quant_state.bitsandbytes__nf4",
@@ -81,7 +81,12 @@ impl BitsAndBytes {
     }
 }
 
-fn eight_bits<'a>(parts: &Parts<'a>, name: &str, module: &str, codes: Tensor<'a>) -> Result<Quantized<'a>, Fault> {
+fn eight_bits<'a>(
+    parts: &Parts<'a>,
+    name: &str,
+    module: &str,
+    codes: Tensor<'a>,
+) -> Result<Quantized<'a>, QuantizedError> {
     let scales = parts.require(name, &format!("{module}.SCB"))?;
     let [outputs, inputs] = parts.expect_matrix(&codes)?;
     let Some(numbers) = numbers(codes.dtype).filter(|_| outputs > 0 && inputs > 0) else {
@@ -99,15 +104,20 @@ fn eight_bits<'a>(parts: &Parts<'a>, name: &str, module: &str, codes: Tensor<'a>
     Ok(Quantized { shape: vec![outputs, inputs], numbers: Arc::new(scaled) })
 }
 
-fn four_bits<'a>(parts: &Parts<'a>, name: &str, codes: Tensor<'a>, state: &str) -> Result<Quantized<'a>, Fault> {
+fn four_bits<'a>(
+    parts: &Parts<'a>,
+    name: &str,
+    codes: Tensor<'a>,
+    state: &str,
+) -> Result<Quantized<'a>, QuantizedError> {
     let part = |end: &str| format!("{name}.{end}");
     let state = parts.require(name, &part(state))?;
     let read: State = match state.bytes {
         bytes if bytes.len() <= MAX_STATE => serde_json::from_slice(bytes)
-            .map_err(|error| Fault::QuantState { tensor: state.name.to_owned(), error: error.to_string() })?,
+            .map_err(|error| QuantizedError::QuantState { tensor: state.name.to_owned(), error: error.to_string() })?,
         bytes => {
             let error = format!("{} bytes; the limit is {MAX_STATE}", bytes.len());
-            return Err(Fault::QuantState { tensor: state.name.to_owned(), error });
+            return Err(QuantizedError::QuantState { tensor: state.name.to_owned(), error });
         }
     };
     let State { blocksize, shape, nested_blocksize, nested_offset } = read;
@@ -129,7 +139,7 @@ fn four_bits<'a>(parts: &Parts<'a>, name: &str, codes: Tensor<'a>, state: &str) 
             let (Some(block), Some(offset)) = (nested_blocksize, nested_offset.filter(|offset| offset.is_finite()))
             else {
                 let error = format!("nested_blocksize and nested_offset must go with {}", scales.name);
-                return Err(Fault::QuantState { tensor: state.name.to_owned(), error });
+                return Err(QuantizedError::QuantState { tensor: state.name.to_owned(), error });
             };
             expect_shape(&scales, &[&[blocks.div_ceil(block.get())]])?;
             let table = Box::new(table(parts, parts.require(name, &part("nested_quant_map"))?)?);
@@ -142,7 +152,7 @@ fn four_bits<'a>(parts: &Parts<'a>, name: &str, codes: Tensor<'a>, state: &str) 
 }
 
 /// What each code stands for.
-fn table<'a, const N: usize>(parts: &Parts<'a>, map: Tensor<'a>) -> Result<[f32; N], Fault> {
+fn table<'a, const N: usize>(parts: &Parts<'a>, map: Tensor<'a>) -> Result<[f32; N], QuantizedError> {
     parts.expect_dtype(&map, &[Dtype::F32])?;
     expect_shape(&map, &[&[N]])?;
     let table = std::array::from_fn(|index| FloatDtype::F32.read(map.bytes, index));
@@ -170,7 +180,7 @@ impl BlockScales for AbsMax<'_> {
         }
     }
 
-    fn check(&self, _: Range<usize>) -> Result<(), Fault> {
+    fn check(&self, _: Range<usize>) -> Result<(), QuantizedError> {
         let (Self::Plain(scales) | Self::Nested { scales, .. }) = self;
         let value = |index| FloatDtype::F32.read(scales.bytes, index);
         match (0..scales.elements()).find(|index| !value(*index).is_finite()) {

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Quantized;
+use super::dequantize::Quantized;
+use super::error::QuantizedError;
 use super::float8::FLOATS;
 use super::fp8::scaled;
 use super::grid::Grid;
@@ -21,7 +22,6 @@ use super::grouped::{Codes, Grouped, Groups, Zeros};
 use super::parts::{Parts, expect_shape, shape_fault, value_fault};
 use super::streams::Streams;
 use crate::dtype::Dtype;
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// What a packed module's tensors are called.
@@ -81,7 +81,7 @@ impl From<CompressedBits> for u32 {
 }
 
 impl CompressedTensors {
-    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, QuantizedError> {
         let of_kind = |kind| self.weights.iter().filter(move |weights| weights.kind == kind);
         let packed = name.strip_suffix(".weight").and_then(|module| parts.find(&format!("{module}.weight_packed")));
         let plain = parts.find(name);
@@ -100,7 +100,7 @@ impl CompressedTensors {
             }
         });
         let Some(first) = found.next() else {
-            return Err(Fault::PartKind { tensor: tensor.name.to_owned(), dtype: tensor.dtype });
+            return Err(QuantizedError::PartKind { tensor: tensor.name.to_owned(), dtype: tensor.dtype });
         };
         if first.is_ok() { first.map(Some) } else { found.find(Result::is_ok).unwrap_or(first).map(Some) }
     }
@@ -112,7 +112,7 @@ impl CompressedWeights {
         self.block.or_else(|| Some([NonZeroUsize::MIN, self.group_size?]))
     }
 
-    fn packed<'a>(&self, parts: &Parts<'a>, name: &str, words: Tensor<'a>) -> Result<Quantized<'a>, Fault> {
+    fn packed<'a>(&self, parts: &Parts<'a>, name: &str, words: Tensor<'a>) -> Result<Quantized<'a>, QuantizedError> {
         parts.expect_dtype(&words, &[Dtype::I32])?;
         let [outputs, width] = parts.expect_matrix(&words)?;
         let shape = parts.require(name, &format!("{name}_shape"))?;
@@ -126,7 +126,7 @@ impl CompressedWeights {
         self.grouped(parts, name, codes, [outputs, inputs])
     }
 
-    fn bytes<'a>(&self, parts: &Parts<'a>, name: &str, codes: Tensor<'a>) -> Result<Quantized<'a>, Fault> {
+    fn bytes<'a>(&self, parts: &Parts<'a>, name: &str, codes: Tensor<'a>) -> Result<Quantized<'a>, QuantizedError> {
         let [outputs, inputs] = parts.expect_matrix(&codes)?;
         if outputs == 0 || inputs == 0 {
             return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));
@@ -140,7 +140,7 @@ impl CompressedWeights {
         name: &str,
         codes: Codes<'a>,
         [outputs, inputs]: [usize; 2],
-    ) -> Result<Quantized<'a>, Fault> {
+    ) -> Result<Quantized<'a>, QuantizedError> {
         let scales = parts.require(name, &format!("{name}_scale"))?;
         let size = self.group_size.map_or(inputs, NonZeroUsize::get).min(inputs);
         let count = inputs.div_ceil(size);
@@ -190,7 +190,7 @@ fn is_unset(groups: &Tensor<'_>) -> bool {
 }
 
 /// The second of the numbers in `weight_shape`, the first of which must be `outputs`.
-fn inputs_of<'a>(parts: &Parts<'a>, shape: &Tensor<'a>, outputs: usize) -> Result<usize, Fault> {
+fn inputs_of<'a>(parts: &Parts<'a>, shape: &Tensor<'a>, outputs: usize) -> Result<usize, QuantizedError> {
     parts.expect_dtype(shape, &[Dtype::I64, Dtype::I32])?;
     expect_shape(shape, &[&[2]])?;
     let number = |index: usize| match shape.dtype {

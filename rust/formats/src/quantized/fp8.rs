@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Quantized;
+use super::dequantize::Quantized;
+use super::error::QuantizedError;
 use super::float8::{FLOATS, numbers};
 use super::grid::Grid;
 use super::parts::{Parts, expect_shape, shape_fault};
 use super::scaled::Scaled;
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// How an FP8 checkpoint stores its weights.
@@ -25,7 +25,7 @@ pub struct Fp8 {
 }
 
 impl Fp8 {
-    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, QuantizedError> {
         let Some(codes) = parts.find(name).filter(|tensor| FLOATS.contains(&tensor.dtype)) else { return Ok(None) };
         let inverse = format!("{name}_scale_inv");
         let scales = match parts.find(&format!("{name}_scale")) {
@@ -42,7 +42,7 @@ pub(super) fn scaled<'a>(
     codes: Tensor<'a>,
     scales: Tensor<'a>,
     block: Option<[NonZeroUsize; 2]>,
-) -> Result<Quantized<'a>, Fault> {
+) -> Result<Quantized<'a>, QuantizedError> {
     let [outputs, inputs] = parts.expect_matrix(&codes)?;
     let Some(numbers) = numbers(codes.dtype).filter(|_| outputs > 0 && inputs > 0) else {
         return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));

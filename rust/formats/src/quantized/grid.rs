@@ -2,9 +2,9 @@
 
 use half::f16;
 
+use super::error::QuantizedError;
 use super::parts::{Parts, value_fault};
 use crate::dtype::{Dtype, FloatDtype};
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// The types in which scales are stored.
@@ -29,7 +29,7 @@ pub(super) struct Grid<'a> {
 
 impl<'a> Grid<'a> {
     /// The table in a tensor whose shape has been checked.
-    pub fn new(parts: &Parts<'a>, tensor: Tensor<'a>, strides: [usize; 2]) -> Result<Self, Fault> {
+    pub fn new(parts: &Parts<'a>, tensor: Tensor<'a>, strides: [usize; 2]) -> Result<Self, QuantizedError> {
         parts.expect_dtype(&tensor, SCALES)?;
         let element = FloatDtype::of(tensor.dtype).map_or(Element::PowerOfTwo, Element::Float);
         Ok(Self { tensor, element, strides })
@@ -52,7 +52,7 @@ impl<'a> Grid<'a> {
     }
 
     /// Refuses what is not a finite number.
-    pub fn check(&self) -> Result<(), Fault> {
+    pub fn check(&self) -> Result<(), QuantizedError> {
         let elements = 0..self.tensor.elements();
         match elements.map(|index| (index, self.element(index))).find(|(_, value)| !value.is_finite()) {
             Some((index, value)) => Err(value_fault(&self.tensor, index, value, "finite")),

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::Dequantize;
+use super::dequantize::Dequantize;
+use super::error::QuantizedError;
 use super::grid::Grid;
 use super::parts::value_fault;
 use super::streams::{BLOCK, MOST, Streams, word_at};
 use crate::blocks::BlockLayout;
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// Rows that are read together: in the layouts of GPTQ and AWQ neighbouring outputs lie side by side, and a row alone
@@ -145,7 +145,7 @@ impl Zeros<'_> {
 
 impl<'a> Groups<'a> {
     /// The groups that an I32 tensor lists, or what says the same in fewer words: neighbours in groups of `size`.
-    pub fn listed(groups: Tensor<'a>, count: usize, size: usize) -> Result<Self, Fault> {
+    pub fn listed(groups: Tensor<'a>, count: usize, size: usize) -> Result<Self, QuantizedError> {
         let values = || groups.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
         let below = |value: i32| usize::try_from(value).is_ok_and(|value| value < count);
         if let Some((index, value)) = values().enumerate().find(|(_, value)| !below(*value)) {
@@ -223,7 +223,7 @@ impl Dequantize for Grouped<'_> {
             .collect()
     }
 
-    fn check(&self, _: Range<usize>) -> Result<(), Fault> {
+    fn check(&self, _: Range<usize>) -> Result<(), QuantizedError> {
         self.scales.check()
     }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::Dequantize;
-use crate::error::Fault;
+use super::dequantize::Dequantize;
+use super::error::QuantizedError;
 use crate::tensor::Tensor;
 
 /// Codes in the order of the weight's elements, two in a byte.
@@ -26,7 +26,7 @@ pub(super) trait BlockScales: Send + Sync {
     fn parts(&self) -> Vec<Tensor<'_>>;
 
     /// Holds the scales of these blocks, or of more, against what they may be.
-    fn check(&self, blocks: Range<usize>) -> Result<(), Fault>;
+    fn check(&self, blocks: Range<usize>) -> Result<(), QuantizedError>;
 }
 
 impl<S> fmt::Debug for Lookup<'_, S> {
@@ -50,7 +50,7 @@ impl<S: BlockScales> Dequantize for Lookup<'_, S> {
         parts
     }
 
-    fn check(&self, elements: Range<usize>) -> Result<(), Fault> {
+    fn check(&self, elements: Range<usize>) -> Result<(), QuantizedError> {
         self.scales.check(elements.start / self.block..elements.end.div_ceil(self.block))
     }
 

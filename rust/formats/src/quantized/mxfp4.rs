@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::dequantize::{Dequantize, Quantized};
+use super::error::QuantizedError;
 use super::grid::power_of_two;
 use super::lookup::{BlockScales, Lookup};
 use super::parts::{Parts, expect_shape, shape_fault, value_fault};
-use super::{Dequantize, Quantized};
 use crate::blocks::BlockLayout;
 use crate::dtype::Dtype;
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// What is behind a weight's name in those of its tensors.
@@ -39,7 +39,7 @@ struct Exponents<'a>(Tensor<'a>);
 struct Blocks<'a>(Lookup<'a, Exponents<'a>>);
 
 impl Mxfp4 {
-    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, Fault> {
+    pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, QuantizedError> {
         let [blocks, scales] = [PARTS[0], PARTS[1]].map(|end| format!("{name}{end}"));
         if parts.find(name).is_some() || [&blocks, &scales].iter().all(|part| parts.find(part).is_none()) {
             return Ok(None);
@@ -72,7 +72,7 @@ impl BlockScales for Exponents<'_> {
     }
 
     /// Of these blocks alone: those of all experts lie in one tensor, and each is asked for on its own.
-    fn check(&self, blocks: Range<usize>) -> Result<(), Fault> {
+    fn check(&self, blocks: Range<usize>) -> Result<(), QuantizedError> {
         let first = blocks.start;
         match self.0.bytes[blocks].iter().position(|exponent| *exponent > MAX_SCALE) {
             Some(index) => {
@@ -89,7 +89,7 @@ impl Dequantize for Blocks<'_> {
         self.0.parts()
     }
 
-    fn check(&self, elements: Range<usize>) -> Result<(), Fault> {
+    fn check(&self, elements: Range<usize>) -> Result<(), QuantizedError> {
         self.0.check(elements)
     }
 

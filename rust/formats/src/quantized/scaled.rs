@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::Dequantize;
+use super::dequantize::Dequantize;
+use super::error::QuantizedError;
 use super::grid::Grid;
-use crate::error::Fault;
 use crate::tensor::Tensor;
 
 /// A matrix of bytes.
@@ -27,7 +27,7 @@ impl Dequantize for Scaled<'_> {
         vec![self.codes, self.scales.tensor()]
     }
 
-    fn check(&self, _: Range<usize>) -> Result<(), Fault> {
+    fn check(&self, _: Range<usize>) -> Result<(), QuantizedError> {
         self.scales.check()
     }
 

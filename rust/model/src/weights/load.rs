@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use ferrule_formats::{Checkpoint, CheckpointError};
+use ferrule_formats::{Checkpoint, CheckpointError, PackedError};
 use ferrule_kernels::{AllocError, Exec, Format, PackError, PoolError, RowSource, machine};
 
 use super::packed;
@@ -31,6 +31,9 @@ pub enum LoadError {
     /// The files cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A packed file cannot be read or written.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
     /// A tensor's shape is not what the config says.
     #[error("tensor {tensor:?} has the shape {found:?}; the config asks for {expected:?} ({role})")]
     Shape {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use ferrule_formats::{CheckpointError, Dtype, Fault, PackedFile, PackedTensor, PackedWriter};
+use ferrule_formats::{Dtype, PackedErrorKind, PackedFile, PackedTensor, PackedWriter};
 use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{BufferError, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, SharedBytes};
 
@@ -33,7 +33,7 @@ type Bands = Vec<(Format, usize)>;
 /// Opens a packed file that this build can read; mapped, or to be read into memory of our own.
 ///
 /// # Errors
-/// [`LoadError::Checkpoint`].
+/// [`LoadError::Packed`].
 pub fn open_packed(path: &Path, mapped: bool) -> Result<PackedFile, LoadError> {
     Ok(PackedFile::open(path, LAYOUT_VERSION, mapped)?)
 }
@@ -216,7 +216,6 @@ pub(super) fn bands(
     rows: usize,
     columns: usize,
 ) -> Result<Bands, LoadError> {
-    let broken = |fault| CheckpointError { file: file.path().to_owned(), fault: Box::new(fault) };
     let mut bands: Bands = Vec::new();
     let mut left = rows;
     while left > 0 {
@@ -226,18 +225,20 @@ pub(super) fn bands(
             return Err(file.missing(&named(&bands.last().map_or(Format::Int8, |band| band.0))).into());
         };
         if format != asked && !(format.is_integer() && asked.is_integer()) {
-            return Err(broken(Fault::PackedFormat { tensor: named(&format), asked: asked.name() }).into());
+            return Err(file.error(PackedErrorKind::Format { tensor: named(&format), asked: asked.name() }).into());
         }
         if let Some(block) = format.stored_block().map(|block| block.inputs)
             && !columns.is_multiple_of(block)
         {
-            return Err(broken(Fault::PackedBlocks { tensor: named(&format), block, inputs: columns }).into());
+            return Err(file.error(PackedErrorKind::Blocks { tensor: named(&format), block, inputs: columns }).into());
         }
         // Floating-point formats are alone; panels of the others are whole lines, so that their tensors are not filled up.
         let panel = PackedMatrix::buffer_bytes(format, LANES, columns).ok_or_else(LoadError::too_large)?[0];
         let held = if format.is_integer() { bytes.checked_div(panel).unwrap_or(0).saturating_mul(LANES) } else { left };
         if held == 0 || held > left.next_multiple_of(LANES) || (!format.is_integer() && !bands.is_empty()) {
-            return Err(broken(Fault::PackedRows { tensor: named(&format), rows: held, expected: left }).into());
+            return Err(file
+                .error(PackedErrorKind::Rows { tensor: named(&format), rows: held, expected: left })
+                .into());
         }
         bands.push((format, held.min(left)));
         left = left.saturating_sub(held);

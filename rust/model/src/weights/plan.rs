@@ -120,7 +120,7 @@ impl<'a> MatrixPlan<'a> {
     /// A matrix of so many rows that a file has, where the quantization has it `asked`.
     ///
     /// # Errors
-    /// [`LoadError::Checkpoint`] where the file does not have it, or not so large, or numbers for codes.
+    /// [`LoadError::Packed`] where the file does not have it, or not so large, or numbers for codes.
     pub fn packed(
         file: &'a PackedFile,
         name: String,

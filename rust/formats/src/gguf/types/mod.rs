@@ -27,7 +27,6 @@ mod ternary;
 
 use std::fmt;
 
-use super::fault::GgufFault;
 use crate::blocks::BlockLayout;
 use crate::dtype::Dtype;
 
@@ -163,6 +162,15 @@ pub enum TensorType {
     Blocks(BlockType),
 }
 
+/// Why a type id cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnsupportedType {
+    /// ggml has no type with this id.
+    Unknown,
+    /// ggml has or had the type, but it does not store weights.
+    Refused { name: &'static str, reason: &'static str },
+}
+
 /// The types that ggml has or had and that are not read, and why.
 const REFUSED: [(u32, &str, &str); 10] = [
     (4, "Q4_2", "ggml removed it in 2023"),
@@ -179,8 +187,8 @@ const REFUSED: [(u32, &str, &str); 10] = [
 const REPACKED: &str = "ggml removed it; take the file in Q4_0 or IQ4_NL";
 
 impl TensorType {
-    /// The type of that number in the file, for the tensor of that name.
-    pub(crate) fn of_id(id: u32, tensor: &str) -> Result<Self, GgufFault> {
+    /// Returns the type that a file calls `id`.
+    pub(crate) fn of_id(id: u32) -> Result<Self, UnsupportedType> {
         let dtype = match id {
             0 => Dtype::F32,
             1 => Dtype::F16,
@@ -190,20 +198,16 @@ impl TensorType {
             27 => Dtype::I64,
             28 => Dtype::F64,
             30 => Dtype::Bf16,
-            _ => return Self::in_blocks(id, tensor),
+            _ => return Self::of_block_id(id),
         };
         Ok(Self::Elements(dtype))
     }
 
-    fn in_blocks(id: u32, tensor: &str) -> Result<Self, GgufFault> {
-        let tensor = || tensor.to_owned();
-        if let Some(blocks) = BlockType::of_id(id) {
-            return Ok(Self::Blocks(blocks));
+    fn of_block_id(id: u32) -> Result<Self, UnsupportedType> {
+        match REFUSED.into_iter().find(|(refused, ..)| *refused == id) {
+            Some((_, name, reason)) => Err(UnsupportedType::Refused { name, reason }),
+            None => BlockType::of_id(id).map(Self::Blocks).ok_or(UnsupportedType::Unknown),
         }
-        Err(match REFUSED.into_iter().find(|(refused, ..)| *refused == id) {
-            Some((id, name, reason)) => GgufFault::RefusedType { tensor: tensor(), id, name, reason },
-            None => GgufFault::UnknownType { tensor: tensor(), id },
-        })
     }
 
     /// Its name in ggml.

@@ -1,11 +1,14 @@
 //! What can be wrong with a GGUF file.
 
 use super::types::TensorType;
+use crate::file::FileError;
 
 /// The violated fact. Offsets of tensors count from the start of the data; other offsets from the file's start.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
-pub enum GgufFault {
+pub enum GgufError {
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("begins with \"{}\", not with \"GGUF\": it is no GGUF file", found.escape_ascii())]
     Magic { found: Vec<u8> },
     #[error("is of GGUF version {version}; ferrule reads versions 2 and 3")]

@@ -1,33 +1,94 @@
-//! The files of a model: one, or the parts that llama.cpp's `gguf-split` writes.
+//! [`GgufFile`]: a model in GGUF, in one file or in the parts that llama.cpp's `gguf-split` writes.
 //!
 //! Each part is a GGUF file with the keys `split.no` (from 0), `split.count` and `split.tensors.count` (of all parts
-//! together), and has a name that ends in its number and their count, from 1: `-00001-of-00003.gguf`. The first one
-//! has the model's metadata.
+//! together), and a name that ends in its number, from 1, and their count: `-00001-of-00003.gguf`. The first part has
+//! the metadata of the model.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use super::fault::GgufFault;
-use super::header::{Header, TensorInfo};
-use super::types::TensorType;
 use crate::checkpoint::{Blocks, Checkpoint, Place};
 use crate::dtype::Dtype;
-use crate::error::{CheckpointError, Fault};
-use crate::folder::{Folder, map_file, open_file};
+use crate::error::{CheckpointError, InFile};
+use crate::file::{map_file, open_file};
+use crate::folder::Folder;
+use crate::gguf::{GgufError, Header, MAGIC, TensorInfo, TensorType, Value};
 use crate::safetensors::Entry;
 
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
-/// What five digits can count.
+/// The largest number of five digits.
 const MAX_PARTS: u64 = 99_999;
 
+/// The GGUF file of a model, with all of its parts: metadata and tensors.
+#[derive(Debug)]
+pub struct GgufFile {
+    checkpoint: Checkpoint,
+    paths: Vec<PathBuf>,
+    /// Header of the first part, whose metadata are the model's.
+    header: Header,
+}
+
+impl GgufFile {
+    /// Returns whether a file begins as GGUF does.
+    pub fn is_gguf(path: &Path) -> bool {
+        let mut magic = [0; MAGIC.len()];
+        File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
+    }
+
+    /// Opens a file, or all parts of a model beside the part `path`.
+    ///
+    /// Reads and checks only the headers; allocates a table of the keys and the tensors.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] for a file that is missing or malformed, or a part outside of the folder.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        join(open_parts(path)?)
+    }
+
+    /// Returns the paths of the files, in the order of the parts.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Returns the metadata keys, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.header.keys.keys().map(String::as_str)
+    }
+
+    /// Returns the value of a metadata key, if the file has it.
+    ///
+    /// # Errors
+    /// [`GgufError`] if the file has been changed since it was opened.
+    pub fn value(&self, key: &str) -> Result<Option<Value<'_>>, CheckpointError> {
+        self.header.value(self.checkpoint.shard(0), key).in_file(self.checkpoint.listing())
+    }
+
+    /// Adds the file's path to the error of a metadata value, such as an array element.
+    pub fn error(&self, error: GgufError) -> CheckpointError {
+        CheckpointError { file: self.checkpoint.listing().to_owned(), kind: Box::new(error.into()) }
+    }
+
+    /// Returns the tensors.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Returns the tensors and drops the metadata.
+    pub fn into_checkpoint(self) -> Checkpoint {
+        self.checkpoint
+    }
+}
+
 /// One file, mapped, and what its header says.
-pub(super) struct Part {
-    pub path: PathBuf,
+struct Part {
+    path: PathBuf,
     map: Mmap,
     header: Header,
 }
@@ -35,26 +96,26 @@ pub(super) struct Part {
 impl Part {
     /// Opens the file at `real`, which errors call `path`.
     fn open(real: &Path, path: PathBuf) -> Result<Self, CheckpointError> {
-        let opened = || -> Result<_, Fault> {
+        let read = || -> Result<_, GgufError> {
             let (file, bytes) = open_file(real)?;
             let map = map_file(&file, bytes)?;
             let header = Header::read(&map)?;
             Ok((map, header))
         };
-        let (map, header) = opened().map_err(|fault| fault.of(&path))?;
+        let (map, header) = read().in_file(&path)?;
         Ok(Self { path, map, header })
     }
 
     /// An integer of the metadata, if it is there.
-    fn integer(&self, key: &str) -> Result<Option<i128>, GgufFault> {
+    fn integer(&self, key: &str) -> Result<Option<i128>, GgufError> {
         let Some(value) = self.header.value(&self.map, key)? else { return Ok(None) };
         let found = value.value_type().name();
         let integer = value.integer();
-        integer.map(Some).ok_or_else(|| GgufFault::WrongType { key: key.to_owned(), found, expected: "an integer" })
+        integer.map(Some).ok_or_else(|| GgufError::WrongType { key: key.to_owned(), found, expected: "an integer" })
     }
 
     /// Its number and the count of all parts, if there are others.
-    fn split(&self) -> Result<Option<(u64, u64)>, GgufFault> {
+    fn split(&self) -> Result<Option<(u64, u64)>, GgufError> {
         let Some(count) = self.integer(COUNT)? else { return Ok(None) };
         let count = within(COUNT, count, 0, MAX_PARTS)?;
         // What is not split may say so in either way.
@@ -65,14 +126,15 @@ impl Part {
         Ok(Some((number, count)))
     }
 
-    fn fault(&self, fault: GgufFault) -> CheckpointError {
-        Fault::from(fault).of(&self.path)
+    /// Returns `error` with the path of this part.
+    fn refuse<T>(&self, error: GgufError) -> Result<T, CheckpointError> {
+        Err(error).in_file(&self.path)
     }
 }
 
-fn within(key: &'static str, value: i128, least: u64, most: u64) -> Result<u64, GgufFault> {
+fn within(key: &'static str, value: i128, least: u64, most: u64) -> Result<u64, GgufError> {
     let number = u64::try_from(value).ok().filter(|number| (least..=most).contains(number));
-    number.ok_or(GgufFault::SplitRange { key, value, least, most })
+    number.ok_or(GgufError::SplitRange { key, value, least, most })
 }
 
 /// How the name of a part ends.
@@ -85,24 +147,25 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Opens a file and, where it is a part, all of them, in their order.
-pub(super) fn open(path: &Path) -> Result<Vec<Part>, CheckpointError> {
+fn open_parts(path: &Path) -> Result<Vec<Part>, CheckpointError> {
     // Whoever names a file may name a link to anywhere.
     let named = Part::open(path, path.to_owned())?;
-    let Some((number, count)) = named.split().map_err(|fault| named.fault(fault))? else { return Ok(vec![named]) };
+    let Some((number, count)) = named.split().in_file(&named.path)? else { return Ok(vec![named]) };
 
     let expected = ending(number, count);
     let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
     let Some(stem) = name.strip_suffix(expected.as_str()) else {
-        return Err(named.fault(GgufFault::SplitName { number, count, expected }));
+        return named.refuse(GgufError::SplitName { number, count, expected });
     };
-    let folder = Folder::open(folder_of(path))?;
+    let folder = Folder::open(folder_of(path)).in_file(folder_of(path))?;
     // All parts are located, and with that checked, before the next one is opened.
     let mut located = Vec::new();
     for number in 0..count {
         let name = format!("{stem}{}", ending(number, count));
-        match folder.locate(&name)? {
-            Some(real) => located.push((real, folder.path().join(name))),
-            None => return Err(named.fault(GgufFault::PartMissing { count, missing: name })),
+        let path = folder.path().join(&name);
+        match folder.locate(&name).in_file(&path)? {
+            Some(real) => located.push((real, path)),
+            None => return named.refuse(GgufError::PartMissing { count, missing: name }),
         }
     }
     drop(named);
@@ -115,16 +178,16 @@ pub(super) fn open(path: &Path) -> Result<Vec<Part>, CheckpointError> {
 fn check_agreement(parts: &[Part]) -> Result<(), CheckpointError> {
     let count = parts.len() as u64;
     let [first, ..] = parts else { return Ok(()) };
-    let tensors = first.integer(TENSORS).map_err(|fault| first.fault(fault))?;
+    let tensors = first.integer(TENSORS).in_file(&first.path)?;
     for (number, part) in parts.iter().enumerate() {
         let agree = |key: &'static str, expected: u64| {
-            let found = part.integer(key).map_err(|fault| part.fault(fault))?;
+            let found = part.integer(key).in_file(&part.path)?;
             if found == Some(expected.into()) {
                 return Ok(());
             }
             let found = found.map_or("nothing".to_owned(), |found| found.to_string());
             let first = first.path.display().to_string();
-            Err(part.fault(GgufFault::PartDiffers { key, found, first, expected }))
+            part.refuse(GgufError::PartDiffers { key, found, first, expected })
         };
         agree(COUNT, count)?;
         agree(NUMBER, number as u64)?;
@@ -132,15 +195,15 @@ fn check_agreement(parts: &[Part]) -> Result<(), CheckpointError> {
     let found = parts.iter().map(|part| part.header.tensors.len() as u64).sum();
     match tensors {
         Some(expected) if expected != i128::from(found) => {
-            let expected = within(TENSORS, expected, 0, u64::MAX).map_err(|fault| first.fault(fault))?;
-            Err(first.fault(GgufFault::PartsLackTensors { count, expected, found }))
+            let expected = within(TENSORS, expected, 0, u64::MAX).in_file(&first.path)?;
+            first.refuse(GgufError::PartsLackTensors { count, expected, found })
         }
         _ => Ok(()),
     }
 }
 
-/// The tensors of all parts as one checkpoint, and the header of the first part.
-pub(super) fn join(parts: Vec<Part>) -> Result<(Checkpoint, Header), CheckpointError> {
+/// Joins the tensors of all parts to one checkpoint.
+fn join(parts: Vec<Part>) -> Result<GgufFile, CheckpointError> {
     let mut tensors = BTreeMap::new();
     let (mut shards, mut headers, mut paths) = (Vec::new(), Vec::new(), Vec::new());
     for (shard, Part { path, map, mut header }) in parts.into_iter().enumerate() {
@@ -148,16 +211,17 @@ pub(super) fn join(parts: Vec<Part>) -> Result<(Checkpoint, Header), CheckpointE
             let place = place(shard, info);
             if let Some(Place { shard: other, .. }) = tensors.insert(name.clone(), place) {
                 let other: &PathBuf = &paths[other];
-                let fault = GgufFault::TensorInTwoParts { tensor: name, other: other.display().to_string() };
-                return Err(Fault::from(fault).of(&path));
+                let error = GgufError::TensorInTwoParts { tensor: name, other: other.display().to_string() };
+                return Err(error).in_file(&path);
             }
         }
         shards.push(map);
         headers.push(header);
         paths.push(path);
     }
-    let listing = paths.swap_remove(0);
-    Ok((Checkpoint::of_parts(folder_of(&listing).to_owned(), listing, shards, tensors), headers.swap_remove(0)))
+    let first = paths[0].clone();
+    let checkpoint = Checkpoint::new(folder_of(&first).to_owned(), first, shards, tensors);
+    Ok(GgufFile { checkpoint, paths, header: headers.swap_remove(0) })
 }
 
 /// Where a tensor lies. One in blocks is one of bytes, whose rows are as long as their blocks take.
