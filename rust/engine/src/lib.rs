@@ -11,26 +11,22 @@
 
 mod beams;
 mod draft;
-mod encode;
 mod engine;
 mod error;
-mod evaluate;
 pub mod metrics;
 mod output;
-mod pace;
 pub mod pages;
 mod params;
+mod prefill_budget;
 mod request;
 pub mod sampling;
 mod scheduler;
 mod sequence;
-mod state;
 pub mod structured;
 
 pub use beams::Hypothesis;
 pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
-pub use encode::{EncodeError, EncodeTask, Text};
-pub use engine::{Engine, EngineConfig, PrefixCacheDir};
+pub use engine::{EncodeError, EncodeTask, Engine, EngineConfig, PrefixCacheDir, Text};
 pub use error::{ConfigError, EngineError};
 pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};

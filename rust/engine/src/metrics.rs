@@ -32,7 +32,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn note(&mut self, time: Duration) {
+    pub(crate) fn record(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.counts[BOUNDS.partition_point(|&bound| bound < seconds)] += 1;
         self.sum += seconds;
@@ -54,7 +54,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    pub(crate) fn note(&mut self, reason: &FinishReason) {
+    pub(crate) fn record(&mut self, reason: &FinishReason) {
         match reason {
             FinishReason::Stop { .. } | FinishReason::Complete => self.stop += 1,
             FinishReason::Length => self.length += 1,
@@ -123,13 +123,13 @@ pub struct Metrics {
 
 impl Metrics {
     /// Takes note of a prompt that is computed.
-    pub(crate) fn note_prompt(&mut self, tokens: usize, timing: &RequestTiming) {
+    pub(crate) fn record_prompt(&mut self, tokens: usize, timing: &RequestTiming) {
         self.prompt_tokens += tokens as u64;
         self.cached_prompt_tokens += timing.cached_tokens as u64;
     }
 
     /// Takes note of a token that came so long after the one before it, and was the last of its request or not.
-    pub(crate) fn note_token(&mut self, since_last: Duration, timing: &RequestTiming, is_last: bool) {
+    pub(crate) fn record_token(&mut self, since_last: Duration, timing: &RequestTiming, is_last: bool) {
         self.generated_tokens += 1;
         let RequestTiming {
             first_scheduled: Some(scheduled), first_token: Some(first), last_token: Some(last), ..
@@ -138,18 +138,18 @@ impl Metrics {
             return;
         };
         if first == last {
-            self.queue_seconds.note(scheduled);
-            self.prefill_seconds.note(first.saturating_sub(scheduled));
-            self.time_to_first_token_seconds.note(first);
+            self.queue_seconds.record(scheduled);
+            self.prefill_seconds.record(first.saturating_sub(scheduled));
+            self.time_to_first_token_seconds.record(first);
         } else {
-            self.inter_token_seconds.note(since_last);
+            self.inter_token_seconds.record(since_last);
         }
         if is_last {
-            self.decode_seconds.note(last.saturating_sub(first));
+            self.decode_seconds.record(last.saturating_sub(first));
         }
     }
 
-    pub(crate) fn note_pages(&mut self, pages: &[PageStatistics]) {
+    pub(crate) fn record_pages(&mut self, pages: &[PageStatistics]) {
         self.pages_total = pages.iter().map(|pages| pages.total).sum();
         self.pages_free = pages.iter().map(|pages| pages.free).sum();
         self.pages_cached = pages.iter().map(|pages| pages.cached).sum();
@@ -164,7 +164,7 @@ mod tests {
     fn a_time_falls_into_the_bucket_whose_bound_it_does_not_exceed() {
         let mut histogram = Histogram::default();
         for millis in [0, 1, 2, 250_000, 250_001] {
-            histogram.note(Duration::from_millis(millis));
+            histogram.record(Duration::from_millis(millis));
         }
         assert_eq!(
             (histogram.counts[0], histogram.counts[1], histogram.counts[16], histogram.counts[17]),

@@ -131,7 +131,8 @@ impl Scheduler {
 
     /// Requests that run, and requests that wait. One with several beams is where the first of them is.
     pub fn requests(&self) -> (usize, usize) {
-        let leaders = |queue: &mut dyn Iterator<Item = &Sequence>| queue.filter(|sequence| sequence.leads()).count();
+        let leaders =
+            |queue: &mut dyn Iterator<Item = &Sequence>| queue.filter(|sequence| sequence.is_primary()).count();
         (leaders(&mut self.running.iter()), leaders(&mut self.waiting.iter()))
     }
 
@@ -145,7 +146,7 @@ impl Scheduler {
     pub fn schedule(&mut self, prompt_tokens: usize) -> Schedule {
         let mut plan = Schedule::new(self.limits);
         for sequence in &mut self.running {
-            self.pages.release_passed(&mut sequence.tables, sequence.computed);
+            self.pages.release_out_of_window(&mut sequence.tables, sequence.computed);
         }
         self.schedule_running(&mut plan, false, |sequence| sequence.pending() == 1);
         if plan.tokens > 0 {
@@ -190,14 +191,14 @@ impl Scheduler {
             let others_want = takes_steps
                 && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(|other| other.pending() > 1));
             let sequence = &mut self.running[index];
-            let logit_rows = plan.logit_rows + if sequence.chunk_tells(planned) { planned } else { 0 };
+            let logit_rows = plan.logit_rows + if sequence.chunk_has_prompt_logprobs(planned) { planned } else { 0 };
             let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
             let share = if others_want { left.div_ceil(2) } else { left };
-            let count = self.pages.fits(&sequence.tables, sequence.computed, pending.min(planned + share));
+            let count = self.pages.allocatable_slots(&sequence.tables, sequence.computed, pending.min(planned + share));
             if count > planned {
-                self.pages.extend(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
-                sequence.note_scheduled();
-                if sequence.chunk_tells(count) {
+                self.pages.allocate_slots(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
+                sequence.record_scheduled();
+                if sequence.chunk_has_prompt_logprobs(count) {
                     plan.logit_rows = logit_rows.saturating_sub(count);
                 }
                 plan.set(index, planned, count);
@@ -225,22 +226,22 @@ impl Scheduler {
         while plan.tokens < plan.limit {
             let Some(place) = self.next_waiting() else { return };
             if self.free_places() == 0 {
-                if !self.make_way(plan, place) {
+                if !self.preempt_for(plan, place) {
                     return;
                 }
                 continue;
             }
             let Some(mut next) = self.waiting.remove(place) else { return };
-            let found = self.take_over(&mut next);
-            let mut promised = vec![0; self.pages.groups()];
+            let found = self.share_computed_pages(&mut next);
+            let mut reserved = vec![0; self.pages.groups()];
             for sequence in self.running.iter().filter(|sequence| sequence.pending() > 1) {
-                self.pages.add_promised(&sequence.tables, sequence.tokens.len(), chunk, &mut promised);
+                self.pages.add_reserved(&sequence.tables, sequence.tokens.len(), chunk, &mut reserved);
             }
-            if !self.running.is_empty() && !self.pages.has_room(&next.tables, next.tokens.len(), chunk, &promised) {
+            if !self.running.is_empty() && !self.pages.can_allocate(&next.tables, next.tokens.len(), chunk, &reserved) {
                 self.pages.release(&mut next.tables);
-                next.start_over();
+                next.reset();
                 self.waiting.insert(place, next);
-                if !self.make_way(plan, place) {
+                if !self.preempt_for(plan, place) {
                     return;
                 }
                 continue;
@@ -264,11 +265,11 @@ impl Scheduler {
             }
             let left = self.limits.max_num_batched_tokens.saturating_sub(plan.tokens);
             let most = wanted.min(left).min(plan.logit_rows);
-            let fits = self.pages.fits(&sequence.tables, sequence.computed, chunk.count + most);
+            let fits = self.pages.allocatable_slots(&sequence.tables, sequence.computed, chunk.count + most);
             chunk.drafts = fits.saturating_sub(chunk.count);
             sequence.drafts.truncate(chunk.drafts);
             if chunk.drafts > 0 {
-                self.pages.extend(&mut sequence.tables, sequence.computed, fits, &mut plan.moves);
+                self.pages.allocate_slots(&mut sequence.tables, sequence.computed, fits, &mut plan.moves);
                 plan.tokens += chunk.drafts;
                 plan.logit_rows -= chunk.drafts;
             }
@@ -277,29 +278,30 @@ impl Scheduler {
 
     /// The first that waits for its turn alone, and not for another to compute the prompt of both.
     fn next_waiting(&self) -> Option<usize> {
-        let is_under_way = |twin| self.running.iter().any(|sequence| sequence.id == twin && sequence.output_len() == 0);
-        let may_run = |sequence: &Sequence| !sequence.is_ready() && !sequence.twin.is_some_and(is_under_way);
+        let is_under_way =
+            |fork_parent| self.running.iter().any(|sequence| sequence.id == fork_parent && sequence.output_len() == 0);
+        let may_run = |sequence: &Sequence| !sequence.is_expanded() && !sequence.fork_parent.is_some_and(is_under_way);
         self.waiting.iter().position(may_run)
     }
 
-    /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its twin or
+    /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its parent or
     /// of another beam. Says how many tokens were kept.
-    fn take_over(&mut self, next: &mut Sequence) -> usize {
+    fn share_computed_pages(&mut self, next: &mut Sequence) -> usize {
         let most = next.reusable();
         let kept = self.pages.reuse(&mut next.tables, &next.tokens, 0, most);
-        next.note_reused(kept);
+        next.record_reused(kept);
         let donor = self.running.iter().map(|other| (next.shared_with(other), other)).max_by_key(|&(shared, _)| shared);
         if let Some((shared, donor)) = donor.filter(|&(shared, _)| shared > next.computed)
             && self.pages.fork(&mut next.tables, &donor.tables, shared)
         {
-            next.note_reused(shared);
+            next.record_reused(shared);
         }
         kept
     }
 
     /// Sends the last in rank back for a waiting sequence that goes before it and has a higher priority, or if nobody
     /// who runs has something to compute.
-    fn make_way(&mut self, plan: &mut Schedule, place: usize) -> bool {
+    fn preempt_for(&mut self, plan: &mut Schedule, place: usize) -> bool {
         let next = &self.waiting[place];
         let Some(last) = self.running.last() else { return false };
         let yields = last.params.priority > next.params.priority && last.rank() > next.rank();
@@ -313,7 +315,7 @@ impl Scheduler {
     /// Sends the last in rank of those that run back to the queue, without its pages. False if none runs.
     pub fn preempt_last(&mut self) -> bool {
         let Some(sequence) = self.running.pop() else { return false };
-        self.send_back(sequence);
+        self.requeue(sequence);
         true
     }
 
@@ -321,12 +323,12 @@ impl Scheduler {
     fn preempt(&mut self, plan: &mut Schedule, index: usize) {
         plan.remove(index);
         let sequence = self.running.remove(index);
-        self.send_back(sequence);
+        self.requeue(sequence);
     }
 
-    fn send_back(&mut self, mut sequence: Sequence) {
+    fn requeue(&mut self, mut sequence: Sequence) {
         self.pages.release(&mut sequence.tables);
-        sequence.start_over();
+        sequence.reset();
         sequence.timing.preemptions += 1;
         self.preemptions += 1;
         self.add(sequence);
@@ -341,7 +343,7 @@ fn reuse(pages: &mut Pages, sequence: &mut Sequence, plan: &mut Schedule) -> (us
     let mut computed = pages.reuse(tables, tokens, before, most);
     let more_to_come = pages.fetch(tables, tokens, (computed, most), &mut plan.fetch, &mut plan.moves);
     computed = pages.reuse(tables, tokens, computed, most);
-    sequence.note_reused(computed);
+    sequence.record_reused(computed);
     (computed - before, more_to_come)
 }
 

@@ -15,7 +15,7 @@ use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
 /// What one level of priority is worth: a request goes before those of the next level that came up to so many requests
 /// earlier. So a request of any priority is overtaken by a limited number of others, and its turn comes.
-const PLACES_A_LEVEL: i64 = 256;
+const ARRIVALS_PER_PRIORITY_LEVEL: i64 = 256;
 
 /// A request that the engine works on. Whether it waits or runs is which of the scheduler's queues it is in.
 #[derive(Debug)]
@@ -38,14 +38,20 @@ pub(crate) struct Sequence {
     /// What it is to a beam search, where its request is one: the sequences of one request are its beams.
     pub beam: Option<Beam>,
     /// The request with the same prompt whose pages it shares, once they are computed.
-    pub twin: Option<RequestId>,
+    pub fork_parent: Option<RequestId>,
     /// Position of the first token of the prompt whose log-probability is still to be told; the prompt's end if none.
     pub next_prompt_logprob: usize,
     arrival: Instant,
 }
 
 impl Sequence {
-    pub fn new(id: RequestId, request: Request, twin: Option<RequestId>, tables: PageTables, drafts: Drafts) -> Self {
+    pub fn new(
+        id: RequestId,
+        request: Request,
+        fork_parent: Option<RequestId>,
+        tables: PageTables,
+        drafts: Drafts,
+    ) -> Self {
         let Request { prompt, params, adapter } = request;
         let untold = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {
@@ -59,7 +65,7 @@ impl Sequence {
                 .as_deref()
                 .map(|grammar| Constraint::new(grammar, &params.stop_token_ids)),
             drafts,
-            twin,
+            fork_parent,
             next_prompt_logprob: untold.min(prompt.len()),
             beam: params.beam_search.as_ref().map(|_| Beam::default()),
             params: Arc::new(params),
@@ -74,23 +80,23 @@ impl Sequence {
     pub fn rank(&self) -> (i64, RequestId, usize) {
         let RequestId(arrival) = self.id;
         let beam = self.beam.as_ref().map_or(0, |beam| beam.index);
-        ((arrival as i64).saturating_add(i64::from(self.params.priority) * PLACES_A_LEVEL), self.id, beam)
+        ((arrival as i64).saturating_add(i64::from(self.params.priority) * ARRIVALS_PER_PRIORITY_LEVEL), self.id, beam)
     }
 
     /// Whether it is all of its request, or the first of its beams: there is always one.
-    pub fn leads(&self) -> bool {
+    pub fn is_primary(&self) -> bool {
         self.beam.as_ref().is_none_or(|beam| beam.index == 0)
     }
 
     /// Whether it is a beam that knows how it may go on, and waits for its siblings to be as far.
-    pub fn is_ready(&self) -> bool {
-        self.beam.as_ref().is_some_and(|beam| beam.outlook.is_some())
+    pub fn is_expanded(&self) -> bool {
+        self.beam.as_ref().is_some_and(|beam| beam.expansion.is_some())
     }
 
     /// Tokens that are to be computed: one in a decode step, more in a prefill. Zero of a beam that waits for its
     /// siblings, whether its pages are still there or not, and of no other sequence.
     pub fn pending(&self) -> usize {
-        if self.is_ready() { 0 } else { self.tokens.len() - self.computed }
+        if self.is_expanded() { 0 } else { self.tokens.len() - self.computed }
     }
 
     /// Tokens sampled so far.
@@ -99,24 +105,24 @@ impl Sequence {
     }
 
     /// Drafts that are of use in a decode step, at the most: with the token sampled after them the sequence is as long as
-    /// it may get, which is `most_tokens` or less.
-    pub fn room_for_drafts(&self, most_tokens: usize) -> usize {
+    /// it may get, which is `max_total_tokens` or less.
+    pub fn max_drafts(&self, max_total_tokens: usize) -> usize {
         let left = self.params.max_tokens.saturating_sub(self.output_len());
-        left.min(most_tokens.saturating_sub(self.tokens.len())).saturating_sub(1)
+        left.min(max_total_tokens.saturating_sub(self.tokens.len())).saturating_sub(1)
     }
 
     /// Leading tokens that need not be computed if their keys and values are known: the last token's logits are wanted,
     /// and those before each token of the prompt whose log-probability is to be told.
     pub fn reusable(&self) -> usize {
-        if self.tells_prompt() { self.next_prompt_logprob - 1 } else { self.tokens.len() - 1 }
+        if self.wants_prompt_logprobs() { self.next_prompt_logprob - 1 } else { self.tokens.len() - 1 }
     }
 
     /// Leading tokens that need not be computed since another's pages hold them: those of the prompt that it has in common
-    /// with its twin, and whole pages of what it has in common with other beams of its request. (Whole ones, since a
+    /// with its parent, and whole pages of what it has in common with other beams of its request. (Whole ones, since a
     /// smallest pool holds no copy of a page that others may look for.)
     pub fn shared_with(&self, other: &Self) -> usize {
         let most = self.reusable().min(other.computed);
-        if Some(other.id) == self.twin {
+        if Some(other.id) == self.fork_parent {
             return most.min(self.prompt_len - 1);
         }
         if other.id != self.id {
@@ -127,13 +133,13 @@ impl Sequence {
     }
 
     /// Whether log-probabilities of its prompt are still to be told.
-    pub fn tells_prompt(&self) -> bool {
+    pub fn wants_prompt_logprobs(&self) -> bool {
         self.next_prompt_logprob < self.prompt_len
     }
 
     /// Tokens that the next chunk has at the most, where each row with logits takes a part of `logit_rows`.
     pub fn chunk_limit(&self, logit_rows: usize) -> usize {
-        if !self.tells_prompt() {
+        if !self.wants_prompt_logprobs() {
             return usize::MAX;
         }
         // Up to the first row whose logits are wanted there is no limit.
@@ -144,12 +150,12 @@ impl Sequence {
     }
 
     /// Whether the logits of a chunk of `count` tokens tell log-probabilities of the prompt.
-    pub fn chunk_tells(&self, count: usize) -> bool {
-        self.tells_prompt() && self.computed + count >= self.next_prompt_logprob
+    pub fn chunk_has_prompt_logprobs(&self, count: usize) -> bool {
+        self.wants_prompt_logprobs() && self.computed + count >= self.next_prompt_logprob
     }
 
     /// Takes note that its first tokens are computed, since others did it.
-    pub fn note_reused(&mut self, computed: usize) {
+    pub fn record_reused(&mut self, computed: usize) {
         if self.output_len() == 0 {
             self.timing.cached_tokens += computed - self.computed;
         }
@@ -157,7 +163,7 @@ impl Sequence {
     }
 
     /// Takes note that it has given its pages back.
-    pub fn start_over(&mut self) {
+    pub fn reset(&mut self) {
         self.computed = 0;
         self.drafts.clear();
         if self.output_len() == 0 {
@@ -166,12 +172,12 @@ impl Sequence {
     }
 
     /// Takes note that it is part of a batch.
-    pub fn note_scheduled(&mut self) {
+    pub fn record_scheduled(&mut self) {
         self.timing.first_scheduled.get_or_insert_with(|| self.arrival.elapsed());
     }
 
     /// Takes note that the first so many of its drafts were accepted.
-    pub fn note_drafts(&mut self, accepted: usize) {
+    pub fn record_drafts(&mut self, accepted: usize) {
         self.timing.drafted_tokens += self.drafts.tokens().len();
         self.timing.accepted_tokens += accepted;
         self.drafts.verified(accepted);
@@ -180,7 +186,7 @@ impl Sequence {
     /// Appends a sampled token; the time since the one before, or since its arrival.
     pub fn push(&mut self, token: u32) -> Duration {
         self.append(token);
-        self.note_token()
+        self.record_token()
     }
 
     fn append(&mut self, token: u32) {
@@ -189,7 +195,7 @@ impl Sequence {
     }
 
     /// Takes note that it has a token more; the time since the one before, or since its arrival.
-    pub fn note_token(&mut self) -> Duration {
+    pub fn record_token(&mut self) -> Duration {
         let now = self.arrival.elapsed();
         let last = self.timing.last_token.replace(now);
         self.timing.first_token.get_or_insert(now);
@@ -197,8 +203,8 @@ impl Sequence {
     }
 
     /// Of a beam, how it may go on, which is forgotten then; or why it cannot.
-    pub fn take_outlook(&mut self) -> (Vec<Continuation>, Option<SampleError>) {
-        match self.beam.as_mut().and_then(|beam| beam.outlook.take()) {
+    pub fn take_expansion(&mut self) -> (Vec<Continuation>, Option<SampleError>) {
+        match self.beam.as_mut().and_then(|beam| beam.expansion.take()) {
             Some(Ok(continuations)) => (continuations, None),
             Some(Err(error)) => (Vec::new(), Some(error)),
             None => (Vec::new(), None),
@@ -220,7 +226,7 @@ impl Sequence {
             drafts: Drafts::default(),
             timing: RequestTiming { preemptions: 0, ..self.timing },
             beam: None,
-            twin: self.twin,
+            fork_parent: self.fork_parent,
             next_prompt_logprob: self.next_prompt_logprob,
             arrival: self.arrival,
         }
@@ -229,6 +235,6 @@ impl Sequence {
     /// Makes it the beam of a place that goes on by a token.
     pub fn become_beam(&mut self, index: usize, child: &Child) {
         self.append(child.token);
-        self.beam = Some(Beam { index, score: child.score, outlook: None });
+        self.beam = Some(Beam { index, score: child.score, expansion: None });
     }
 }

@@ -53,17 +53,17 @@ pub(crate) struct Beam {
     /// The sum of the log-probabilities of its tokens behind the prompt.
     pub score: f64,
     /// How it may go on, once its last token is computed. It has nothing to compute then.
-    pub outlook: Option<Result<Vec<Continuation>, SampleError>>,
+    pub expansion: Option<Result<Vec<Continuation>, SampleError>>,
 }
 
 /// The beam searches under way.
 #[derive(Debug, Default)]
-pub(crate) struct Searches(BTreeMap<RequestId, Search>);
+pub(crate) struct BeamSearches(BTreeMap<RequestId, Search>);
 
-impl Searches {
-    /// Takes note of a request, if it is a beam search. Its sequences have up to `most_tokens` behind the prompt.
-    pub fn begin(&mut self, id: RequestId, params: &SamplingParams, most_tokens: usize) {
-        self.0.extend(Search::new(params, most_tokens).map(|search| (id, search)));
+impl BeamSearches {
+    /// Takes note of a request, if it is a beam search. Its sequences have up to `max_total_tokens` behind the prompt.
+    pub fn begin(&mut self, id: RequestId, params: &SamplingParams, max_total_tokens: usize) {
+        self.0.extend(Search::new(params, max_total_tokens).map(|search| (id, search)));
     }
 
     /// Forgets a request that has ended, whatever it was.
@@ -83,8 +83,8 @@ impl Searches {
 
     fn advance_one(&mut self, id: RequestId, scheduler: &mut Scheduler, metrics: &mut Metrics) -> Option<StepOutput> {
         let search = self.0.get_mut(&id)?;
-        let mut beams = scheduler.take_computed_beams(id)?;
-        let (ways, errors): (Vec<_>, Vec<_>) = beams.iter_mut().map(Sequence::take_outlook).unzip();
+        let mut beams = scheduler.take_expanded_beams(id)?;
+        let (ways, errors): (Vec<_>, Vec<_>) = beams.iter_mut().map(Sequence::take_expansion).unzip();
         let mut errors: Vec<SampleError> = errors.into_iter().flatten().collect();
         // A beam that cannot go on is none of the next ones; what else goes wrong ends the search.
         let fatal = errors.iter().position(|error| !matches!(error, SampleError::NothingLeft { .. }));
@@ -93,11 +93,11 @@ impl Searches {
         let leader = beams.first_mut()?;
         leader.timing.preemptions = preemptions;
         if fatal.is_none() {
-            let since_last = leader.note_token();
-            metrics.note_token(since_last, &leader.timing, children.is_empty());
+            let since_last = leader.record_token();
+            metrics.record_token(since_last, &leader.timing, children.is_empty());
         }
         if !children.is_empty() {
-            scheduler.put_beams(beams, &children);
+            scheduler.queue_beams(beams, &children);
             return None;
         }
         let mut output = StepOutput::empty(leader);
@@ -128,10 +128,10 @@ fn views<'a>(beams: &'a [Sequence], ways: &'a [Vec<Continuation>]) -> Vec<search
 }
 
 /// Keeps with a beam how it may go on, from the logits of its last token; or why it cannot, and says so.
-pub(crate) fn look_ahead(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Option<SampleError> {
+pub(crate) fn expand_beam(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Option<SampleError> {
     let Sequence { params, history, tokens, beam, .. } = sequence;
-    let outlook = sampler.continuations(row, params, history, tokens.len(), Search::wanted(params));
-    let error = outlook.as_ref().err().cloned();
-    beam.as_mut()?.outlook = Some(outlook);
+    let expansion = sampler.continuations(row, params, history, tokens.len(), Search::wanted(params));
+    let error = expansion.as_ref().err().cloned();
+    beam.as_mut()?.expansion = Some(expansion);
     error
 }

@@ -35,15 +35,15 @@ pub(super) struct Search {
     early_stopping: EarlyStopping,
     stop_token_ids: Vec<u32>,
     /// Tokens of a sequence behind the prompt, at the most.
-    most_tokens: usize,
+    max_total_tokens: usize,
     /// Complete sequences, the best first; no more than beams.
     complete: Vec<Hypothesis>,
 }
 
 impl Search {
-    /// A search at its beginning, whose sequences have up to `most_tokens` behind the prompt. None if the parameters ask
+    /// A search at its beginning, whose sequences have up to `max_total_tokens` behind the prompt. None if the parameters ask
     /// for none.
-    pub fn new(params: &SamplingParams, most_tokens: usize) -> Option<Self> {
+    pub fn new(params: &SamplingParams, max_total_tokens: usize) -> Option<Self> {
         let search = params.beam_search.as_ref()?;
         Some(Self {
             width: search.beam_width,
@@ -51,7 +51,7 @@ impl Search {
             length_penalty: search.length_penalty,
             early_stopping: search.early_stopping,
             stop_token_ids: params.stop_token_ids.clone(),
-            most_tokens,
+            max_total_tokens,
             complete: Vec::new(),
         })
     }
@@ -82,7 +82,7 @@ impl Search {
         }
         // Among equals the better beam and its likelier token come first, since this keeps the order that they have.
         all.sort_by(|a, b| b.score.total_cmp(&a.score));
-        let is_last = output_len >= self.most_tokens;
+        let is_last = output_len >= self.max_total_tokens;
         let (ending, mut next): (Vec<_>, Vec<_>) =
             all.iter().enumerate().partition(|(_, child)| is_last || self.stop_token_ids.contains(&child.token));
         for (_, child) in ending.into_iter().filter(|&(place, _)| place < self.width) {
@@ -108,7 +108,7 @@ impl Search {
         let Some(worst) = self.complete.get(self.width - 1) else { return false };
         let length = match self.early_stopping {
             EarlyStopping::Always => return true,
-            EarlyStopping::Never if self.length_penalty > 0.0 => self.most_tokens,
+            EarlyStopping::Never if self.length_penalty > 0.0 => self.max_total_tokens,
             EarlyStopping::Never | EarlyStopping::Heuristic => output_len,
         };
         self.score_at(best, length) <= worst.score

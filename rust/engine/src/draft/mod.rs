@@ -21,7 +21,7 @@
 //! | `model.rs` | what a smaller model would say |
 //!
 //! # Length
-//! A draft that is likely to be accepted is worth a row, others are not: [`gain`] weighs how often the drafts of a
+//! A draft that is likely to be accepted is worth a row, others are not: [`length`] weighs how often the drafts of a
 //! sequence were accepted lately ([`acceptance`]) against what steps of so many rows took ([`cost`]).
 //!
 //! # A new source
@@ -31,7 +31,7 @@
 mod acceptance;
 mod config;
 mod cost;
-mod gain;
+mod length;
 mod model;
 mod ngram;
 mod prediction;
@@ -159,7 +159,7 @@ impl Drafts {
     }
 
     /// Whether they are the draft model's, those there are or are to be.
-    fn are_guessed(&self) -> bool {
+    fn are_from_model(&self) -> bool {
         self.sources.get(self.from).is_some_and(|source| matches!(source.origin, Origin::Model))
     }
 
@@ -172,7 +172,7 @@ impl Drafts {
     pub fn verified(&mut self, accepted: usize) {
         let drafted = self.tokens.len();
         if let Some(acceptance) = self.acceptance().filter(|_| drafted > 0) {
-            acceptance.note(drafted, accepted);
+            acceptance.record(drafted, accepted);
         }
         self.clear();
     }

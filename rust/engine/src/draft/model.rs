@@ -17,7 +17,7 @@ use crate::sequence::Sequence;
 use crate::{ConfigError, RequestId, SamplingParams};
 
 /// The share of a new measurement of what a draft takes.
-const EASING: f64 = 0.2;
+const SMOOTHING: f64 = 0.2;
 
 /// A model to guess with, and what it may use.
 #[derive(Debug)]
@@ -41,12 +41,12 @@ pub(super) struct Limits {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Guesser<M> {
+pub(super) struct DraftModelRunner<M> {
     model: M,
     pages: Pages,
     max_model_len: usize,
     limits: Limits,
-    followed: BTreeMap<RequestId, Followed>,
+    cached_pages: BTreeMap<RequestId, DraftState>,
     logits: Vec<f32>,
     /// Seconds that one more draft for each of some sequences takes; 0 until it was measured.
     pub seconds: f64,
@@ -54,7 +54,7 @@ pub(super) struct Guesser<M> {
 
 /// A sequence as far as the model has read it.
 #[derive(Debug)]
-struct Followed {
+struct DraftState {
     tables: PageTables,
     /// Tokens whose keys and values are in the pages, drafts of the latest step among them.
     tokens: Vec<u32>,
@@ -75,7 +75,7 @@ struct Guess {
     is_last: bool,
 }
 
-impl<M: LanguageModel> Guesser<M> {
+impl<M: LanguageModel> DraftModelRunner<M> {
     /// # Errors
     /// [`ConfigError`] if the model does not fit the one that it guesses for, or its pages do not fit it.
     pub fn new(draft: DraftModel<M>, target: &M, limits: Limits) -> Result<Self, ConfigError> {
@@ -92,8 +92,16 @@ impl<M: LanguageModel> Guesser<M> {
             return Err(ConfigError::PoolCount { expected: groups.len(), given: pages.len() });
         }
         let pages = Pages::new(groups, &pages, false);
-        let max_model_len = max_model_len.min(pages.capacity_of_one());
-        Ok(Self { model, pages, max_model_len, limits, followed: BTreeMap::new(), logits: Vec::new(), seconds: 0.0 })
+        let max_model_len = max_model_len.min(pages.tokens_of_one_sequence());
+        Ok(Self {
+            model,
+            pages,
+            max_model_len,
+            limits,
+            cached_pages: BTreeMap::new(),
+            logits: Vec::new(),
+            seconds: 0.0,
+        })
     }
 
     /// Drafts of a sequence of so many tokens that the model has room for.
@@ -121,28 +129,30 @@ impl<M: LanguageModel> Guesser<M> {
             let begin = Instant::now();
             self.forward(running, &guesses, cancel)?;
             if depth > 0 {
-                let easing = if self.seconds == 0.0 { 1.0 } else { EASING };
+                let easing = if self.seconds == 0.0 { 1.0 } else { SMOOTHING };
                 self.seconds += easing * (begin.elapsed().as_secs_f64() - self.seconds);
             }
             depth += 1;
             let mut rows = self.logits.chunks_exact(self.model.vocab_size());
-            let Self { pages, followed, .. } = self;
+            let Self { pages, cached_pages, .. } = self;
             guesses.retain_mut(|guess| {
                 if !guess.is_last {
                     return false;
                 }
                 let (Some(row), sequence) = (rows.next(), &mut running[guess.index]) else { return false };
-                let Some(Followed { tables, tokens, params }) = followed.get_mut(&sequence.id) else { return false };
+                let Some(DraftState { tables, tokens, params }) = cached_pages.get_mut(&sequence.id) else {
+                    return false;
+                };
                 let position = tokens.len();
                 let Ok(sample) = sampler.sample(row, params, &mut guess.history, None, position) else { return false };
                 sequence.drafts.push(sample.token);
                 guess.history.push(sample.token);
                 guess.next = vec![sample.token];
-                if depth == guess.most || pages.fits(tables, tokens.len(), 1) == 0 {
+                if depth == guess.most || pages.allocatable_slots(tables, tokens.len(), 1) == 0 {
                     return false;
                 }
                 let mut moves = Vec::new();
-                pages.extend(tables, tokens.len(), 1, &mut moves);
+                pages.allocate_slots(tables, tokens.len(), 1, &mut moves);
                 true
             });
         }
@@ -157,33 +167,34 @@ impl<M: LanguageModel> Guesser<M> {
         for &(index, most) in wanted.iter().take(self.limits.sequences) {
             let sequence = &running[index];
             let tables = || self.pages.private_tables();
-            let Followed { tables, tokens, .. } = self.followed.entry(sequence.id).or_insert_with(|| Followed {
-                tables: tables(),
-                tokens: Vec::new(),
-                params: SamplingParams {
-                    logprobs: None,
-                    entropy: false,
-                    trace: None,
-                    logits_processor: None,
-                    ..(*sequence.params).clone()
-                },
-            });
+            let DraftState { tables, tokens, .. } =
+                self.cached_pages.entry(sequence.id).or_insert_with(|| DraftState {
+                    tables: tables(),
+                    tokens: Vec::new(),
+                    params: SamplingParams {
+                        logprobs: None,
+                        entropy: false,
+                        trace: None,
+                        logits_processor: None,
+                        ..(*sequence.params).clone()
+                    },
+                });
             let same = tokens.iter().zip(&sequence.tokens).take_while(|(read, token)| read == token).count();
             let read = same.min(sequence.tokens.len() - 1);
             tokens.truncate(read);
             self.pages.release_beyond(tables, read);
-            self.pages.release_passed(tables, read);
+            self.pages.release_out_of_window(tables, read);
             let pending = sequence.tokens.len() - read;
             // What the latest step accepted is not counted as a prompt.
             let most_read = if pending <= most + 1 { pending } else { to_read };
             let count = pending.min(most_read).min(left);
-            let fits = self.make_room(running, index, count);
+            let fits = self.evict_lower_ranked(running, index, count);
             if fits == 0 {
                 continue;
             }
-            let Some(Followed { tables, .. }) = self.followed.get_mut(&sequence.id) else { continue };
+            let Some(DraftState { tables, .. }) = self.cached_pages.get_mut(&sequence.id) else { continue };
             let mut moves = Vec::new();
-            self.pages.extend(tables, read, fits, &mut moves);
+            self.pages.allocate_slots(tables, read, fits, &mut moves);
             left -= fits;
             to_read = to_read.saturating_sub(fits);
             guesses.push(Guess {
@@ -199,13 +210,12 @@ impl<M: LanguageModel> Guesser<M> {
     }
 
     /// How many of so many tokens of a sequence can have pages, if those behind it in rank give theirs up.
-    fn make_room(&mut self, running: &[Sequence], index: usize, count: usize) -> usize {
+    fn evict_lower_ranked(&mut self, running: &[Sequence], index: usize, count: usize) -> usize {
         let mut behind = running[index + 1..].iter().rev();
         loop {
-            let fits = self
-                .followed
-                .get(&running[index].id)
-                .map_or(0, |Followed { tables, tokens, .. }| self.pages.fits(tables, tokens.len(), count));
+            let fits = self.cached_pages.get(&running[index].id).map_or(0, |DraftState { tables, tokens, .. }| {
+                self.pages.allocatable_slots(tables, tokens.len(), count)
+            });
             if fits == count {
                 return fits;
             }
@@ -216,8 +226,8 @@ impl<M: LanguageModel> Guesser<M> {
 
     /// Gives back what is kept of some sequences.
     pub fn forget(&mut self, is_gone: impl Fn(RequestId) -> bool) {
-        let Self { pages, followed, .. } = self;
-        followed.retain(|&id, Followed { tables, .. }| {
+        let Self { pages, cached_pages, .. } = self;
+        cached_pages.retain(|&id, DraftState { tables, .. }| {
             let gone = is_gone(id);
             if gone {
                 pages.release(tables);
@@ -228,10 +238,10 @@ impl<M: LanguageModel> Guesser<M> {
 
     /// Computes the next tokens of each, which are read then.
     fn forward(&mut self, running: &[Sequence], guesses: &[Guess], cancel: &Cancel) -> Result<(), ForwardError> {
-        let Self { model, followed, logits, .. } = self;
+        let Self { model, cached_pages, logits, .. } = self;
         let chunks = guesses.iter().filter_map(|guess| {
             let sequence = &running[guess.index];
-            let Followed { tables, tokens, .. } = followed.get(&sequence.id)?;
+            let DraftState { tables, tokens, .. } = cached_pages.get(&sequence.id)?;
             Some(SequenceChunk {
                 tokens: &guess.next,
                 first_position: tokens.len(),
@@ -245,7 +255,7 @@ impl<M: LanguageModel> Guesser<M> {
         let sequences: Vec<SequenceChunk<'_>> = chunks.collect();
         model.forward(Batch { sequences: &sequences }, cancel, logits)?;
         for guess in guesses {
-            if let Some(Followed { tokens, .. }) = followed.get_mut(&running[guess.index].id) {
+            if let Some(DraftState { tokens, .. }) = cached_pages.get_mut(&running[guess.index].id) {
                 tokens.extend(&guess.next);
             }
         }
@@ -257,9 +267,9 @@ impl<M: LanguageModel> Guesser<M> {
     /// # Errors
     /// What is wrong.
     pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
-        if let Some(RequestId(id)) = self.followed.keys().copied().find(|&id| !is_there(id)) {
+        if let Some(RequestId(id)) = self.cached_pages.keys().copied().find(|&id| !is_there(id)) {
             return Err(format!("the draft model has pages of request {id}, which is gone"));
         }
-        self.pages.audit(self.followed.values().map(|followed| &followed.tables))
+        self.pages.audit(self.cached_pages.values().map(|cached_pages| &cached_pages.tables))
     }
 }

@@ -15,7 +15,7 @@ const LONGEST: usize = 8;
 const SURPRISE: f64 = 0.005;
 /// The share of tokens that come as predicted: before any came, and what each weighs.
 const EXPECTED: f64 = 0.8;
-const EASING: f64 = 0.06;
+const SMOOTHING: f64 = 0.06;
 
 /// See the module.
 #[derive(Debug)]
@@ -28,20 +28,20 @@ pub(super) struct Prediction {
     /// Tokens at the end of these that were not the predicted ones.
     missed: i32,
     /// The share of the tokens before these that were.
-    came_true: f64,
+    match_rate: f64,
     prompt_len: usize,
 }
 
 impl Prediction {
     pub fn new(tokens: Vec<u32>, prompt_len: usize) -> Self {
-        Self { tokens, next: 0, seen: prompt_len, missed: 0, came_true: EXPECTED, prompt_len }
+        Self { tokens, next: 0, seen: prompt_len, missed: 0, match_rate: EXPECTED, prompt_len }
     }
 
     /// Goes along with the tokens that have come.
     fn follow(&mut self, tokens: &[u32]) {
         for &token in &tokens[self.seen..] {
             if self.tokens.get(self.next) == Some(&token) {
-                self.came_true = self.came_true * (1.0 - EASING).powi(self.missed + 1) + EASING;
+                self.match_rate = self.match_rate * (1.0 - SMOOTHING).powi(self.missed + 1) + SMOOTHING;
                 self.missed = 0;
             } else {
                 self.missed = self.missed.saturating_add(1);
@@ -58,7 +58,7 @@ impl Prediction {
 
     /// Whether the latest misses are more than a token here and there.
     fn is_lost(&self) -> bool {
-        self.missed > 1 && (1.0 - self.came_true).powi(self.missed) < SURPRISE
+        self.missed > 1 && (1.0 - self.match_rate).powi(self.missed) < SURPRISE
     }
 
     /// The place after the longest match, and of equals after the nearest.

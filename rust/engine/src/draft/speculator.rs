@@ -7,8 +7,8 @@ use super::Drafts;
 use super::acceptance::Acceptance;
 use super::config::SpeculativeConfig;
 use super::cost::StepCosts;
-use super::gain::{Offer, lengths};
-use super::model::{DraftModel, Guesser, Limits};
+use super::length::{Proposal, draft_lengths};
+use super::model::{DraftModel, DraftModelRunner, Limits};
 use crate::sampling::Sampler;
 use crate::sequence::Sequence;
 use crate::{ConfigError, EngineConfig, Request, RequestId};
@@ -17,7 +17,7 @@ use crate::{ConfigError, EngineConfig, Request, RequestId};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DraftLimits {
     /// Tokens of a sequence, with its drafts and the token that follows them.
-    pub most_tokens: usize,
+    pub max_total_tokens: usize,
     /// Tokens of prompts that a draft model may read.
     pub prompt_tokens: usize,
 }
@@ -27,7 +27,7 @@ pub(crate) struct DraftLimits {
 pub(crate) struct Speculator<M> {
     config: SpeculativeConfig,
     costs: StepCosts,
-    model: Option<Guesser<M>>,
+    model: Option<DraftModelRunner<M>>,
 }
 
 impl<M: LanguageModel> Speculator<M> {
@@ -35,7 +35,7 @@ impl<M: LanguageModel> Speculator<M> {
     /// [`ConfigError`] if a draft model does not fit.
     pub fn new(config: &EngineConfig, draft: Option<DraftModel<M>>, target: &M) -> Result<Self, ConfigError> {
         let limits = Limits { sequences: config.max_num_seqs, tokens: config.max_num_batched_tokens };
-        let model = draft.map(|draft| Guesser::new(draft, target, limits)).transpose()?;
+        let model = draft.map(|draft| DraftModelRunner::new(draft, target, limits)).transpose()?;
         Ok(Self { config: config.speculative.clone(), costs: StepCosts::new(), model })
     }
 
@@ -60,58 +60,60 @@ impl<M: LanguageModel> Speculator<M> {
         cancel: &Cancel,
     ) -> Result<(), ForwardError> {
         let mut rows = 0;
-        let mut offers = Vec::new();
-        let mut offered = Vec::new();
+        let mut proposals = Vec::new();
+        let mut proposing = Vec::new();
         for (index, sequence) in running.iter_mut().enumerate() {
             sequence.drafts.clear();
-            if sequence.pending() != 1 || sequence.tells_prompt() {
+            if sequence.pending() != 1 || sequence.wants_prompt_logprobs() {
                 continue;
             }
             rows += 1;
-            let most = sequence.room_for_drafts(limits.most_tokens).min(self.config.num_speculative_tokens);
+            let most = sequence.max_drafts(limits.max_total_tokens).min(self.config.num_speculative_tokens);
             if most > 0
-                && let Some(offer) = self.offer(sequence, most)
+                && let Some(proposal) = self.proposal(sequence, most)
             {
-                offers.push(offer);
-                offered.push(index);
+                proposals.push(proposal);
+                proposing.push(index);
             }
         }
         let counts = if self.config.adaptive {
-            lengths(&self.costs, rows, &offers)
+            draft_lengths(&self.costs, rows, &proposals)
         } else {
-            offers.iter().map(|offer| offer.count).collect()
+            proposals.iter().map(|proposal| proposal.count).collect()
         };
-        let mut guessed = Vec::new();
-        for (index, count) in offered.into_iter().zip(counts) {
+        let mut from_model = Vec::new();
+        for (index, count) in proposing.into_iter().zip(counts) {
             let drafts = &mut running[index].drafts;
             let probes = count == 0 && drafts.acceptance().is_some_and(Acceptance::rest);
             let count = if probes { 1 } else { count };
             drafts.truncate(count);
-            if count > 0 && drafts.are_guessed() {
-                guessed.push((index, count));
+            if count > 0 && drafts.are_from_model() {
+                from_model.push((index, count));
             }
         }
         match &mut self.model {
-            Some(model) if !guessed.is_empty() => model.guess(running, &guessed, limits.prompt_tokens, sampler, cancel),
+            Some(model) if !from_model.is_empty() => {
+                model.guess(running, &from_model, limits.prompt_tokens, sampler, cancel)
+            }
             _ => Ok(()),
         }
     }
 
     /// Up to `most` drafts of a sequence: those of its own sources are there, those of the model are to be made.
-    fn offer(&self, sequence: &mut Sequence, most: usize) -> Option<Offer> {
+    fn proposal(&self, sequence: &mut Sequence, most: usize) -> Option<Proposal> {
         let Sequence { drafts, tokens, constraint, .. } = sequence;
         drafts.look_up(tokens, most, constraint.as_mut());
         let (count, seconds) = match &self.model {
-            Some(model) if drafts.are_guessed() => (most.min(model.room(tokens.len())), model.seconds),
+            Some(model) if drafts.are_from_model() => (most.min(model.room(tokens.len())), model.seconds),
             _ => (drafts.tokens().len(), 0.0),
         };
         let rate = drafts.acceptance().filter(|_| count > 0)?.rate();
-        Some(Offer { count, rate, seconds })
+        Some(Proposal { count, rate, seconds })
     }
 
     /// Takes note of a step that decoded so many rows and nothing else.
-    pub fn note(&mut self, rows: usize, seconds: f64) {
-        self.costs.note(rows, seconds);
+    pub fn record(&mut self, rows: usize, seconds: f64) {
+        self.costs.record(rows, seconds);
     }
 
     /// Gives back a draft model's pages of sequences that are gone.

@@ -2,14 +2,14 @@
 
 use ferrule_model::KvGroup;
 
-use super::{capacity, most_held, pages_touched};
+use super::{capacity, max_pages_held, pages_touched};
 use crate::ConfigError;
 
 /// Bytes that the keys and values of one sequence of `tokens` tokens take at the most, while it is computed in chunks
 /// of `chunk`: those of all tokens, or with a window of those that the chunk can see.
 #[must_use]
 pub fn bytes_of_one(groups: &[KvGroup], tokens: usize, chunk: usize) -> u64 {
-    let bytes = |group: &KvGroup| group.page_bytes.saturating_mul(most_held(group.window, tokens, chunk) as u64);
+    let bytes = |group: &KvGroup| group.page_bytes.saturating_mul(max_pages_held(group.window, tokens, chunk) as u64);
     groups.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
@@ -32,7 +32,8 @@ pub fn divide(
     max_num_seqs: usize,
     chunk: usize,
 ) -> Result<Vec<usize>, ConfigError> {
-    let need: Vec<usize> = groups.iter().map(|group| most_held(group.window, max_model_len, chunk).max(1)).collect();
+    let need: Vec<usize> =
+        groups.iter().map(|group| max_pages_held(group.window, max_model_len, chunk).max(1)).collect();
     let bytes_of = |pages: &[usize]| -> u128 {
         groups.iter().zip(pages).map(|(group, &pages)| u128::from(group.page_bytes) * pages as u128).sum()
     };

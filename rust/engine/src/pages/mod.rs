@@ -31,14 +31,14 @@ pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
 pub use state::StateError;
 pub(crate) use state::{decode_state, encode_state};
 pub(crate) use tables::PageTables;
-pub(crate) use tier::{FetchBudget, Fresh, PageMove, payload, payload_len};
+pub(crate) use tier::{FetchBudget, NewPages, PageMove, payload, payload_len};
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::KvGroup;
 
 use digest::Digest;
 use pool::Allocated;
-use prefix::{Place, PrefixTree};
+use prefix::{ParentNode, PrefixTree};
 use tier::Tier;
 
 /// How the pages of one group are used.
@@ -78,7 +78,7 @@ struct Group {
 
 impl Group {
     /// The first page that the row at position `computed` sees.
-    fn first_seen(&self, computed: usize) -> usize {
+    fn first_visible(&self, computed: usize) -> usize {
         self.window.map_or(0, |window| (computed + 1).saturating_sub(window) / PAGE_TOKENS)
     }
 
@@ -101,7 +101,7 @@ fn pages_touched(tokens: usize) -> usize {
 
 /// Pages a sequence holds at the most while it is computed up to `tokens`, in chunks of `chunk`: all of them, or with a
 /// window what the chunk and the rows before it can see.
-fn most_held(window: Option<usize>, tokens: usize, chunk: usize) -> usize {
+fn max_pages_held(window: Option<usize>, tokens: usize, chunk: usize) -> usize {
     let all = pages_for(tokens);
     window.map_or(all, |window| all.min(pages_touched((window - 1).saturating_add(chunk))))
 }
@@ -137,12 +137,12 @@ impl Pages {
     }
 
     /// Tokens of one sequence that the pools hold when it has no neighbours. Endless for a window that fits.
-    pub fn capacity_of_one(&self) -> usize {
+    pub fn tokens_of_one_sequence(&self) -> usize {
         self.groups.iter().map(|group| capacity(group.window, group.pool.total())).min().unwrap_or(usize::MAX)
     }
 
     /// How many of the `wanted` tokens after the `computed` ones can get pages now.
-    pub fn fits(&self, tables: &PageTables, computed: usize, wanted: usize) -> usize {
+    pub fn allocatable_slots(&self, tables: &PageTables, computed: usize, wanted: usize) -> usize {
         let fits = |(group, table): (&Group, &Vec<PageId>)| {
             let shared = shared_from(&group.pool, table, computed / PAGE_TOKENS);
             let copies = shared.filter(|&place| group.is_copied(table[place])).count();
@@ -152,16 +152,22 @@ impl Pages {
         self.groups.iter().zip(tables.tables()).map(fits).min().unwrap_or(wanted).min(wanted)
     }
 
-    /// Gives a sequence the pages to write `count` tokens after the `computed` ones, which [`Pages::fits`] has granted.
+    /// Gives a sequence the pages to write `count` tokens after the `computed` ones, which [`Pages::allocatable_slots`] has granted.
     /// Pages that it shares with others are replaced; what must be copied is added to `moves`.
-    pub fn extend(&mut self, tables: &mut PageTables, computed: usize, count: usize, moves: &mut Vec<PageMove>) {
+    pub fn allocate_slots(
+        &mut self,
+        tables: &mut PageTables,
+        computed: usize,
+        count: usize,
+        moves: &mut Vec<PageMove>,
+    ) {
         let needed = pages_for(computed + count);
         for index in 0..self.groups.len() {
             let table = &mut tables.tables[index];
             let shared: Vec<usize> = shared_from(&self.groups[index].pool, table, computed / PAGE_TOKENS).collect();
             for place in shared {
                 if !self.groups[index].is_copied(table[place]) {
-                    self.forget_page(index, table[place]);
+                    self.evict_page(index, table[place]);
                     continue;
                 }
                 let (from, to) = (table[place], self.allocate(index));
@@ -178,35 +184,37 @@ impl Pages {
     /// A page of a group, where one is known to be free. What was kept there is forgotten.
     fn allocate(&mut self, group: usize) -> PageId {
         let pool = &mut self.groups[group].pool;
-        let Allocated { page, was_kept } = pool.allocate().expect("a page was granted that is not free");
-        if was_kept {
-            self.forget_page(group, page);
+        let Allocated { page, was_cached } = pool.allocate().expect("a page was granted that is not free");
+        if was_cached {
+            self.evict_page(group, page);
         }
         page
     }
 
     /// Forgets what was kept in a page.
-    fn forget_page(&mut self, group: usize, page: PageId) {
+    fn evict_page(&mut self, group: usize, page: PageId) {
         let Group { pool, window } = &mut self.groups[group];
-        pool.forget(page);
+        pool.uncache(page);
         if let Some(tree) = &mut self.tree {
             let gone = tree.remove_page((group, page), window.is_none());
-            self.forget(gone);
+            self.uncache(gone);
         }
     }
 
-    fn forget(&mut self, pages: Vec<GroupPage>) {
+    fn uncache(&mut self, pages: Vec<GroupPage>) {
         for (group, page) in pages {
-            self.groups[group].pool.forget(page);
+            self.groups[group].pool.uncache(page);
         }
     }
 
     /// Gives back the pages that no row from position `computed` on can see.
-    pub fn release_passed(&mut self, tables: &mut PageTables, computed: usize) {
-        for ((group, table), passed) in self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.passed) {
-            for entry in table.iter_mut().take(group.first_seen(computed)).skip(*passed) {
+    pub fn release_out_of_window(&mut self, tables: &mut PageTables, computed: usize) {
+        for ((group, table), out_of_window) in
+            self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.out_of_window)
+        {
+            for entry in table.iter_mut().take(group.first_visible(computed)).skip(*out_of_window) {
                 group.pool.release(std::mem::replace(entry, PAGE_NONE));
-                *passed += 1;
+                *out_of_window += 1;
             }
         }
     }
@@ -221,37 +229,39 @@ impl Pages {
 
     /// Gives back all pages of a sequence, the last one first.
     pub fn release(&mut self, tables: &mut PageTables) {
-        for ((group, table), passed) in self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.passed) {
-            table.drain(..).skip(*passed).rev().for_each(|page| group.pool.release(page));
-            *passed = 0;
+        for ((group, table), out_of_window) in
+            self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.out_of_window)
+        {
+            table.drain(..).skip(*out_of_window).rev().for_each(|page| group.pool.release(page));
+            *out_of_window = 0;
         }
-        tables.start_over();
+        tables.reset();
     }
 
     /// Takes kept pages in the place of what a sequence would compute after its `computed` tokens, no further than
     /// `most`; says how many tokens are computed then.
-    pub fn reuse(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize, most: usize) -> usize {
+    pub fn reuse(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize, limit: usize) -> usize {
         let Some(tree) = &self.tree else { return computed };
-        if !tables.is_followed_to(computed) {
+        if !tables.is_cached_to(computed) {
             return computed;
         }
-        let first = tables.followed();
+        let first = tables.cached_pages();
         let mut nodes = Vec::new();
         // For each group, the page from which on none is missing; and with how many nodes all windows are whole.
         let mut whole_from = vec![0; self.groups.len()];
         let mut usable = 0;
-        let mut place = tables.place();
-        for page_tokens in tables.shareable_pages(tokens, most) {
+        let mut place = tables.parent_node();
+        for page_tokens in tables.shareable_pages(tokens, limit) {
             let Some(node) = tree.find(place, page_tokens) else { break };
             nodes.push(node);
-            place = Place::After(node);
+            place = ParentNode::Node(node);
             let end = first + nodes.len();
             for (whole_from, &page) in whole_from.iter_mut().zip(tree.pages(node)) {
                 if page == PAGE_NONE {
                     *whole_from = end;
                 }
             }
-            let seen = self.groups.iter().map(|group| group.first_seen(end * PAGE_TOKENS));
+            let seen = self.groups.iter().map(|group| group.first_visible(end * PAGE_TOKENS));
             if seen.zip(&whole_from).all(|(seen, &whole_from)| whole_from <= seen) {
                 usable = nodes.len();
             }
@@ -261,14 +271,14 @@ impl Pages {
             return computed;
         }
         let end = first + usable;
-        self.release_passed(tables, end * PAGE_TOKENS);
+        self.release_out_of_window(tables, end * PAGE_TOKENS);
         let tree = self.tree.as_ref().expect("it was there above");
         for (index, group) in self.groups.iter_mut().enumerate() {
-            let seen = group.first_seen(end * PAGE_TOKENS);
-            let (table, passed) = (&mut tables.tables[index], &mut tables.passed[index]);
+            let seen = group.first_visible(end * PAGE_TOKENS);
+            let (table, out_of_window) = (&mut tables.tables[index], &mut tables.out_of_window[index]);
             while table.len() < seen {
                 table.push(PAGE_NONE);
-                *passed += 1;
+                *out_of_window += 1;
             }
             for (place, &node) in (first..end).zip(&nodes).filter(|&(place, _)| place >= seen) {
                 let page = tree.pages(node)[index];
@@ -281,19 +291,19 @@ impl Pages {
             }
         }
         let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, end * PAGE_TOKENS).collect();
-        nodes.into_iter().zip(pages).for_each(|(node, page_tokens)| tables.follow(node, page_tokens));
+        nodes.into_iter().zip(pages).for_each(|(node, page_tokens)| tables.push_cached(node, page_tokens));
         end * PAGE_TOKENS
     }
 
     /// Keeps the full pages of a sequence's `computed` tokens under these tokens. Where they are kept already, it takes
-    /// those and gives its own back. With a disk below, says which ones are to be [saved](Pages::save).
-    pub fn keep(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<Fresh> {
+    /// those and gives its own back. With a disk below, says which ones are to be [saved](Pages::write_to_disk).
+    pub fn cache_full_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
         let mut fresh = Vec::new();
         let Some(tree) = &mut self.tree else { return fresh };
-        let first = tables.followed();
+        let first = tables.cached_pages();
         let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, computed).collect();
         for (index, page_tokens) in (first..).zip(pages) {
-            let place = tables.place();
+            let place = tables.parent_node();
             let node = if let Some(node) = tree.find(place.clone(), page_tokens) {
                 for (group, table) in tables.tables.iter_mut().enumerate() {
                     let pool = &mut self.groups[group].pool;
@@ -301,7 +311,7 @@ impl Pages {
                         (own, kept) if own == kept || own == PAGE_NONE => {}
                         (own, PAGE_NONE) => {
                             tree.set_page(node, group, own);
-                            pool.keep(own);
+                            pool.mark_cached(own);
                         }
                         (own, kept) => {
                             pool.hold(kept);
@@ -319,29 +329,29 @@ impl Pages {
                     return fresh;
                 };
                 for (group, &page) in self.groups.iter_mut().zip(&pages).filter(|&(_, &page)| page != PAGE_NONE) {
-                    group.pool.keep(page);
+                    group.pool.mark_cached(page);
                 }
                 // The first may have been forgotten while this one waited to be computed again.
-                if tables.first_kept.is_none_or(|first| !tree.contains(first)) {
-                    tables.first_kept = Some(node);
+                if tables.first_cached.is_none_or(|first| !tree.contains(first)) {
+                    tables.first_cached = Some(node);
                 }
                 if let Some(parent) = tables.digest() {
-                    fresh.push(Fresh { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
+                    fresh.push(NewPages { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
                 }
                 node
             };
-            tables.follow(node, page_tokens);
+            tables.push_cached(node, page_tokens);
         }
         fresh
     }
 
     /// Forgets what was kept of a sequence, and of all that went on from there.
-    pub fn disown(&mut self, tables: &mut PageTables) {
-        if let (Some(tree), Some(first)) = (&mut self.tree, tables.first_kept.take()) {
+    pub fn invalidate(&mut self, tables: &mut PageTables) {
+        if let (Some(tree), Some(first)) = (&mut self.tree, tables.first_cached.take()) {
             let gone = tree.remove(first);
-            self.forget(gone);
+            self.uncache(gone);
         }
-        self.unsave(tables);
+        self.delete_from_disk(tables);
     }
 
     /// Lets a sequence that holds nothing, or less, have the first `computed` tokens of another, whose tokens are the
@@ -349,51 +359,51 @@ impl Pages {
     pub fn fork(&mut self, tables: &mut PageTables, donor: &PageTables, computed: usize) -> bool {
         let needed = pages_for(computed);
         let has_all = |(index, group): (usize, &Group)| {
-            donor.passed[index] <= group.first_seen(computed) && donor.tables[index].len() >= needed
+            donor.out_of_window[index] <= group.first_visible(computed) && donor.tables[index].len() >= needed
         };
         if !self.groups.iter().enumerate().all(has_all) {
             return false;
         }
         for (index, group) in self.groups.iter_mut().enumerate() {
-            let seen = group.first_seen(computed).min(needed);
+            let seen = group.first_visible(computed).min(needed);
             let taken = &donor.tables[index][seen..needed];
             taken.iter().for_each(|&page| group.pool.hold(page));
             let table = std::iter::repeat_n(PAGE_NONE, seen).chain(taken.iter().copied()).collect();
             let own = std::mem::replace(&mut tables.tables[index], table);
-            let passed = std::mem::replace(&mut tables.passed[index], seen);
-            own.into_iter().skip(passed).for_each(|page| group.pool.release(page));
+            let out_of_window = std::mem::replace(&mut tables.out_of_window[index], seen);
+            own.into_iter().skip(out_of_window).for_each(|page| group.pool.release(page));
         }
         true
     }
 
     /// Tables of another sequence of the same tokens, which holds the same pages.
     pub fn share(&mut self, donor: &PageTables) -> PageTables {
-        for ((group, table), &passed) in self.groups.iter_mut().zip(&donor.tables).zip(&donor.passed) {
-            table[passed..].iter().for_each(|&page| group.pool.hold(page));
+        for ((group, table), &out_of_window) in self.groups.iter_mut().zip(&donor.tables).zip(&donor.out_of_window) {
+            table[out_of_window..].iter().for_each(|&page| group.pool.hold(page));
         }
         donor.clone()
     }
 
     /// The least pages of a group that so many sequences need which share a prompt of `tokens`, and the pages that there
     /// are, where these are fewer.
-    pub fn lacks_for(&self, sequences: usize, tokens: usize) -> Option<(usize, usize)> {
-        let needed = |group: &Group| most_held(group.window, tokens, 1).saturating_sub(1) + sequences;
+    pub fn missing_pages(&self, sequences: usize, tokens: usize) -> Option<(usize, usize)> {
+        let needed = |group: &Group| max_pages_held(group.window, tokens, 1).saturating_sub(1) + sequences;
         let lacking = self.groups.iter().map(|group| (needed(group), group.pool.total()));
         lacking.into_iter().find(|(needed, total)| needed > total)
     }
 
     /// Whether a sequence can be computed up to `tokens` in chunks of `chunk` with the pages that are free, when
-    /// `promised` says how many of each group others still need for their own prefill.
-    pub fn has_room(&self, tables: &PageTables, tokens: usize, chunk: usize, promised: &[usize]) -> bool {
-        let mut needed = promised.to_vec();
-        self.add_promised(tables, tokens, chunk, &mut needed);
+    /// `reserved` says how many of each group others still need for their own prefill.
+    pub fn can_allocate(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &[usize]) -> bool {
+        let mut needed = reserved.to_vec();
+        self.add_reserved(tables, tokens, chunk, &mut needed);
         self.groups.iter().zip(needed).all(|(group, needed)| needed <= group.pool.free())
     }
 
-    /// Adds to `promised`, for each group, the pages that a sequence will still take on its way to `tokens`.
-    pub fn add_promised(&self, tables: &PageTables, tokens: usize, chunk: usize, promised: &mut [usize]) {
-        for (index, (group, promised)) in self.groups.iter().zip(promised).enumerate() {
-            *promised += most_held(group.window, tokens, chunk).saturating_sub(tables.held(index));
+    /// Adds to `reserved`, for each group, the pages that a sequence will still take on its way to `tokens`.
+    pub fn add_reserved(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &mut [usize]) {
+        for (index, (group, reserved)) in self.groups.iter().zip(reserved).enumerate() {
+            *reserved += max_pages_held(group.window, tokens, chunk).saturating_sub(tables.held(index));
         }
     }
 
@@ -404,8 +414,11 @@ impl Pages {
 
     /// How the pages of each group are used.
     pub fn statistics(&self) -> Vec<PageStatistics> {
-        let of =
-            |Group { pool, .. }: &Group| PageStatistics { total: pool.total(), free: pool.free(), cached: pool.idle() };
+        let of = |Group { pool, .. }: &Group| PageStatistics {
+            total: pool.total(),
+            free: pool.free(),
+            cached: pool.evictable(),
+        };
         self.groups.iter().map(of).collect()
     }
 
@@ -415,7 +428,7 @@ impl Pages {
         for (index, Group { pool, .. }) in self.groups.iter().enumerate() {
             let mut named = vec![0; pool.total()];
             for tables in holders.clone() {
-                for &page in tables.tables[index].iter().skip(tables.passed[index]) {
+                for &page in tables.tables[index].iter().skip(tables.out_of_window[index]) {
                     named[page as usize] += 1;
                 }
             }
@@ -435,7 +448,7 @@ impl Pages {
         in_tree.sort_unstable();
         let pages = self.groups.iter().enumerate();
         let kept = pages.flat_map(|(index, Group { pool, .. })| {
-            let kept = (0..pool.total() as PageId).filter(|&page| pool.is_kept(page));
+            let kept = (0..pool.total() as PageId).filter(|&page| pool.is_cached(page));
             kept.map(move |page| (index, page))
         });
         if kept.collect::<Vec<_>>() == in_tree { Ok(()) } else { Err("pages are kept that nobody can find".into()) }

@@ -40,16 +40,16 @@ pub(crate) struct NodeId(u64);
 
 /// Where a node hangs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum ParentNode {
     /// It is the first page of a sequence.
-    First(Namespace),
+    Root(Namespace),
     /// It comes after another.
-    After(NodeId),
+    Node(NodeId),
 }
 
 #[derive(Debug)]
 struct Node {
-    place: Place,
+    place: ParentNode,
     tokens: PageTokens,
     /// For each group its page, or [`PAGE_NONE`].
     pages: Vec<PageId>,
@@ -63,7 +63,7 @@ pub(crate) type GroupPage = (usize, PageId);
 #[derive(Debug, Default)]
 pub(crate) struct PrefixTree {
     nodes: HashMap<NodeId, Node>,
-    by_tokens: HashMap<(Place, PageTokens), NodeId>,
+    by_tokens: HashMap<(ParentNode, PageTokens), NodeId>,
     /// The node of every page that a node names.
     by_page: HashMap<GroupPage, NodeId>,
     next: u64,
@@ -71,7 +71,7 @@ pub(crate) struct PrefixTree {
 
 impl PrefixTree {
     /// The node of these tokens in that place.
-    pub fn find(&self, place: Place, tokens: &PageTokens) -> Option<NodeId> {
+    pub fn find(&self, place: ParentNode, tokens: &PageTokens) -> Option<NodeId> {
         self.by_tokens.get(&(place, *tokens)).copied()
     }
 
@@ -89,9 +89,9 @@ impl PrefixTree {
     ///
     /// # Panics
     /// If the tokens have a node there.
-    pub fn insert(&mut self, place: Place, tokens: &PageTokens, pages: &[PageId]) -> Option<NodeId> {
+    pub fn insert(&mut self, place: ParentNode, tokens: &PageTokens, pages: &[PageId]) -> Option<NodeId> {
         let id = NodeId(self.next);
-        if let Place::After(parent) = place {
+        if let ParentNode::Node(parent) = place {
             self.nodes.get_mut(&parent)?.children.push(id);
         }
         self.next += 1;
@@ -140,7 +140,7 @@ impl PrefixTree {
         for page in &pages {
             self.by_page.remove(page);
         }
-        if let Some(Place::After(parent)) = parent {
+        if let Some(ParentNode::Node(parent)) = parent {
             if let Some(node) = self.nodes.get_mut(&parent) {
                 node.children.retain(|&child| child != id);
             }
@@ -158,7 +158,7 @@ impl PrefixTree {
             let place = node.place.clone();
             self.by_tokens.remove(&(place.clone(), node.tokens));
             self.nodes.remove(&id);
-            let Place::After(parent) = place else { return };
+            let ParentNode::Node(parent) = place else { return };
             if let Some(node) = self.nodes.get_mut(&parent) {
                 node.children.retain(|&child| child != id);
             }
@@ -190,19 +190,19 @@ mod tests {
     /// A tree of `a - b - c` and `a - d`, pages numbered in that order.
     fn tree() -> (PrefixTree, [NodeId; 4]) {
         let mut tree = PrefixTree::default();
-        let a = tree.insert(Place::First(Namespace::default()), &tokens(0), &[0, 10]).unwrap();
-        let b = tree.insert(Place::After(a), &tokens(1), &[1, 11]).unwrap();
-        let c = tree.insert(Place::After(b), &tokens(2), &[2, 12]).unwrap();
-        let d = tree.insert(Place::After(a), &tokens(3), &[3, 13]).unwrap();
+        let a = tree.insert(ParentNode::Root(Namespace::default()), &tokens(0), &[0, 10]).unwrap();
+        let b = tree.insert(ParentNode::Node(a), &tokens(1), &[1, 11]).unwrap();
+        let c = tree.insert(ParentNode::Node(b), &tokens(2), &[2, 12]).unwrap();
+        let d = tree.insert(ParentNode::Node(a), &tokens(3), &[3, 13]).unwrap();
         (tree, [a, b, c, d])
     }
 
     #[test]
     fn nodes_are_found_by_place_tokens_and_namespace() {
         let (mut tree, [a, b, ..]) = tree();
-        assert_eq!(tree.find(Place::First(Namespace::default()), &tokens(0)), Some(a));
-        assert_eq!(tree.find(Place::After(a), &tokens(1)), Some(b));
-        assert_eq!(tree.find(Place::First(Namespace::default()), &tokens(1)), None);
+        assert_eq!(tree.find(ParentNode::Root(Namespace::default()), &tokens(0)), Some(a));
+        assert_eq!(tree.find(ParentNode::Node(a), &tokens(1)), Some(b));
+        assert_eq!(tree.find(ParentNode::Root(Namespace::default()), &tokens(1)), None);
         let namespaces = [
             Namespace { salt: Some("tenant".into()), adapter: None },
             Namespace { salt: None, adapter: Some([1; 32]) },
@@ -210,7 +210,7 @@ mod tests {
             Namespace { salt: Some("tenant".into()), adapter: Some([1; 32]) },
         ];
         for (namespace, page) in namespaces.into_iter().zip(4..) {
-            let first = Place::First(namespace);
+            let first = ParentNode::Root(namespace);
             assert_eq!(tree.find(first.clone(), &tokens(0)), None);
             let other = tree.insert(first.clone(), &tokens(0), &[page, 10 + page]).unwrap();
             assert_eq!(tree.find(first, &tokens(0)), Some(other));
@@ -224,10 +224,10 @@ mod tests {
         let mut gone = tree.remove_page((0, 1), true);
         gone.sort_unstable();
         assert_eq!(gone, [(0, 2), (1, 11), (1, 12)]);
-        assert_eq!((tree.len(), tree.find(Place::After(a), &tokens(1))), (2, None));
-        assert_eq!(tree.insert(Place::After(b), &tokens(2), &[2, 12]), None);
+        assert_eq!((tree.len(), tree.find(ParentNode::Node(a), &tokens(1))), (2, None));
+        assert_eq!(tree.insert(ParentNode::Node(b), &tokens(2), &[2, 12]), None);
         assert!(tree.remove(c).is_empty());
-        assert_eq!(tree.find(Place::After(a), &tokens(3)), Some(d));
+        assert_eq!(tree.find(ParentNode::Node(a), &tokens(3)), Some(d));
     }
 
     #[test]
@@ -236,14 +236,14 @@ mod tests {
         tree.remove_page((0, 1), false);
         tree.remove_page((1, 11), false);
         assert_eq!(tree.pages(b), [PAGE_NONE; 2]);
-        assert_eq!(tree.find(Place::After(b), &tokens(2)), Some(c));
+        assert_eq!(tree.find(ParentNode::Node(b), &tokens(2)), Some(c));
         tree.set_page(b, 1, 21);
         assert_eq!(tree.pages(b), [PAGE_NONE, 21]);
         tree.remove_page((1, 21), false);
         for page in [(0, 2), (1, 12)] {
             tree.remove_page(page, false);
         }
-        assert_eq!(tree.find(Place::After(a), &tokens(1)), None);
+        assert_eq!(tree.find(ParentNode::Node(a), &tokens(1)), None);
         assert_eq!(tree.len(), 2);
         for page in [(0, 0), (1, 10), (0, 3), (1, 13)] {
             tree.remove_page(page, false);

@@ -3,7 +3,7 @@
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 
 use super::digest::Digest;
-use super::prefix::Place;
+use super::prefix::ParentNode;
 use super::{Namespace, NodeId, PageTokens};
 
 /// The pages of one sequence.
@@ -12,18 +12,18 @@ pub(crate) struct PageTables {
     /// For each group, the page of every `PAGE_TOKENS` positions.
     pub(super) tables: Vec<Vec<PageId>>,
     /// For each group, how many leading entries are [`super::PAGE_NONE`].
-    pub(super) passed: Vec<usize>,
+    pub(super) out_of_window: Vec<usize>,
     namespace: Namespace,
     /// Leading positions whose keys and values depend on the tokens so far and on nothing else.
     shareable: usize,
     /// The node of the last page that the tree knows, and how many pages end there.
     node: Option<NodeId>,
-    followed: usize,
+    cached_pages: usize,
     /// What names these pages on a disk, and what names none of them, where there is one.
     digest: Option<Digest>,
     root: Option<Digest>,
     /// The first node that is there because of this sequence, and what it handed over to the disk.
-    pub(super) first_kept: Option<NodeId>,
+    pub(super) first_cached: Option<NodeId>,
     pub(super) saved: Vec<Digest>,
 }
 
@@ -32,14 +32,14 @@ impl PageTables {
     pub(super) fn new(groups: usize, namespace: Namespace, shareable: usize, root: Option<Digest>) -> Self {
         Self {
             tables: vec![Vec::new(); groups],
-            passed: vec![0; groups],
+            out_of_window: vec![0; groups],
             namespace,
             shareable,
             node: None,
-            followed: 0,
+            cached_pages: 0,
             digest: root,
             root,
-            first_kept: None,
+            first_cached: None,
             saved: Vec::new(),
         }
     }
@@ -51,17 +51,17 @@ impl PageTables {
 
     /// Pages held in a group.
     pub fn held(&self, group: usize) -> usize {
-        self.tables[group].len() - self.passed[group]
+        self.tables[group].len() - self.out_of_window[group]
     }
 
     /// Pages that the tree knows.
-    pub(super) fn followed(&self) -> usize {
-        self.followed
+    pub(super) fn cached_pages(&self) -> usize {
+        self.cached_pages
     }
 
     /// Whether the tree knows all full pages of its `computed` tokens.
-    pub(super) fn is_followed_to(&self, computed: usize) -> bool {
-        self.followed == computed / PAGE_TOKENS
+    pub(super) fn is_cached_to(&self, computed: usize) -> bool {
+        self.cached_pages == computed / PAGE_TOKENS
     }
 
     /// What names the pages that the tree knows on a disk.
@@ -70,24 +70,24 @@ impl PageTables {
     }
 
     /// Where the next page hangs in the tree.
-    pub(super) fn place(&self) -> Place {
-        self.node.map_or_else(|| Place::First(self.namespace.clone()), Place::After)
+    pub(super) fn parent_node(&self) -> ParentNode {
+        self.node.map_or_else(|| ParentNode::Root(self.namespace.clone()), ParentNode::Node)
     }
 
     /// The tokens of the full pages within the first `most` that the tree may know and does not know yet.
     pub fn shareable_pages<'a>(
         &self,
         tokens: &'a [u32],
-        most: usize,
+        limit: usize,
     ) -> impl Iterator<Item = &'a PageTokens> + use<'a> {
-        let (pages, _) = tokens[..most.min(self.shareable).min(tokens.len())].as_chunks::<PAGE_TOKENS>();
-        pages.iter().skip(self.followed)
+        let (pages, _) = tokens[..limit.min(self.shareable).min(tokens.len())].as_chunks::<PAGE_TOKENS>();
+        pages.iter().skip(self.cached_pages)
     }
 
     /// Takes note that the tree knows one page more.
-    pub(super) fn follow(&mut self, node: NodeId, tokens: &PageTokens) {
+    pub(super) fn push_cached(&mut self, node: NodeId, tokens: &PageTokens) {
         self.node = Some(node);
-        self.followed += 1;
+        self.cached_pages += 1;
         self.digest = self.digest.map(|digest| digest.child(tokens));
     }
 
@@ -97,7 +97,7 @@ impl PageTables {
     }
 
     /// Begins at the first page again.
-    pub(super) fn start_over(&mut self) {
-        (self.node, self.followed, self.digest) = (None, 0, self.root);
+    pub(super) fn reset(&mut self) {
+        (self.node, self.cached_pages, self.digest) = (None, 0, self.root);
     }
 }

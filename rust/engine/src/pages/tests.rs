@@ -11,15 +11,15 @@ fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
     let mut pages = pages(&[(3, None), (5, None)]);
     let mut tables = pages.private_tables();
     let mut copies = Vec::new();
-    assert_eq!(pages.capacity_of_one(), 48);
-    assert_eq!(pages.fits(&tables, 0, 100), 48);
-    pages.extend(&mut tables, 0, 17, &mut copies);
+    assert_eq!(pages.tokens_of_one_sequence(), 48);
+    assert_eq!(pages.allocatable_slots(&tables, 0, 100), 48);
+    pages.allocate_slots(&mut tables, 0, 17, &mut copies);
     assert_eq!(tables.tables().iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
-    assert_eq!(pages.fits(&tables, 17, 100), 31);
+    assert_eq!(pages.allocatable_slots(&tables, 17, 100), 31);
     // A cancelled step left the table longer than what is computed.
-    assert_eq!(pages.fits(&tables, 3, 100), 45);
+    assert_eq!(pages.allocatable_slots(&tables, 3, 100), 45);
     let other = pages.private_tables();
-    assert_eq!(pages.fits(&other, 0, 100), 16);
+    assert_eq!(pages.allocatable_slots(&other, 0, 100), 16);
     pages.release(&mut tables);
     assert_eq!(pages.statistics()[0], PageStatistics { total: 3, free: 3, cached: 0 });
     assert!(copies.is_empty());
@@ -29,14 +29,14 @@ fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
 fn a_window_gives_pages_back_that_no_later_row_sees() {
     let mut pages = pages(&[(4, Some(20)), (100, None)]);
     let mut tables = pages.private_tables();
-    pages.extend(&mut tables, 0, 64, &mut Vec::new());
+    pages.allocate_slots(&mut tables, 0, 64, &mut Vec::new());
     // The row at 35 sees positions 16 to 35.
-    pages.release_passed(&mut tables, 34);
+    pages.release_out_of_window(&mut tables, 34);
     assert_eq!((tables.held(0), tables.held(1)), (4, 4));
-    pages.release_passed(&mut tables, 35);
+    pages.release_out_of_window(&mut tables, 35);
     assert_eq!((tables.held(0), tables.held(1)), (3, 4));
     assert_eq!(tables.tables()[0][0], PAGE_NONE);
-    assert_eq!(pages.fits(&tables, 64, 100), 16);
+    assert_eq!(pages.allocatable_slots(&tables, 64, 100), 16);
     pages.release(&mut tables);
     assert_eq!(pages.groups[0].pool.free(), 4);
 }
@@ -44,17 +44,22 @@ fn a_window_gives_pages_back_that_no_later_row_sees() {
 #[test]
 fn a_window_that_fits_holds_any_length() {
     // Twenty positions touch three pages at the most (slots 15, 0 to 15, 0 to 2).
-    assert_eq!(pages(&[(3, Some(20))]).capacity_of_one(), usize::MAX);
-    assert_eq!(pages(&[(2, Some(20))]).capacity_of_one(), 32);
-    assert_eq!(pages(&[(1, Some(1))]).capacity_of_one(), usize::MAX);
+    assert_eq!(pages(&[(3, Some(20))]).tokens_of_one_sequence(), usize::MAX);
+    assert_eq!(pages(&[(2, Some(20))]).tokens_of_one_sequence(), 32);
+    assert_eq!(pages(&[(1, Some(1))]).tokens_of_one_sequence(), usize::MAX);
     for window in 1..70 {
-        let smallest = (1..9).find(|&count| pages(&[(count, Some(window))]).capacity_of_one() == usize::MAX).unwrap();
+        let smallest =
+            (1..9).find(|&count| pages(&[(count, Some(window))]).tokens_of_one_sequence() == usize::MAX).unwrap();
         let mut pages = pages(&[(smallest, Some(window))]);
         let mut tables = pages.private_tables();
         for computed in 0..300 {
-            pages.release_passed(&mut tables, computed);
-            assert_eq!(pages.fits(&tables, computed, 1), 1, "window {window}, {smallest} pages, at {computed}");
-            pages.extend(&mut tables, computed, 1, &mut Vec::new());
+            pages.release_out_of_window(&mut tables, computed);
+            assert_eq!(
+                pages.allocatable_slots(&tables, computed, 1),
+                1,
+                "window {window}, {smallest} pages, at {computed}"
+            );
+            pages.allocate_slots(&mut tables, computed, 1, &mut Vec::new());
         }
     }
 }
@@ -64,18 +69,18 @@ fn whoever_writes_to_a_shared_page_gets_a_copy() {
     let mut pages = pages(&[(4, None)]);
     let mut first = pages.private_tables();
     let mut copies = Vec::new();
-    pages.extend(&mut first, 0, 20, &mut copies);
+    pages.allocate_slots(&mut first, 0, 20, &mut copies);
     let mut second = pages.private_tables();
     assert!(pages.fork(&mut second, &first, 20));
     let (full, partial) = (first.tables()[0][0], first.tables()[0][1]);
     // One page of the two that are free goes to the copy.
-    assert_eq!(pages.fits(&second, 20, 100), 28);
-    pages.extend(&mut second, 20, 1, &mut copies);
+    assert_eq!(pages.allocatable_slots(&second, 20, 100), 28);
+    pages.allocate_slots(&mut second, 20, 1, &mut copies);
     let copied = second.tables()[0][1];
     assert_eq!(copies, [PageMove::Copy(PageCopy { group: 0, from: partial, to: copied })]);
     assert_eq!(second.tables()[0][0], full);
     // The first is alone on its page now and writes there.
-    pages.extend(&mut first, 20, 1, &mut copies);
+    pages.allocate_slots(&mut first, 20, 1, &mut copies);
     assert_eq!((copies.len(), first.tables()[0][1]), (1, partial));
     pages.release(&mut first);
     assert_eq!(pages.groups[0].pool.free(), 2);
@@ -87,12 +92,12 @@ fn whoever_writes_to_a_shared_page_gets_a_copy() {
 fn a_copy_that_finds_no_page_waits() {
     let mut pages = pages(&[(2, None)]);
     let mut first = pages.private_tables();
-    pages.extend(&mut first, 0, 20, &mut Vec::new());
+    pages.allocate_slots(&mut first, 0, 20, &mut Vec::new());
     let mut second = pages.private_tables();
     assert!(pages.fork(&mut second, &first, 20));
-    assert_eq!(pages.fits(&second, 20, 1), 0);
+    assert_eq!(pages.allocatable_slots(&second, 20, 1), 0);
     pages.release(&mut first);
-    assert_eq!(pages.fits(&second, 20, 100), 12);
+    assert_eq!(pages.allocatable_slots(&second, 20, 100), 12);
     pages.release(&mut second);
 }
 
@@ -101,15 +106,15 @@ fn a_kept_page_is_written_to_by_its_only_holder_where_no_page_is_free_for_a_copy
     for window in [None, Some(40)] {
         let mut pages = pages(&[(2, window)]);
         let mut first = pages.tables(Namespace::default(), usize::MAX);
-        pages.extend(&mut first, 0, 32, &mut Vec::new());
-        pages.keep(&mut first, &[7; 32], 32);
+        pages.allocate_slots(&mut first, 0, 32, &mut Vec::new());
+        pages.cache_full_pages(&mut first, &[7; 32], 32);
         let mut second = pages.private_tables();
         assert!(pages.fork(&mut second, &first, 20));
-        assert_eq!(pages.fits(&second, 20, 1), 0, "the other holds it");
+        assert_eq!(pages.allocatable_slots(&second, 20, 1), 0, "the other holds it");
         pages.release(&mut first);
-        assert_eq!(pages.fits(&second, 20, 100), 12);
+        assert_eq!(pages.allocatable_slots(&second, 20, 100), 12);
         let mut moves = Vec::new();
-        pages.extend(&mut second, 20, 12, &mut moves);
+        pages.allocate_slots(&mut second, 20, 12, &mut moves);
         assert!(moves.is_empty());
         pages.release(&mut second);
         assert_eq!(pages.statistics()[0], PageStatistics { total: 2, free: 2, cached: 1 });

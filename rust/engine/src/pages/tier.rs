@@ -1,6 +1,6 @@
 //! Pages that come from elsewhere: from the disk below the tree, or from a saved state.
 //!
-//! They are planted in the tree as if they had been computed here and given back; whoever begins with their tokens then
+//! They are inserted in the tree as if they had been computed here and given back; whoever begins with their tokens then
 //! takes them like any others. Between the two the disk is looked at only where the tree has nothing.
 
 use ferrule_kernels::kv::PageId;
@@ -8,7 +8,7 @@ use ferrule_model::LanguageModel;
 
 use super::digest::Digest;
 use super::disk::{DiskCache, DiskStatistics};
-use super::prefix::Place;
+use super::prefix::ParentNode;
 use super::{GroupPage, PAGE_NONE, PageCopy, PageTables, PageTokens, Pages};
 
 /// What must be done to pages before the next forward pass, in this order.
@@ -72,7 +72,7 @@ impl PageMove {
 
 /// Pages that the tree did not have before, to be written to the disk.
 #[derive(Debug)]
-pub(crate) struct Fresh {
+pub(crate) struct NewPages {
     pub parent: Digest,
     pub digest: Digest,
     pub tokens: PageTokens,
@@ -111,12 +111,12 @@ pub(crate) fn payload(model: &impl LanguageModel, pages: impl Iterator<Item = Pa
 
 impl Pages {
     /// Keeps pages on a disk too.
-    pub fn attach(&mut self, disk: DiskCache, model: &impl LanguageModel) {
+    pub fn attach_disk(&mut self, disk: DiskCache, model: &impl LanguageModel) {
         self.tier = Some(Tier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });
     }
 
     /// Takes over the disk of pages that are given up.
-    pub fn take_tier(&mut self, other: Self) {
+    pub fn take_disk_from(&mut self, other: Self) {
         self.tier = other.tier;
     }
 
@@ -126,7 +126,7 @@ impl Pages {
     }
 
     /// Hands pages over to the disk, unless it has them.
-    pub fn save(&mut self, tables: &mut PageTables, fresh: &Fresh, model: &impl LanguageModel) {
+    pub fn write_to_disk(&mut self, tables: &mut PageTables, fresh: &NewPages, model: &impl LanguageModel) {
         let Some(tier) = &mut self.tier else { return };
         if fresh.pages.contains(&PAGE_NONE) || tier.disk.contains(&fresh.digest) {
             return;
@@ -138,7 +138,7 @@ impl Pages {
     }
 
     /// Takes what a sequence has handed over back from the disk.
-    pub(super) fn unsave(&mut self, tables: &mut PageTables) {
+    pub(super) fn delete_from_disk(&mut self, tables: &mut PageTables) {
         if let Some(tier) = &mut self.tier {
             tier.disk.discard(&std::mem::take(&mut tables.saved));
         }
@@ -157,7 +157,7 @@ impl Pages {
     ) -> bool {
         let room = self.room();
         let (Some(tier), Some(mut parent)) = (&mut self.tier, tables.digest()) else { return false };
-        if !tables.is_followed_to(computed) {
+        if !tables.is_cached_to(computed) {
             return false;
         }
         let mut found = Vec::new();
@@ -177,7 +177,7 @@ impl Pages {
             parent = digest;
         }
         let count = found.len();
-        self.plant(tables, found.into_iter(), moves) == count && has_more
+        self.insert_loaded(tables, found.into_iter(), moves) == count && has_more
     }
 
     /// Pages of a sequence for which there is room in every group.
@@ -187,7 +187,7 @@ impl Pages {
 
     /// Enters pages in the tree behind those of a sequence that are there, as far as pages are free; how many. Nobody
     /// holds them then.
-    pub fn plant<'a>(
+    pub fn insert_loaded<'a>(
         &mut self,
         tables: &PageTables,
         records: impl ExactSizeIterator<Item = (&'a PageTokens, Vec<u8>)>,
@@ -196,32 +196,33 @@ impl Pages {
         if self.tree.is_none() {
             return 0;
         }
-        let first = tables.followed();
+        let first = tables.cached_pages();
         let end = first + records.len().min(self.room());
         let mut held: Vec<GroupPage> = Vec::new();
-        let mut place = tables.place();
-        let mut planted = 0;
+        let mut place = tables.parent_node();
+        let mut inserted = 0;
         for (index, (tokens, payload)) in (first..end).zip(records) {
-            let Some(node) = self.plant_one(place.clone(), (index, end), tokens, payload, &mut held, moves) else {
+            let Some(node) = self.insert_loaded_page(place.clone(), (index, end), tokens, payload, &mut held, moves)
+            else {
                 break;
             };
-            place = Place::After(node);
-            planted += 1;
+            place = ParentNode::Node(node);
+            inserted += 1;
         }
-        if let (Place::After(last), Some(tree)) = (place, &mut self.tree) {
+        if let (ParentNode::Node(last), Some(tree)) = (place, &mut self.tree) {
             tree.prune(last);
         }
         // The last one first, as a sequence gives them back.
         for (group, page) in held.into_iter().rev() {
             self.groups[group].pool.release(page);
         }
-        planted
+        inserted
     }
 
     /// Enters the page of an index among those that end at another. None if no page is free for it.
-    fn plant_one(
+    fn insert_loaded_page(
         &mut self,
-        place: Place,
+        place: ParentNode,
         (index, end): (usize, usize),
         tokens: &PageTokens,
         payload: Vec<u8>,
@@ -238,7 +239,7 @@ impl Pages {
         }
         let mut new = vec![PAGE_NONE; self.groups.len()];
         for group in 0..self.groups.len() {
-            let is_seen = index >= self.groups[group].first_seen(end * super::PAGE_TOKENS);
+            let is_seen = index >= self.groups[group].first_visible(end * super::PAGE_TOKENS);
             if old[group] == PAGE_NONE && is_seen {
                 if self.groups[group].pool.free() == 0 {
                     return None;
@@ -255,7 +256,7 @@ impl Pages {
         };
         for (group, &page) in new.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
             tree.set_page(node, group, page);
-            self.groups[group].pool.keep(page);
+            self.groups[group].pool.mark_cached(page);
         }
         if new.iter().any(|&page| page != PAGE_NONE) {
             moves.push(PageMove::Load(PageLoad { pages: new, payload }));

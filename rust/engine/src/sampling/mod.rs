@@ -326,7 +326,7 @@ fn filter(
     for stage in STAGES.iter().filter(|stage| stage.is_active(context)) {
         stage.apply(candidates, context)?;
         if let Some(trace) = trace.as_deref_mut() {
-            trace.note(stage.name(), candidates);
+            trace.record(stage.name(), candidates);
         }
         if candidates.highest_logit() == f32::NEG_INFINITY {
             return Err(SampleError::NothingLeft { position, stage: stage.name() });

@@ -93,7 +93,7 @@ impl Recorder {
     }
 
     /// Takes note of what a stage has left.
-    pub fn note(&mut self, stage: &'static str, candidates: &Candidates<'_>) {
+    pub fn record(&mut self, stage: &'static str, candidates: &Candidates<'_>) {
         for (id, dropped_by) in &mut self.watched {
             if dropped_by.is_none() && candidates.logit(*id).is_none() {
                 *dropped_by = Some(stage);

@@ -13,16 +13,16 @@ impl Scheduler {
         if beam_width > limit {
             return Err(RequestError::TooManyBeams { beam_width, limit });
         }
-        match self.pages.lacks_for(beam_width, tokens) {
+        match self.pages.missing_pages(beam_width, tokens) {
             Some((needed, pages)) => Err(RequestError::BeamsExceedKv { beam_width, tokens, needed, pages }),
             None => Ok(()),
         }
     }
 
     /// Takes the beams of a request out of the queues, the best first, if each of them is computed to its end. They keep
-    /// their pages: [`Scheduler::put_beams`] or [`Scheduler::drop_beams`] follows.
-    pub fn take_computed_beams(&mut self, id: RequestId) -> Option<Vec<Sequence>> {
-        if !self.sequences().filter(|sequence| sequence.id == id).all(Sequence::is_ready) {
+    /// their pages: [`Scheduler::queue_beams`] or [`Scheduler::drop_beams`] follows.
+    pub fn take_expanded_beams(&mut self, id: RequestId) -> Option<Vec<Sequence>> {
+        if !self.sequences().filter(|sequence| sequence.id == id).all(Sequence::is_expanded) {
             return None;
         }
         let mut beams = self.take(id);
@@ -32,7 +32,7 @@ impl Scheduler {
 
     /// Queues the next beams in the place of those that they go on from. One that goes on in several ways shares its
     /// pages; one that does not go on gives them back. Who has pages runs, as far as there are places.
-    pub fn put_beams(&mut self, parents: Vec<Sequence>, children: &[Child]) {
+    pub fn queue_beams(&mut self, parents: Vec<Sequence>, children: &[Child]) {
         let mut left: Vec<usize> =
             (0..parents.len()).map(|parent| children.iter().filter(|child| child.parent == parent).count()).collect();
         let timing = parents[0].timing;
@@ -55,26 +55,26 @@ impl Scheduler {
             // Together they have been preempted as often as their parents.
             beam.timing =
                 crate::RequestTiming { preemptions: if index == 0 { timing.preemptions } else { 0 }, ..timing };
-            self.put_beam(beam);
+            self.queue_beam(beam);
         }
     }
 
-    fn put_beam(&mut self, mut beam: Sequence) {
+    fn queue_beam(&mut self, mut beam: Sequence) {
         if beam.computed > 0 && self.free_places() > 0 {
             let place = self.running.partition_point(|other| other.rank() < beam.rank());
             self.running.insert(place, beam);
         } else {
             self.pages.release(&mut beam.tables);
-            beam.start_over();
+            beam.reset();
             self.add(beam);
         }
     }
 
-    /// Gives back what beams hold that are in no queue any more; with `disown` what is kept of them is forgotten.
-    pub fn drop_beams(&mut self, beams: Vec<Sequence>, disown: bool) {
+    /// Gives back what beams hold that are in no queue any more; with `invalidate` what is kept of them is forgotten.
+    pub fn drop_beams(&mut self, beams: Vec<Sequence>, invalidate: bool) {
         for mut beam in beams {
-            if disown {
-                self.pages.disown(&mut beam.tables);
+            if invalidate {
+                self.pages.invalidate(&mut beam.tables);
             }
             self.pages.release(&mut beam.tables);
         }

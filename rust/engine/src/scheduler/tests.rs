@@ -21,7 +21,7 @@ fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
 /// A sequence whose first tokens are computed already.
 fn start(scheduler: &mut Scheduler, id: u64, tokens: usize, computed: usize) {
     let mut new = sequence(scheduler, id, tokens);
-    scheduler.pages.extend(&mut new.tables, 0, computed, &mut Vec::new());
+    scheduler.pages.allocate_slots(&mut new.tables, 0, computed, &mut Vec::new());
     new.computed = computed;
     scheduler.running.push(new);
 }
@@ -139,9 +139,9 @@ fn a_twin_waits_for_the_prompt_of_both_and_computes_its_last_token_alone() {
     let mut scheduler = scheduler(100, 4, 20);
     let leader = sequence(&scheduler, 0, 30);
     scheduler.add(leader);
-    let mut twin = sequence(&scheduler, 1, 30);
-    twin.twin = Some(RequestId(0));
-    scheduler.add(twin);
+    let mut fork_parent = sequence(&scheduler, 1, 30);
+    fork_parent.fork_parent = Some(RequestId(0));
+    scheduler.add(fork_parent);
     let other = sequence(&scheduler, 2, 4);
     scheduler.add(other);
     let plan = scheduler.schedule(usize::MAX);

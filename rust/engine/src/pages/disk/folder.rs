@@ -53,7 +53,7 @@ pub(super) enum ReadError {
     /// Nothing there, or not to be read now.
     Missing,
     /// Something is there that cannot be the record.
-    Foreign,
+    Invalid,
 }
 
 impl Folder {
@@ -93,7 +93,7 @@ impl Folder {
     }
 
     /// Whether there is a file for a record, whatever is in it.
-    pub fn has(&self, digest: &Digest) -> bool {
+    pub fn contains(&self, digest: &Digest) -> bool {
         let found = statat(&self.root, path_of(digest), AtFlags::SYMLINK_NOFOLLOW);
         found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
     }
@@ -105,14 +105,14 @@ impl Folder {
         let file = match openat(&self.root, path_of(digest), flags, Mode::empty()) {
             Ok(file) => File::from(file),
             // A symbolic link; a socket.
-            Err(Errno::LOOP | Errno::NXIO) => return Err(ReadError::Foreign),
+            Err(Errno::LOOP | Errno::NXIO) => return Err(ReadError::Invalid),
             Err(_) => return Err(ReadError::Missing),
         };
         let found = file.metadata().map_err(|_| ReadError::Missing)?;
         if !found.is_file() || found.len() != len {
-            return Err(ReadError::Foreign);
+            return Err(ReadError::Invalid);
         }
-        let mut bytes = Vec::with_capacity(usize::try_from(len).map_err(|_| ReadError::Foreign)?);
+        let mut bytes = Vec::with_capacity(usize::try_from(len).map_err(|_| ReadError::Invalid)?);
         (&file).take(len).read_to_end(&mut bytes).map_err(|_| ReadError::Missing)?;
         // On a disk that cannot be written any more records grow old, which is as well.
         let _ = file.set_modified(SystemTime::now());

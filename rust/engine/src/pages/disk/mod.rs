@@ -108,7 +108,7 @@ impl Shared {
 
     /// Counts what is in the directory; if that is over the limit, removes what was not used for longest, down to nine
     /// tenths of it, so that not every record scans anew.
-    fn make_room(&self) {
+    fn evict_to_limit(&self) {
         let mut entries = self.folder.scan();
         // Sizes are what the file system says: a few sparse files can be more than a number holds.
         let mut bytes = entries.iter().map(|entry| entry.bytes).fold(0, u64::saturating_add);
@@ -160,14 +160,14 @@ impl DiskCache {
         let counter = AtomicU64::default;
         let folder = Folder::open(directory)?;
         let shared = Shared { folder, limit, stored: counter(), dropped: counter(), bytes: counter() };
-        shared.make_room();
+        shared.evict_to_limit();
         Ok(Self { shared: Arc::new(shared), writer: None, hits: 0, misses: 0, damaged: 0 })
     }
 
     /// Whether there is a file for a record; it may still turn out to be damaged, or vanish. What waits to be written
     /// is not there yet.
     pub fn contains(&self, digest: &Digest) -> bool {
-        self.shared.folder.has(digest)
+        self.shared.folder.contains(digest)
     }
 
     /// The payload of the page `digest`: of `tokens`, which follow those of `parent`. `None` if it is not there, or not
@@ -185,7 +185,7 @@ impl DiskCache {
                 return Some(payload);
             }
             Err(ReadError::Missing) => {}
-            Err(ReadError::Foreign) => {
+            Err(ReadError::Invalid) => {
                 self.damaged += 1;
                 self.shared.folder.remove(digest);
             }
@@ -202,7 +202,7 @@ impl DiskCache {
         payload_len: usize,
     ) -> Result<Vec<u8>, ReadError> {
         let mut bytes = self.shared.folder.read(digest, record_len(payload_len))?;
-        record::decode(&bytes, parent, tokens, payload_len).map_err(|_| ReadError::Foreign)?;
+        record::decode(&bytes, parent, tokens, payload_len).map_err(|_| ReadError::Invalid)?;
         bytes.truncate(record::PAYLOAD + payload_len);
         bytes.drain(..record::PAYLOAD);
         Ok(bytes)

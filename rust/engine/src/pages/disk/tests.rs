@@ -141,7 +141,7 @@ fn two_caches_share_a_directory() {
 }
 
 #[test]
-fn the_least_recently_used_make_room() {
+fn the_least_recently_used_record_is_evicted_first() {
     let (_guard, path) = directory();
     drop(filled(&path, PLENTY, 0..10));
     for number in 0..10 {

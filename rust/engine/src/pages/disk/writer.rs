@@ -178,7 +178,7 @@ fn run(shared: &Shared, channel: &Channel) {
                 written_since_scan += bytes;
                 // Others write here too: what they add is seen by a scan alone.
                 if shared.bytes() > shared.limit || written_since_scan > shared.limit / 10 {
-                    shared.make_room();
+                    shared.evict_to_limit();
                     written_since_scan = 0;
                 }
             }
@@ -198,7 +198,7 @@ fn run(shared: &Shared, channel: &Channel) {
 
 /// Writes a record that is not there yet; gives the bytes that the directory grew by.
 fn write(shared: &Shared, job: &Job) -> io::Result<u64> {
-    if shared.folder.has(&job.digest) {
+    if shared.folder.contains(&job.digest) {
         return Ok(0);
     }
     let bytes = record::encode(&job.parent, &job.tokens, &job.payload);

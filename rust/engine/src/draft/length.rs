@@ -11,7 +11,7 @@ const MARGIN: f64 = 1.02;
 
 /// Drafts that there are for a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Offer {
+pub(super) struct Proposal {
     /// How many.
     pub count: usize,
     /// The probability of each to be accepted if all before it are.
@@ -21,11 +21,11 @@ pub(super) struct Offer {
 }
 
 /// How many drafts of each offer to take in a step that has `rows` without them.
-pub(super) fn lengths(costs: &StepCosts, rows: usize, offers: &[Offer]) -> Vec<usize> {
-    let of = |(index, &Offer { count, rate, .. }): (usize, &Offer)| {
+pub(super) fn draft_lengths(costs: &StepCosts, rows: usize, proposals: &[Proposal]) -> Vec<usize> {
+    let of = |(index, &Proposal { count, rate, .. }): (usize, &Proposal)| {
         (1..=count).map(move |depth| (rate.powi(depth as i32), depth, index))
     };
-    let mut drafts: Vec<_> = offers.iter().enumerate().flat_map(of).collect();
+    let mut drafts: Vec<_> = proposals.iter().enumerate().flat_map(of).collect();
     drafts.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
     let (mut tokens, mut making) = (rows as f64, 0.0);
     let mut best = (MARGIN * tokens / costs.of(rows), 0);
@@ -33,8 +33,8 @@ pub(super) fn lengths(costs: &StepCosts, rows: usize, offers: &[Offer]) -> Vec<u
     for (taken, &(probability, depth, index)) in (1..).zip(&drafts) {
         tokens += probability;
         // Sequences make drafts of the same depth together.
-        if depth > deepest && offers[index].seconds > 0.0 {
-            making += offers[index].seconds;
+        if depth > deepest && proposals[index].seconds > 0.0 {
+            making += proposals[index].seconds;
             deepest = depth;
         }
         let rate = tokens / (costs.of(rows + taken) + making);
@@ -42,7 +42,7 @@ pub(super) fn lengths(costs: &StepCosts, rows: usize, offers: &[Offer]) -> Vec<u
             best = (rate, taken);
         }
     }
-    let mut lengths = vec![0; offers.len()];
+    let mut lengths = vec![0; proposals.len()];
     drafts[..best.1].iter().for_each(|&(_, _, index)| lengths[index] += 1);
     lengths
 }
@@ -55,19 +55,19 @@ mod tests {
     fn costs() -> StepCosts {
         let mut costs = StepCosts::new();
         for _ in 0..50 {
-            (1..=16).for_each(|rows: u32| costs.note(rows as usize, 1.0 + 0.1 * f64::from(rows.max(2) - 2)));
+            (1..=16).for_each(|rows: u32| costs.record(rows as usize, 1.0 + 0.1 * f64::from(rows.max(2) - 2)));
         }
         costs
     }
 
-    fn offer(rate: f64) -> Offer {
-        Offer { count: 15, rate, seconds: 0.0 }
+    fn proposal(rate: f64) -> Proposal {
+        Proposal { count: 15, rate, seconds: 0.0 }
     }
 
     #[test]
     fn likelier_drafts_are_longer() {
         let costs = costs();
-        let length = |rate| lengths(&costs, 1, &[offer(rate)])[0];
+        let length = |rate| draft_lengths(&costs, 1, &[proposal(rate)])[0];
         assert_eq!(length(0.0), 0);
         assert!((1..=2).contains(&length(0.3)), "{}", length(0.3));
         assert!((3..=6).contains(&length(0.8)), "{}", length(0.8));
@@ -77,15 +77,15 @@ mod tests {
     #[test]
     fn beside_others_the_likely_ones_go_first() {
         let costs = costs();
-        let both = lengths(&costs, 2, &[offer(0.9), offer(0.2)]);
+        let both = draft_lengths(&costs, 2, &[proposal(0.9), proposal(0.2)]);
         assert!(both[0] > 3 && both[1] <= 1, "{both:?}");
         // Where rows are dear already a doubtful draft is not worth one.
-        assert_eq!(lengths(&costs, 12, &[offer(0.05); 12]), [0; 12]);
+        assert_eq!(draft_lengths(&costs, 12, &[proposal(0.05); 12]), [0; 12]);
     }
 
     #[test]
     fn what_takes_long_to_make_is_not_made() {
-        let made = |seconds| lengths(&costs(), 1, &[Offer { seconds, ..offer(0.8) }])[0];
+        let made = |seconds| draft_lengths(&costs(), 1, &[Proposal { seconds, ..proposal(0.8) }])[0];
         assert!(made(0.05) > made(0.3) && made(0.3) > 0, "{} {}", made(0.05), made(0.3));
         assert_eq!(made(1.0), 0);
     }

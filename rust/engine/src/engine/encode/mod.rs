@@ -12,14 +12,14 @@ use std::ops::Range;
 use ferrule_kernels::Cancel;
 use ferrule_model::{Abilities, Batch, Classifies, ForwardError, LanguageModel, Pooling, SequenceChunk};
 
+use super::Engine;
 use crate::EngineError;
-use crate::engine::Engine;
 use crate::pages::{Namespace, PageTables};
 use gather::{Gather, Gathered, normalize, truncate};
 pub use task::{EncodeError, EncodeTask, Text};
 
 /// A text on its way.
-struct Underway<'a> {
+struct EncodeProgress<'a> {
     text: &'a Text,
     tables: PageTables,
     computed: usize,
@@ -50,11 +50,11 @@ impl<M: LanguageModel> Engine<M> {
         let width = if gather.reads_logits() { vocab_size } else { abilities.hidden_size };
         let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
         let numbers = texts.iter().map(|text| gather.numbers(text.tokens.len(), width)).sum();
-        let mut gathered = Gathered::new(gather, self.room_for(tokens, numbers)?);
+        let mut gathered = Gathered::new(gather, self.allocate_result(tokens, numbers)?);
 
-        let underway = |text| Underway { text, tables: self.tables_of(text, &abilities, gather), computed: 0 };
-        let mut underway: Vec<Underway<'_>> = texts.iter().map(underway).collect();
-        let result = self.outside_the_queue(|engine| {
+        let underway = |text| EncodeProgress { text, tables: self.tables_of(text, &abilities, gather), computed: 0 };
+        let mut underway: Vec<EncodeProgress<'_>> = texts.iter().map(underway).collect();
+        let result = self.run_between_steps(|engine| {
             let outcome = engine.gather(&mut underway, &abilities, &mut gathered, cancel);
             underway.iter_mut().for_each(|one| engine.scheduler.pages.release(&mut one.tables));
             match outcome? {
@@ -78,7 +78,7 @@ impl<M: LanguageModel> Engine<M> {
     /// Computes the texts and gathers what is wanted of them.
     fn gather(
         &mut self,
-        underway: &mut [Underway<'_>],
+        underway: &mut [EncodeProgress<'_>],
         abilities: &Abilities,
         gathered: &mut Gathered<'_>,
         cancel: &Cancel,
@@ -101,30 +101,30 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Picks what the next forward pass computes, from the text number `first` on, and gives out the pages for it. All
     /// parts but the last go to the end of their texts.
-    fn plan_texts(&mut self, underway: &mut [Underway<'_>], first: usize, causal: bool) -> Vec<Part> {
+    fn plan_texts(&mut self, underway: &mut [EncodeProgress<'_>], first: usize, causal: bool) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut left = self.config.max_num_batched_tokens;
         let most_parts = self.config.max_num_seqs.min(left);
-        for (index, Underway { text, tables, computed }) in underway.iter_mut().enumerate().skip(first) {
+        for (index, EncodeProgress { text, tables, computed }) in underway.iter_mut().enumerate().skip(first) {
             let pages = &mut self.scheduler.pages;
             *computed = pages.reuse(tables, &text.tokens, *computed, text.tokens.len() - 1);
-            pages.release_passed(tables, *computed);
+            pages.release_out_of_window(tables, *computed);
             let pending = text.tokens.len() - *computed;
             if !causal && pending > left && !parts.is_empty() {
                 break;
             }
             let wanted = if causal { pending.min(left) } else { pending };
             let is_enough = |count| if causal { count > 0 } else { count == wanted };
-            let mut count = pages.fits(tables, *computed, wanted);
+            let mut count = pages.allocatable_slots(tables, *computed, wanted);
             while !is_enough(count) && parts.is_empty() {
                 assert!(self.scheduler.preempt_last(), "all pages together do not hold a text that they should");
-                count = self.scheduler.pages.fits(tables, *computed, wanted);
+                count = self.scheduler.pages.allocatable_slots(tables, *computed, wanted);
             }
             if !is_enough(count) {
                 break;
             }
             let mut moves = Vec::new();
-            self.scheduler.pages.extend(tables, *computed, count, &mut moves);
+            self.scheduler.pages.allocate_slots(tables, *computed, count, &mut moves);
             assert!(moves.is_empty(), "nobody shares a page that is still to be filled");
             parts.push(Part { index, tokens: *computed..*computed + count });
             left = left.saturating_sub(count);
@@ -138,13 +138,13 @@ impl<M: LanguageModel> Engine<M> {
     /// One forward pass; what is wanted of its rows is in the engine's buffer then.
     fn compute_texts(
         &mut self,
-        underway: &[Underway<'_>],
+        underway: &[EncodeProgress<'_>],
         parts: &[Part],
         gather: Gather<'_>,
         cancel: &Cancel,
     ) -> Result<(), ForwardError> {
         let chunk = |Part { index, tokens }: &Part| {
-            let Underway { text, tables, .. } = &underway[*index];
+            let EncodeProgress { text, tables, .. } = &underway[*index];
             SequenceChunk {
                 tokens: &text.tokens[tokens.clone()],
                 first_position: tokens.start,
@@ -167,7 +167,7 @@ impl<M: LanguageModel> Engine<M> {
     /// Takes note of what is computed, and gathers it; texts that are done give their pages back.
     fn take_rows(
         &mut self,
-        underway: &mut [Underway<'_>],
+        underway: &mut [EncodeProgress<'_>],
         parts: &[Part],
         gathered: &mut Gathered<'_>,
     ) -> Result<(), EncodeError> {
@@ -175,7 +175,7 @@ impl<M: LanguageModel> Engine<M> {
         let width = if gather.reads_logits() { self.model.vocab_size() } else { self.model.abilities().hidden_size };
         let mut rest = self.logits.as_slice();
         for Part { index, tokens } in parts {
-            let Underway { text, tables, computed } = &mut underway[*index];
+            let EncodeProgress { text, tables, computed } = &mut underway[*index];
             let ends = tokens.end == text.tokens.len();
             let wanted = gather.rows(tokens.start == 0, ends).of(tokens.len());
             let (rows, after) = rest.split_at_checked(wanted.len() * width).expect("a row for each asked for");
@@ -183,13 +183,13 @@ impl<M: LanguageModel> Engine<M> {
             *computed = tokens.end;
             self.metrics.computed_tokens += tokens.len() as u64;
             let pages = &mut self.scheduler.pages;
-            for fresh in pages.keep(tables, &text.tokens, tokens.end) {
-                pages.save(tables, &fresh, &self.model);
+            for fresh in pages.cache_full_pages(tables, &text.tokens, tokens.end) {
+                pages.write_to_disk(tables, &fresh, &self.model);
             }
             let made = gathered.take(rows, width, text.tokens.len(), ends);
             if made.is_some_and(|made| !gather.is_sound(made)) {
                 // Whatever made these numbers may be in the pages.
-                pages.disown(tables);
+                pages.invalidate(tables);
                 return Err(EncodeError::NotFinite { text: *index });
             }
             if ends {

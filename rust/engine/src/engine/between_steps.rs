@@ -1,4 +1,6 @@
-//! Work on one sequence outside the queue, in the pages that the others leave: the logits of every token, for evaluation.
+//! Work that runs between steps and does not enter the request queue: evaluation, encoding, saved states.
+//!
+//! It uses pages of its own. If none are free, the lowest-ranked running request is preempted.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,52 +8,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ferrule_kernels::{Cancel, machine};
 use ferrule_model::{Adapter, Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
-use crate::engine::{Engine, panic_message};
+use super::Engine;
+use super::failure::panic_message;
+use crate::EngineError;
 use crate::pages::PageTables;
-use crate::request::prompt_from_ids;
-use crate::{EngineError, RequestError};
 
 impl<M: LanguageModel> Engine<M> {
-    /// The logits `[tokens - first, vocab]` that follow each token of a sequence from the one at `first` on, with an
-    /// adapter or without. The requests under way lose nothing by it; the last of them in rank are computed again if it
-    /// needs their pages.
-    ///
-    /// # Errors
-    /// [`EngineError::Request`] if the sequence is empty, too long, not of the model's tokens, or has no token at `first`;
-    /// [`EngineError::OutOfMemory`] if the result does not fit; [`EngineError::Cancelled`], [`EngineError::Dead`].
-    pub fn logits(
-        &mut self,
-        token_ids: &[i64],
-        first: usize,
-        adapter: Option<&Adapter>,
-        cancel: &Cancel,
-    ) -> Result<Vec<f32>, EngineError> {
-        self.check_alive()?;
-        self.check_generates()?;
-        let tokens = self.tokens_to_evaluate(token_ids)?;
-        let rows = tokens.len().checked_sub(first).filter(|rows| *rows > 0);
-        let rows = rows.ok_or(RequestError::NoTokenAt { first, tokens: tokens.len() })?;
-        let mut result = self.room_for(rows, rows.saturating_mul(self.model.vocab_size()))?;
-        let tables = self.scheduler.pages.private_tables();
-        self.with_tables(tables, |engine, tables| {
-            let mut computed = 0;
-            while computed < tokens.len() {
-                let (end, wanted) =
-                    if computed < first { (first, LogitRows::None) } else { (tokens.len(), LogitRows::All) };
-                computed += engine.compute_chunk(tables, &tokens, computed..end, wanted, adapter, cancel)?;
-                result.extend_from_slice(&engine.logits);
-            }
-            Ok(result)
-        })
-    }
-
-    fn tokens_to_evaluate(&self, token_ids: &[i64]) -> Result<Vec<u32>, RequestError> {
-        self.limits.check(token_ids.len(), 0)?;
-        prompt_from_ids(token_ids, self.model.vocab_size())
-    }
-
     /// Room for so many numbers, which are asked for of so many tokens.
-    pub(crate) fn room_for(&self, tokens: usize, numbers: usize) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn allocate_result(&self, tokens: usize, numbers: usize) -> Result<Vec<f32>, EngineError> {
         let mut result = Vec::new();
         let bytes = (numbers as u64).saturating_mul(4);
         // Systems promise more memory than they have; ask before the promise is called in.
@@ -67,7 +31,7 @@ impl<M: LanguageModel> Engine<M> {
         mut tables: PageTables,
         work: impl FnOnce(&mut Self, &mut PageTables) -> Result<T, ForwardError>,
     ) -> Result<T, EngineError> {
-        self.outside_the_queue(|engine| {
+        self.run_between_steps(|engine| {
             let outcome = work(engine, &mut tables);
             engine.scheduler.pages.release(&mut tables);
             outcome
@@ -75,14 +39,14 @@ impl<M: LanguageModel> Engine<M> {
     }
 
     /// Does something that no request waits for. A panic ends the engine.
-    pub(crate) fn outside_the_queue<T>(
+    pub(crate) fn run_between_steps<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, ForwardError>,
     ) -> Result<T, EngineError> {
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)))
             .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
         if let Err(ForwardError::Panicked(reason)) = outcome {
-            self.die(reason.clone());
+            self.mark_dead(reason.clone());
             return Err(EngineError::Dead { reason });
         }
         self.publish();
@@ -100,9 +64,9 @@ impl<M: LanguageModel> Engine<M> {
         cancel: &Cancel,
     ) -> Result<usize, ForwardError> {
         let wanted = range.len().min(self.config.max_num_batched_tokens);
-        self.scheduler.pages.release_passed(tables, range.start);
+        self.scheduler.pages.release_out_of_window(tables, range.start);
         let count = loop {
-            match self.scheduler.pages.fits(tables, range.start, wanted) {
+            match self.scheduler.pages.allocatable_slots(tables, range.start, wanted) {
                 0 => {
                     assert!(self.scheduler.preempt_last(), "all pages together do not hold a sequence that they should")
                 }
@@ -110,7 +74,7 @@ impl<M: LanguageModel> Engine<M> {
             }
         };
         let mut moves = Vec::new();
-        self.scheduler.pages.extend(tables, range.start, count, &mut moves);
+        self.scheduler.pages.allocate_slots(tables, range.start, count, &mut moves);
         assert!(moves.is_empty(), "nobody shares a page that is still to be filled");
         let chunk = SequenceChunk {
             tokens: &tokens[range.start..][..count],

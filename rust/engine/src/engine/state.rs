@@ -6,8 +6,8 @@ use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::{Adapter, LanguageModel, LogitRows};
 
+use super::Engine;
 use crate::EngineError;
-use crate::engine::Engine;
 use crate::pages::{Namespace, PAGE_NONE, decode_state, encode_state, payload, payload_len};
 use crate::request::{check_prompt, prompt_from_ids};
 
@@ -47,8 +47,8 @@ impl<M: LanguageModel> Engine<M> {
                 }
                 computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, adapter, cancel)?;
                 let pages = &mut engine.scheduler.pages;
-                for fresh in pages.keep(tables, &tokens, computed) {
-                    pages.save(tables, &fresh, &engine.model);
+                for fresh in pages.cache_full_pages(tables, &tokens, computed) {
+                    pages.write_to_disk(tables, &fresh, &engine.model);
                 }
             }
             let fingerprint = engine.model.fingerprint();
@@ -77,7 +77,7 @@ impl<M: LanguageModel> Engine<M> {
         let records = tables.shareable_pages(&state.tokens, most).zip(&state.pages[computed / PAGE_TOKENS..]);
         let records: Vec<_> = records.map(|(tokens, payload)| (tokens, payload.to_vec())).collect();
         let mut moves = Vec::new();
-        pages.plant(&tables, records.into_iter(), &mut moves);
+        pages.insert_loaded(&tables, records.into_iter(), &mut moves);
         moves.iter().for_each(|page_move| page_move.apply(&mut self.model));
         let computed = pages.reuse(&mut tables, &state.tokens, computed, most);
         pages.release(&mut tables);

@@ -1,0 +1,168 @@
+//! The engine: schedules requests, runs the model, samples tokens.
+//!
+//! Each file holds one concern of `impl Engine`:
+//!
+//! | file | concern |
+//! |---|---|
+//! | `config.rs` | limits and options ([`EngineConfig`]) |
+//! | `mod.rs` | the struct and its constructors |
+//! | `requests.rs` | add, fork and abort requests |
+//! | `step.rs` | one step: schedule and forward pass |
+//! | `postprocess.rs` | sampling, prefix caching and finished requests after the forward pass |
+//! | `metrics.rs` | metrics, page statistics and the page audit |
+//! | `failure.rs` | a panic ends the engine |
+//! | `between_steps.rs` | work between steps in pages of its own |
+//! | `logits.rs` | the logits of every token, for evaluation |
+//! | `state.rs` | save and restore the KV cache of a prompt |
+//! | `encode/` | embeddings, scores and label logits |
+
+mod between_steps;
+mod config;
+mod encode;
+mod failure;
+mod logits;
+mod metrics;
+mod postprocess;
+mod requests;
+mod state;
+mod step;
+
+use std::sync::{Arc, Mutex};
+
+use ferrule_model::LanguageModel;
+
+use crate::beams::BeamSearches;
+use crate::draft::{DraftModel, Speculator};
+use crate::pages::{DiskCache, PAGE_NONE, Pages};
+use crate::prefill_budget::PrefillBudget;
+use crate::request::LengthLimits;
+use crate::sampling::Sampler;
+use crate::scheduler::{Scheduler, StepLimits};
+use crate::{ConfigError, Metrics, StepOutput};
+pub use config::{EngineConfig, PrefixCacheDir};
+pub use encode::{EncodeError, EncodeTask, Text};
+pub(crate) use failure::panic_message;
+
+/// Logits of a step for the log-probabilities of prompts, at the most: every row is wanted there, and each is as long as
+/// the vocabulary.
+const MAX_LOGITS: usize = 1 << 24;
+
+/// Serves any number of requests from one model.
+#[derive(Debug)]
+pub struct Engine<M> {
+    pub(crate) model: M,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) config: EngineConfig,
+    pub(crate) limits: LengthLimits,
+    sampler: Sampler,
+    /// Logits of the latest step, `[sampled rows, vocab]`.
+    pub(crate) logits: Vec<f32>,
+    next_id: u64,
+    prefill_budget: PrefillBudget,
+    speculator: Speculator<M>,
+    searches: BeamSearches,
+    pub(crate) metrics: Metrics,
+    /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
+    published: Arc<Mutex<Metrics>>,
+    /// Why it serves no more.
+    dead: Option<String>,
+    /// What the next step tells the requests that died with the engine.
+    final_outputs: Vec<StepOutput>,
+}
+
+impl<M: LanguageModel> Engine<M> {
+    /// An engine without requests.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the configuration leaves no room for anything, or does not fit the model.
+    pub fn new(model: M, config: EngineConfig) -> Result<Self, ConfigError> {
+        Self::with_draft_model(model, None, config)
+    }
+
+    /// As [`Engine::new`], with a model that guesses for it.
+    ///
+    /// # Errors
+    /// [`ConfigError`], also if the draft model does not fit the model.
+    pub fn with_draft_model(
+        model: M,
+        draft: Option<DraftModel<M>>,
+        mut config: EngineConfig,
+    ) -> Result<Self, ConfigError> {
+        for (field, value) in [
+            ("max_model_len", config.max_model_len),
+            ("max_num_seqs", config.max_num_seqs),
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::Zero { field });
+            }
+        }
+        let groups = model.kv_groups();
+        if groups.len() != config.pages.len() {
+            return Err(ConfigError::PoolCount { expected: groups.len(), given: config.pages.len() });
+        }
+        let limit = PAGE_NONE as usize;
+        if let Some(&pages) = config.pages.iter().find(|&&pages| pages > limit) {
+            return Err(ConfigError::PoolTooLarge { pages, limit });
+        }
+        if !model.abilities().causal {
+            if config.prefix_cache_dir.is_some() {
+                return Err(ConfigError::NoPrefixes);
+            }
+            config.enable_prefix_caching = false;
+        }
+        let speculator = Speculator::new(&config, draft, &model)?;
+        let mut scheduler = new_scheduler(&model, &config);
+        if let Some(PrefixCacheDir { path, limit, .. }) =
+            config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
+        {
+            scheduler.pages.attach_disk(DiskCache::open(path, *limit)?, &model);
+        }
+        let kv_capacity = scheduler.pages.tokens_of_one_sequence();
+        let mut engine = Self {
+            model,
+            scheduler,
+            limits: LengthLimits { max_model_len: config.max_model_len, kv_capacity },
+            sampler: Sampler::default(),
+            logits: Vec::new(),
+            next_id: 0,
+            prefill_budget: PrefillBudget::new(config.target_itl),
+            speculator,
+            searches: BeamSearches::default(),
+            metrics: Metrics::default(),
+            published: Arc::default(),
+            dead: None,
+            final_outputs: Vec::new(),
+            config,
+        };
+        engine.publish();
+        Ok(engine)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// Tokens of prompt and continuation that a request can have: what the context and the KV pages hold, whichever is
+    /// less.
+    pub fn max_model_len(&self) -> usize {
+        self.limits.tokens()
+    }
+
+    /// Why the engine serves no more, if it does not.
+    pub fn dead(&self) -> Option<&str> {
+        self.dead.as_deref()
+    }
+}
+
+fn new_scheduler<M: LanguageModel>(model: &M, config: &EngineConfig) -> Scheduler {
+    let pages = Pages::new(model.kv_groups(), &config.pages, config.enable_prefix_caching);
+    let limits = StepLimits {
+        max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        logit_rows: MAX_LOGITS / model.vocab_size().max(1),
+        fetch_bytes: config.prefix_cache_dir.as_ref().map_or(0, |directory| directory.step_bytes),
+    };
+    Scheduler::new(pages, limits)
+}

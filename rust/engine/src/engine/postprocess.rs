@@ -1,0 +1,166 @@
+//! Postprocessing of a forward pass: sample tokens, cache full pages, finish requests.
+
+use std::collections::BTreeSet;
+use std::slice::ChunksExact;
+
+use ferrule_model::LanguageModel;
+
+use super::Engine;
+use super::step::wanted_logits;
+use crate::beams;
+use crate::sampling::{Sample, SampleError, Sampler};
+use crate::scheduler::Schedule;
+use crate::sequence::Sequence;
+use crate::structured::{Constraint, Next};
+use crate::{FinishReason, Metrics, StepOutput, TokenLogprobs};
+
+impl<M: LanguageModel> Engine<M> {
+    /// Takes note of what is computed, samples, and parts with the requests that end.
+    pub(super) fn postprocess(&mut self, plan: &Schedule) -> Vec<StepOutput> {
+        let vocab_size = self.model.vocab_size();
+        let logits = std::mem::take(&mut self.logits);
+        let mut rest = logits.as_slice();
+        let mut outputs = Vec::new();
+        let mut searched = BTreeSet::new();
+        for &chunk in &plan.chunks {
+            let sequence = &mut self.scheduler.running[chunk.index];
+            let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
+            let (rows, after) = rest.split_at_checked(count * vocab_size).expect("a row of logits for each asked for");
+            rest = after;
+            sequence.computed += chunk.count;
+            self.metrics.computed_tokens += chunk.rows() as u64;
+            if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
+                self.metrics.record_prompt(sequence.prompt_len, &sequence.timing);
+            }
+            let rows = rows.chunks_exact(vocab_size);
+            let mut output = None;
+            let mut error = None;
+            if sequence.beam.is_some() {
+                error = rows.last().and_then(|row| beams::expand_beam(sequence, row, &mut self.sampler));
+                searched.insert(sequence.id);
+            } else if rows.len() > 0 {
+                let got = advance(sequence, rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics);
+                if let Some(FinishReason::Sampling(found)) = &got.finish {
+                    error = Some(found.clone());
+                }
+                output = Some(got);
+            }
+            let pages = &mut self.scheduler.pages;
+            if chunk.drafts > 0 {
+                pages.release_beyond(&mut sequence.tables, sequence.computed);
+            }
+            if let Some(SampleError::NotFinite { .. }) = error {
+                // Whatever made these logits may be in the pages.
+                pages.invalidate(&mut sequence.tables);
+            } else {
+                for fresh in pages.cache_full_pages(&mut sequence.tables, &sequence.tokens, sequence.computed) {
+                    pages.write_to_disk(&mut sequence.tables, &fresh, &self.model);
+                }
+            }
+            outputs.extend(output);
+        }
+        outputs.extend(self.searches.advance(&searched, &mut self.scheduler, &mut self.metrics));
+        for output in &outputs {
+            let Some(reason) = &output.finish else { continue };
+            self.metrics.requests_finished.record(reason);
+            self.scheduler.remove(output.request);
+            self.speculator.forget(|gone| gone == output.request);
+        }
+        self.logits = logits;
+        outputs
+    }
+}
+
+/// Tells of a sequence's prompt and gives it its tokens, from the logits of its latest rows: one, and one more for each
+/// draft that it makes come true. What its request gets.
+fn advance(
+    sequence: &mut Sequence,
+    rows: ChunksExact<'_, f32>,
+    sampler: &mut Sampler,
+    max_total_tokens: usize,
+    metrics: &mut Metrics,
+) -> StepOutput {
+    let mut output = StepOutput::empty(sequence);
+    let drafted = sequence.drafts.tokens().len();
+    let untold = rows.len() - 1 - drafted;
+    if let Err(error) = collect_prompt_logprobs(sequence, rows.clone(), sampler, &mut output.prompt_logprobs) {
+        output.finish = Some(FinishReason::Sampling(error));
+        return output;
+    }
+    if sequence.pending() > 0 {
+        return output;
+    }
+    let mut accepted = 0;
+    for row in rows.skip(untold) {
+        match sample(sequence, row, sampler) {
+            Err(reason) => output.finish = Some(reason),
+            Ok(Sample { token, logprobs, entropy, trace }) => {
+                let since_last = sequence.push(token);
+                output.token_ids.push(token);
+                output.logprobs.extend(logprobs);
+                output.entropies.extend(entropy);
+                output.trace.extend(trace);
+                if sequence.params.is_stop(token) {
+                    output.finish = Some(FinishReason::Stop { token });
+                } else if let Some(reason) =
+                    sequence.constraint.as_mut().and_then(|constraint| constraint.end_with(token))
+                {
+                    output.finish = Some(reason);
+                } else if sequence.output_len() >= sequence.params.max_tokens
+                    || sequence.tokens.len() >= max_total_tokens
+                {
+                    output.finish = Some(FinishReason::Length);
+                }
+                metrics.record_token(since_last, &sequence.timing, output.finish.is_some());
+                // Its keys and values are there if it was the draft in this place.
+                let match_rate = sequence.drafts.tokens().get(accepted) == Some(&token);
+                accepted += usize::from(match_rate);
+                sequence.computed += usize::from(match_rate);
+                if !match_rate {
+                    break;
+                }
+            }
+        }
+        if output.finish.is_some() {
+            break;
+        }
+    }
+    sequence.record_drafts(accepted);
+    metrics.drafted_tokens += drafted as u64;
+    metrics.accepted_tokens += accepted as u64;
+    output.timing = sequence.timing;
+    output
+}
+
+/// The next token of a sequence, or why there is none.
+fn sample(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Result<Sample, FinishReason> {
+    let Sequence { constraint, params, history, tokens, .. } = sequence;
+    let mask = match constraint.as_mut().map(Constraint::next).transpose().map_err(FinishReason::Constraint)? {
+        Some(Next::End) => return Err(FinishReason::Complete),
+        Some(Next::Tokens(mask)) => Some(mask),
+        None => None,
+    };
+    sampler.sample(row, params, history, mask, tokens.len()).map_err(FinishReason::Sampling)
+}
+
+/// Adds the log-probabilities of the prompt's tokens that the rows of the latest chunk tell.
+fn collect_prompt_logprobs(
+    sequence: &mut Sequence,
+    rows: ChunksExact<'_, f32>,
+    sampler: &mut Sampler,
+    told: &mut Vec<TokenLogprobs>,
+) -> Result<(), SampleError> {
+    if !sequence.wants_prompt_logprobs() {
+        return Ok(());
+    }
+    let count = sequence.params.prompt_logprobs.unwrap_or(0);
+    // The row of a position tells of the token after it.
+    let first = sequence.computed + 1 - rows.len();
+    for (row, position) in rows.zip(first..) {
+        if position == sequence.next_prompt_logprob && sequence.wants_prompt_logprobs() {
+            told.push(sampler.logprobs(row, sequence.tokens[position], count, position)?);
+            sequence.next_prompt_logprob += 1;
+        }
+    }
+    Ok(())
+}
