@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -45,10 +46,15 @@ def test_a_block_with_a_path_for_a_title_is_from_there(page: str) -> None:
             assert trimmed(block.text) in trimmed((ROOT / block.title).read_text())
 
 
-def test_the_figures_beside_peers_are_those_of_the_readme() -> None:
-    found = [row for row in rows(DOCS / "performance.md") if row.startswith(("|ferrule ", "|llama.cpp "))]
-    assert len(found) == 5
-    assert set(found) <= set(rows(ROOT / "README.md"))
+def test_the_figures_beside_peers_are_those_of_the_record() -> None:
+    found = [row for row in rows(DOCS / "performance.md") if re.match(r"\|(ferrule|llama.cpp) [^|]*\|(\d+\|){2}", row)]
+    record = json.loads((ROOT / "benches/record/2026-11-21-intel-avx512vnni/peers-avx512vnni.json").read_text())
+    assert found == [
+        f"|{each['contender'].replace('-avx512', '').replace(':', ' ')}|{each['total_bytes'] / 1e6:.0f}"
+        f"|{each['prefill_tokens_per_second']:.0f}|{each['prefill_peak_fraction']:.0%}"
+        f"|{each['decode_tokens_per_second']:.1f}|{each['decode_bandwidth_fraction']:.0%}|".replace("%", " %")
+        for each in record["contenders"]
+    ]
 
 
 def test_the_figures_of_formats_are_those_of_the_study() -> None:

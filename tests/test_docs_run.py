@@ -1,48 +1,27 @@
-"""README.md and every page of docs/: what of them can run runs and prints what they show, what cannot is spelt well."""
+"""Python blocks and console blocks of README.md and docs/ run and print what the pages show.
+
+test_docs_commands.py checks the commands that do not run in tests.
+"""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from conftest import TINY
-from ferrule._cli.app import app
-from page_blocks import OUTPUT, ROOT, Block, blocks, commands, same_output
+from page_blocks import OUTPUT, ROOT, blocks, commands, same_output
 from serve_process import served
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python", "py", "console", "sh", "text", "json", "toml", "ini"}
-"""`py` is Python that cannot run by itself."""
 TESTED_ELSEWHERE = {"docs/add-an-architecture.md": "test_docs.py"}
 """Pages whose Python needs what a test of their own gives it."""
-PLACEHOLDERS = (
-    "org/repo",
-    "path/to/",
-    "./my-",
-    "my-model",
-    "Qwen/",
-    "pip install",
-    "MODEL",
-    "wiki.test.raw",
-    "in.jsonl",
-    "--shape",
-)
-"""What makes a command one that cannot run in a test."""
-
-
 SERVER = "localhost:8000"
 """Where pages say that a server listens."""
-UNTIL_TOLD = ("ferrule serve", "ferrule chat")
-"""Commands that run until they are told to end."""
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +36,6 @@ def listening(page: str, request: pytest.FixtureRequest) -> str:
     """Where the server listens, if the page asks one; else what stands on pages."""
     asks = any(SERVER in block.text for block in blocks(ROOT / page) if block.language in ("python", "console"))
     return request.getfixturevalue("server") if asks else SERVER
-
-
-def test_the_languages_of_blocks_are_known() -> None:
-    found = {(page, block.language) for page in PAGES for block in blocks(ROOT / page)}
-    assert not [(page, language) for page, language in found if language not in LANGUAGES]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_fence_is_a_block(page: str) -> None:
-    fences = re.findall(r"^\s*```", (ROOT / page).read_text(), re.MULTILINE)
-    assert len(fences) == 2 * len(blocks(ROOT / page))
 
 
 def python_pages() -> list[str]:
@@ -129,48 +97,6 @@ def test_the_commands_of_a_page_run(page: str, listening: str, tmp_path: Path) -
                 continue
             assert done.returncode == 0, where + done.stderr
             assert not shown or same_output(shown, done.stdout), where + done.stdout
-
-
-def spelt_commands() -> list[tuple[str, str]]:
-    """Commands of ferrule on pages that do not run, each with its page."""
-    found: list[tuple[str, str]] = []
-    for page in PAGES:
-        for block in blocks(ROOT / page):
-            if block.language == "sh":
-                lines = re.sub(r"\\\n\s*", "", block.text).splitlines()
-                found += [(page, line) for line in lines if line.startswith("ferrule ")]
-    return found
-
-
-@pytest.mark.parametrize(("page", "line"), spelt_commands())
-def test_commands_that_do_not_run_are_spelt_well(
-    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is one of ferrule's, with options that it has."""
-    monkeypatch.chdir(tmp_path)
-    for part in re.sub(r"\s#.*", "", line).split("; "):
-        words = shlex.split(part)
-        for word in words:
-            # Files that options read must be there when they are parsed.
-            if re.fullmatch(r"[A-Z]+|[\w.]+\.(json|lark)", word):
-                Path(word).touch()
-            elif word.startswith(("path/to/", "./my-")) and not Path(word).exists():
-                Path(word).parent.mkdir(parents=True, exist_ok=True)
-                Path(word).symlink_to(TINY)
-        group = click.Context(app, info_name="ferrule")
-        command = app.get_command(group, words[1])
-        assert command is not None, f"{page}: {line}"
-        command.make_context(words[1], words[2:], parent=group)
-
-
-@pytest.mark.parametrize(
-    ("page", "block"), [(page, block) for page in PAGES for block in blocks(ROOT / page) if block.language == "sh"]
-)
-def test_what_can_run_does(page: str, block: Block) -> None:
-    """A command that needs nothing but ferrule belongs into a console block."""
-    for line in block.text.splitlines():
-        if line.startswith("ferrule ") and not line.startswith(UNTIL_TOLD):
-            assert any(word in line.partition(" #")[0] for word in PLACEHOLDERS), f"{page}: {line} can run: let it"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ TITLES = {
     "no_repeat_ngram": "n-grams",
     "logit_bias": "bias",
     "min_tokens": "minimum",
-    "logits_processors": "your own",
+    "logits_processors": "logits processors",
     "penalties": "repetition",
     "dry": "DRY",
     "greedy": "greedy",
@@ -95,5 +95,5 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fields_that_the_model_may_set_are_named() -> None:
-    sentence = PAGE.split("take it from generation_config.json:")[1].split(".\n")[0]
+    sentence = PAGE.split("default to the values in generation_config.json:")[1].split(".\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == set(STANDARD)

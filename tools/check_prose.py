@@ -119,7 +119,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"\bsuch an? one\b", "name the thing"),
     (r"\banew\b", "write 'again'"),
     (r"\bguess(?:es|ed)?\b", "write 'speculative token', 'draft' or 'estimate'"),
-    (r"\bmixtures?\b(?! of experts)", "write 'mixture of experts' or 'MoE'"),
+    (r"\bmixtures?\b(?![ -]of[ -]experts)", "write 'mixture of experts' or 'MoE'"),
     (r"\bmoments\b", "write 'Hessian' (GPTQ)"),
     (r"\bturned\b(?! (?:on|off|into|out|down|up|to)\b)", "write 'rotated' (rotary embedding)"),
     (r"\bknows? (?:no|nothing)\b", "write 'does not support'"),
