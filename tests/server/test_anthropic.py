@@ -17,7 +17,7 @@ from ferrule.server import ServerSettings
 from ferrule.server.anthropic.answer import PING
 from ferrule.server.anthropic.conversation import conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest
-from ferrule.server.parts import INVALID_JSON
+from ferrule.server.output_parts import INVALID_JSON
 from server.live import Live, serving, until
 from server.message_streams import check_stream, without_names
 from server.talking import CITY, PARAMETERS, SAID, THOUGHT, Talking, named_events, talking

@@ -16,7 +16,7 @@ import fakes
 from event_loop import SLACK
 from ferrule import AsyncLLM
 from ferrule.server import ServerSettings
-from ferrule.server.guards import admission, wire
+from ferrule.server.middleware import admission, http_protocol
 from server.live import Answer, Live, events, serving, until
 
 JSON = "Content-Type: application/json"
@@ -113,7 +113,7 @@ def test_58_a_body_that_comes_too_slowly(engine: type[fakes.Engine]) -> None:
 
 
 def test_58_headers_that_come_too_slowly(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     found = answer_of(raw(live, "POST / HTTP/1.1\r\nHost: loc"))
     assert (found.status, found.error["code"]) == (408, "header_timeout")
     assert raw(live, "") == b""
@@ -131,14 +131,14 @@ def test_59_headers_that_are_too_large(live: Live) -> None:
 def test_58_59_anthropic_s_clients_are_told_in_their_words(
     live: Live, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(wire, "HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     for found, status in slow_and_large(live, path):
         assert found.status == status
         assert (found.json["type"], found.error["type"]) == ("error", "invalid_request_error")
 
 
 def test_58_59_ollama_s_clients_are_told_in_their_words(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     for found, status in slow_and_large(live, "/api/chat"):
         assert found.status == status
         assert found.json.keys() == {"error"}

@@ -21,7 +21,7 @@ import fakes
 from event_loop import SLACK
 from ferrule import AsyncLLM
 from ferrule.server import ServerSettings, streaming
-from ferrule.server.guards import wire
+from ferrule.server.middleware import http_protocol
 from server.live import Answer, Live, serving, until
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
@@ -98,7 +98,7 @@ def full(live: Live, **fields: object) -> socket.socket:
     client.connect(("127.0.0.1", live.port))
     until(lambda: len(live.server.server_state.connections) == 1)
     (connection,) = live.server.server_state.connections
-    assert isinstance(connection, wire.Wire)
+    assert isinstance(connection, http_protocol.LimitedH11Protocol)
     connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     send(client, **LONG, stream=True, logprobs=True, top_logprobs=20, **fields)
     until(lambda: connection.flow.write_paused)
@@ -108,13 +108,13 @@ def full(live: Live, **fields: object) -> socket.socket:
 def test_70_a_client_that_never_reads_keeps_no_place(
     engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "STALL_TIMEOUT", 1.0)
+    monkeypatch.setattr(http_protocol, "STALL_TIMEOUT", 1.0)
     with serving(ServerSettings(max_concurrent_requests=1, request_timeout=600)) as live:
         begun = time.monotonic()
         with full(live):
             # What it does not read is not gathered: once an event waits, none is written behind it.
             (connection,) = live.server.server_state.connections
-            assert isinstance(connection, wire.Wire)
+            assert isinstance(connection, http_protocol.LimitedH11Protocol)
             waiting = connection.transport.get_write_buffer_size()
             time.sleep(0.1)
             assert connection.transport.get_write_buffer_size() <= waiting
@@ -125,7 +125,7 @@ def test_70_a_client_that_never_reads_keeps_no_place(
 
 
 def test_70_a_client_that_reads_slowly_gets_it_all(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(http_protocol, "STALL_TIMEOUT", 0.5)
     with serving() as live, full(live) as client:
         said, begun = b"", time.monotonic()
         while b"0\r\n\r\n" not in said[-10:]:
@@ -217,7 +217,7 @@ def program(*arguments: str, text: str = PROGRAM) -> Generator[tuple[subprocess.
 def test_clients_beyond_the_limit_take_the_places_of_idle_ones(
     engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "most_connections", lambda: 4)
+    monkeypatch.setattr(http_protocol, "most_connections", lambda: 4)
     engine.step_seconds = 0.01
     with serving() as live, ask(live, stream=True, max_tokens=100) as busy:
         said = busy.recv(100)

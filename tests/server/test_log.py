@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.server.guards.log import JSONFormatter, log_lost
+from ferrule.server.middleware.log import JSONFormatter, log_uncaught
 from ferrule.server.streaming import EventStream
 
 MARKER = "MYSECRETPROMPT"
@@ -33,7 +33,7 @@ def test_a_client_that_goes_while_it_fails_leaves_nothing_in_the_log(
         yield b""
 
     async def leave() -> None:
-        asyncio.get_running_loop().set_exception_handler(log_lost)
+        asyncio.get_running_loop().set_exception_handler(log_uncaught)
         task = asyncio.ensure_future(EventStream(failing(), 60).begin())
         # It goes at the very moment in which the first event has failed.
         while len(asyncio.all_tasks()) < 3:
@@ -54,7 +54,7 @@ def test_a_client_that_goes_while_it_fails_leaves_nothing_in_the_log(
 def test_what_nobody_caught_is_told_by_type_and_place(caplog: pytest.LogCaptureFixture) -> None:
     async def lose() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(log_lost)
+        loop.set_exception_handler(log_uncaught)
         loop.call_soon(fail, MARKER)
         await asyncio.sleep(0.01)
 

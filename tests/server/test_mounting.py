@@ -18,7 +18,7 @@ from ferrule import AsyncLLM
 from ferrule._cli import main
 from ferrule.errors import InvalidParameterError
 from ferrule.server import Models, ServerSettings, create_app, serve
-from ferrule.server.models import Served
+from ferrule.server.models import ServedModel
 from lora_files import random_adapter
 from server.live import Live, listen, serving, until
 
@@ -180,7 +180,7 @@ def test_an_adapter_that_goes_once_it_was_found(tmp_path: Path, monkeypatch: pyt
     random_adapter(tmp_path / "mine", TINY, seed=1)
     found_before = Models.find
 
-    def find(models: Models, name: str | None) -> Served:
+    def find(models: Models, name: str | None) -> ServedModel:
         served = found_before(models, name)
         served.llm._adapters.unload("mine")
         return served

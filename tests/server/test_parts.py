@@ -6,7 +6,7 @@ import pytest
 
 from ferrule._text.parsers import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
 from ferrule.outputs import Logprob, StreamDelta
-from ferrule.server.parts import INVALID_JSON, Part, Parts, call_input
+from ferrule.server.output_parts import INVALID_JSON, OutputPart, OutputParts, call_input
 
 
 def delta(
@@ -20,18 +20,18 @@ def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
     return MessageDelta(tool_calls=[begun])
 
 
-def happened(parts: Parts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
+def happened(parts: OutputParts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
     events = [event for each in deltas for event in parts.add(each)]
     events += parts.end()
     return [(event.what, event.part.index, event.text) for event in events]
 
 
-def shown(parts: list[Part]) -> list[tuple[str, str, str, str]]:
+def shown(parts: list[OutputPart]) -> list[tuple[str, str, str, str]]:
     return [(part.kind, part.text, part.call_id, part.name) for part in parts]
 
 
 def test_parts_come_one_after_another() -> None:
-    parts = Parts()
+    parts = OutputParts()
     assert happened(
         parts,
         delta(MessageDelta(reasoning="Hm")),
@@ -72,14 +72,14 @@ def test_parts_come_one_after_another() -> None:
 
 
 def test_several_calls_in_one_delta() -> None:
-    parts = Parts()
+    parts = OutputParts()
     both = MessageDelta(tool_calls=[*call(0, "1", "f").tool_calls, *call(1, "2", "g").tool_calls])
     happened(parts, delta(both))
     assert shown(parts.all) == [("call", "1", "call0", "f"), ("call", "2", "call1", "g")]
 
 
 def test_a_call_ends_before_what_came_with_its_end() -> None:
-    parts = Parts()
+    parts = OutputParts()
     end = MessageDelta(
         content=" So.",
         tool_calls=[*call(0, "}").tool_calls, *call(1, "[", "g").tool_calls, *call(2, "2", "h").tool_calls],
@@ -94,17 +94,17 @@ def test_a_call_ends_before_what_came_with_its_end() -> None:
 
 
 def test_a_whole_answer_has_its_text_before_its_calls() -> None:
-    parts = Parts.of(ParsedMessage("said", "thought", [ToolCall("call0", "f", "{}")]), None).all
+    parts = OutputParts.of(ParsedMessage("said", "thought", [ToolCall("call0", "f", "{}")]), None).all
     assert shown(parts) == [
         ("reasoning", "thought", "", ""),
         ("text", "said", "", ""),
         ("call", "{}", "call0", "f"),
     ]
-    assert not Parts.of(ParsedMessage(None, None, []), None).all
+    assert not OutputParts.of(ParsedMessage(None, None, []), None).all
 
 
 def test_tokens_without_text_are_of_the_text_all_the_same() -> None:
-    parts = Parts()
+    parts = OutputParts()
     first, second = ({1: Logprob(-1.0, 1, "\N{REPLACEMENT CHARACTER}")}, {2: Logprob(-2.0, 1, "é")})
     assert happened(parts, delta(None, "", [first]), delta(None, "é", [second]), delta(None)) == [
         ("opened", 0, ""),

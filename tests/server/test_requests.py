@@ -12,8 +12,8 @@ import pytest
 import fakes
 from ferrule import AsyncLLM, SamplingParams, StructuredOutputsParams
 from ferrule.server import ServerSettings
-from ferrule.server.bounds import MAX_IDS
-from ferrule.server.openai.sampling import OTHERWISE, Sampling, StructuredOutputs
+from ferrule.server.schema.limits import MAX_TOKEN_IDS
+from ferrule.server.schema.sampling import OTHERWISE, SamplingFields, StructuredOutputs
 from server.live import Answer, Live, events, serving
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -30,8 +30,8 @@ def shared(tiny: Live) -> Live:
 
 
 def test_every_parameter_of_the_library_can_be_asked_for() -> None:
-    assert Sampling.model_fields.keys() | OTHERWISE == {field.name for field in fields(SamplingParams)}
-    assert not Sampling.model_fields.keys() & OTHERWISE
+    assert SamplingFields.model_fields.keys() | OTHERWISE == {field.name for field in fields(SamplingParams)}
+    assert not SamplingFields.model_fields.keys() & OTHERWISE
     names = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
     assert names == {field.name for field in fields(StructuredOutputsParams)}
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_is_refused_by_name(
     ("asked", "said"),
     [
         ({"prompt": [5, "a"]}, "prompt[1] is 'a': Input should be a valid integer"),
-        ({"prompt": [5] * (MAX_IDS + 1)}, f"List should have at most {MAX_IDS} items"),
+        ({"prompt": [5] * (MAX_TOKEN_IDS + 1)}, f"List should have at most {MAX_TOKEN_IDS} items"),
         ({"stop": [None]}, "stop[0] is None: Input should be a valid string"),
         ({"prediction": 5}, "prediction is 5: Input should be an object"),
         ({"a" * 1000: 5}, f"{'a' * 100} is not supported"),

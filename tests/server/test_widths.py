@@ -12,8 +12,8 @@ import pytest
 
 from event_loop import SLACK
 from ferrule.server.app import ROUTERS
-from ferrule.server.bounds import MAX_FIELDS, MAX_MEMBERS, MAX_TOOLS
-from ferrule.server.reading import BodyRoute
+from ferrule.server.request_body import BodyRoute
+from ferrule.server.schema.limits import MAX_FIELDS, MAX_ITEMS, MAX_TOOLS
 from server.live import Live
 
 SIZE = 2_000_000
@@ -94,7 +94,7 @@ def test_56_what_is_wide_holds_nobody_up(live: Live, path: str, body: str, field
 def test_limits_of_width_are_told(live: Live) -> None:
     message, tool = {"role": "user", "content": "a"}, {"type": "function", "function": {"name": "f"}}
     for body, limit in (
-        ({"messages": [message] * (MAX_MEMBERS + 1)}, MAX_MEMBERS),
+        ({"messages": [message] * (MAX_ITEMS + 1)}, MAX_ITEMS),
         ({"messages": [message], "tools": [tool] * (MAX_TOOLS + 1)}, MAX_TOOLS),
         ({"messages": [message], **{f"x{number}": 1 for number in range(MAX_FIELDS)}}, MAX_FIELDS),
     ):

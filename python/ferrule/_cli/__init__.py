@@ -5,13 +5,11 @@ Exit codes: 0 done, 1 an error while working, 2 a command line that cannot be, 1
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 
-PARENT = os.getppid()
-"""The process that started this one, asked for before anything that takes time: it may end meanwhile."""
+import ferrule._cli.parent_process  # reads the parent's id before anything slow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ferrule._cli import PARENT
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import check_model, loading, model_options, prefix_cache_option, speculative_options
+from ferrule._cli.parent_process import PARENT_PID
 from ferrule._loading import EMBEDDED
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def command(
         if adapters:
             keywords["lora_modules"] = adapters
         from ferrule.server import serve
-        from ferrule.server.guards.log import LOGGER
+        from ferrule.server.middleware.log import LOGGER
 
     def started(url: str) -> None:
         LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
@@ -165,7 +165,7 @@ def command(
                 host=host,
                 port=port,
                 on_listening=started,
-                parent=PARENT if exit_with_parent else None,
+                parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:
         if error.errno is None:  # an error of ours about a model's file
@@ -192,7 +192,7 @@ def _interrupts_noted() -> Generator[None]:
 @contextmanager
 def _json_lines() -> Generator[None]:
     """Writes what anybody logs to stderr, as one JSON object a line."""
-    from ferrule.server.guards.log import LOGGER, JSONFormatter
+    from ferrule.server.middleware.log import LOGGER, JSONFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter())

@@ -20,17 +20,18 @@ from ferrule.errors import FerruleError
 from ferrule.server import health, metrics
 from ferrule.server.anthropic import routes as messages
 from ferrule.server.context import Context
-from ferrule.server.errors import ApiError, api_error, response
-from ferrule.server.guards import guard
+from ferrule.server.error_responses import api_error, error_response
+from ferrule.server.errors import ApiError
+from ferrule.server.middleware import add_middleware
 from ferrule.server.models import Models
 from ferrule.server.ollama import routes as ollama
-from ferrule.server.openai import chat, completions, tokens, vectors
+from ferrule.server.openai import chat, completions, embeddings, tokens
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
 from ferrule.server.responses import routes as responses
 from ferrule.server.settings import ServerSettings
-from ferrule.server.validation import invalid_request, unreadable
+from ferrule.server.validation import unreadable_body, validation_error
 
 ROUTERS = (
     health.router,
@@ -38,7 +39,7 @@ ROUTERS = (
     models_routes.router,
     chat.router,
     completions.router,
-    vectors.router,
+    embeddings.router,
     tokens.router,
     responses.router,
     messages.router,
@@ -84,25 +85,25 @@ def create_app(
         app.router.default = page(Path(__file__).parent / "page")
     for kind in (FerruleError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
-    guard(app, server)
+    add_middleware(app, server)
     return app
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     match error:
         case ApiError():
-            return response(error)
+            return error_response(error)
         case FerruleError():
-            return response(api_error(error))
+            return error_response(api_error(error))
         case RequestValidationError():
-            return response(invalid_request(error))
+            return error_response(validation_error(error))
         case HTTPException() if (cause := error.__cause__) is not None:
-            return response(unreadable(cause))
+            return error_response(unreadable_body(cause))
         case HTTPException():
             phrase = HTTPStatus(error.status_code).phrase
             asked = f"{request.method} {shown(request.url.path)}"
             message = f"{phrase}: there is no {asked} here" if error.status_code in NO_ROUTE else str(error.detail)
             code = phrase.lower().replace(" ", "_")
-            return response(ApiError(error.status_code, message, code=code, headers=error.headers))
+            return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
         case _:
             raise error

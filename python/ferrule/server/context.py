@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from ferrule.server.counters import RequestCounters
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
-from ferrule.server.tally import Tally
 from ferrule.server.tracing import Tracing
 
 
@@ -20,7 +20,7 @@ class Context:
     settings: ServerSettings
     registry: CollectorRegistry
     """Of metrics: each application has its own."""
-    tally: Tally
+    counters: RequestCounters
     tracing: Tracing | None
     """Where spans go; None where they go nowhere."""
 
@@ -32,4 +32,4 @@ class Context:
         """
         registry = CollectorRegistry()
         tracing = Tracing.to(settings.otlp_traces_endpoint)
-        return cls(models, settings, registry, Tally(settings.metrics_prefix, registry), tracing)
+        return cls(models, settings, registry, RequestCounters(settings.metrics_prefix, registry), tracing)

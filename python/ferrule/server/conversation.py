@@ -16,9 +16,9 @@ from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import TokensPrompt
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
-from ferrule.server.bounds import MAX_TOOLS
 from ferrule.server.errors import unsupported
-from ferrule.server.models import Served
+from ferrule.server.models import ServedModel
+from ferrule.server.schema.limits import MAX_TOOLS
 from ferrule.server.settings import ServerSettings
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
@@ -46,7 +46,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPrompt:
     """What `AsyncLLM` needs."""
 
     prompt: TokensPrompt
@@ -56,7 +56,7 @@ class Prepared:
     """Whether the answer is calls of tools and nothing else."""
 
 
-async def prepare(served: Served, settings: ServerSettings, conversation: Conversation) -> Prepared:
+async def prepare_prompt(served: ServedModel, settings: ServerSettings, conversation: Conversation) -> PreparedPrompt:
     """Renders a conversation, in a thread: templates may take their time.
 
     Raises ApiError, ChatTemplateError, TokenizerError, InvalidParameterError.
@@ -64,22 +64,22 @@ async def prepare(served: Served, settings: ServerSettings, conversation: Conver
     return await WORKERS.run(_prepare, served, settings, conversation)
 
 
-def _prepare(served: Served, settings: ServerSettings, conversation: Conversation) -> Prepared:
+def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conversation) -> PreparedPrompt:
     tools = list(conversation.tools) if conversation.tool_choice != NONE else []
-    names = tool_names(conversation.tools)
+    names = check_tools(conversation.tools)
     structure = conversation.structure
-    forced = tools if conversation.tool_choice == REQUIRED else _named(conversation.tool_choice, tools, names)
+    forced = tools if conversation.tool_choice == REQUIRED else _named_tool(conversation.tool_choice, tools, names)
     if conversation.tool_choice not in (NONE, AUTO) and not forced:
         raise InvalidParameterError(f"tool_choice is {shown(conversation.tool_choice)}; there are no tools")
     if tools and structure is not None:
         raise unsupported("tools", "tools are given beside a structure of the output, which would forbid their calls")
     if forced:
-        structure = calls_structure(
+        structure = tool_call_schema(
             forced, several=conversation.parallel_tool_calls and conversation.tool_choice == REQUIRED
         )
         message_format = MessageFormat(FORCED_FORM, tools=forced)
     else:
-        message_format = _own_format(served, settings, conversation, tools)
+        message_format = _template_message_format(served, settings, conversation, tools)
     prompt = served.llm.chat_prompt(
         conversation.messages,
         chat_template=conversation.chat_template,
@@ -89,11 +89,11 @@ def _prepare(served: Served, settings: ServerSettings, conversation: Conversatio
         documents=conversation.documents,
         chat_template_kwargs=conversation.template_arguments or None,
     )
-    return Prepared(prompt, message_format, structure, bool(forced))
+    return PreparedPrompt(prompt, message_format, structure, bool(forced))
 
 
-def _own_format(
-    served: Served, settings: ServerSettings, conversation: Conversation, tools: Sequence[Mapping[str, Any]]
+def _template_message_format(
+    served: ServedModel, settings: ServerSettings, conversation: Conversation, tools: Sequence[Mapping[str, Any]]
 ) -> MessageFormat | None:
     # An output of a given structure begins with it: there is no reasoning before.
     reasoning = settings.reasoning_parser if conversation.structure is None else None
@@ -112,7 +112,7 @@ def _own_format(
     return chosen
 
 
-def check_reasons(field: str, served: Served, settings: ServerSettings) -> None:
+def check_reasoning_supported(field: str, served: ServedModel, settings: ServerSettings) -> None:
     """Raises ApiError where a field asks a model to think of which it is not known how it does."""
     if served.llm.message_format(None, settings.reasoning_parser) is None:
         raise unsupported(
@@ -122,7 +122,7 @@ def check_reasons(field: str, served: Served, settings: ServerSettings) -> None:
         )
 
 
-def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of functions, each once.
 
     Raises InvalidParameterError.
@@ -142,7 +142,7 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(names)
 
 
-def calls_structure(tools: Sequence[Mapping[str, Any]], *, several: bool) -> StructuredOutputsParams:
+def tool_call_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> StructuredOutputsParams:
     """A JSON list of one call of one of the tools, or more."""
     calls = [
         {
@@ -175,26 +175,28 @@ def _definitions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     for index, tool in enumerate(tools):
         try:
-            definitions[str(index)] = _moved(tool["function"].get("parameters") or {"type": "object"}, index)
+            definitions[str(index)] = _rebase_references(
+                tool["function"].get("parameters") or {"type": "object"}, index
+            )
         except RecursionError:
             raise InvalidParameterError(f"tools[{index}].function.parameters is nested too deeply") from None
     return definitions
 
 
-def _moved(schema: object, index: int) -> object:
+def _rebase_references(schema: object, index: int) -> object:
     if isinstance(schema, Mapping):
         return {
             key: f"{DEFINITIONS}{index}{value[1:]}"
             if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _moved(value, index)
+            else _rebase_references(value, index)
             for key, value in cast("Mapping[str, object]", schema).items()
         }
     if isinstance(schema, list):
-        return [_moved(value, index) for value in cast("list[object]", schema)]
+        return [_rebase_references(value, index) for value in cast("list[object]", schema)]
     return schema
 
 
-def _named(choice: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+def _named_tool(choice: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
     kind, _, name = choice.partition(":")
     if kind != "function":
         return []

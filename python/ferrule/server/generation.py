@@ -7,6 +7,7 @@ one all of it.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,18 +18,23 @@ from ferrule._text.prompt import Prompt
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamStep
 from ferrule.server.errors import UNAVAILABLE, ApiError
-from ferrule.server.models import Served
-from ferrule.server.record import Counted, Record, current
+from ferrule.server.models import ServedModel
+from ferrule.server.request_record import PromptRecord, RequestRecord, current_record
 
 ABORT = "abort"
 """The finish_reason of what was ended from outside."""
+
+
+def new_request_id(prefix: str) -> str:
+    """Returns a unique id: the prefix, a hyphen and 32 hexadecimal digits."""
+    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True)
 class Generation:
     """A prompt to continue."""
 
-    served: Served
+    served: ServedModel
     prompt: Prompt
     params: SamplingParams
     request_id: str
@@ -40,41 +46,41 @@ class Generation:
     """Whether a completion is calls and nothing else: what was cut off before it became one is dropped."""
 
 
-async def complete(asked: Generation) -> RequestOutput:
+async def complete(request: Generation) -> RequestOutput:
     """All of it, once it is there.
 
     Raises as `AsyncLLM.generate`.
     """
     output: RequestOutput | None = None
-    async with aclosing(steps(asked)) as all_steps:
+    async with aclosing(stream_steps(request)) as all_steps:
         async for step in all_steps:
             output = step.output
-    return finished(asked, output)
+    return finished(request, output)
 
 
-def finished(asked: Generation, output: RequestOutput | None) -> RequestOutput:
+def finished(request: Generation, output: RequestOutput | None) -> RequestOutput:
     """What the last step had."""
     if output is None or not output.finished:
-        raise RuntimeError(f"the request {asked.request_id} ended without an end")
+        raise RuntimeError(f"the request {request.request_id} ended without an end")
     return output
 
 
-async def steps(asked: Generation) -> AsyncGenerator[StreamStep, None]:
+async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
     """What is new, as it comes; closing it ends the request.
 
     Raises as `AsyncLLM.generate`; ApiError where the adapter has gone meanwhile, or the request was ended from outside,
     after what came until then.
     """
-    record = current.get() or Record(asked.request_id)
-    record.model = asked.served.name
+    record = current_record.get() or RequestRecord(request.request_id)
+    record.model = request.served.name
     written, ended = 0, False
     try:
-        async with aclosing(_there(asked)) as all_steps, _deadline(asked, record) as overdue:
+        async with aclosing(_engine_steps(request)) as all_steps, _deadline(request, record) as overdue:
             async for step in all_steps:
                 written += sum(len(choice.token_ids) for choice in step.deltas)
                 if step.output.finished:
                     ended = True
-                    record.counted.append(Counted.of(step.output))
+                    record.prompts.append(PromptRecord.of(step.output))
                 if not any(choice.finish_reason == ABORT for choice in step.deltas):
                     yield step
                     continue
@@ -82,45 +88,45 @@ async def steps(asked: Generation) -> AsyncGenerator[StreamStep, None]:
                 rest = [replace(choice, finish_reason=None) for choice in said]
                 if rest:
                     yield replace(step, deltas=rest)
-                raise _ended(asked, overdue())
+                raise _ended(request, overdue())
     except (asyncio.CancelledError, GeneratorExit):
         if not ended:
-            record.counted.append(Counted(None, written, (ABORT,) * asked.params.n))
+            record.prompts.append(PromptRecord(None, written, (ABORT,) * request.params.n))
         raise
 
 
-async def _there(asked: Generation) -> AsyncGenerator[StreamStep, None]:
-    found = asked.served.llm.stream_steps(
-        asked.prompt,
-        asked.params,
-        asked.request_id,
-        priority=asked.priority,
-        message_format=asked.message_format,
-        lora_request=asked.served.adapter,
+async def _engine_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
+    found = request.served.llm.stream_steps(
+        request.prompt,
+        request.params,
+        request.request_id,
+        priority=request.priority,
+        message_format=request.message_format,
+        lora_request=request.served.adapter,
     )
     async with aclosing(found):
         try:
             async for step in found:
-                if asked.message_format is not None:
-                    kept = [replace(delta, message=_kept(asked, delta.message)) for delta in step.deltas]
+                if request.message_format is not None:
+                    kept = [replace(delta, message=_filtered(request, delta.message)) for delta in step.deltas]
                     step = replace(step, deltas=kept)  # noqa: PLW2901
                 yield step
         except InvalidParameterError:
-            asked.served.check_there()
+            request.served.check_loaded()
             raise
 
 
 @asynccontextmanager
-async def _deadline(asked: Generation, record: Record) -> AsyncGenerator[Callable[[], bool], None]:
+async def _deadline(request: Generation, record: RequestRecord) -> AsyncGenerator[Callable[[], bool], None]:
     """Ends the request when its time is over; what it yields says whether that happened."""
-    left = record.left
+    left = record.remaining
     if left is None:
         yield lambda: False
         return
     aborts: list[asyncio.Task[None]] = []
 
     def abort() -> None:
-        aborts.append(asyncio.ensure_future(asked.served.llm.abort(asked.request_id)))
+        aborts.append(asyncio.ensure_future(request.served.llm.abort(request.request_id)))
 
     timer = asyncio.get_running_loop().call_later(left, abort)
     try:
@@ -129,34 +135,34 @@ async def _deadline(asked: Generation, record: Record) -> AsyncGenerator[Callabl
         timer.cancel()
 
 
-def _ended(asked: Generation, overdue: bool) -> ApiError:
+def _ended(request: Generation, overdue: bool) -> ApiError:
     if overdue:
         return ApiError(UNAVAILABLE, "the request was ended: its time is over", code="deadline_exceeded")
-    if asked.served.models.draining:
+    if request.served.models.draining:
         return ApiError(UNAVAILABLE, "the request was ended: the server shuts down", code="draining")
     return ApiError(UNAVAILABLE, "the request was ended: it was aborted", code="aborted")
 
 
-def message_of(asked: Generation, completion: CompletionOutput) -> ParsedMessage:
+def parsed_message(request: Generation, completion: CompletionOutput) -> ParsedMessage:
     """A whole completion as a message: told apart where a message format was chosen, else all of it content."""
     if completion.message is None:
         return ParsedMessage(completion.text, None, [])
-    return (_kept(asked, _sum(completion.message)) or MessageDelta()).message()
+    return (_filtered(request, _as_delta(completion.message)) or MessageDelta()).message()
 
 
-def _sum(message: ParsedMessage) -> MessageDelta:
+def _as_delta(message: ParsedMessage) -> MessageDelta:
     """A message as the sum of its deltas."""
     calls = [ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
     return MessageDelta(message.content, message.reasoning, calls)
 
 
-def _kept(asked: Generation, message: MessageDelta | None) -> MessageDelta | None:
+def _filtered(request: Generation, message: MessageDelta | None) -> MessageDelta | None:
     if message is None:
         return None
     calls = message.tool_calls
-    if not asked.parallel_tool_calls:
+    if not request.parallel_tool_calls:
         calls = [call for call in calls if call.index == 0]
-    return MessageDelta(None if asked.only_calls else message.content, message.reasoning, calls)
+    return MessageDelta(None if request.only_calls else message.content, message.reasoning, calls)
 
 
 def prompt_ids(prompt: Prompt) -> list[int]:

@@ -26,8 +26,8 @@ from starlette.responses import Response
 from ferrule._engine.metrics import EngineMetrics, Histogram
 from ferrule.errors import EngineError
 from ferrule.server.context import Context
-from ferrule.server.models import Served
-from ferrule.server.tally import ENGINE, LABELS
+from ferrule.server.counters import ENGINE, LABELS
+from ferrule.server.models import ServedModel
 
 FORMATS = ("quantization", "kv_cache_dtype")
 GAUGES = (
@@ -74,7 +74,7 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-class _Looked(NamedTuple):
+class _Snapshot(NamedTuple):
     """What was known when somebody looked."""
 
     steps: int
@@ -83,12 +83,12 @@ class _Looked(NamedTuple):
     steps_per_second: float
     """Of the steps since the look before; where there were none, of those before that."""
 
-    def again(self, found: EngineMetrics) -> _Looked:
+    def again(self, found: EngineMetrics) -> _Snapshot:
         """What is known now."""
         steps, seconds = found.steps, found.step_seconds.sum
         if seconds <= self.seconds:
             return self
-        return _Looked(steps, seconds, (steps - self.steps) / (seconds - self.seconds))
+        return _Snapshot(steps, seconds, (steps - self.steps) / (seconds - self.seconds))
 
 
 class EngineCollector(Collector):
@@ -97,7 +97,7 @@ class EngineCollector(Collector):
     def __init__(self, server: Context) -> None:
         self._models = server.models
         self._prefix = server.settings.metrics_prefix
-        self._before: dict[str, _Looked] = {}
+        self._before: dict[str, _Snapshot] = {}
         """Of each engine, by its name."""
 
     def collect(self) -> Iterator[Metric]:
@@ -125,7 +125,7 @@ class EngineCollector(Collector):
         yield from self._machine(engines)
         yield from self._throttling()
 
-    def _engines(self) -> Iterator[tuple[Served, EngineMetrics]]:
+    def _engines(self) -> Iterator[tuple[ServedModel, EngineMetrics]]:
         for served in self._models.engines():
             try:
                 yield served, served.llm.metrics()
@@ -137,7 +137,7 @@ class EngineCollector(Collector):
         kind: type[GaugeMetricFamily | CounterMetricFamily],
         name: str,
         text: str,
-        engines: Sequence[tuple[Served, EngineMetrics]],
+        engines: Sequence[tuple[ServedModel, EngineMetrics]],
         value: Callable[[EngineMetrics], float],
     ) -> Metric:
         family = kind(self._prefix + name, text, labels=LABELS)
@@ -145,7 +145,7 @@ class EngineCollector(Collector):
             family.add_metric((served.name, ENGINE), value(found))
         return family
 
-    def _machine(self, engines: Sequence[tuple[Served, EngineMetrics]]) -> Iterator[Metric]:
+    def _machine(self, engines: Sequence[tuple[ServedModel, EngineMetrics]]) -> Iterator[Metric]:
         threads = GaugeMetricFamily(f"{self._prefix}threads", "Threads of the engine.", labels=LABELS)
         read = CounterMetricFamily(
             f"{self._prefix}weight_bytes_read", "Bytes of weights read from memory, at least.", labels=LABELS
@@ -162,12 +162,12 @@ class EngineCollector(Collector):
         for served, found in engines:
             labels, info = (served.name, ENGINE), served.info
             size: int = info["weight_bytes_per_token"]
-            before = self._before.get(served.name, _Looked(0, 0.0, 0.0))
-            looked = before.again(found)
-            self._before[served.name] = looked
+            before = self._before.get(served.name, _Snapshot(0, 0.0, 0.0))
+            snapshot = before.again(found)
+            self._before[served.name] = snapshot
             threads.add_metric(labels, info["threads"])
             read.add_metric(labels, found.steps * size)
-            speed.add_metric(labels, looked.steps_per_second * size)
+            speed.add_metric(labels, snapshot.steps_per_second * size)
             about.add_metric((*labels, info["isa"], *(info[name] for name in FORMATS)), 1)
             adapters.add_metric(labels, len(served.llm.lora_adapters()))
         yield from (threads, read, speed, about, adapters)

@@ -16,7 +16,7 @@ from ferrule.server.errors import ApiError
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class ServedModel:
     """What answers to a name."""
 
     name: str
@@ -26,7 +26,7 @@ class Served:
     adapter: str | None = None
     """The low-rank adapter that the name stands for; None for the model itself."""
 
-    def check_there(self) -> None:
+    def check_loaded(self) -> None:
         """Raises ApiError for an adapter that has been unloaded since it was found."""
         if self.adapter is not None and all(each.name != self.adapter for each in self.llm.lora_adapters()):
             raise self.models.unknown(self.name)
@@ -50,7 +50,7 @@ class Models:
     """
 
     def __init__(self, models: Mapping[str, AsyncLLM] | None = None) -> None:
-        self._models: dict[str, Served] = {}
+        self._models: dict[str, ServedModel] = {}
         self.created = int(time.time())
         """Seconds since 1970, for lists of models."""
         self.draining = False
@@ -67,15 +67,15 @@ class Models:
 
     def set(self, models: Mapping[str, AsyncLLM]) -> None:
         """Now they are loaded."""
-        self._models = {name: Served(name, llm, self) for name, llm in models.items()}
+        self._models = {name: ServedModel(name, llm, self) for name, llm in models.items()}
         limits = [(served.info["max_num_seqs"], served.info["max_queued_requests"]) for served in self.engines()]
         self.places = sum(running + (waiting or 0) for running, waiting in limits)
 
-    def engines(self) -> list[Served]:
+    def engines(self) -> list[ServedModel]:
         """Each AsyncLLM once, by the first of its names."""
         return list({id(served.llm): served for served in reversed(self._models.values())}.values())[::-1]
 
-    def all(self) -> Iterable[Served]:
+    def all(self) -> Iterable[ServedModel]:
         """All names: the models', then their adapters'."""
         yield from self._models.values()
         for served in self.engines():
@@ -83,7 +83,7 @@ class Models:
                 if adapter.name not in self._models:
                     yield replace(served, name=adapter.name, adapter=adapter.name)
 
-    def find(self, name: str | None) -> Served:
+    def find(self, name: str | None) -> ServedModel:
         """What answers to a name; the first model where there is none.
 
         Raises ApiError.

@@ -36,7 +36,7 @@ HEADERS = {
 """`no-cache` asks each time whether a file has changed: a new version of ferrule is a new page."""
 
 
-class _Page(StaticFiles):
+class _PageFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             raise HTTPException(404)
@@ -47,4 +47,4 @@ class _Page(StaticFiles):
 
 def page(directory: Path) -> StaticFiles:
     """The directory's files, with index.html at the root."""
-    return _Page(directory=directory, html=True, check_dir=False)
+    return _PageFiles(directory=directory, html=True, check_dir=False)

@@ -14,8 +14,8 @@ import uvicorn
 from ferrule._api.async_llm import AsyncLLM
 from ferrule._engine.workers import WORKERS
 from ferrule.server.app import create_app
-from ferrule.server.guards.log import LOGGER, log_lost
-from ferrule.server.guards.wire import Wire, raise_file_limit
+from ferrule.server.middleware.http_protocol import LimitedH11Protocol, raise_file_limit
+from ferrule.server.middleware.log import LOGGER, log_uncaught
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 host=host,
-                http=Wire,
+                http=LimitedH11Protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(log_lost)
+        self._loop.set_exception_handler(log_uncaught)
         loading = asyncio.create_task(self._load_models())
         try:
             await self.serve([listener])

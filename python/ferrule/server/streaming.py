@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from ferrule.errors import FerruleError
 from ferrule.server.ascii_json import encoded
-from ferrule.server.errors import ApiError, api_error
-from ferrule.server.record import current
+from ferrule.server.error_responses import api_error
+from ferrule.server.errors import ApiError
+from ferrule.server.request_record import current_record
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
@@ -42,7 +43,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def _note(code: str) -> None:
-    record = current.get()
+    record = current_record.get()
     if record is not None:
         record.error = code
 
@@ -109,8 +110,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write_in_time(self, send: Send) -> None:
-        record = current.get()
-        left = None if record is None else record.left
+        record = current_record.get()
+        left = None if record is None else record.remaining
         async with asyncio.timeout(None if left is None else left + LAST_WORDS):
             await self._write(send)
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ferrule.errors import InvalidParameterError
-from ferrule.server.record import Record
+from ferrule.server.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -50,7 +50,7 @@ class Tracing:
         """Sends what has not been sent, and waits for that."""
         self._provider.shutdown()
 
-    def note(self, record: Record, traceparent: str | None, path: str, status: int) -> None:
+    def note(self, record: RequestRecord, traceparent: str | None, path: str, status: int) -> None:
         """The span of a request that has ended."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -68,17 +68,17 @@ class Tracing:
         span.end(now)
 
 
-def _attributes(record: Record) -> dict[str, Any]:
+def _attributes(record: RequestRecord) -> dict[str, Any]:
     attributes: dict[str, Any] = {"gen_ai.request.id": record.request_id}
     if record.model is not None:
         attributes["gen_ai.request.model"] = record.model
-    if record.counted:
-        attributes["gen_ai.usage.input_tokens"] = sum(each.prompt_tokens or 0 for each in record.counted)
-        attributes["gen_ai.usage.output_tokens"] = sum(each.output_tokens for each in record.counted)
+    if record.prompts:
+        attributes["gen_ai.usage.input_tokens"] = sum(each.prompt_tokens or 0 for each in record.prompts)
+        attributes["gen_ai.usage.output_tokens"] = sum(each.output_tokens for each in record.prompts)
         attributes["gen_ai.response.finish_reasons"] = [
-            reason for each in record.counted for reason in each.finish_reasons
+            reason for each in record.prompts for reason in each.finish_reasons
         ]
-    metrics = [each.metrics for each in record.counted if each.metrics is not None]
+    metrics = [each.metrics for each in record.prompts if each.metrics is not None]
     if metrics:
         times = {
             "gen_ai.latency.time_in_queue": metrics[0].queue_time,

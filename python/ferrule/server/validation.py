@@ -17,7 +17,7 @@ _OBJECTS = frozenset({"model_type", "dict_type"})
 """Errors in which pydantic speaks of dictionaries, and of classes by our names for them."""
 
 
-def invalid_request(error: RequestValidationError) -> ApiError:
+def validation_error(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong; the field is where the body has it."""
     found: Mapping[str, Any] = error.errors()[0]
     kind, where = str(found["type"]), [str(part) for part in found["loc"][1:]]
@@ -26,12 +26,12 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     if kind == "missing":
         if not where:
             return ApiError(BAD_REQUEST, "the body is empty; it must be a JSON object", code="invalid_json")
-        name = _name([*_there(error.body, found["loc"][1:-1]), where[-1]])
+        name = _name([*_engine_steps(error.body, found["loc"][1:-1]), where[-1]])
         return ApiError(BAD_REQUEST, f"{name} is missing", code="missing_required_parameter", param=name)
     if kind == "extra_forbidden":
-        name = _name(_there(error.body, found["loc"][1:]))
+        name = _name(_engine_steps(error.body, found["loc"][1:]))
         return ApiError(BAD_REQUEST, f"{name} is not supported", code="unknown_parameter", param=name)
-    field = _there(error.body, found["loc"][1:])
+    field = _engine_steps(error.body, found["loc"][1:])
     name = _name(field) or None
     said = "Input should be an object" if kind in _OBJECTS else found["msg"]
     message = f"{name or 'the body'} is {shown(found['input'])}: {said}"
@@ -40,7 +40,7 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     return ApiError(BAD_REQUEST, message, code="invalid_type", param=name)
 
 
-def unreadable(cause: BaseException) -> ApiError:
+def unreadable_body(cause: BaseException) -> ApiError:
     """What kept FastAPI from reading a body, where it says no more than that something did."""
     match cause:
         case RecursionError():
@@ -54,7 +54,7 @@ def unreadable(cause: BaseException) -> ApiError:
     return ApiError(BAD_REQUEST, f"the body is no JSON that can be read: {found}", code="invalid_json")
 
 
-def _there(body: object, path: Sequence[object]) -> list[str]:
+def _engine_steps(body: object, path: Sequence[object]) -> list[str]:
     """The parts of a path that the body has: pydantic adds names of types to them."""
     found: list[str] = []
     for part in path:

@@ -18,8 +18,8 @@ from ferrule.server.anthropic.protocol import (
     ToolUseContent,
 )
 from ferrule.server.errors import ApiError
-from ferrule.server.generation import Generation, finished, message_of, prompt_ids, steps
-from ferrule.server.parts import Part, PartEvent, Parts, call_input
+from ferrule.server.generation import Generation, finished, parsed_message, prompt_ids, stream_steps
+from ferrule.server.output_parts import OutputPart, OutputParts, PartEvent, call_input
 from ferrule.server.streaming import named_event
 
 PING = named_event("ping", {"type": "ping"})
@@ -36,12 +36,12 @@ class Answer:
     """A message, as far as it has come."""
 
     generation: Generation
-    _parts: Parts = field(default_factory=Parts)
+    _parts: OutputParts = field(default_factory=OutputParts)
 
     def whole(self, output: RequestOutput) -> Message:
         """The answer at once."""
         completion = output.outputs[0]
-        self._parts = Parts.of(message_of(self.generation, completion), None)
+        self._parts = OutputParts.of(parsed_message(self.generation, completion), None)
         reason, sequence = self._stop(completion)
         return Message(
             id=self.generation.request_id,
@@ -56,18 +56,18 @@ class Answer:
         """The answer as it comes."""
         begun = False
         output: RequestOutput | None = None
-        async with aclosing(steps(self.generation)) as all_steps:
+        async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
                 if not begun:
                     yield _event("message_start", message=self._empty())
                     begun = True
                 for new in step.deltas:
-                    for happened in self._parts.add(new):
-                        yield _told(happened)
+                    for part_event in self._parts.add(new):
+                        yield _part_events(part_event)
         output = finished(self.generation, output)
-        for happened in self._parts.end():
-            yield _told(happened)
+        for part_event in self._parts.end():
+            yield _part_events(part_event)
         reason, sequence = self._stop(output.outputs[0])
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         yield _event("message_delta", delta=delta, usage=_usage(output))
@@ -102,21 +102,21 @@ def failed(error: ApiError) -> bytes:
     return named_event("error", error_body(error))
 
 
-def _told(happened: PartEvent) -> bytes:
+def _part_events(part_event: PartEvent) -> bytes:
     """What happens to a part, as what happens to a block."""
-    part = happened.part
-    match happened.what:
+    part = part_event.part
+    match part_event.what:
         case "opened":
-            empty = Part(part.kind, part.index, call_id=part.call_id, name=part.name)
+            empty = OutputPart(part.kind, part.index, call_id=part.call_id, name=part.name)
             return _event("content_block_start", index=part.index, content_block=_block(empty))
         case "grown":
             kind, name = DELTAS[part.kind]
-            return _event("content_block_delta", index=part.index, delta={"type": kind, name: happened.text})
+            return _event("content_block_delta", index=part.index, delta={"type": kind, name: part_event.text})
         case "closed":
             return _event("content_block_stop", index=part.index)
 
 
-def _block(part: Part) -> Content:
+def _block(part: OutputPart) -> Content:
     match part.kind:
         case "text":
             return TextContent(text=part.text)

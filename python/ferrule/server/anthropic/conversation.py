@@ -25,22 +25,22 @@ CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 Turn = dict[str, Any]
 
 
-def conversation(asked: CountTokensRequest) -> Conversation:
+def conversation(request: CountTokensRequest) -> Conversation:
     """What is asked, in OpenAI's form. Where the last turn is the assistant's, the answer goes on with it.
 
     Raises ApiError, InvalidParameterError.
     """
     turns: list[Turn] = []
-    if asked.system is not None:
-        turns.append({"role": "system", "content": _text(asked.system)})
-    for index, message in enumerate(asked.messages):
+    if request.system is not None:
+        turns.append({"role": "system", "content": _text(request.system)})
+    for index, message in enumerate(request.messages):
         _add(turns, message, f"messages[{index}]")
     prefilled = bool(turns) and turns[-1]["role"] == "assistant"
     if prefilled and "tool_calls" in turns[-1]:
         raise InvalidParameterError("messages ends with a tool_use; its tool_result must follow")
-    choice = asked.tool_choice
+    choice = request.tool_choice
     if choice is None:
-        chosen = AUTO if asked.tools else NONE
+        chosen = AUTO if request.tools else NONE
     else:
         chosen = f"function:{choice.name}" if isinstance(choice, NamedChoice) else CHOICES[choice.type]
     return Conversation(
@@ -51,27 +51,27 @@ def conversation(asked: CountTokensRequest) -> Conversation:
                 "function": {"name": tool.name, "parameters": tool.input_schema}
                 | ({} if tool.description is None else {"description": tool.description}),
             }
-            for tool in asked.tools or ()
+            for tool in request.tools or ()
         ],
         tool_choice=chosen,
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        structure=_structure(asked),
-        template_arguments=_template_arguments(asked),
+        structure=_structure(request),
+        template_arguments=_template_arguments(request),
         add_generation_prompt=not prefilled,
         continue_final_message=prefilled,
     )
 
 
-def check_thinking(asked: MessagesRequest) -> None:
+def check_thinking(request: MessagesRequest) -> None:
     """Raises InvalidParameterError."""
-    thinking = asked.thinking
+    thinking = request.thinking
     if thinking is None or thinking.budget_tokens is None:
         return
     budget = thinking.budget_tokens
     if thinking.type != "enabled":
         raise InvalidParameterError(f"thinking.budget_tokens is given, but thinking.type is {thinking.type}")
-    if not MIN_THINKING_BUDGET <= budget < asked.max_tokens:
-        limit = f"from {MIN_THINKING_BUDGET} and less than max_tokens, {asked.max_tokens}"
+    if not MIN_THINKING_BUDGET <= budget < request.max_tokens:
+        limit = f"from {MIN_THINKING_BUDGET} and less than max_tokens, {request.max_tokens}"
         raise InvalidParameterError(f"thinking.budget_tokens is {budget}; it must be {limit}")
 
 
@@ -115,17 +115,17 @@ def _text(given: str | Sequence[TextBlock]) -> str:
     return given if isinstance(given, str) else "\n".join(block.text for block in given)
 
 
-def _structure(asked: CountTokensRequest) -> StructuredOutputsParams | None:
-    if asked.output_config is None or asked.output_config.format is None:
+def _structure(request: CountTokensRequest) -> StructuredOutputsParams | None:
+    if request.output_config is None or request.output_config.format is None:
         return None
-    return StructuredOutputsParams(json=asked.output_config.format.json_schema)
+    return StructuredOutputsParams(json=request.output_config.format.json_schema)
 
 
-def _template_arguments(asked: CountTokensRequest) -> Mapping[str, Any]:
+def _template_arguments(request: CountTokensRequest) -> Mapping[str, Any]:
     arguments: dict[str, Any] = {}
-    if asked.output_config is not None and asked.output_config.effort is not None:
-        arguments["reasoning_effort"] = asked.output_config.effort
-    if asked.thinking is not None and asked.thinking.type != "adaptive":
+    if request.output_config is not None and request.output_config.effort is not None:
+        arguments["reasoning_effort"] = request.output_config.effort
+    if request.thinking is not None and request.thinking.type != "adaptive":
         # Qwen's name and DeepSeek's.
-        arguments["enable_thinking"] = arguments["thinking"] = asked.thinking.type == "enabled"
+        arguments["enable_thinking"] = arguments["thinking"] = request.thinking.type == "enabled"
     return arguments

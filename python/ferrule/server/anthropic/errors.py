@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ferrule.server.errors import ApiError
-from ferrule.server.record import current
+from ferrule.server.request_record import current_record
 
 _TYPES = {
     401: "authentication_error",
@@ -32,14 +32,14 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [_THRE
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """The error object."""
-    record = current.get()
-    family = _TYPES_OF_CODES.get(error.code) or _TYPES.get(error.status_code)
-    if family is None:
-        family = "api_error" if error.status_code >= 500 else "invalid_request_error"
+    record = current_record.get()
+    kind = _TYPES_OF_CODES.get(error.code) or _TYPES.get(error.status_code)
+    if kind is None:
+        kind = "api_error" if error.status_code >= 500 else "invalid_request_error"
     return {
         "type": "error",
         "error": {
-            "type": family,
+            "type": kind,
             "message": error.detail,
             **({"details": _NO_THREADS} if error.param == _THREAD else {}),
         },

@@ -7,22 +7,22 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from ferrule.server.bounds import Many, Tools
-from ferrule.server.forms import text_or_list
-from ferrule.server.openai.sampling import Asked
+from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.limits import BoundedList, ToolList
+from ferrule.server.schema.unions import str_or_list
 
 MIN_THINKING_BUDGET = 1024
 """Tokens; Anthropic's limit."""
 
 
-class CacheControl(Asked):
+class CacheControl(RequestModel):
     """Accepted, and of no effect: prefixes are cached whoever asks for it."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(Asked):
+class TextBlock(RequestModel):
     """Something that was said."""
 
     type: Literal["text"]
@@ -31,7 +31,7 @@ class TextBlock(Asked):
     citations: None = None
 
 
-class ThinkingBlock(Asked):
+class ThinkingBlock(RequestModel):
     """What the model thought; the template says what becomes of it."""
 
     type: Literal["thinking"]
@@ -40,7 +40,7 @@ class ThinkingBlock(Asked):
     """Of an answer that is handed back: nothing is signed here."""
 
 
-class ToolUseBlock(Asked):
+class ToolUseBlock(RequestModel):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -51,11 +51,11 @@ class ToolUseBlock(Asked):
 
 
 TextOrBlocks = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Many[TextBlock], Tag("<list>")], Discriminator(text_or_list)
+    Annotated[str, Tag("<str>")] | Annotated[BoundedList[TextBlock], Tag("<list>")], Discriminator(str_or_list)
 ]
 
 
-class ToolResultBlock(Asked):
+class ToolResultBlock(RequestModel):
     """What the tool returned."""
 
     type: Literal["tool_result"]
@@ -86,16 +86,16 @@ Block = Annotated[
 ]
 
 
-class InputMessage(Asked):
+class InputMessage(RequestModel):
     """A turn."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[Many[Block], Tag("<list>")], Discriminator(text_or_list)
+        Annotated[str, Tag("<str>")] | Annotated[BoundedList[Block], Tag("<list>")], Discriminator(str_or_list)
     ]
 
 
-class Tool(Asked):
+class Tool(RequestModel):
     """A function that may be called."""
 
     type: Literal["custom"] | None = None
@@ -108,14 +108,14 @@ class Tool(Asked):
     cache_control: CacheControl | None = None
 
 
-class FreeChoice(Asked):
+class FreeChoice(RequestModel):
     """Whether tools are called."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
 
-class NamedChoice(Asked):
+class NamedChoice(RequestModel):
     """The one tool that is to be called."""
 
     type: Literal["tool"]
@@ -123,7 +123,7 @@ class NamedChoice(Asked):
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(Asked):
+class Thinking(RequestModel):
     """Whether to think first, which the chat template is told; left out, and with `adaptive`, it decides itself."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -131,20 +131,20 @@ class Thinking(Asked):
     """A target and no limit, as Anthropic says itself; `max_tokens` is the limit of both."""
 
 
-class Metadata(Asked):
+class Metadata(RequestModel):
     """Accepted, and of no effect."""
 
     user_id: str | None = None
 
 
-class OutputFormat(Asked):
+class OutputFormat(RequestModel):
     """What an answer is to be."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Asked):
+class OutputConfig(RequestModel):
     """How to answer."""
 
     format: OutputFormat | None = None
@@ -152,14 +152,14 @@ class OutputConfig(Asked):
     """Handed to the chat template, as `reasoning_effort`."""
 
 
-class CountTokensRequest(Asked):
+class CountTokensRequest(RequestModel):
     """POST /v1/messages/count_tokens."""
 
-    messages: Annotated[Many[InputMessage], Field(min_length=1)]
+    messages: Annotated[BoundedList[InputMessage], Field(min_length=1)]
     model: str | None = None
     """A model, or an adapter; left out, the first model."""
     system: TextOrBlocks | None = None
-    tools: Tools[Tool] | None = None
+    tools: ToolList[Tool] | None = None
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -173,7 +173,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: Many[str] | None = None
+    stop_sequences: BoundedList[str] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

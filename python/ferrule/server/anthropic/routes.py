@@ -11,12 +11,11 @@ from ferrule.server.anthropic.conversation import check_thinking, conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Message, MessagesRequest, TokenCount
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.conversation import check_reasons, prepare
-from ferrule.server.errors import call_fields
-from ferrule.server.generation import Generation, complete, prompt_ids
-from ferrule.server.models import Served
-from ferrule.server.openai.shapes import new_id
-from ferrule.server.reading import BodyRoute
+from ferrule.server.conversation import check_reasoning_supported, prepare_prompt
+from ferrule.server.generation import Generation, complete, new_request_id, prompt_ids
+from ferrule.server.models import ServedModel
+from ferrule.server.request_body import BodyRoute
+from ferrule.server.request_record import name_fields
 from ferrule.server.streaming import EventStream
 
 
@@ -27,58 +26,58 @@ def router(server: Context) -> APIRouter:
     )
 
     @routes.post("/v1/messages", response_model=Message)
-    async def messages(asked: MessagesRequest) -> Response:
+    async def messages(request: MessagesRequest) -> Response:
         """Answers a conversation: Anthropic's Messages, at once or as a stream of typed events."""
-        call_fields(_names(asked))
-        answer = Answer(await generation(server, server.models.find(asked.model), asked))
-        if asked.stream:
+        name_fields(_names(request))
+        answer = Answer(await generation(server, server.models.find(request.model), request))
+        if request.stream:
             stream = EventStream(answer.events(), server.settings.keep_alive, failed, comment=PING)
             return await stream.begin()
         return json_response(answer.whole(await complete(answer.generation)))
 
     @routes.post("/v1/messages/count_tokens")
-    async def count_tokens(asked: CountTokensRequest) -> TokenCount:
+    async def count_tokens(request: CountTokensRequest) -> TokenCount:
         """The tokens that a conversation would be."""
-        call_fields(_names(asked))
-        prepared = await prepare(server.models.find(asked.model), server.settings, conversation(asked))
+        name_fields(_names(request))
+        prepared = await prepare_prompt(server.models.find(request.model), server.settings, conversation(request))
         return TokenCount(input_tokens=len(prompt_ids(prepared.prompt)))
 
     return routes
 
 
-async def generation(server: Context, served: Served, asked: MessagesRequest) -> Generation:
+async def generation(server: Context, served: ServedModel, request: MessagesRequest) -> Generation:
     """What is asked of the model.
 
     Raises ApiError, FerruleError.
     """
-    check_thinking(asked)
-    if asked.thinking is not None and asked.thinking.type == "enabled":
-        check_reasons("thinking", served, server.settings)
-    told = conversation(asked)
-    prepared = await prepare(served, server.settings, told)
+    check_thinking(request)
+    if request.thinking is not None and request.thinking.type == "enabled":
+        check_reasoning_supported("thinking", served, server.settings)
+    told = conversation(request)
+    prepared = await prepare_prompt(served, server.settings, told)
     params = SamplingParams(
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        stop=asked.stop_sequences or (),
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=request.stop_sequences or (),
         structured_outputs=prepared.structure,
     )
     return Generation(
         served,
         prepared.prompt,
         params,
-        new_id("msg").replace("-", "_"),
+        new_request_id("msg").replace("-", "_"),
         prepared.message_format,
         parallel_tool_calls=told.parallel_tool_calls,
         only_calls=prepared.only_calls,
     )
 
 
-def _names(asked: CountTokensRequest) -> dict[str, str]:
+def _names(request: CountTokensRequest) -> dict[str, str]:
     """What the request calls the library's fields."""
     return {
         "stop": "stop_sequences",
-        "structured_outputs.json": "tools" if asked.tools else "output_config.format.schema",
+        "structured_outputs.json": "tools" if request.tools else "output_config.format.schema",
         "tool_choice.function.name": "tool_choice.name",
     }

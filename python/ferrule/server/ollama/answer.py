@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule.outputs import RequestOutput, TokenLogprobs
-from ferrule.server.generation import Generation, finished, message_of, steps
+from ferrule.server.generation import Generation, finished, parsed_message, stream_steps
 from ferrule.server.ollama.protocol import (
-    CallOut,
     ChatResponse,
-    Generated,
     GenerateResponse,
-    MessageOut,
+    GenerationLine,
+    ResponseMessage,
+    ResponseToolCall,
     timestamp,
 )
-from ferrule.server.openai.protocol import TokenLogprob
-from ferrule.server.openai.shapes import token_logprob
-from ferrule.server.parts import Part, Parts, call_input
+from ferrule.server.output_parts import OutputPart, OutputParts, call_input
+from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.streaming import line
 
 NANOSECONDS = 1e9
@@ -34,10 +33,10 @@ class Answer:
     chat: bool
     top_logprobs: int | None = None
 
-    def whole(self, output: RequestOutput) -> Generated:
+    def whole(self, output: RequestOutput) -> GenerationLine:
         """The answer at once."""
         completion = output.outputs[0]
-        parts = Parts.of(message_of(self.generation, completion), None).all
+        parts = OutputParts.of(parsed_message(self.generation, completion), None).all
         return self._body(
             text="".join(part.text for part in parts if part.kind == "text"),
             thinking="".join(part.text for part in parts if part.kind == "reasoning"),
@@ -48,23 +47,23 @@ class Answer:
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
-        parts = Parts()
+        parts = OutputParts()
         output: RequestOutput | None = None
-        async with aclosing(steps(self.generation)) as all_steps:
+        async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
                 for new in step.deltas:
-                    for happened in parts.add(new):
-                        if happened.what == "grown" and happened.part.kind == "text":
-                            yield line(self._body(text=happened.text, logprobs=happened.logprobs))
-                        elif happened.what == "grown" and happened.part.kind == "reasoning":
-                            yield line(self._body(thinking=happened.text))
-                        elif happened.what == "closed" and happened.part.kind == "call":
-                            yield line(self._body(calls=[happened.part]))
+                    for part_event in parts.add(new):
+                        if part_event.what == "grown" and part_event.part.kind == "text":
+                            yield line(self._body(text=part_event.text, logprobs=part_event.logprobs))
+                        elif part_event.what == "grown" and part_event.part.kind == "reasoning":
+                            yield line(self._body(thinking=part_event.text))
+                        elif part_event.what == "closed" and part_event.part.kind == "call":
+                            yield line(self._body(calls=[part_event.part]))
         output = finished(self.generation, output)
-        for happened in parts.end():
-            if happened.part.kind == "call":
-                yield line(self._body(calls=[happened.part]))
+        for part_event in parts.end():
+            if part_event.part.kind == "call":
+                yield line(self._body(calls=[part_event.part]))
         yield line(self._body(output=output))
 
     def _body(
@@ -72,10 +71,10 @@ class Answer:
         *,
         text: str = "",
         thinking: str = "",
-        calls: Sequence[Part] = (),
+        calls: Sequence[OutputPart] = (),
         logprobs: Iterable[TokenLogprobs] = (),
         output: RequestOutput | None = None,
-    ) -> Generated:
+    ) -> GenerationLine:
         fields: dict[str, Any] = {
             "model": self.generation.served.name,
             "created_at": timestamp(time.time()),
@@ -85,23 +84,23 @@ class Answer:
         }
         if not self.chat:
             return GenerateResponse(**fields, response=text, thinking=thinking or None)
-        called = [CallOut(id=call.call_id, function=_function(call)) for call in calls]
-        message = MessageOut(content=text, thinking=thinking or None, tool_calls=called or None)
+        called = [ResponseToolCall(id=call.call_id, function=_function(call)) for call in calls]
+        message = ResponseMessage(content=text, thinking=thinking or None, tool_calls=called or None)
         return ChatResponse(**fields, message=message)
 
     def _logprobs(self, given: Iterable[TokenLogprobs]) -> list[TokenLogprob]:
         return [token_logprob(self.generation.served, each, self.top_logprobs or 0) for each in given]
 
 
-def loaded(name: str, *, chat: bool) -> Generated:
+def loaded(name: str, *, chat: bool) -> GenerationLine:
     """What is said to whoever asks for nothing but that the model be loaded."""
     now = timestamp(time.time())
     if not chat:
         return GenerateResponse(model=name, created_at=now, done=True, done_reason="load", response="")
-    return ChatResponse(model=name, created_at=now, done=True, done_reason="load", message=MessageOut(content=""))
+    return ChatResponse(model=name, created_at=now, done=True, done_reason="load", message=ResponseMessage(content=""))
 
 
-def _function(call: Part) -> dict[str, Any]:
+def _function(call: OutputPart) -> dict[str, Any]:
     return {"index": call.number, "name": call.name, "arguments": call_input(call.text)}
 
 

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ferrule.server.bounds import Many, TextOrTexts, Tools
-from ferrule.server.openai.messages import ToolDeclaration
-from ferrule.server.openai.protocol import TokenLogprob
-from ferrule.server.openai.sampling import Asked, TextOrObject
+from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
+from ferrule.server.schema.logprobs import TokenLogprob
+from ferrule.server.schema.tools import ToolDefinition
+from ferrule.server.schema.unions import StrOrObject
 
 
-class Options(Asked):
+class Options(RequestModel):
     """How tokens are chosen; what is left out, the model's generation_config.json decides, and not Ollama's defaults.
 
     Those of Ollama's that say how a model is to be loaded are not supported.
@@ -32,18 +33,18 @@ class Options(Asked):
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     seed: int | None = None
-    stop: TextOrTexts | None = None
+    stop: StrOrList | None = None
     num_predict: int | None = None
     """The most tokens; -1 and -2 for as many as there is room for."""
     num_ctx: int | None = None
     """Room for so many tokens is asked for; it is there, or this is an error."""
 
 
-class Asking(Asked):
+class GenerationRequest(RequestModel):
     """What requests have in common that generate."""
 
     model: str
-    format: TextOrObject | None = None
+    format: StrOrObject | None = None
     """`json`, or a schema."""
     options: Options | None = None
     stream: bool | None = None
@@ -56,7 +57,7 @@ class Asking(Asked):
     top_logprobs: int | None = None
 
 
-class CalledFunction(Asked):
+class CalledFunction(RequestModel):
     """What was called."""
 
     index: int | None = None
@@ -64,7 +65,7 @@ class CalledFunction(Asked):
     arguments: dict[str, Any]
 
 
-class Called(Asked):
+class MessageToolCall(RequestModel):
     """A call that the model made."""
 
     id: str | None = None
@@ -72,7 +73,7 @@ class Called(Asked):
     function: CalledFunction
 
 
-class ChatMessage(Asked):
+class ChatMessage(RequestModel):
     """A turn."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -80,19 +81,19 @@ class ChatMessage(Asked):
     thinking: str | None = None
     images: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
     """There is no model here that sees."""
-    tool_calls: Many[Called] | None = None
+    tool_calls: BoundedList[MessageToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ChatRequest(Asking):
+class ChatRequest(GenerationRequest):
     """POST /api/chat."""
 
-    messages: Many[ChatMessage] = Field(default_factory=list[ChatMessage])
-    tools: Tools[ToolDeclaration] | None = None
+    messages: BoundedList[ChatMessage] = Field(default_factory=list[ChatMessage])
+    tools: ToolList[ToolDefinition] | None = None
 
 
-class GenerateRequest(Asking):
+class GenerateRequest(GenerationRequest):
     """POST /api/generate."""
 
     prompt: str = ""
@@ -105,11 +106,11 @@ class GenerateRequest(Asking):
     """The model's own, alone."""
 
 
-class EmbedRequest(Asked):
+class EmbedRequest(RequestModel):
     """POST /api/embed."""
 
     model: str
-    input: TextOrTexts
+    input: StrOrList
     truncate: bool | None = None
     """Whether what is too long is cut; left out, true."""
     dimensions: int | None = None
@@ -118,7 +119,7 @@ class EmbedRequest(Asked):
     keep_alive: float | str | None = None
 
 
-class ShowRequest(Asked):
+class ShowRequest(RequestModel):
     """POST /api/show."""
 
     model: str
@@ -131,23 +132,23 @@ def _extra() -> Any:
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
-class CallOut(BaseModel):
+class ResponseToolCall(BaseModel):
     """A call, once it is whole."""
 
     id: str
     function: dict[str, Any]
 
 
-class MessageOut(BaseModel):
+class ResponseMessage(BaseModel):
     """An answer, or what is new of it."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     thinking: str | None = _extra()
-    tool_calls: list[CallOut] | None = _extra()
+    tool_calls: list[ResponseToolCall] | None = _extra()
 
 
-class Generated(BaseModel):
+class GenerationLine(BaseModel):
     """A line of a stream; the last one is done, and has what comes after `done`. Durations are nanoseconds."""
 
     model: str
@@ -163,13 +164,13 @@ class Generated(BaseModel):
     logprobs: list[TokenLogprob] | None = _extra()
 
 
-class ChatResponse(Generated):
+class ChatResponse(GenerationLine):
     """The answer to POST /api/chat."""
 
-    message: MessageOut
+    message: ResponseMessage
 
 
-class GenerateResponse(Generated):
+class GenerateResponse(GenerationLine):
     """The answer to POST /api/generate."""
 
     response: str
@@ -233,7 +234,7 @@ class ModelTags(BaseModel):
     models: list[ModelTag]
 
 
-class Shown(BaseModel):
+class ShowResponse(BaseModel):
     """The answer to POST /api/show."""
 
     parameters: str

@@ -11,28 +11,35 @@ from starlette.responses import Response
 from ferrule import __version__
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
-from ferrule.server.errors import ApiError, call_fields
+from ferrule.server.encoding import (
+    before_deadline,
+    check_not_adapter,
+    check_texts,
+    input_field_names,
+    record_input_tokens,
+)
+from ferrule.server.errors import ApiError
 from ferrule.server.generation import Generation, complete
 from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
-from ferrule.server.ollama.asking import chat, check_reading, find, generate
-from ferrule.server.ollama.describing import running, show, tag
 from ferrule.server.ollama.errors import error_body
+from ferrule.server.ollama.model_info import running, show, tag
 from ferrule.server.ollama.protocol import (
-    Asking,
     ChatRequest,
     ChatResponse,
     EmbedRequest,
     EmbedResponse,
     GenerateRequest,
     GenerateResponse,
+    GenerationRequest,
     ModelTags,
     RunningModels,
-    Shown,
     ShowRequest,
+    ShowResponse,
     Version,
 )
-from ferrule.server.reading import BodyRoute
+from ferrule.server.ollama.requests import chat, check_reading, find, generate
+from ferrule.server.request_body import BodyRoute
+from ferrule.server.request_record import name_fields
 from ferrule.server.streaming import LineStream, line
 
 
@@ -46,40 +53,40 @@ def router(server: Context) -> APIRouter:
         return routes
 
     @routes.post("/chat", response_model=ChatResponse)
-    async def api_chat(asked: ChatRequest) -> Response:
+    async def api_chat(request: ChatRequest) -> Response:
         """Answers a conversation, as lines of JSON or, without `stream`, at once."""
-        served = find(server, asked.model)
-        if not asked.messages:
+        served = find(server, request.model)
+        if not request.messages:
             return json_response(loaded(served.name, chat=True))
-        return await _answer(await chat(server, served, asked), asked, chat=True)
+        return await _answer(await chat(server, served, request), request, chat=True)
 
     @routes.post("/generate", response_model=GenerateResponse)
-    async def api_generate(asked: GenerateRequest) -> Response:
+    async def api_generate(request: GenerateRequest) -> Response:
         """Answers a text, or continues a raw one."""
-        served = find(server, asked.model)
-        if not (asked.prompt or asked.suffix):
+        served = find(server, request.model)
+        if not (request.prompt or request.suffix):
             return json_response(loaded(served.name, chat=False))
-        return await _answer(await generate(server, served, asked), asked, chat=False)
+        return await _answer(await generate(server, served, request), request, chat=False)
 
     @routes.post("/embed", response_model=EmbedResponse)
-    async def api_embed(asked: EmbedRequest) -> Response:
+    async def api_embed(request: EmbedRequest) -> Response:
         """Texts as vectors of length 1."""
         begun = time.perf_counter()
-        served = check_encodes(find(server, asked.model))
-        check_reading(served, asked.options)
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        served = check_not_adapter(find(server, request.model))
+        check_reading(served, request.options)
+        texts = [request.input] if isinstance(request.input, str) else request.input
         check_texts(texts)
-        call_fields(input_names(several=len(texts) > 1))
-        outputs = await in_time(
+        name_fields(input_field_names(several=len(texts) > 1))
+        outputs = await before_deadline(
             served.llm.embed(
                 texts,
                 normalize=True,
-                dimensions=asked.dimensions,
-                truncate_prompt_tokens=None if asked.truncate is False else -1,
+                dimensions=request.dimensions,
+                truncate_prompt_tokens=None if request.truncate is False else -1,
             )
         )
         tokens = [len(output.prompt_token_ids) for output in outputs]
-        note_read(tokens)
+        record_input_tokens(tokens)
         body = EmbedResponse(
             model=served.name,
             embeddings=[cast("list[float]", output.embedding.tolist()) for output in outputs],
@@ -102,9 +109,9 @@ def router(server: Context) -> APIRouter:
         return RunningModels(models=[running(served, server.models.created) for served in server.models.all()])
 
     @routes.post("/show")
-    async def api_show(asked: ShowRequest) -> Shown:
+    async def api_show(request: ShowRequest) -> ShowResponse:
         """What a model is."""
-        return show(find(server, asked.model), server.models.created)
+        return show(find(server, request.model), server.models.created)
 
     @routes.get("/version")
     async def api_version() -> Version:
@@ -114,9 +121,9 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-async def _answer(generation: Generation, asked: Asking, *, chat: bool) -> Response:
-    answer = Answer(generation, chat, asked.top_logprobs)
-    if asked.stream is False:
+async def _answer(generation: Generation, request: GenerationRequest, *, chat: bool) -> Response:
+    answer = Answer(generation, chat, request.top_logprobs)
+    if request.stream is False:
         return json_response(answer.whole(await complete(generation)))
     # No line says nothing, so that silences are silent.
     return await LineStream(answer.lines(), 0, _failed).begin()

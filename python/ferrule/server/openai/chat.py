@@ -18,11 +18,22 @@ from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.server.context import Context
-from ferrule.server.conversation import AUTO, NONE, Conversation, prepare
-from ferrule.server.errors import call_fields, unsupported
-from ferrule.server.generation import Generation, complete, message_of, prompt_ids, steps
-from ferrule.server.models import Served
-from ferrule.server.openai.messages import declared, for_template
+from ferrule.server.conversation import AUTO, NONE, Conversation, prepare_prompt
+from ferrule.server.errors import unsupported
+from ferrule.server.generation import Generation, complete, new_request_id, parsed_message, prompt_ids, stream_steps
+from ferrule.server.models import ServedModel
+from ferrule.server.openai.completion_fields import (
+    check_stream_options,
+    excluded_fields,
+    fingerprint,
+    prompt_logprobs,
+    structure_field_names,
+    structure_of,
+    token_name,
+    usage,
+    wants_usage_per_chunk,
+)
+from ferrule.server.openai.messages import for_template
 from ferrule.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -34,26 +45,15 @@ from ferrule.server.openai.protocol import (
     ChatMessage,
     FunctionCall,
     NamedTool,
-    TokenLogprob,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
-from ferrule.server.openai.sampling import sampling_params
-from ferrule.server.openai.shapes import (
-    check_stream_options,
-    fingerprint,
-    new_id,
-    prompt_logprobs,
-    structure_names,
-    structure_of,
-    tells_usage,
-    token_logprob,
-    token_name,
-    unasked,
-    usage,
-)
-from ferrule.server.reading import BodyRoute
+from ferrule.server.request_body import BodyRoute
+from ferrule.server.request_record import name_fields
+from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
+from ferrule.server.schema.sampling import sampling_params
+from ferrule.server.schema.tools import tool_dicts
 from ferrule.server.streaming import DONE, EventStream, event
 
 
@@ -62,15 +62,15 @@ def router(server: Context) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion)
-    async def chat_completions(asked: ChatCompletionRequest) -> Response:
+    async def chat_completions(request: ChatCompletionRequest) -> Response:
         """Answers a conversation: OpenAI's chat completions, at once or as a stream of server-sent events."""
-        check_stream_options(asked)
-        call_fields(_names(asked))
-        if asked.stream and asked.prompt_logprobs is not None:
+        check_stream_options(request)
+        name_fields(_names(request))
+        if request.stream and request.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "prompt_logprobs are not part of a stream; ask without stream")
-        served = server.models.find(asked.model)
-        answer = Answer(asked, await generation(server, served, asked))
-        if asked.stream:
+        served = server.models.find(request.model)
+        answer = Answer(request, await generation(server, served, request))
+        if request.stream:
             return await EventStream(answer.events(), server.settings.keep_alive).begin()
         body = answer.whole(await complete(answer.generation))
         return Response(body.model_dump_json(), media_type="application/json")
@@ -78,80 +78,80 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-async def generation(server: Context, served: Served, asked: ChatCompletionRequest) -> Generation:
+async def generation(server: Context, served: ServedModel, request: ChatCompletionRequest) -> Generation:
     """What is asked of the model.
 
     Raises ApiError, FerruleError.
     """
-    prepared = await prepare(served, server.settings, _conversation(asked))
+    prepared = await prepare_prompt(served, server.settings, _conversation(request))
     params = sampling_params(
-        asked, max_tokens=_max_tokens(asked), logprobs=_logprobs(asked), structure=prepared.structure
+        request, max_tokens=_max_tokens(request), logprobs=_logprobs(request), structure=prepared.structure
     )
     prompt: TokensPrompt = prepared.prompt
-    if asked.cache_salt is not None:
-        prompt = {**prompt, "cache_salt": asked.cache_salt}
+    if request.cache_salt is not None:
+        prompt = {**prompt, "cache_salt": request.cache_salt}
     return Generation(
         served,
         prompt,
         params,
-        new_id("chatcmpl"),
+        new_request_id("chatcmpl"),
         prepared.message_format,
-        asked.priority,
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        request.priority,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
         only_calls=prepared.only_calls,
     )
 
 
-def _conversation(asked: ChatCompletionRequest) -> Conversation:
-    choice = asked.tool_choice
+def _conversation(request: ChatCompletionRequest) -> Conversation:
+    choice = request.tool_choice
     if isinstance(choice, NamedTool):
         choice = f"function:{choice.function.name}"
-    arguments: Mapping[str, Any] = asked.chat_template_kwargs or {}
-    if asked.reasoning_effort is not None:
-        arguments = {"reasoning_effort": asked.reasoning_effort, **arguments}
+    arguments: Mapping[str, Any] = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None:
+        arguments = {"reasoning_effort": request.reasoning_effort, **arguments}
     return Conversation(
-        messages=for_template(asked.messages),
-        tools=declared(asked.tools or ()),
-        tool_choice=choice or (AUTO if asked.tools else NONE),
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        structure=structure_of(asked),
-        chat_template=asked.chat_template,
+        messages=for_template(request.messages),
+        tools=tool_dicts(request.tools or ()),
+        tool_choice=choice or (AUTO if request.tools else NONE),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        structure=structure_of(request),
+        chat_template=request.chat_template,
         template_arguments=arguments,
-        documents=asked.documents,
-        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
-        continue_final_message=asked.continue_final_message,
+        documents=request.documents,
+        add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+        continue_final_message=request.continue_final_message,
     )
 
 
-def _names(asked: ChatCompletionRequest) -> dict[str, str]:
+def _names(request: ChatCompletionRequest) -> dict[str, str]:
     """What the request calls the library's fields."""
-    names = structure_names(asked)
-    if asked.tools and not names and asked.structured_outputs is None:
+    names = structure_field_names(request)
+    if request.tools and not names and request.structured_outputs is None:
         names["structured_outputs.json"] = "tools"
-    if asked.max_completion_tokens is not None and asked.max_tokens is None:
+    if request.max_completion_tokens is not None and request.max_tokens is None:
         names["max_tokens"] = "max_completion_tokens"
-    if asked.top_logprobs is not None:
+    if request.top_logprobs is not None:
         names["logprobs"] = "top_logprobs"
     return {**names, "prompt": "messages"}
 
 
-def _max_tokens(asked: ChatCompletionRequest) -> int | None:
-    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+def _max_tokens(request: ChatCompletionRequest) -> int | None:
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise InvalidParameterError("max_tokens is given beside max_completion_tokens; they are the same")
-    return asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
 
-def _logprobs(asked: ChatCompletionRequest) -> int | None:
-    if asked.top_logprobs is not None and not asked.logprobs:
+def _logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameterError("top_logprobs is given, but logprobs is not true")
-    return (asked.top_logprobs or 0) if asked.logprobs else None
+    return (request.top_logprobs or 0) if request.logprobs else None
 
 
 @dataclass
 class Answer:
     """What is said of a generation, whole or as it comes."""
 
-    asked: ChatCompletionRequest
+    request: ChatCompletionRequest
     generation: Generation
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: dict[int, bool] = field(default_factory=dict[int, bool])
@@ -168,23 +168,23 @@ class Answer:
             choices=[self._choice(completion) for completion in output.outputs],
             usage=self._usage(output),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
-            prompt_token_ids=output.prompt_token_ids if self.asked.return_token_ids else None,
+            prompt_token_ids=output.prompt_token_ids if self.request.return_token_ids else None,
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
-        options = self.asked.stream_options
+        options = self.request.stream_options
         begun: set[int] = set()
-        hidden = unasked(self.asked)
+        hidden = excluded_fields(self.request)
         output: RequestOutput | None = None
-        async with aclosing(steps(self.generation)) as all_steps:
+        async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
                 for choice in step.deltas:
                     chunk = self._chunk([self._delta(choice, first=choice.index not in begun)])
-                    if self.asked.return_token_ids and not begun:
+                    if self.request.return_token_ids and not begun:
                         chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
-                    if tells_usage(self.asked):
+                    if wants_usage_per_chunk(self.request):
                         chunk.usage = self._usage(output)
                     begun.add(choice.index)
                     yield event(chunk, hidden)
@@ -220,11 +220,11 @@ class Answer:
             logprobs=self._logprobs(new.logprobs),
             finish_reason=_finish(new.finish_reason, called=self._calls[index]),
             stop_reason=new.stop_reason,
-            token_ids=new.token_ids if self.asked.return_token_ids else None,
+            token_ids=new.token_ids if self.request.return_token_ids else None,
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        parsed = message_of(self.generation, completion)
+        parsed = parsed_message(self.generation, completion)
         calls = [
             ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
             for call in parsed.tool_calls
@@ -236,7 +236,7 @@ class Answer:
             logprobs=self._logprobs(completion.logprobs),
             finish_reason=_finish(completion.finish_reason, called=bool(message.tool_calls)) or "stop",
             stop_reason=completion.stop_reason,
-            token_ids=completion.token_ids if self.asked.return_token_ids else None,
+            token_ids=completion.token_ids if self.request.return_token_ids else None,
         )
 
     def _logprobs(self, given: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
@@ -244,11 +244,11 @@ class Answer:
 
     def _token(self, given: TokenLogprobs) -> TokenLogprob:
         return token_logprob(
-            self.generation.served, given, self.asked.top_logprobs or 0, partial(token_name, self.asked)
+            self.generation.served, given, self.request.top_logprobs or 0, partial(token_name, self.request)
         )
 
     def _usage(self, output: RequestOutput) -> Usage:
-        return usage([output], predicted=self.asked.prediction is not None)
+        return usage([output], predicted=self.request.prediction is not None)
 
 
 def _call_delta(call: Call) -> ToolCallDelta:

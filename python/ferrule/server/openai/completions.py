@@ -16,25 +16,26 @@ from ferrule._text.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule.errors import InvalidParameterError, PromptError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep, TokenLogprobs
 from ferrule.server.context import Context
-from ferrule.server.errors import api_error, call_fields, unsupported
-from ferrule.server.generation import Generation, complete, steps
+from ferrule.server.error_responses import api_error
+from ferrule.server.errors import unsupported
+from ferrule.server.generation import Generation, complete, new_request_id, stream_steps
 from ferrule.server.merging import merged
-from ferrule.server.models import Served
-from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
-from ferrule.server.openai.sampling import sampling_params
-from ferrule.server.openai.shapes import (
+from ferrule.server.models import ServedModel
+from ferrule.server.openai.completion_fields import (
     check_stream_options,
+    excluded_fields,
     fingerprint,
-    new_id,
     prompt_logprobs,
-    structure_names,
+    structure_field_names,
     structure_of,
-    tells_usage,
     token_name,
-    unasked,
     usage,
+    wants_usage_per_chunk,
 )
-from ferrule.server.reading import BodyRoute
+from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from ferrule.server.request_body import BodyRoute
+from ferrule.server.request_record import name_fields
+from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.streaming import DONE, EventStream, event
 
 MAX_PROMPTS = 1024
@@ -46,12 +47,12 @@ def router(server: Context) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/completions", response_model=Completion)
-    async def completions(asked: CompletionRequest) -> Response:
+    async def completions(request: CompletionRequest) -> Response:
         """Continues one text or several: OpenAI's completions, at once or as a stream of server-sent events."""
-        check_stream_options(asked)
-        call_fields({**structure_names(asked), "prompt_token_ids": "prompt"})
-        answer = Continuations(asked, generations(server.models.find(asked.model), asked))
-        if asked.stream:
+        check_stream_options(request)
+        name_fields({**structure_field_names(request), "prompt_token_ids": "prompt"})
+        answer = CompletionWriter(request, generations(server.models.find(request.model), request))
+        if request.stream:
             return await EventStream(answer.events(), server.settings.keep_alive).begin()
         body = answer.whole(await _all(answer.generations))
         return Response(body.model_dump_json(), media_type="application/json")
@@ -59,32 +60,32 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-def generations(served: Served, asked: CompletionRequest) -> list[Generation]:
+def generations(served: ServedModel, request: CompletionRequest) -> list[Generation]:
     """What is asked of the model: one for each prompt.
 
     Raises ApiError, InvalidParameterError.
     """
-    if asked.suffix is not None and asked.echo:
+    if request.suffix is not None and request.echo:
         raise unsupported("echo", "echo is given beside suffix; a text with a middle to fill in cannot be echoed")
     # Nothing but the echo is wanted of a request for no tokens: there is no such thing to the engine.
     params = sampling_params(
-        asked,
-        max_tokens=1 if asked.max_tokens == 0 and asked.echo else asked.max_tokens,
-        logprobs=asked.logprobs,
-        structure=structure_of(asked),
+        request,
+        max_tokens=1 if request.max_tokens == 0 and request.echo else request.max_tokens,
+        logprobs=request.logprobs,
+        structure=structure_of(request),
     )
-    if asked.echo and asked.logprobs is not None:
-        params = replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
-    prompts = _prompts(asked)
+    if request.echo and request.logprobs is not None:
+        params = replace(params, prompt_logprobs=max(request.logprobs, request.prompt_logprobs or 0))
+    prompts = _prompts(request)
     _check_room(served, len(prompts), params.best_of or params.n)
-    name = new_id("cmpl")
+    name = new_request_id("cmpl")
     return [
-        Generation(served, prompt, params, f"{name}-{index}", priority=asked.priority)
+        Generation(served, prompt, params, f"{name}-{index}", priority=request.priority)
         for index, prompt in enumerate(prompts)
     ]
 
 
-def _check_room(served: Served, prompts: int, each: int) -> None:
+def _check_room(served: ServedModel, prompts: int, each: int) -> None:
     """Raises InvalidParameterError for what would find the queue full whenever it came."""
     running, waiting = served.info["max_num_seqs"], served.info["max_queued_requests"]
     if prompts * each > running + waiting:
@@ -94,42 +95,42 @@ def _check_room(served: Served, prompts: int, each: int) -> None:
         )
 
 
-def _prompts(asked: CompletionRequest) -> list[Prompt]:
-    given = asked.prompt
+def _prompts(request: CompletionRequest) -> list[Prompt]:
+    given = request.prompt
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     prompts = cast("Sequence[str | list[int]]", given if several else [given])
     if len(prompts) > MAX_PROMPTS:
         raise InvalidParameterError(f"prompt has {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
-    return [_prompt(asked, prompt) for prompt in prompts]
+    return [_prompt(request, prompt) for prompt in prompts]
 
 
-def _prompt(asked: CompletionRequest, given: str | list[int]) -> Prompt:
+def _prompt(request: CompletionRequest, given: str | list[int]) -> Prompt:
     if isinstance(given, str):
         text: TextPrompt = {"prompt": given}
-        if asked.suffix is not None:
-            text["suffix"] = asked.suffix
-        if asked.cache_salt is not None:
-            text["cache_salt"] = asked.cache_salt
+        if request.suffix is not None:
+            text["suffix"] = request.suffix
+        if request.cache_salt is not None:
+            text["cache_salt"] = request.cache_salt
         return text
-    if asked.suffix is not None:
+    if request.suffix is not None:
         raise InvalidParameterError("suffix is given with a prompt of token ids; the prompt must be a string")
     tokens: TokensPrompt = {"prompt_token_ids": given}
-    if asked.cache_salt is not None:
-        tokens["cache_salt"] = asked.cache_salt
+    if request.cache_salt is not None:
+        tokens["cache_salt"] = request.cache_salt
     return tokens
 
 
-async def _all(asked: Sequence[Generation]) -> list[RequestOutput]:
+async def _all(request: Sequence[Generation]) -> list[RequestOutput]:
     """All at once, in order; where one fails, all end.
 
     Raises as `complete`.
     """
 
     async def whole(number: int) -> RequestOutput:
-        with _naming(number, asked):
-            return await complete(asked[number])
+        with _naming_prompt(number, request):
+            return await complete(request[number])
 
-    tasks = [asyncio.ensure_future(whole(number)) for number in range(len(asked))]
+    tasks = [asyncio.ensure_future(whole(number)) for number in range(len(request))]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -138,15 +139,15 @@ async def _all(asked: Sequence[Generation]) -> list[RequestOutput]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _streamed(number: int, asked: Sequence[Generation]) -> AsyncGenerator[StreamStep, None]:
-    with _naming(number, asked):
-        async with aclosing(steps(asked[number])) as all_steps:
+async def _streamed(number: int, request: Sequence[Generation]) -> AsyncGenerator[StreamStep, None]:
+    with _naming_prompt(number, request):
+        async with aclosing(stream_steps(request[number])) as all_steps:
             async for step in all_steps:
                 yield step
 
 
 @contextmanager
-def _naming(number: int, asked: Sequence[Generation]) -> Generator[None, None, None]:
+def _naming_prompt(number: int, request: Sequence[Generation]) -> Generator[None, None, None]:
     """What is wrong with one of several prompts says with which.
 
     Raises ApiError.
@@ -154,13 +155,13 @@ def _naming(number: int, asked: Sequence[Generation]) -> Generator[None, None, N
     try:
         yield
     except PromptError as error:
-        if len(asked) > 1:
-            call_fields(dict.fromkeys(("prompt_token_ids", "prompt"), f"prompt[{number}]"))
+        if len(request) > 1:
+            name_fields(dict.fromkeys(("prompt_token_ids", "prompt"), f"prompt[{number}]"))
         raise api_error(error) from None
 
 
 @dataclass
-class _Place:
+class _TextPosition:
     """How far the text of a choice has come."""
 
     characters: int = 0
@@ -168,17 +169,17 @@ class _Place:
 
 
 @dataclass
-class Continuations:
+class CompletionWriter:
     """What is said of generations, whole or as it comes; choices are numbered through all prompts."""
 
-    asked: CompletionRequest
+    request: CompletionRequest
     generations: Sequence[Generation]
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         """All of them at once."""
         choices = [
-            self._choice(prompt, _all_of(completion), output, _Place())
+            self._choice(prompt, _as_delta(completion), output, _TextPosition())
             for prompt, output in enumerate(outputs)
             for completion in output.outputs
         ]
@@ -188,19 +189,19 @@ class Continuations:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """All of them as they come."""
-        options = self.asked.stream_options
+        options = self.request.stream_options
         known: dict[int, RequestOutput] = {}
-        hidden = unasked(self.asked)
-        places: dict[tuple[int, int], _Place] = {}
+        hidden = excluded_fields(self.request)
+        places: dict[tuple[int, int], _TextPosition] = {}
         async with aclosing(
             merged([_streamed(number, self.generations) for number in range(len(self.generations))])
         ) as all_steps:
             async for prompt, step in all_steps:
                 known[prompt] = step.output
                 for new in step.deltas:
-                    place = places.setdefault((prompt, new.index), _Place())
+                    place = places.setdefault((prompt, new.index), _TextPosition())
                     body = self._body([self._choice(prompt, new, step.output, place)])
-                    if tells_usage(self.asked):
+                    if wants_usage_per_chunk(self.request):
                         body.usage = self._usage(list(known.values()))
                     yield event(body, hidden)
         if options is not None and options.include_usage:
@@ -209,32 +210,32 @@ class Continuations:
             yield event(body)
         yield DONE
 
-    def _choice(self, prompt: int, new: StreamDelta, output: RequestOutput, place: _Place) -> CompletionChoice:
+    def _choice(self, prompt: int, new: StreamDelta, output: RequestOutput, place: _TextPosition) -> CompletionChoice:
         """What is new of a choice; with the prompt first, where it is echoed, and what is known of it."""
-        asked, generation = self.asked, self.generations[prompt]
-        silent = asked.max_tokens == 0
+        request, generation = self.request, self.generations[prompt]
+        silent = request.max_tokens == 0
         first, place.begun = not place.begun, True
         text, logprobs = ("", []) if silent else (new.text, new.logprobs)
-        if asked.echo and first:
+        if request.echo and first:
             text = _prompt_text(generation) + text
         shown = None
-        if logprobs is not None and asked.logprobs is not None:
-            shown = self._logprobs(generation, output if asked.echo and first else None, logprobs, place)
+        if logprobs is not None and request.logprobs is not None:
+            shown = self._logprobs(generation, output if request.echo and first else None, logprobs, place)
         return CompletionChoice(
             index=prompt * generation.params.n + new.index,
             text=text,
             logprobs=shown,
             finish_reason=new.finish_reason,
             stop_reason=new.stop_reason,
-            token_ids=([] if silent else new.token_ids) if asked.return_token_ids else None,
+            token_ids=([] if silent else new.token_ids) if request.return_token_ids else None,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs)
-            if first and asked.prompt_logprobs is not None
+            if first and request.prompt_logprobs is not None
             else None,
-            prompt_token_ids=output.prompt_token_ids if first and asked.return_token_ids else None,
+            prompt_token_ids=output.prompt_token_ids if first and request.return_token_ids else None,
         )
 
     def _logprobs(
-        self, generation: Generation, echoed: RequestOutput | None, given: Sequence[TokenLogprobs], place: _Place
+        self, generation: Generation, echoed: RequestOutput | None, given: Sequence[TokenLogprobs], place: _TextPosition
     ) -> CompletionLogprobs:
         shown = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         all_tokens: list[tuple[int, TokenLogprobs | None]] = [(next(iter(each)), each) for each in given]
@@ -242,7 +243,7 @@ class Continuations:
             all_tokens = [*zip(echoed.prompt_token_ids, echoed.prompt_logprobs, strict=True), *all_tokens]
         for token, found in all_tokens:
             text = generation.served.llm.token_text(token)
-            shown.tokens.append(token_name(self.asked, token, text))
+            shown.tokens.append(token_name(self.request, token, text))
             shown.text_offset.append(place.characters)
             place.characters += len(text)
             shown.token_logprobs.append(None if found is None else found[token].logprob)
@@ -252,11 +253,11 @@ class Continuations:
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
         # By text, of which several tokens may have the same: the likeliest of them counts.
         ranked = sorted(found.items(), key=lambda item: item[1].rank, reverse=True)
-        return {token_name(self.asked, token, each.decoded_token): each.logprob for token, each in ranked}
+        return {token_name(self.request, token, each.decoded_token): each.logprob for token, each in ranked}
 
     def _usage(self, outputs: Sequence[RequestOutput]) -> Usage:
-        found = usage(outputs, predicted=self.asked.prediction is not None)
-        if self.asked.max_tokens == 0:
+        found = usage(outputs, predicted=self.request.prediction is not None)
+        if self.request.max_tokens == 0:
             found.completion_tokens, found.total_tokens = 0, found.prompt_tokens
         return found
 
@@ -271,7 +272,7 @@ class Continuations:
         )
 
 
-def _all_of(completion: CompletionOutput) -> StreamDelta:
+def _as_delta(completion: CompletionOutput) -> StreamDelta:
     return StreamDelta(
         completion.text,
         completion.token_ids,

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from ferrule.server.bounds import Many
-from ferrule.server.forms import text_or_list
-from ferrule.server.openai.sampling import Asked, TextOrObject
+from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.limits import BoundedList
+from ferrule.server.schema.unions import StrOrObject, str_or_list
 
 
-class TextPart(Asked):
+class TextPart(RequestModel):
     """A part of a message."""
 
     type: Literal["text", "input_text", "output_text"]
@@ -24,19 +24,19 @@ class TextPart(Asked):
 
 
 TextOrParts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Many[TextPart], Tag("<list>")], Discriminator(text_or_list)
+    Annotated[str, Tag("<str>")] | Annotated[BoundedList[TextPart], Tag("<list>")], Discriminator(str_or_list)
 ]
 
 
-class CalledFunction(Asked):
+class CalledFunction(RequestModel):
     """Which function was called, and how."""
 
     name: str
-    arguments: TextOrObject | None = None
+    arguments: StrOrObject | None = None
     """JSON; templates that read maps get one."""
 
 
-class MessageCall(Asked):
+class MessageToolCall(RequestModel):
     """A call that the model made."""
 
     id: str | None = None
@@ -46,7 +46,7 @@ class MessageCall(Asked):
     """Of a stream's deltas; the order says it."""
 
 
-class Message(Asked):
+class Message(RequestModel):
     """A turn. What the answers of OpenAI's API have beside these fields may come back, where it says nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -56,7 +56,7 @@ class Message(Asked):
     """What the model thought; by the next two names too."""
     reasoning: str | None = None
     thinking: str | None = None
-    tool_calls: Many[MessageCall] | None = None
+    tool_calls: BoundedList[MessageToolCall] | None = None
     tool_call_id: str | None = None
     refusal: None = None
     audio: None = None
@@ -77,26 +77,6 @@ class Message(Asked):
         return self
 
 
-class DeclaredFunction(Asked):
-    """What a function is called, what it is for, and what it takes."""
-
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    returned: dict[str, Any] | None = Field(None, alias="return")
-    """What it returns, in transformers' words."""
-    strict: bool | None = None
-    """A call is held to the parameters where `tool_choice` is `required` or names the function, strict or not.
-    Elsewhere the model writes it in its own form."""
-
-
-class ToolDeclaration(Asked):
-    """A function that may be called."""
-
-    type: Literal["function"]
-    function: DeclaredFunction
-
-
 def for_template(given: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as chat templates read them: with what they have, and no word of what they have not.
 
@@ -104,8 +84,3 @@ def for_template(given: Sequence[Message]) -> list[dict[str, Any]]:
     """
     unread = {"tool_calls": {"__all__": {"index"}}, "annotations": True}
     return [{"content": ""} | message.model_dump(exclude_none=True, exclude=unread) for message in given]
-
-
-def declared(tools: Sequence[ToolDeclaration]) -> list[dict[str, Any]]:
-    """The tools as chat templates and grammars read them."""
-    return [tool.model_dump(by_alias=True, exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]

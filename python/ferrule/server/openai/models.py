@@ -11,9 +11,9 @@ from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
-from ferrule.server.models import Served
+from ferrule.server.models import ServedModel
 from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
-from ferrule.server.reading import BodyRoute
+from ferrule.server.request_body import BodyRoute
 
 
 def router(server: Context) -> APIRouter:
@@ -32,21 +32,21 @@ def router(server: Context) -> APIRouter:
         return _card(server, server.models.find(model))
 
     @routes.post("/v1/load_lora_adapter")
-    async def load_lora_adapter(asked: LoadAdapterRequest) -> ModelCard:
+    async def load_lora_adapter(request: LoadAdapterRequest) -> ModelCard:
         """Loads an adapter from below the server's lora_dir; from then on its name is a model."""
-        served = server.models.find(asked.model)
-        if any(each.name == asked.lora_name for each in server.models.all()):
-            raise InvalidParameterError(f"lora_name is {shown(asked.lora_name)}; a model has that name")
-        path = await WORKERS.run(_allowed, server.settings.lora_dir, asked.lora_path)
-        await served.llm.load_lora_adapter(asked.lora_name, path)
-        return _card(server, server.models.find(asked.lora_name))
+        served = server.models.find(request.model)
+        if any(each.name == request.lora_name for each in server.models.all()):
+            raise InvalidParameterError(f"lora_name is {shown(request.lora_name)}; a model has that name")
+        path = await WORKERS.run(_allowed, server.settings.lora_dir, request.lora_path)
+        await served.llm.load_lora_adapter(request.lora_name, path)
+        return _card(server, server.models.find(request.lora_name))
 
     @routes.post("/v1/unload_lora_adapter")
-    async def unload_lora_adapter(asked: UnloadAdapterRequest) -> dict[str, str]:
+    async def unload_lora_adapter(request: UnloadAdapterRequest) -> dict[str, str]:
         """Takes an adapter's name away; requests that have it go on to their end."""
-        served = server.models.find(asked.lora_name)
+        served = server.models.find(request.lora_name)
         if served.adapter is None:
-            raise InvalidParameterError(f"lora_name is {shown(asked.lora_name)}; that is a model, and no adapter")
+            raise InvalidParameterError(f"lora_name is {shown(request.lora_name)}; that is a model, and no adapter")
         await served.llm.unload_lora_adapter(served.adapter)
         return {"unloaded": served.adapter}
 
@@ -72,7 +72,7 @@ def _allowed(lora_dir: str | None, given: str) -> Path:
     return path
 
 
-def _card(server: Context, served: Served) -> ModelCard:
+def _card(server: Context, served: ServedModel) -> ModelCard:
     parent = next(each.name for each in server.models.engines() if each.llm is served.llm)
     return ModelCard(
         id=served.name,

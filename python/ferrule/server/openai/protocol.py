@@ -6,35 +6,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from ferrule.server.bounds import Ids, Many, Pairs, Tools
-from ferrule.server.forms import text_or_object, texts_or_ids
-from ferrule.server.openai.messages import Message, ToolDeclaration
-from ferrule.server.openai.sampling import Asked, Sampling
+from ferrule.server.openai.messages import Message
+from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.limits import BoundedDict, BoundedList, TokenIds, ToolList
+from ferrule.server.schema.logprobs import TokenLogprob
+from ferrule.server.schema.sampling import SamplingFields
+from ferrule.server.schema.tools import ToolDefinition
+from ferrule.server.schema.unions import prompt_kind, str_or_object
 
 Prompts = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[Many[str], Tag("<texts>")]
-    | Annotated[Ids, Tag("<ids>")]
-    | Annotated[Many[Ids], Tag("<lists>")],
-    Discriminator(texts_or_ids),
+    Annotated[str, Tag("<str>")]
+    | Annotated[BoundedList[str], Tag("<strs>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[BoundedList[TokenIds], Tag("<lists>")],
+    Discriminator(prompt_kind),
 ]
 """One, or several."""
 
 
-class FunctionName(Asked):
+class FunctionName(RequestModel):
     """The function of a named tool choice."""
 
     name: str
 
 
-class NamedTool(Asked):
+class NamedTool(RequestModel):
     """The one tool that is to be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class StreamOptions(Asked):
+class StreamOptions(RequestModel):
     """What a stream says beside the deltas."""
 
     include_usage: bool = False
@@ -45,7 +48,7 @@ class StreamOptions(Asked):
     """OpenAI's padding against whoever watches the line: there is none here."""
 
 
-class Generating(Sampling):
+class GenerationFields(SamplingFields):
     """What requests of both APIs have."""
 
     model: str | None = None
@@ -55,7 +58,7 @@ class Generating(Sampling):
     response_format: dict[str, Any] | None = None
     user: str | None = None
     """Accepted, and of no effect; so are the next five."""
-    metadata: Pairs[str] | None = None
+    metadata: BoundedDict[str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -71,19 +74,19 @@ class Generating(Sampling):
     """Whether log-probabilities name tokens `token_id:123`, which tells them apart where their texts do not."""
 
 
-class ChatCompletionRequest(Generating):
+class ChatCompletionRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Many[Message]
+    messages: BoundedList[Message]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Tools[ToolDeclaration] | None = None
+    tools: ToolList[ToolDefinition] | None = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[NamedTool, Tag("<object>")],
-            Discriminator(text_or_object),
+            Annotated[Literal["none", "auto", "required"], Tag("<str>")] | Annotated[NamedTool, Tag("<object>")],
+            Discriminator(str_or_object),
         ]
         | None
     ) = None
@@ -92,12 +95,12 @@ class ChatCompletionRequest(Generating):
     """Handed to the chat template."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Many[dict[str, Any]] | None = None
+    documents: BoundedList[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool | str = False
 
 
-class CompletionRequest(Generating):
+class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
     prompt: Prompts
@@ -108,7 +111,7 @@ class CompletionRequest(Generating):
     add_special_tokens: Literal[True] = True
 
 
-class EmbeddingRequest(Asked):
+class EmbeddingRequest(RequestModel):
     """POST /v1/embeddings."""
 
     input: Prompts
@@ -120,19 +123,19 @@ class EmbeddingRequest(Asked):
     user: str | None = None
 
 
-class RerankDocument(Asked):
+class RerankDocument(RequestModel):
     """A document in Cohere's and Jina's longer form."""
 
     text: str
 
 
-class RerankRequest(Asked):
+class RerankRequest(RequestModel):
     """POST /v1/rerank."""
 
     query: str
-    documents: Many[
+    documents: BoundedList[
         Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[RerankDocument, Tag("<object>")], Discriminator(text_or_object)
+            Annotated[str, Tag("<str>")] | Annotated[RerankDocument, Tag("<object>")], Discriminator(str_or_object)
         ]
     ]
     model: str | None = None
@@ -142,30 +145,30 @@ class RerankRequest(Asked):
     truncate_prompt_tokens: int | None = None
 
 
-class TokenizeRequest(Asked):
+class TokenizeRequest(RequestModel):
     """POST /tokenize: of a text, or of a conversation."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Many[Message] | None = None
+    messages: BoundedList[Message] | None = None
     add_special_tokens: bool | None = None
     """Of a text; True if left out. A conversation's are the template's."""
     return_token_strs: bool = False
-    tools: Tools[ToolDeclaration] | None = None
+    tools: ToolList[ToolDefinition] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool | str = False
 
 
-class DetokenizeRequest(Asked):
+class DetokenizeRequest(RequestModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Ids
+    tokens: TokenIds
 
 
-class LoadAdapterRequest(Asked):
+class LoadAdapterRequest(RequestModel):
     """POST /v1/load_lora_adapter."""
 
     lora_name: str
@@ -173,7 +176,7 @@ class LoadAdapterRequest(Asked):
     model: str | None = None
 
 
-class UnloadAdapterRequest(Asked):
+class UnloadAdapterRequest(RequestModel):
     """POST /v1/unload_lora_adapter."""
 
     lora_name: str
@@ -205,20 +208,6 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = _extra()
     completion_tokens_details: CompletionTokensDetails | None = _extra()
-
-
-class TopLogprob(BaseModel):
-    """A token that might have come."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(TopLogprob):
-    """A token that came."""
-
-    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):

@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.errors import ApiError
-from ferrule.server.generation import Generation, finished, message_of, steps
-from ferrule.server.openai.protocol import TokenLogprob
-from ferrule.server.openai.shapes import token_logprob
-from ferrule.server.parts import Part, PartEvent, Parts
+from ferrule.server.generation import Generation, finished, parsed_message, stream_steps
+from ferrule.server.output_parts import OutputPart, OutputParts, PartEvent
 from ferrule.server.responses.protocol import (
     FunctionChoice,
     InputDetails,
@@ -30,6 +28,7 @@ from ferrule.server.responses.protocol import (
     ResponseUsage,
     Status,
 )
+from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.streaming import named_event
 
 LENGTH = "length"
@@ -42,24 +41,24 @@ PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 class Answer:
     """A response, as far as it has come."""
 
-    asked: ResponsesRequest
+    request: ResponsesRequest
     generation: Generation
     created: int = field(default_factory=lambda: int(time.time()))
-    _parts: Parts = field(default_factory=Parts)
+    _parts: OutputParts = field(default_factory=OutputParts)
     _number: int = 0
     """Of the next event."""
 
     def whole(self, output: RequestOutput) -> ResponseBody:
         """The answer at once."""
         completion = output.outputs[0]
-        self._parts = Parts.of(message_of(self.generation, completion), completion.logprobs)
+        self._parts = OutputParts.of(parsed_message(self.generation, completion), completion.logprobs)
         return self._ended(output)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
         begun = False
         output: RequestOutput | None = None
-        async with aclosing(steps(self.generation)) as all_steps:
+        async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
                 if not begun:
@@ -68,12 +67,12 @@ class Answer:
                     yield self._event("response.in_progress", response=self._body("in_progress"))
                     begun = True
                 for new in step.deltas:
-                    for happened in self._parts.add(new):
-                        for each in self._told(happened, "completed"):
+                    for part_event in self._parts.add(new):
+                        for each in self._part_events(part_event, "completed"):
                             yield each
         body = self._ended(finished(self.generation, output))
-        for happened in self._parts.end():
-            for each in self._told(happened, "completed" if body.status == "completed" else "incomplete"):
+        for part_event in self._parts.end():
+            for each in self._part_events(part_event, "completed" if body.status == "completed" else "incomplete"):
                 yield each
         yield self._event(f"response.{body.status}", response=body)
 
@@ -95,8 +94,8 @@ class Answer:
         self, status: Literal["in_progress", "completed", "incomplete", "failed"], last: Status = "in_progress"
     ) -> ResponseBody:
         """The response, whose last item has a status of its own."""
-        asked = self.asked
-        choice = asked.tool_choice
+        request = self.request
+        choice = request.tool_choice
         items = self._parts.all
         return ResponseBody(
             id=self.generation.request_id,
@@ -104,71 +103,71 @@ class Answer:
             status=status,
             model=self.generation.served.name,
             output=[self._item(part, last if part is items[-1] else "completed") for part in items],
-            instructions=asked.instructions,
-            max_output_tokens=asked.max_output_tokens,
-            metadata=asked.metadata or {},
-            parallel_tool_calls=asked.parallel_tool_calls is not False,
-            reasoning={"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
-            temperature=asked.temperature,
-            text={"format": _format(asked)},
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            reasoning={"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
+            temperature=request.temperature,
+            text={"format": _format(request)},
             tool_choice=choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
-            tools=[tool.model_dump() for tool in asked.tools or ()],
-            top_logprobs=asked.top_logprobs or 0,
-            top_p=asked.top_p,
-            user=asked.user,
-            safety_identifier=asked.safety_identifier,
-            prompt_cache_key=asked.prompt_cache_key,
+            tools=[tool.model_dump() for tool in request.tools or ()],
+            top_logprobs=request.top_logprobs or 0,
+            top_p=request.top_p,
+            user=request.user,
+            safety_identifier=request.safety_identifier,
+            prompt_cache_key=request.prompt_cache_key,
         )
 
-    def _told(self, happened: PartEvent, status: Status) -> Iterator[bytes]:
-        part = happened.part
-        if happened.what == "opened":
-            empty = Part(part.kind, part.index, call_id=part.call_id, name=part.name)
+    def _part_events(self, part_event: PartEvent, status: Status) -> Iterator[bytes]:
+        part = part_event.part
+        if part_event.what == "opened":
+            empty = OutputPart(part.kind, part.index, call_id=part.call_id, name=part.name)
             yield self._event("response.output_item.added", **self._place(part), item=self._item(empty, "in_progress"))
         match part.kind:
             case "text":
-                yield from self._told_text(happened)
+                yield from self._told_text(part_event)
             case "reasoning":
-                yield from self._told_reasoning(happened)
+                yield from self._told_reasoning(part_event)
             case "call":
-                yield from self._told_call(happened)
-        if happened.what == "closed":
+                yield from self._told_call(part_event)
+        if part_event.what == "closed":
             yield self._event("response.output_item.done", **self._place(part), item=self._item(part, status))
 
-    def _told_text(self, happened: PartEvent) -> Iterator[bytes]:
-        part = happened.part
+    def _told_text(self, part_event: PartEvent) -> Iterator[bytes]:
+        part = part_event.part
         place = self._place(part, content=True)
-        match happened.what:
+        match part_event.what:
             case "opened":
                 yield self._event("response.content_part.added", **place, part=OutputText(text=""))
             case "grown":
-                logprobs = self._logprobs(happened.logprobs)
-                yield self._event("response.output_text.delta", **place, delta=happened.text, logprobs=logprobs)
+                logprobs = self._logprobs(part_event.logprobs)
+                yield self._event("response.output_text.delta", **place, delta=part_event.text, logprobs=logprobs)
             case "closed":
                 text = self._text(part)
                 yield self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs)
                 yield self._event("response.content_part.done", **place, part=text)
 
-    def _told_reasoning(self, happened: PartEvent) -> Iterator[bytes]:
-        place = self._place(happened.part, content=True)
-        match happened.what:
+    def _told_reasoning(self, part_event: PartEvent) -> Iterator[bytes]:
+        place = self._place(part_event.part, content=True)
+        match part_event.what:
             case "opened":
                 yield self._event("response.content_part.added", **place, part=OutputReasoningText(text=""))
             case "grown":
-                yield self._event("response.reasoning_text.delta", **place, delta=happened.text)
+                yield self._event("response.reasoning_text.delta", **place, delta=part_event.text)
             case "closed":
-                text = happened.part.text
+                text = part_event.part.text
                 yield self._event("response.reasoning_text.done", **place, text=text)
                 yield self._event("response.content_part.done", **place, part=OutputReasoningText(text=text))
 
-    def _told_call(self, happened: PartEvent) -> Iterator[bytes]:
-        part = happened.part
+    def _told_call(self, part_event: PartEvent) -> Iterator[bytes]:
+        part = part_event.part
         place = self._place(part, content=False)
-        match happened.what:
+        match part_event.what:
             case "opened":
                 pass
             case "grown":
-                yield self._event("response.function_call_arguments.delta", **place, delta=happened.text)
+                yield self._event("response.function_call_arguments.delta", **place, delta=part_event.text)
             case "closed":
                 kind = "response.function_call_arguments.done"
                 yield self._event(kind, **place, name=part.name, arguments=part.text)
@@ -178,17 +177,17 @@ class Answer:
         self._number += 1
         return named_event(kind, body)
 
-    def _place(self, part: Part, *, content: bool | None = None) -> dict[str, Any]:
+    def _place(self, part: OutputPart, *, content: bool | None = None) -> dict[str, Any]:
         """Where something happens: the output's item, and with `content` its name, and the content in it."""
         place: dict[str, Any] = {"output_index": part.index}
         if content is not None:
             place["item_id"] = self._id(part)
         return place | ({"content_index": 0} if content else {})
 
-    def _id(self, part: Part) -> str:
+    def _id(self, part: OutputPart) -> str:
         return f"{PREFIXES[part.kind]}_{self.generation.request_id.partition('_')[2]}_{part.index}"
 
-    def _item(self, part: Part, status: Status) -> OutputItem:
+    def _item(self, part: OutputPart, status: Status) -> OutputItem:
         match part.kind:
             case "text":
                 # Before its content part is added, a message has none.
@@ -202,11 +201,11 @@ class Answer:
                     id=self._id(part), call_id=part.call_id, name=part.name, arguments=part.text, status=status
                 )
 
-    def _text(self, part: Part) -> OutputText:
+    def _text(self, part: OutputPart) -> OutputText:
         return OutputText(text=part.text, logprobs=self._logprobs(part.logprobs))
 
     def _logprobs(self, given: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
-        most = self.asked.top_logprobs or 0
+        most = self.request.top_logprobs or 0
         return [token_logprob(self.generation.served, each, most) for each in given]
 
     def _usage(self, output: RequestOutput) -> ResponseUsage:
@@ -222,6 +221,6 @@ class Answer:
         )
 
 
-def _format(asked: ResponsesRequest) -> dict[str, Any]:
-    form = None if asked.text is None else asked.text.format
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    form = None if request.text is None else request.text.format
     return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)

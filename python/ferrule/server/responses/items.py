@@ -21,33 +21,33 @@ from ferrule.server.responses.protocol import (
 )
 
 
-def conversation(asked: ResponsesRequest) -> Conversation:
+def conversation(request: ResponsesRequest) -> Conversation:
     """What is asked, in OpenAI's older form.
 
     Raises InvalidParameterError.
     """
     messages: list[dict[str, Any]] = []
-    if asked.instructions is not None:
-        messages.append({"role": "system", "content": asked.instructions})
-    if isinstance(asked.input, str):
-        messages.append({"role": "user", "content": asked.input})
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        messages.append({"role": "user", "content": request.input})
     else:
-        messages += _messages(asked.input)
-    choice = asked.tool_choice
+        messages += _messages(request.input)
+    choice = request.tool_choice
     if isinstance(choice, FunctionChoice):
         choice = f"function:{choice.name}"
-    arguments: Mapping[str, Any] = asked.chat_template_kwargs or {}
-    if asked.reasoning is not None and asked.reasoning.effort is not None:
-        arguments = {"reasoning_effort": asked.reasoning.effort, **arguments}
+    arguments: Mapping[str, Any] = request.chat_template_kwargs or {}
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        arguments = {"reasoning_effort": request.reasoning.effort, **arguments}
     return Conversation(
         messages=messages,
         tools=[
             {"type": "function", "function": tool.model_dump(exclude={"type", "strict"}, exclude_none=True)}
-            for tool in asked.tools or ()
+            for tool in request.tools or ()
         ],
-        tool_choice=choice or (AUTO if asked.tools else NONE),
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        structure=structure(asked),
+        tool_choice=choice or (AUTO if request.tools else NONE),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        structure=structure(request),
         template_arguments=arguments,
     )
 
@@ -95,16 +95,16 @@ def _content(given: str | Sequence[TextPart]) -> str | list[dict[str, str]]:
     return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
 
 
-def structure(asked: ResponsesRequest) -> StructuredOutputsParams | None:
+def structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
     """What the text must be.
 
     Raises InvalidParameterError.
     """
-    form = None if asked.text is None else asked.text.format
-    if asked.structured_outputs is not None:
+    form = None if request.text is None else request.text.format
+    if request.structured_outputs is not None:
         if form is not None and form.type != "text":
             raise InvalidParameterError("structured_outputs is given beside text.format; the output has one structure")
-        return asked.structured_outputs.params()
+        return request.structured_outputs.params()
     if isinstance(form, SchemaFormat):
         return StructuredOutputsParams(json=form.json_schema)
     return StructuredOutputsParams(json_object=True) if form is not None and form.type == "json_object" else None

@@ -7,32 +7,33 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from ferrule.server.bounds import Many, Pairs, Tools
-from ferrule.server.forms import text_or_list, text_or_object
-from ferrule.server.openai.protocol import StreamOptions, TokenLogprob
-from ferrule.server.openai.sampling import Asked, Sampling
+from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
+from ferrule.server.schema.logprobs import TokenLogprob
+from ferrule.server.schema.sampling import SamplingFields
+from ferrule.server.schema.unions import str_or_list, str_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
 LOGPROBS = "message.output_text.logprobs"
 """What `include` may ask for."""
 
 
-class TextPart(Asked):
+class TextPart(RequestModel):
     """A part of a message, or of what a tool returned."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: Many[Any] | None = None
+    annotations: BoundedList[Any] | None = None
     """Of an answer that is handed back; so are the log-probabilities. Neither is read."""
-    logprobs: Many[Any] | None = None
+    logprobs: BoundedList[Any] | None = None
 
 
 TextOrParts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Many[TextPart], Tag("<list>")], Discriminator(text_or_list)
+    Annotated[str, Tag("<str>")] | Annotated[BoundedList[TextPart], Tag("<list>")], Discriminator(str_or_list)
 ]
 
 
-class MessageItem(Asked):
+class MessageItem(RequestModel):
     """Something that was said."""
 
     type: Literal["message"] = "message"
@@ -42,7 +43,7 @@ class MessageItem(Asked):
     status: Status | None = None
 
 
-class FunctionCallItem(Asked):
+class FunctionCallItem(RequestModel):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -53,7 +54,7 @@ class FunctionCallItem(Asked):
     status: Status | None = None
 
 
-class FunctionCallOutputItem(Asked):
+class FunctionCallOutputItem(RequestModel):
     """What the tool returned."""
 
     type: Literal["function_call_output"]
@@ -63,27 +64,27 @@ class FunctionCallOutputItem(Asked):
     status: Status | None = None
 
 
-class SummaryText(Asked):
+class SummaryText(RequestModel):
     """A part of the summary of a reasoning."""
 
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningText(Asked):
+class ReasoningText(RequestModel):
     """A part of a reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(Asked):
+class ReasoningItem(RequestModel):
     """What the model thought; the template says what becomes of it."""
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list[SummaryText], max_length=0, fail_fast=True)
     """Empty: this server summarizes nothing."""
-    content: Many[ReasoningText] | None = None
+    content: BoundedList[ReasoningText] | None = None
     id: str | None = None
     status: Status | None = None
 
@@ -108,7 +109,7 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(Asked):
+class FunctionTool(RequestModel):
     """A function that may be called."""
 
     type: Literal["function"]
@@ -120,20 +121,20 @@ class FunctionTool(Asked):
     Elsewhere the model writes it in its own form."""
 
 
-class FunctionChoice(Asked):
+class FunctionChoice(RequestModel):
     """The one function that is to be called."""
 
     type: Literal["function"]
     name: str
 
 
-class PlainFormat(Asked):
+class PlainFormat(RequestModel):
     """Text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Asked):
+class SchemaFormat(RequestModel):
     """What a schema allows."""
 
     type: Literal["json_schema"]
@@ -159,13 +160,13 @@ TextFormat = Annotated[
 ]
 
 
-class TextConfig(Asked):
+class TextConfig(RequestModel):
     """What the text of an answer is to be."""
 
     format: TextFormat | None = None
 
 
-class Reasoning(Asked):
+class Reasoning(RequestModel):
     """How long to think."""
 
     effort: str | None = None
@@ -173,18 +174,29 @@ class Reasoning(Asked):
     summary: None = None
 
 
-class ResponsesRequest(Sampling):
+class StreamOptions(RequestModel):
+    """Options of a stream. The last event always reports the usage."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+    """Accepted without effect: no padding is sent."""
+
+
+class ResponsesRequest(SamplingFields):
     """POST /v1/responses; how tokens are chosen can be said in all the words of /v1/chat/completions."""
 
-    input: Annotated[Annotated[str, Tag("<text>")] | Annotated[Many[Item], Tag("<list>")], Discriminator(text_or_list)]
+    input: Annotated[
+        Annotated[str, Tag("<str>")] | Annotated[BoundedList[Item], Tag("<list>")], Discriminator(str_or_list)
+    ]
     model: str | None = None
     """A model, or an adapter; left out, the first model."""
     instructions: str | None = None
-    tools: Tools[FunctionTool] | None = None
+    tools: ToolList[FunctionTool] | None = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[FunctionChoice, Tag("<object>")],
-            Discriminator(text_or_object),
+            Annotated[Literal["none", "auto", "required"], Tag("<str>")] | Annotated[FunctionChoice, Tag("<object>")],
+            Discriminator(str_or_object),
         ]
         | None
     ) = None
@@ -192,11 +204,11 @@ class ResponsesRequest(Sampling):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
-    include: Many[Literal["message.output_text.logprobs"]] | None = None
+    include: BoundedList[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    metadata: Pairs[str] | None = None
+    metadata: BoundedDict[str] | None = None
     """Comes back with the answer."""
     store: bool | None = None
     """Nothing is stored: true is refused, and so is what the next three ask for."""

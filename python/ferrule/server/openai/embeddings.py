@@ -13,8 +13,14 @@ from starlette.responses import Response
 
 from ferrule._text.prompt import TokensPrompt
 from ferrule.server.context import Context
-from ferrule.server.encoding import check_encodes, check_texts, in_time, input_names, note_read
-from ferrule.server.errors import call_fields
+from ferrule.server.encoding import (
+    before_deadline,
+    check_not_adapter,
+    check_texts,
+    input_field_names,
+    record_input_tokens,
+)
+from ferrule.server.generation import new_request_id
 from ferrule.server.openai.protocol import (
     Embedding,
     EmbeddingList,
@@ -24,8 +30,8 @@ from ferrule.server.openai.protocol import (
     RerankResult,
     Usage,
 )
-from ferrule.server.openai.shapes import new_id
-from ferrule.server.reading import BodyRoute
+from ferrule.server.request_body import BodyRoute
+from ferrule.server.request_record import name_fields
 
 
 def router(server: Context) -> APIRouter:
@@ -33,25 +39,25 @@ def router(server: Context) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
-    async def embeddings(asked: EmbeddingRequest) -> Response:
+    async def embeddings(request: EmbeddingRequest) -> Response:
         """Texts as vectors: OpenAI's embeddings, of models made for that, and of any other's hidden states."""
-        served = check_encodes(server.models.find(asked.model))
-        texts = _texts(asked.input)
-        call_fields(input_names(several=len(texts) > 1))
-        outputs = await in_time(
+        served = check_not_adapter(server.models.find(request.model))
+        texts = _texts(request.input)
+        name_fields(input_field_names(several=len(texts) > 1))
+        outputs = await before_deadline(
             served.llm.embed(
                 texts,
-                normalize=asked.normalize,
-                dimensions=asked.dimensions,
-                truncate_prompt_tokens=asked.truncate_prompt_tokens,
+                normalize=request.normalize,
+                dimensions=request.dimensions,
+                truncate_prompt_tokens=request.truncate_prompt_tokens,
             )
         )
         tokens = [len(output.prompt_token_ids) for output in outputs]
-        note_read(tokens)
+        record_input_tokens(tokens)
         body = EmbeddingList(
             model=served.name,
             data=[
-                Embedding(index=index, embedding=_written(output.embedding, asked.encoding_format))
+                Embedding(index=index, embedding=_written(output.embedding, request.encoding_format))
                 for index, output in enumerate(outputs)
             ],
             usage=_usage(sum(tokens)),
@@ -62,29 +68,29 @@ def router(server: Context) -> APIRouter:
     @routes.post("/rerank", response_model=RerankList)
     @routes.post("/v2/rerank", response_model=RerankList)
     @routes.post("/v1/rerank", response_model=RerankList)
-    async def rerank(asked: RerankRequest) -> Response:
+    async def rerank(request: RerankRequest) -> Response:
         """Documents by how well they answer a query, the best first: Jina's and Cohere's rerank."""
-        served = check_encodes(server.models.find(asked.model))
-        ranked = await in_time(
+        served = check_not_adapter(server.models.find(request.model))
+        ranked = await before_deadline(
             served.llm.rerank(
-                asked.query,
-                [each if isinstance(each, str) else each.text for each in asked.documents],
-                top_n=asked.top_n,
-                instruction=asked.instruction,
-                truncate_prompt_tokens=asked.truncate_prompt_tokens,
+                request.query,
+                [each if isinstance(each, str) else each.text for each in request.documents],
+                top_n=request.top_n,
+                instruction=request.instruction,
+                truncate_prompt_tokens=request.truncate_prompt_tokens,
             )
         )
         read = ranked[0].prompt_tokens if ranked else 0
-        note_read([read])
+        record_input_tokens([read])
         results = [
             RerankResult(
                 index=each.index,
                 relevance_score=each.relevance_score,
-                document={"text": each.document} if asked.return_documents else None,
+                document={"text": each.document} if request.return_documents else None,
             )
             for each in ranked
         ]
-        body = RerankList(id=new_id("rerank"), model=served.name, results=results, usage=_usage(read))
+        body = RerankList(id=new_request_id("rerank"), model=served.name, results=results, usage=_usage(read))
         return Response(body.model_dump_json(), media_type="application/json")
 
     return routes

@@ -10,19 +10,19 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ferrule.server.context import Context
-from ferrule.server.guards.admission import Admission
-from ferrule.server.guards.bodies import Bodies
-from ferrule.server.guards.disconnects import Disconnects
-from ferrule.server.guards.headers import HeaderSizes
-from ferrule.server.guards.hosts import Hosts
-from ferrule.server.guards.keys import Keys
-from ferrule.server.guards.log import RequestLog
+from ferrule.server.middleware.admission import Admission
+from ferrule.server.middleware.bodies import Bodies
+from ferrule.server.middleware.disconnects import Disconnects
+from ferrule.server.middleware.headers import HeaderSizes
+from ferrule.server.middleware.hosts import Hosts
+from ferrule.server.middleware.keys import Keys
+from ferrule.server.middleware.log import RequestLog
 
-GUARDS = (RequestLog, HeaderSizes, Hosts, Keys, Admission, Bodies, Disconnects)
+MIDDLEWARE = (RequestLog, HeaderSizes, Hosts, Keys, Admission, Bodies, Disconnects)
 """From the outside to the inside."""
 
 
-def guard(app: FastAPI, server: Context) -> None:
+def add_middleware(app: FastAPI, server: Context) -> None:
     """Puts the guards around an application."""
-    for layer in reversed(GUARDS):
+    for layer in reversed(MIDDLEWARE):
         app.add_middleware(layer, server=server)

@@ -6,11 +6,11 @@ import asyncio
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.server.guards.layer import Layer
-from ferrule.server.record import current
+from ferrule.server.middleware.base import Middleware
+from ferrule.server.request_record import current_record
 
 
-class Disconnects(Layer):
+class Disconnects(Middleware):
     """Listens to the client once its body is there, and cancels the request's task when it has gone."""
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +45,7 @@ class Disconnects(Layer):
         except asyncio.CancelledError:
             if not gone or task is None or task.uncancel() > 0:
                 raise
-            record = current.get()
+            record = current_record.get()
             if record is not None:
                 record.error = "client_disconnected"
         finally:

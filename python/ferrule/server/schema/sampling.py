@@ -7,37 +7,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
-from ferrule.server.bounds import Ids, Many, Pairs, TextOrTexts, check_fields
-from ferrule.server.forms import text_list_or_object, text_or_object
-
-TextOrObject = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")], Discriminator(text_or_object)
-]
+from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.limits import BoundedDict, BoundedList, StrOrList, TokenIds
+from ferrule.server.schema.unions import StrOrObject, str_list_or_object
 
 
-class Asked(BaseModel):
-    """A part of a request: fields of their own type, and no others."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
-
-    _bounded = model_validator(mode="before")(check_fields)
-
-
-class StructuredOutputs(Asked):
+class StructuredOutputs(RequestModel):
     """What the output must be, in vLLM's words."""
 
-    json_schema: TextOrObject | None = Field(None, alias="json")
+    json_schema: StrOrObject | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Many[str] | None = None
+    choice: BoundedList[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: TextOrObject | None = None
+    structural_tag: StrOrObject | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
 
@@ -50,12 +39,12 @@ class StructuredOutputs(Asked):
 
 
 Bias = Annotated[
-    Pairs[float],
+    BoundedDict[float],
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
 ]
 
 
-class Sampling(Asked):
+class SamplingFields(RequestModel):
     """What a request may say of its tokens; what it leaves out, the model's generation_config.json decides."""
 
     n: int | None = None
@@ -80,18 +69,18 @@ class Sampling(Asked):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: TextOrTexts | None = None
+    dry_sequence_breakers: StrOrList | None = None
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     no_repeat_ngram_size: int | None = None
-    bad_words: TextOrTexts | None = None
-    bad_words_ids: Many[Ids] | None = None
-    allowed_token_ids: Ids | None = None
+    bad_words: StrOrList | None = None
+    bad_words_ids: BoundedList[TokenIds] | None = None
+    allowed_token_ids: TokenIds | None = None
     logit_bias: Bias | None = None
     seed: int | None = None
-    stop: TextOrTexts | None = None
-    stop_token_ids: Ids | None = None
+    stop: StrOrList | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
@@ -100,8 +89,10 @@ class Sampling(Asked):
     structured_outputs: StructuredOutputs | None = None
     prediction: (
         Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[Ids, Tag("<list>")] | Annotated[dict[str, Any], Tag("<object>")],
-            Discriminator(text_list_or_object),
+            Annotated[str, Tag("<str>")]
+            | Annotated[TokenIds, Tag("<list>")]
+            | Annotated[dict[str, Any], Tag("<object>")],
+            Discriminator(str_list_or_object),
         ]
         | None
     ) = None
@@ -113,16 +104,20 @@ do not travel."""
 
 
 def sampling_params(
-    asked: Sampling, *, max_tokens: int | None, logprobs: int | None, structure: StructuredOutputsParams | None = None
+    request: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structure: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """The parameters of a request; `structure` is what the output must be, whichever field says so.
 
     Raises InvalidParameterError.
     """
-    values = {name: getattr(asked, name) for name in Sampling.model_fields}
+    values = {name: getattr(request, name) for name in SamplingFields.model_fields}
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    if asked.logit_bias is not None:
-        given["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
+    if request.logit_bias is not None:
+        given["logit_bias"] = {_token_id(key): bias for key, bias in request.logit_bias.items()}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
     return SamplingParams(**given)
 

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ferrule.server.record import Record
+from ferrule.server.request_record import RequestRecord
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKENS = tuple(2**power for power in range(18))
@@ -15,7 +15,7 @@ ENGINE = "0"
 """Of vLLM's label `engine`: a model has one here."""
 
 
-class Tally:
+class RequestCounters:
     """The counters of one application; the names are vLLM's."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
@@ -49,17 +49,17 @@ class Tally:
             registry=registry,
         )
 
-    def note(self, record: Record, status: int) -> None:
+    def note(self, record: RequestRecord, status: int) -> None:
         """Takes in a request that has ended."""
         self._answers.labels(str(status)).inc()
         if record.model is None:
             return
         labels = (record.model, ENGINE)
-        for each in record.counted:
+        for each in record.prompts:
             if each.prompt_tokens is not None:
                 self._prompt.labels(*labels).observe(each.prompt_tokens)
                 self._generated.labels(*labels).observe(each.output_tokens)
             for reason in each.finish_reasons:
                 self._finished.labels(*labels, reason).inc()
-        if record.counted:
+        if record.prompts:
             self._seconds.labels(*labels).observe(perf_counter() - record.arrival)

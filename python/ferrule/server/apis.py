@@ -11,7 +11,7 @@ from ferrule.server.errors import ApiError
 
 
 @dataclass(frozen=True)
-class Family:
+class Api:
     """What clients of an API expect beside what its routes say."""
 
     path: str
@@ -21,13 +21,13 @@ class Family:
     """Beside X-Request-Id."""
 
 
-FAMILIES = (
-    Family("/v1/messages", anthropic.error_body, "Request-Id"),
-    Family("/api/", ollama.error_body),
+APIS = (
+    Api("/v1/messages", anthropic.error_body, "Request-Id"),
+    Api("/api/", ollama.error_body),
 )
-OPENAI = Family("/", ApiError.body)
+OPENAI = Api("/", ApiError.body)
 
 
-def family_of(path: str) -> Family:
+def api_of(path: str) -> Api:
     """The first that fits; OpenAI's where none does."""
-    return next((family for family in FAMILIES if path.startswith(family.path)), OPENAI)
+    return next((api for api in APIS if path.startswith(api.path)), OPENAI)

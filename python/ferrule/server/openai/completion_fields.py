@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ferrule import __version__
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestOutput, TokenLogprobs
-from ferrule.server.models import Served
+from ferrule.server.models import ServedModel
 from ferrule.server.openai.protocol import (
     CompletionTokensDetails,
-    Generating,
+    GenerationFields,
     PromptLogprobs,
     PromptTokensDetails,
-    TokenLogprob,
-    TopLogprob,
     Usage,
 )
 
 
-def new_id(kind: str) -> str:
-    """Of a request: no two are alike."""
-    return f"{kind}-{uuid.uuid4().hex}"
-
-
-def fingerprint(served: Served) -> str:
+def fingerprint(served: ServedModel) -> str:
     """What the numbers depend on: the same fingerprint and seed give the same tokens."""
     return f"ferrule-{__version__}-{served.info['quantization']}-{served.info['isa']}"
 
@@ -49,27 +41,9 @@ def usage(outputs: Sequence[RequestOutput], *, predicted: bool = False) -> Usage
     )
 
 
-def token_name(asked: Generating, token_id: int, text: str) -> str:
+def token_name(request: GenerationFields, token_id: int, text: str) -> str:
     """How log-probabilities call a token."""
-    return f"token_id:{token_id}" if asked.return_tokens_as_token_ids else text
-
-
-def token_logprob(
-    served: Served, given: TokenLogprobs, most: int, name: Callable[[int, str], str] = lambda _, text: text
-) -> TokenLogprob:
-    """How likely a token was, and the likeliest ones in its place, `most` of them; `name` says how each is called."""
-    # The chosen token comes first, and again among the likeliest only where it is one of them.
-    (chosen, found) = next(iter(given.items()))
-    ranked = sorted(given.items(), key=lambda item: item[1].rank)[:most]
-    return TokenLogprob(
-        token=name(chosen, found.decoded_token),
-        logprob=found.logprob,
-        bytes=served.token_bytes(chosen),
-        top_logprobs=[
-            TopLogprob(token=name(token, each.decoded_token), logprob=each.logprob, bytes=served.token_bytes(token))
-            for token, each in ranked
-        ],
-    )
+    return f"token_id:{token_id}" if request.return_tokens_as_token_ids else text
 
 
 def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogprobs | None:
@@ -87,24 +61,26 @@ def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogpr
     ]
 
 
-def structure_of(asked: Generating) -> StructuredOutputsParams | None:
+def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:
     """What the output must be, by `response_format` or by `structured_outputs`.
 
     Raises InvalidParameterError.
     """
     given = (
-        None if asked.response_format is None else StructuredOutputsParams.from_response_format(asked.response_format)
+        None
+        if request.response_format is None
+        else StructuredOutputsParams.from_response_format(request.response_format)
     )
-    if asked.structured_outputs is None:
+    if request.structured_outputs is None:
         return given
     if given is not None:
         raise InvalidParameterError("structured_outputs is given beside response_format; the output has one structure")
-    return asked.structured_outputs.params()
+    return request.structured_outputs.params()
 
 
-def structure_names(asked: Generating) -> dict[str, str]:
+def structure_field_names(request: GenerationFields) -> dict[str, str]:
     """What `response_format` calls the parts of a structure, where it says what that is."""
-    if asked.response_format is None or asked.structured_outputs is not None:
+    if request.response_format is None or request.structured_outputs is not None:
         return {}
     return {
         "structured_outputs.json": "response_format.json_schema.schema",
@@ -112,18 +88,18 @@ def structure_names(asked: Generating) -> dict[str, str]:
     }
 
 
-def unasked(asked: Generating) -> set[str]:
+def excluded_fields(request: GenerationFields) -> set[str]:
     """Fields of a stream's chunks that were not asked for."""
-    options = asked.stream_options
+    options = request.stream_options
     return set() if options is not None and (options.include_usage or options.continuous_usage_stats) else {"usage"}
 
 
-def tells_usage(asked: Generating) -> bool:
+def wants_usage_per_chunk(request: GenerationFields) -> bool:
     """Whether each chunk of a stream tells the usage so far."""
-    return asked.stream_options is not None and asked.stream_options.continuous_usage_stats
+    return request.stream_options is not None and request.stream_options.continuous_usage_stats
 
 
-def check_stream_options(asked: Generating) -> None:
+def check_stream_options(request: GenerationFields) -> None:
     """Raises InvalidParameterError where they are given without a stream."""
-    if asked.stream_options is not None and not asked.stream:
+    if request.stream_options is not None and not request.stream:
         raise InvalidParameterError("stream_options is given, but stream is not true")

@@ -6,10 +6,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.server.context import Context
-from ferrule.server.errors import ApiError, response
+from ferrule.server.error_responses import error_response
+from ferrule.server.errors import ApiError
 
 
-class Layer:
+class Middleware:
     """A layer around an application; what it raises as ApiError before the application has begun is its answer."""
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:
@@ -25,7 +26,7 @@ class Layer:
         try:
             self.check(scope)
         except ApiError as error:
-            await response(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         await self.serve(scope, receive, send)
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrule._engine.workers import WORKERS
-from ferrule.server.validation import invalid_request
+from ferrule.server.validation import validation_error
 
 LARGE = 64 << 10
 """Bytes from which on a thread is worth its while."""
@@ -31,12 +31,12 @@ class BodyRoute(APIRoute):
         body: TypeAdapter[Any] = TypeAdapter(annotation)
 
         async def read(request: Request) -> Response:
-            return await handle(_Reading(request, body))
+            return await handle(_ValidatedRequest(request, body))
 
         return read
 
 
-class _Reading(Request):
+class _ValidatedRequest(Request):
     def __init__(self, request: Request, body: TypeAdapter[Any]) -> None:
         super().__init__(request.scope, request.receive)
         self._expected = body
@@ -57,4 +57,4 @@ def _read(expected: TypeAdapter[Any], given: bytes) -> Any:
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         located = {**found, "loc": ("body", *found["loc"])}
-        raise invalid_request(RequestValidationError([located], body=body)) from None
+        raise validation_error(RequestValidationError([located], body=body)) from None

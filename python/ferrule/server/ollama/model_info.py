@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from ferrule.errors import FerruleError, UnsupportedTaskError
-from ferrule.server.models import Served
-from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, Shown, timestamp
+from ferrule.server.models import ServedModel
+from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, ShowResponse, timestamp
 
 FOREVER = 2**63 / 1e9
 """Seconds, as many as Ollama can count: how long a model is kept that is kept without end."""
@@ -16,12 +16,12 @@ IDENTITY = ("directory", "file", "architecture", "parameters", "quantization")
 """What of a model's facts tells it apart from others."""
 
 
-def tag(served: Served, created: float) -> ModelTag:
+def tag(served: ServedModel, created: float) -> ModelTag:
     """A model in a list; `created` is when it was loaded, in seconds since 1970."""
     return ModelTag(modified_at=timestamp(created), **_common(served))
 
 
-def running(served: Served, created: float) -> RunningModel:
+def running(served: ServedModel, created: float) -> RunningModel:
     """A model in memory; `created` as above."""
     return RunningModel(
         modified_at=timestamp(created),
@@ -31,12 +31,12 @@ def running(served: Served, created: float) -> RunningModel:
     )
 
 
-def show(served: Served, created: float) -> Shown:
+def show(served: ServedModel, created: float) -> ShowResponse:
     """All that is told of a model."""
     info = served.info
     family = info["architecture"]
     defaults = served.llm.get_default_sampling_params().given()
-    return Shown(
+    return ShowResponse(
         parameters="\n".join(f"{name} {json.dumps(value)}" for name, value in defaults.items()),
         template=served.llm.chat_templates.get("default", ""),
         modified_at=timestamp(created),
@@ -54,7 +54,7 @@ def show(served: Served, created: float) -> Shown:
     )
 
 
-def _common(served: Served) -> dict[str, Any]:
+def _common(served: ServedModel) -> dict[str, Any]:
     return {
         "name": served.name,
         "model": served.name,
@@ -64,13 +64,13 @@ def _common(served: Served) -> dict[str, Any]:
     }
 
 
-def _digest(served: Served) -> str:
+def _digest(served: ServedModel) -> str:
     paths = [each.path for each in served.llm.lora_adapters() if each.name == served.adapter]
     identity = [[served.info[name] for name in IDENTITY], paths]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def _details(served: Served) -> ModelDetails:
+def _details(served: ServedModel) -> ModelDetails:
     info = served.info
     return ModelDetails(
         parent_model="" if served.adapter is None else info["model"],
@@ -82,14 +82,14 @@ def _details(served: Served) -> ModelDetails:
     )
 
 
-def _capabilities(served: Served) -> list[str]:
+def _capabilities(served: ServedModel) -> list[str]:
     if not _generates(served):
         return ["embedding"]
     kinds = {"tools": "tool_call_parser", "thinking": "reasoning_parser"}
     return ["completion", *(kind for kind, parser in kinds.items() if served.info[parser] is not None)]
 
 
-def _generates(served: Served) -> bool:
+def _generates(served: ServedModel) -> bool:
     try:
         served.llm.apply_chat_template([])
     except UnsupportedTaskError:

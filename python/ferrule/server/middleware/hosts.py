@@ -15,14 +15,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ferrule._validation import shown
 from ferrule.server.errors import ApiError
-from ferrule.server.guards.layer import Layer, header
+from ferrule.server.middleware.base import Middleware, header
 
 ANY = "*"
 LONGEST_PREFLIGHT = "600"
 """Seconds that a browser may remember the answer."""
 
 
-class Hosts(Layer):
+class Hosts(Middleware):
     """Host and Origin: closed but for localhost, addresses, and what the settings name."""
 
     def check(self, scope: Scope) -> None:

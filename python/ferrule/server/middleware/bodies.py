@@ -8,10 +8,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ferrule._validation import shown
 from ferrule.server.errors import ApiError
-from ferrule.server.guards.layer import Layer, header
+from ferrule.server.middleware.base import Middleware, header
 
 
-class Bodies(Layer):
+class Bodies(Middleware):
     """413 as soon as it is known that a body is too large, and 408 when its time is over: neither is kept."""
 
     def check(self, scope: Scope) -> None:

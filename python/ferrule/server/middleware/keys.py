@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Scope
 
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
-from ferrule.server.guards.layer import Layer, header, route_path
+from ferrule.server.middleware.base import Middleware, header, route_path
 
 OPEN = frozenset({"/health"})
 """What a load balancer asks for."""
 
 
-class Keys(Layer):
+class Keys(Middleware):
     """One of the settings' keys, where there are any, compared in a time that tells nothing of them."""
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:

@@ -6,13 +6,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.server.context import Context
 from ferrule.server.errors import UNAVAILABLE, ApiError
-from ferrule.server.guards.layer import Layer
+from ferrule.server.middleware.base import Middleware
 
 MAX_UPLOADS = 256
 """Requests whose bodies may be on their way at once."""
 
 
-class Admission(Layer):
+class Admission(Middleware):
     """Refuses by the request's first line and headers alone where it can, before its body is there.
 
     The engines refuse too, by sequences, of which a request may have several. Here requests are counted: those whose

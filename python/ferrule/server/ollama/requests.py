@@ -10,13 +10,13 @@ from ferrule._params.structured import StructuredOutputsParams
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
-from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasons, prepare
-from ferrule.server.errors import call_fields, unsupported
-from ferrule.server.generation import Generation
-from ferrule.server.models import Served
-from ferrule.server.ollama.protocol import Asking, ChatMessage, ChatRequest, GenerateRequest, Options
-from ferrule.server.openai.messages import declared
-from ferrule.server.openai.shapes import new_id
+from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasoning_supported, prepare_prompt
+from ferrule.server.errors import unsupported
+from ferrule.server.generation import Generation, new_request_id
+from ferrule.server.models import ServedModel
+from ferrule.server.ollama.protocol import ChatMessage, ChatRequest, GenerateRequest, GenerationRequest, Options
+from ferrule.server.request_record import name_fields
+from ferrule.server.schema.tools import tool_dicts
 
 NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
 """Of options that SamplingParams calls otherwise."""
@@ -26,7 +26,7 @@ LATEST = ":latest"
 """What clients put behind names that have no tag."""
 
 
-def find(server: Context, name: str) -> Served:
+def find(server: Context, name: str) -> ServedModel:
     """The model of a name, with or without the tag that every model has.
 
     Raises ApiError.
@@ -37,35 +37,35 @@ def find(server: Context, name: str) -> Served:
     return server.models.find(name)
 
 
-async def chat(server: Context, served: Served, asked: ChatRequest) -> Generation:
+async def chat(server: Context, served: ServedModel, request: ChatRequest) -> Generation:
     """What is asked by a conversation.
 
     Raises ApiError, FerruleError.
     """
     return await _converse(
-        server, served, asked, [_message(each) for each in asked.messages], declared(asked.tools or ())
+        server, served, request, [_message(each) for each in request.messages], tool_dicts(request.tools or ())
     )
 
 
-async def generate(server: Context, served: Served, asked: GenerateRequest) -> Generation:
+async def generate(server: Context, served: ServedModel, request: GenerateRequest) -> Generation:
     """What is asked by a text: it is what the user says, unless it is raw.
 
     Raises ApiError, FerruleError.
     """
-    if not (asked.raw or asked.suffix):
-        messages = [{"role": "user", "content": asked.prompt}]
-        if asked.system:
-            messages.insert(0, {"role": "system", "content": asked.system})
-        return await _converse(server, served, asked, messages, ())
+    if not (request.raw or request.suffix):
+        messages = [{"role": "user", "content": request.prompt}]
+        if request.system:
+            messages.insert(0, {"role": "system", "content": request.system})
+        return await _converse(server, served, request, messages, ())
     for field in ("system", "think"):
-        if getattr(asked, field):
-            beside = "raw" if asked.raw else "suffix"
+        if getattr(request, field):
+            beside = "raw" if request.raw else "suffix"
             raise unsupported(field, f"{field} is given beside {beside}; such a prompt has no chat template")
-    prompt: Any = {"prompt": asked.prompt} | ({"suffix": asked.suffix} if asked.suffix else {})
-    return Generation(served, prompt, _params(served, asked, _structure(asked)), new_id("ollama"))
+    prompt: Any = {"prompt": request.prompt} | ({"suffix": request.suffix} if request.suffix else {})
+    return Generation(served, prompt, _params(served, request, _structure(request)), new_request_id("ollama"))
 
 
-def check_reading(served: Served, options: Options | None) -> None:
+def check_reading(served: ServedModel, options: Options | None) -> None:
     """Raises InvalidParameterError, ApiError for options that say nothing of texts which are only read."""
     if options is None:
         return
@@ -75,22 +75,22 @@ def check_reading(served: Served, options: Options | None) -> None:
 
 
 async def _converse(
-    server: Context, served: Served, asked: Asking, messages: list[dict[str, Any]], tools: Any
+    server: Context, served: ServedModel, request: GenerationRequest, messages: list[dict[str, Any]], tools: Any
 ) -> Generation:
-    if asked.think:
-        check_reasons("think", served, server.settings)
+    if request.think:
+        check_reasoning_supported("think", served, server.settings)
     conversation = Conversation(
         messages=messages,
         tools=tools,
         tool_choice=AUTO if tools else NONE,
-        structure=_structure(asked),
-        template_arguments=_template_arguments(asked),
+        structure=_structure(request),
+        template_arguments=_template_arguments(request),
     )
-    prepared = await prepare(served, server.settings, conversation)
-    if asked.logprobs and prepared.message_format is not None:
+    prepared = await prepare_prompt(served, server.settings, conversation)
+    if request.logprobs and prepared.message_format is not None:
         raise unsupported("logprobs", "logprobs are asked for, but the output has thinking or calls beside its text")
-    params = _params(served, asked, prepared.structure)
-    return Generation(served, prepared.prompt, params, new_id("ollama"), prepared.message_format)
+    params = _params(served, request, prepared.structure)
+    return Generation(served, prepared.prompt, params, new_request_id("ollama"), prepared.message_format)
 
 
 def _message(given: ChatMessage) -> dict[str, Any]:
@@ -113,44 +113,46 @@ def _message(given: ChatMessage) -> dict[str, Any]:
     return message
 
 
-def _structure(asked: Asking) -> StructuredOutputsParams | None:
-    match asked.format:
+def _structure(request: GenerationRequest) -> StructuredOutputsParams | None:
+    match request.format:
         case None | "":
             return None
         case "json":
             return StructuredOutputsParams(json_object=True)
         case str():
-            raise InvalidParameterError(f"format is {shown(asked.format)}; it must be json or a schema")
+            raise InvalidParameterError(f"format is {shown(request.format)}; it must be json or a schema")
         case schema:
             return StructuredOutputsParams(json=schema)
 
 
-def _template_arguments(asked: Asking) -> Mapping[str, Any]:
-    if asked.think is None:
+def _template_arguments(request: GenerationRequest) -> Mapping[str, Any]:
+    if request.think is None:
         return {}
     # Qwen's name and DeepSeek's; how long is gpt-oss's.
-    arguments: dict[str, Any] = {"enable_thinking": bool(asked.think), "thinking": bool(asked.think)}
-    return arguments | ({"reasoning_effort": asked.think} if isinstance(asked.think, str) else {})
+    arguments: dict[str, Any] = {"enable_thinking": bool(request.think), "thinking": bool(request.think)}
+    return arguments | ({"reasoning_effort": request.think} if isinstance(request.think, str) else {})
 
 
-def _check_room(served: Served, options: Options) -> None:
+def _check_room(served: ServedModel, options: Options) -> None:
     room = served.info["max_model_len"]
     if options.num_ctx is not None and not 1 <= options.num_ctx <= room:
         raise InvalidParameterError(f"options.num_ctx is {shown(options.num_ctx)}; {served.name} has room for {room}")
 
 
-def _params(served: Served, asked: Asking, structure: StructuredOutputsParams | None) -> SamplingParams:
-    options = asked.options or Options()
+def _params(
+    served: ServedModel, request: GenerationRequest, structure: StructuredOutputsParams | None
+) -> SamplingParams:
+    options = request.options or Options()
     _check_room(served, options)
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameterError("top_logprobs is given, but logprobs is not true")
     given = options.model_dump(exclude_none=True, exclude=set(ROOM))
     if options.num_predict not in (None, -1, -2):
         given["num_predict"] = options.num_predict
     names = {NAMES.get(name, name): f"options.{name}" for name in Options.model_fields}
-    call_fields({**names, "logprobs": "top_logprobs", "structured_outputs.json": "format"})
+    name_fields({**names, "logprobs": "top_logprobs", "structured_outputs.json": "format"})
     return SamplingParams(
         **{NAMES.get(name, name): value for name, value in given.items()},
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         structured_outputs=structure,
     )

@@ -21,7 +21,7 @@ INVALID_JSON = "INVALID_JSON"
 
 
 @dataclass
-class Part:
+class OutputPart:
     """One of them, as far as it has come."""
 
     kind: Kind
@@ -48,21 +48,21 @@ class PartEvent:
     """What happens to a part: it is opened, it grows, and it is closed before the next one is opened."""
 
     what: Literal["opened", "grown", "closed"]
-    part: Part
+    part: OutputPart
     text: str = ""
     """What is new, where it has grown."""
     logprobs: Sequence[TokenLogprobs] = ()
 
 
-class Parts:
+class OutputParts:
     """An answer's parts, as they come."""
 
     def __init__(self) -> None:
-        self.all: list[Part] = []
-        self._open: Part | None = None
+        self.all: list[OutputPart] = []
+        self._open: OutputPart | None = None
 
     @classmethod
-    def of(cls, message: ParsedMessage, logprobs: Sequence[TokenLogprobs] | None) -> Parts:
+    def of(cls, message: ParsedMessage, logprobs: Sequence[TokenLogprobs] | None) -> OutputParts:
         """Those of a whole answer."""
         calls = [ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
         parts = cls()
@@ -93,20 +93,20 @@ class Parts:
         if message.content or logprobs:
             yield from self._grow("text", message.content or "", logprobs)
         for call in calls:
-            part = Part("call", len(self.all), call_id=call.id or "", name=call.name or "", number=call.index)
+            part = OutputPart("call", len(self.all), call_id=call.id or "", name=call.name or "", number=call.index)
             yield from self._begin(part)
             if call.arguments:
                 yield from self._grow("call", call.arguments)
 
     def _grow(self, kind: Kind, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> Iterator[PartEvent]:
         if self._open is None or self._open.kind != kind:
-            yield from self._begin(Part(kind, len(self.all)))
+            yield from self._begin(OutputPart(kind, len(self.all)))
         part = self.all[-1]
         part.pieces.append(text)
         part.logprobs += logprobs
         yield PartEvent("grown", part, text, logprobs)
 
-    def _begin(self, part: Part) -> Iterator[PartEvent]:
+    def _begin(self, part: OutputPart) -> Iterator[PartEvent]:
         yield from self.end()
         self._open = part
         self.all.append(part)

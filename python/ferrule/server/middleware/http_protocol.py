@@ -18,8 +18,8 @@ from urllib.parse import unquote_to_bytes
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
+from ferrule.server.apis import api_of
 from ferrule.server.errors import ApiError
-from ferrule.server.families import family_of
 
 HEADER_TIMEOUT = 10.0
 """Seconds until a request's headers must be there."""
@@ -45,7 +45,7 @@ def most_connections() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - SPARE_FILES, soft // 2)
 
 
-class Wire(H11Protocol):
+class LimitedH11Protocol(H11Protocol):
     """uvicorn's protocol, with limits."""
 
     _headers_due: asyncio.TimerHandle | None = None
@@ -55,7 +55,7 @@ class Wire(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client; where there are too many, one of those that ask for nothing makes room."""
         if len(self.connections) >= most_connections():
-            known = cast("Set[Wire]", self.connections)
+            known = cast("Set[LimitedH11Protocol]", self.connections)
             idle = next((each for each in known if each.idle), None)
             (transport if idle is None else idle.transport).abort()
             if idle is not None:
@@ -158,7 +158,7 @@ class Wire(H11Protocol):
         # Where the first line is not there, or was no HTTP, it is nobody's, and OpenAI's form as good as any.
         line = _PATH.match(self.conn.trailing_data[0])
         path = "" if line is None else unquote_to_bytes(line[1]).decode(errors="replace")
-        body = json.dumps(family_of(path).error_body(error)).encode()
+        body = json.dumps(api_of(path).error_body(error)).encode()
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),

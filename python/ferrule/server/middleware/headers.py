@@ -8,10 +8,10 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from ferrule.server.errors import ApiError
-from ferrule.server.guards.layer import Layer
+from ferrule.server.middleware.base import Middleware
 
 
-class HeaderSizes(Layer):
+class HeaderSizes(Middleware):
     """431 for more than the settings allow, the path included."""
 
     def check(self, scope: Scope) -> None:
