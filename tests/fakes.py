@@ -327,7 +327,7 @@ class Engine:
         numbers = bytearray()
         for ids, kinds, _ in texts:
             if ids == self.bad_prompt:
-                raise EngineError("what the model makes of a text is not finite")
+                raise EngineError("model output for text 0 is not finite (NaN or infinity)")
             count = self._numbers(wanted, len(ids))
             generator = random.Random(f"{ids} {kinds} {wanted.get('pooling')}")
             row = [generator.gauss(0, 1) for _ in range(count)]

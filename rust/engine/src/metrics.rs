@@ -1,4 +1,4 @@
-//! What the engine has done and how long it took: counted always, read at any time without waiting for a step.
+//! Engine metrics: counters and histograms that can be read at any time without waiting for a step.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 use crate::pages::PageStatistics;
 use crate::{FinishReason, RequestTiming};
 
-/// Upper bounds of a histogram's buckets, in seconds: from a step of a small model to a prompt that fills a long
+/// Upper bounds of the histogram buckets in seconds, from a step of a small model to a prompt that fills a long
 /// context.
 pub const BOUNDS: [f64; 17] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0];
 
-/// How often something took how long.
+/// Histogram of durations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Histogram {
-    /// Upper bounds of the buckets, in seconds, each inside.
+    /// Inclusive upper bounds of the buckets in seconds.
     pub bounds: &'static [f64],
-    /// Of each bucket, and of all that took longer.
+    /// Count of each bucket; the last holds all longer durations.
     pub counts: [u64; BOUNDS.len() + 1],
-    /// Seconds in all.
+    /// Sum of all durations in seconds.
     pub sum: f64,
-    /// Times in all.
+    /// Number of durations.
     pub count: u64,
 }
 
@@ -40,16 +40,16 @@ impl Histogram {
     }
 }
 
-/// Requests that ended, by reason.
+/// Number of finished requests by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Finished {
-    /// By a stop id.
+    /// Finished by a stop token or a complete grammar.
     pub stop: u64,
-    /// By a limit of tokens.
+    /// Finished by a length limit.
     pub length: u64,
-    /// By the caller; also where the caller found a stop string.
+    /// Aborted by the caller, including stop strings that the caller found.
     pub abort: u64,
-    /// By an error.
+    /// Finished by an error.
     pub error: u64,
 }
 
@@ -63,72 +63,72 @@ impl Finished {
     }
 }
 
-/// The engine in numbers, since it began and as it is.
+/// Counters since the engine started, and gauges of its current state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Metrics {
-    /// Requests that ended.
+    /// Finished requests.
     pub requests_finished: Finished,
-    /// Requests that were refused.
+    /// Rejected requests.
     pub requests_refused: u64,
-    /// Tokens of the prompts that came to their end.
+    /// Tokens of the prompts that were fully processed.
     pub prompt_tokens: u64,
-    /// Those of them that were not computed: they came from the prefix cache, or from a sequence with the same prompt.
+    /// Those of the prompt tokens that came from the prefix cache or a forked request.
     pub cached_prompt_tokens: u64,
-    /// Tokens that were computed, those of preempted sequences again, and drafts whether accepted or not.
+    /// Tokens computed, including recomputation after preemption and rejected drafts.
     pub computed_tokens: u64,
-    /// Tokens that were sampled.
+    /// Tokens sampled.
     pub generated_tokens: u64,
-    /// Tokens that were computed as drafts.
+    /// Draft tokens computed.
     pub drafted_tokens: u64,
-    /// Those of them that were sampled indeed.
+    /// Draft tokens accepted.
     pub accepted_tokens: u64,
-    /// Forward passes that came to their end.
+    /// Completed forward passes.
     pub steps: u64,
-    /// How often a sequence gave its pages up.
+    /// Preemptions.
     pub preemptions: u64,
 
-    /// Requests that hold pages.
+    /// Running requests.
     pub running: usize,
-    /// Requests that wait, new ones and those that gave their pages up.
+    /// Waiting requests, including preempted ones.
     pub waiting: usize,
-    /// Pages of all groups.
+    /// KV pages of all groups of layers.
     pub pages_total: usize,
-    /// Pages that nobody holds.
+    /// Free pages.
     pub pages_free: usize,
-    /// Those of the free pages that are kept for requests that begin with the same tokens.
+    /// Free pages that are cached for later requests.
     pub pages_cached: usize,
 
-    /// Tokens that were looked for in the prefix cache.
+    /// Tokens looked up in the prefix cache.
     pub prefix_queries_tokens: u64,
-    /// Tokens that were found there.
+    /// Tokens found in the prefix cache.
     pub prefix_hits_tokens: u64,
-    /// Tokens that were read from the disk.
+    /// Tokens read from the disk tier.
     pub disk_hits_tokens: u64,
-    /// Bytes on the disk, as far as is known: other processes may use it too.
+    /// Bytes in the disk tier's directory at the last scan; other processes may use it too.
     pub disk_stored_bytes: u64,
 
-    /// From a request's arrival until it was first part of a batch.
+    /// Time from a request's arrival until it is first scheduled.
     pub queue_seconds: Histogram,
-    /// From there until its first token.
+    /// Time from first being scheduled until the first token.
     pub prefill_seconds: Histogram,
-    /// From its arrival until its first token.
+    /// Time to first token.
     pub time_to_first_token_seconds: Histogram,
-    /// Between neighbouring tokens of a request.
+    /// Time between consecutive tokens of a request.
     pub inter_token_seconds: Histogram,
-    /// From its first token to its last.
+    /// Time from the first token to the last.
     pub decode_seconds: Histogram,
-    /// A forward pass and its samples.
+    /// Duration of a step.
     pub step_seconds: Histogram,
 }
 
 impl Metrics {
-    /// Takes note of a prompt that is computed.
+    /// Records a fully processed prompt.
     pub(crate) fn record_prompt(&mut self, tokens: usize, timing: &RequestTiming) {
         self.prompt_tokens += tokens as u64;
         self.cached_prompt_tokens += timing.cached_tokens as u64;
     }
 
-    /// Takes note of a token that came so long after the one before it, and was the last of its request or not.
+    /// Records a sampled token, `since_last` after the previous one.
     pub(crate) fn record_token(&mut self, since_last: Duration, timing: &RequestTiming, is_last: bool) {
         self.generated_tokens += 1;
         let RequestTiming {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_falls_into_the_bucket_whose_bound_it_does_not_exceed() {
+    fn bucket_bounds_are_inclusive() {
         let mut histogram = Histogram::default();
         for millis in [0, 1, 2, 250_000, 250_001] {
             histogram.record(Duration::from_millis(millis));

@@ -1,35 +1,35 @@
-//! What a step gives back.
+//! Outputs of a step.
 
 use std::time::Duration;
 
 use crate::sequence::Sequence;
 use crate::{ConstraintError, Hypothesis, RequestId, SampleError, SampleTrace, TokenLogprobs};
 
-/// Why a request ended.
+/// Reason why a request finished.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FinishReason {
-    /// It sampled one of its stop ids, which is also the last of its tokens.
+    /// The request sampled one of its stop token ids, which is also its last token.
     Stop {
-        /// The stop id.
+        /// The stop token id.
         token: u32,
     },
-    /// Its grammar is complete: nothing can follow.
+    /// The grammar is complete: no token can follow.
     Complete,
-    /// It has `max_tokens` tokens, or the context or the KV pool holds no more of it.
+    /// The request reached `max_tokens`, the context length, or the KV cache capacity.
     Length,
-    /// Its logits cannot be sampled from. Its neighbours go on.
+    /// The logits cannot be sampled. Other requests are not affected.
     Sampling(SampleError),
-    /// Its grammar cannot be followed any further. Its neighbours go on.
+    /// The grammar failed. Other requests are not affected.
     Constraint(ConstraintError),
-    /// The engine died.
+    /// The engine is dead.
     Dead {
-        /// What happened.
+        /// Message of the panic.
         reason: String,
     },
 }
 
 impl FinishReason {
-    /// The field's word for it: `stop`, `length` or `error`.
+    /// Returns the API name of the reason: `stop`, `length` or `error`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl FinishReason {
         }
     }
 
-    /// The stop id that ended the request.
+    /// Returns the stop token id that finished the request.
     #[must_use]
     pub fn stop_token(&self) -> Option<u32> {
         match self {
@@ -48,7 +48,7 @@ impl FinishReason {
         }
     }
 
-    /// What went wrong, where something did.
+    /// Returns the error message if the request failed.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         match self {
@@ -60,27 +60,27 @@ impl FinishReason {
     }
 }
 
-/// When things happened to a request, counted from its arrival.
+/// Timing and statistics of a request; durations are counted from its arrival.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestTiming {
-    /// Until it was first part of a batch.
+    /// Time until the request was first scheduled.
     pub first_scheduled: Option<Duration>,
-    /// Until its first token was sampled: the time to first token.
+    /// Time to first token.
     pub first_token: Option<Duration>,
-    /// Until its latest token was sampled.
+    /// Time until the latest token.
     pub last_token: Option<Duration>,
-    /// How often it gave its pages up and was computed again.
+    /// Number of preemptions (pages freed, computed again later).
     pub preemptions: u32,
-    /// Tokens of its prompt that were not computed, since their keys and values were there.
+    /// Prompt tokens that came from the prefix cache or a forked request.
     pub cached_tokens: usize,
-    /// Tokens that were computed as drafts.
+    /// Draft tokens computed.
     pub drafted_tokens: usize,
-    /// Those of them that were sampled indeed.
+    /// Draft tokens accepted.
     pub accepted_tokens: usize,
 }
 
 impl StepOutput {
-    /// Nothing yet.
+    /// Returns an output without tokens.
     pub(crate) fn empty(sequence: &Sequence) -> Self {
         Self {
             request: sequence.id,
@@ -96,25 +96,25 @@ impl StepOutput {
     }
 }
 
-/// What one request got in one step.
+/// Output of one request in one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutput {
-    /// The request.
+    /// Request id.
     pub request: RequestId,
-    /// Its new tokens, a stop id included.
+    /// New token ids, including a final stop token.
     pub token_ids: Vec<u32>,
-    /// Why it ended, if it did; nothing more comes for this request then.
+    /// Finish reason; the request produces no further output once it is set.
     pub finish: Option<FinishReason>,
-    /// Parallel to `token_ids` where log-probabilities were asked for, else empty.
+    /// Log-probabilities, parallel to `token_ids` if requested, else empty.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Parallel to `token_ids` where entropies of the raw logits were asked for, else empty. In nats.
+    /// Entropies of the raw logits in nats, parallel to `token_ids` if requested, else empty.
     pub entropies: Vec<f64>,
-    /// Parallel to `token_ids` where a trace was asked for, else empty.
+    /// Sampling traces, parallel to `token_ids` if requested, else empty.
     pub trace: Vec<SampleTrace>,
-    /// Where they were asked for, those of the tokens of the prompt that follow the ones told before.
+    /// Further prompt log-probabilities, if requested, in prompt order.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// What a beam search has found, with its end; the best first. It has no tokens else.
+    /// Hypotheses of a finished beam search, best first. A beam search has no `token_ids`.
     pub beams: Vec<Hypothesis>,
-    /// When things happened so far.
+    /// Timing so far.
     pub timing: RequestTiming,
 }

@@ -1,21 +1,22 @@
-//! What the next step computes, for whom, and on which pages.
+//! Chooses what the next step computes and allocates pages for it.
 //!
-//! First come, first served, within a priority. Every step takes one token of each sequence that decodes, then chunks
-//! of the prompts that are under way, then new sequences while tokens, places and pages last. Beside sequences that
-//! decode the prompts' share is limited, so that no step takes long; a prompt that needs more than one step leaves half
-//! of each to those behind it. Drafts get what nobody else wants. When pages run out the last in rank gives all of its
-//! up and waits, to be computed again from its tokens; so it does when a request of a higher priority finds no room.
+//! Requests are served first come, first served within a priority. Each step takes one token of every decoding
+//! sequence, then prefill chunks of running sequences, then new sequences, as far as tokens, slots and pages last.
+//! Beside decoding sequences the prefill tokens are limited, so that no step takes long; a prompt that needs several
+//! steps leaves half of each step to the prompts behind it. Drafts use what is left. When pages run out, the
+//! lowest-ranked running sequence is preempted: it frees all its pages and waits to be computed again. The same happens
+//! when a request of higher priority finds no free pages.
 //!
-//! Two facts keep everyone moving. Of those that run and have something to compute, the first in rank can take the pages
-//! of everyone else, while alone it fits: its length is limited to what the pools hold. So it advances in every step, and
-//! ends, and makes another the first. And a rank never changes and is a limited number of arrivals away from the newest
-//! one: so whoever waits comes to the head of the queue.
+//! Two invariants prevent starvation. First, of the running sequences with pending tokens, the highest-ranked one can
+//! take the pages of all others, and alone it fits, because its length is limited to the capacity of the pools. So it
+//! progresses in every step until it finishes. Second, a rank never changes, and only a limited number of later
+//! arrivals can rank before it, so every waiting request reaches the head of the queue.
 //!
-//! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and what it knows belongs to its tokens: it
-//! loses nothing by its pages but the time to compute them again. So the first in rank takes them too, be it behind such
-//! beams; and where nobody else runs, they give pages and places up for the first in the queue. That one may be the
-//! sibling that they wait for, since the beams of a request have neighbouring ranks; so the beams of the first request
-//! all come as far as each other, one after another if need be, and go on.
+//! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and its expansion survives preemption
+//! (it depends on tokens, not on pages). So the highest-ranked sequence may preempt such beams even if they rank before
+//! it. If only such beams run, they are preempted for the first waiting sequence, which may be the sibling that they
+//! wait for, since beams of a request have neighbouring ranks. So all beams of the first request advance to the same
+//! length, if necessary one after another.
 
 mod beams;
 
@@ -25,65 +26,66 @@ use crate::RequestId;
 use crate::pages::{FetchBudget, PageMove, Pages};
 use crate::sequence::Sequence;
 
-/// The part of a sequence that a step computes.
+/// The tokens of one sequence that a step computes: a prefill chunk or a decode row, and drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Scheduled {
-    /// Which of the running sequences.
+    /// Index in the running sequences.
     pub index: usize,
-    /// How many of its pending tokens.
+    /// Number of pending tokens.
     pub count: usize,
-    /// How many of its drafts behind them.
+    /// Number of draft tokens after them.
     pub drafts: usize,
 }
 
 impl Scheduled {
-    /// Its rows in the batch.
+    /// Returns the number of rows in the batch.
     pub fn rows(&self) -> usize {
         self.count + self.drafts
     }
 }
 
-/// What a step computes.
+/// The work of one step.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// Those with the same adapter side by side, so that a pass reads it once; a sequence is in it at most once.
+    /// At most one entry per sequence; entries with the same adapter are adjacent, so that a pass reads each adapter
+    /// once.
     pub chunks: Vec<Scheduled>,
-    /// What must be done to pages before.
+    /// Page copies and loads to apply before the forward pass.
     pub moves: Vec<PageMove>,
-    /// Tokens of all chunks together.
+    /// Total number of tokens.
     tokens: usize,
-    /// The most that they may be.
+    /// Maximum number of tokens.
     limit: usize,
-    /// Rows that may still be planned for the log-probabilities of prompts.
+    /// Remaining rows of logits for prompt log-probabilities.
     logit_rows: usize,
     fetch: FetchBudget,
 }
 
-/// What bounds a step.
+/// Limits of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepLimits {
-    /// Sequences.
+    /// Maximum number of running sequences.
     pub max_num_seqs: usize,
-    /// Tokens.
+    /// Maximum number of tokens.
     pub max_num_batched_tokens: usize,
-    /// Rows whose logits are wanted for the log-probabilities of prompts.
+    /// Maximum rows of logits for prompt log-probabilities.
     pub logit_rows: usize,
-    /// Bytes read from a disk.
+    /// Maximum bytes read from the disk tier.
     pub fetch_bytes: usize,
 }
 
-/// The queues.
+/// The waiting and running queues, and the pages of all sequences.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
-    /// Sequences that hold pages, by rank.
+    /// Sequences that hold pages, ordered by rank.
     pub running: Vec<Sequence>,
-    /// Sequences that hold none, by rank.
+    /// Sequences without pages, ordered by rank.
     pub waiting: VecDeque<Sequence>,
     pub pages: Pages,
     limits: StepLimits,
-    /// How often a sequence gave its pages up.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Tokens looked for in the prefix cache, and found there.
+    /// Tokens looked up and found in the prefix cache.
     pub prefix_queries: u64,
     pub prefix_hits: u64,
 }
@@ -101,48 +103,46 @@ impl Scheduler {
         }
     }
 
-    /// Queues a sequence in the place that its rank gives it.
+    /// Adds a sequence to the waiting queue, ordered by rank.
     pub fn add(&mut self, sequence: Sequence) {
         let place = self.waiting.partition_point(|other| other.rank() < sequence.rank());
         self.waiting.insert(place, sequence);
     }
 
-    /// Places that no running sequence has.
-    pub fn free_places(&self) -> usize {
+    /// Returns the number of sequences that could still run.
+    pub fn free_slots(&self) -> usize {
         self.limits.max_num_seqs - self.running.len()
     }
 
-    /// Takes the sequences of a request out, wherever they are; their pages are free. False if there are none.
+    /// Removes all sequences of a request and frees their pages. Returns false if there are none.
     pub fn remove(&mut self, id: RequestId) -> bool {
         let mut taken = self.take(id);
         taken.iter_mut().for_each(|sequence| self.pages.release(&mut sequence.tables));
         !taken.is_empty()
     }
 
-    /// Takes the sequences of a request out, wherever they are.
+    /// Removes and returns all sequences of a request.
     fn take(&mut self, id: RequestId) -> Vec<Sequence> {
-        let is_of_it = |sequence: &mut Sequence| sequence.id == id;
-        let mut taken: Vec<Sequence> = self.running.extract_if(.., is_of_it).collect();
+        let is_of_request = |sequence: &mut Sequence| sequence.id == id;
+        let mut taken: Vec<Sequence> = self.running.extract_if(.., is_of_request).collect();
         while let Some(place) = self.waiting.iter().position(|sequence| sequence.id == id) {
             taken.extend(self.waiting.remove(place));
         }
         taken
     }
 
-    /// Requests that run, and requests that wait. One with several beams is where the first of them is.
+    /// Returns the numbers of running and waiting requests. A beam search counts where its first beam is.
     pub fn requests(&self) -> (usize, usize) {
-        let leaders =
-            |queue: &mut dyn Iterator<Item = &Sequence>| queue.filter(|sequence| sequence.is_primary()).count();
-        (leaders(&mut self.running.iter()), leaders(&mut self.waiting.iter()))
+        let count = |queue: &mut dyn Iterator<Item = &Sequence>| queue.filter(|sequence| sequence.is_primary()).count();
+        (count(&mut self.running.iter()), count(&mut self.waiting.iter()))
     }
 
-    /// Every sequence: those that run, then those that wait, each by rank.
+    /// Returns all sequences: running, then waiting, each ordered by rank.
     pub fn sequences(&self) -> impl Iterator<Item = &Sequence> + Clone {
         self.running.iter().chain(&self.waiting)
     }
 
-    /// Plans a step and gives out the pages for it. Beside sequences that decode, the prompts get no more than
-    /// `prompt_tokens`.
+    /// Schedules a step and allocates its pages. Beside decoding sequences, prefill gets at most `prompt_tokens`.
     pub fn schedule(&mut self, prompt_tokens: usize) -> Schedule {
         let mut plan = Schedule::new(self.limits);
         for sequence in &mut self.running {
@@ -154,7 +154,7 @@ impl Scheduler {
         }
         self.schedule_running(&mut plan, false, |sequence| sequence.pending() > 1);
         self.admit(&mut plan);
-        // What those behind it did not take.
+        // Prompts that were held to their share take what the prompts behind them left.
         self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
         self.schedule_drafts(&mut plan);
         plan.chunks
@@ -162,11 +162,11 @@ impl Scheduler {
         plan
     }
 
-    /// Plans a part of each running sequence that is of the kind, by rank; `again` if the plan may have a part of it.
-    fn schedule_running(&mut self, plan: &mut Schedule, again: bool, is_of_kind: impl Fn(&Sequence) -> bool) {
+    /// Schedules each running sequence that matches, by rank; `again` if it may already have a chunk in the plan.
+    fn schedule_running(&mut self, plan: &mut Schedule, again: bool, matches: impl Fn(&Sequence) -> bool) {
         let mut index = 0;
         while index < self.running.len() && plan.tokens < plan.limit {
-            if is_of_kind(&self.running[index]) {
+            if matches(&self.running[index]) {
                 let planned = if again { plan.planned(index) } else { 0 };
                 self.schedule_one(plan, index, planned);
             }
@@ -174,26 +174,26 @@ impl Scheduler {
         }
     }
 
-    /// Plans as much of a running sequence as limits and pages allow, or more than the `planned` tokens of it; those
-    /// behind it in rank give way, those before it do not.
+    /// Schedules as much of a running sequence as limits and pages allow, beyond the `planned` tokens that it already
+    /// has. Lower-ranked sequences may be preempted for it, higher-ranked ones not.
     fn schedule_one(&mut self, plan: &mut Schedule, mut index: usize, planned: usize) {
         if planned == 0 && self.running[index].pending() > 1 {
             let Self { running, pages, .. } = self;
-            let (found, more_to_come) = reuse(pages, &mut running[index], plan);
+            let (found, more_on_disk) = reuse(pages, &mut running[index], plan);
             self.prefix_hits += found as u64;
-            if more_to_come {
+            if more_on_disk {
                 return;
             }
         }
         loop {
             let left = plan.limit - plan.tokens;
-            let takes_steps = planned == 0 && self.running[index].pending() > left;
-            let others_want = takes_steps
+            let needs_more_steps = planned == 0 && self.running[index].pending() > left;
+            let must_share = needs_more_steps
                 && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(|other| other.pending() > 1));
             let sequence = &mut self.running[index];
             let logit_rows = plan.logit_rows + if sequence.chunk_has_prompt_logprobs(planned) { planned } else { 0 };
             let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
-            let share = if others_want { left.div_ceil(2) } else { left };
+            let share = if must_share { left.div_ceil(2) } else { left };
             let count = self.pages.allocatable_slots(&sequence.tables, sequence.computed, pending.min(planned + share));
             if count > planned {
                 self.pages.allocate_slots(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
@@ -205,9 +205,9 @@ impl Scheduler {
                 return;
             }
             let last = self.running.len() - 1;
-            let before_it = &self.running[..index];
-            if planned > 0 || last == index && (index == 0 || before_it.iter().any(|other| other.pending() > 0)) {
-                // It keeps what it holds and waits for those before it to end, or to take it.
+            let higher_ranked = &self.running[..index];
+            if planned > 0 || last == index && (index == 0 || higher_ranked.iter().any(|other| other.pending() > 0)) {
+                // Keep its pages and wait until the sequences before it finish or preempt it.
                 return;
             }
             if last == index {
@@ -219,13 +219,13 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences in while there is room for the whole of each: one that starts with less would soon be
-    /// sent back, and its work lost.
+    /// Admits waiting sequences while there are pages for the whole of each: one that starts with fewer would soon be
+    /// preempted and its work lost.
     fn admit(&mut self, plan: &mut Schedule) {
         let chunk = self.limits.max_num_batched_tokens;
         while plan.tokens < plan.limit {
             let Some(place) = self.next_waiting() else { return };
-            if self.free_places() == 0 {
+            if self.free_slots() == 0 {
                 if !self.preempt_for(plan, place) {
                     return;
                 }
@@ -255,7 +255,7 @@ impl Scheduler {
         }
     }
 
-    /// Plans drafts with what tokens, logits and pages are left when all else is planned: nobody gives way to a draft.
+    /// Schedules drafts with the tokens, logits and pages that are left. No sequence is preempted for drafts.
     fn schedule_drafts(&mut self, plan: &mut Schedule) {
         for chunk in &mut plan.chunks {
             let sequence = &mut self.running[chunk.index];
@@ -264,8 +264,8 @@ impl Scheduler {
                 continue;
             }
             let left = self.limits.max_num_batched_tokens.saturating_sub(plan.tokens);
-            let most = wanted.min(left).min(plan.logit_rows);
-            let fits = self.pages.allocatable_slots(&sequence.tables, sequence.computed, chunk.count + most);
+            let limit = wanted.min(left).min(plan.logit_rows);
+            let fits = self.pages.allocatable_slots(&sequence.tables, sequence.computed, chunk.count + limit);
             chunk.drafts = fits.saturating_sub(chunk.count);
             sequence.drafts.truncate(chunk.drafts);
             if chunk.drafts > 0 {
@@ -276,50 +276,50 @@ impl Scheduler {
         }
     }
 
-    /// The first that waits for its turn alone, and not for another to compute the prompt of both.
+    /// Returns the first waiting sequence that does not wait for its parent to compute the common prompt.
     fn next_waiting(&self) -> Option<usize> {
-        let is_under_way =
-            |fork_parent| self.running.iter().any(|sequence| sequence.id == fork_parent && sequence.output_len() == 0);
-        let may_run = |sequence: &Sequence| !sequence.is_expanded() && !sequence.fork_parent.is_some_and(is_under_way);
+        let is_in_prefill =
+            |parent| self.running.iter().any(|sequence| sequence.id == parent && sequence.output_len() == 0);
+        let may_run = |sequence: &Sequence| !sequence.is_expanded() && !sequence.fork_parent.is_some_and(is_in_prefill);
         self.waiting.iter().position(may_run)
     }
 
-    /// Gives a sequence that is about to run what is there of it already: pages that are kept, and those of its parent or
-    /// of another beam. Says how many tokens were kept.
+    /// Gives a sequence that is about to run the pages that already hold its tokens: from the prefix cache, its fork
+    /// parent or another beam. Returns the number of tokens from the prefix cache.
     fn share_computed_pages(&mut self, next: &mut Sequence) -> usize {
-        let most = next.reusable();
-        let kept = self.pages.reuse(&mut next.tables, &next.tokens, 0, most);
-        next.record_reused(kept);
+        let limit = next.reusable();
+        let cached = self.pages.reuse(&mut next.tables, &next.tokens, 0, limit);
+        next.record_reused(cached);
         let donor = self.running.iter().map(|other| (next.shared_with(other), other)).max_by_key(|&(shared, _)| shared);
         if let Some((shared, donor)) = donor.filter(|&(shared, _)| shared > next.computed)
             && self.pages.fork(&mut next.tables, &donor.tables, shared)
         {
             next.record_reused(shared);
         }
-        kept
+        cached
     }
 
-    /// Sends the last in rank back for a waiting sequence that goes before it and has a higher priority, or if nobody
-    /// who runs has something to compute.
+    /// Preempts the lowest-ranked running sequence for a waiting one that ranks before it and has a higher priority, or
+    /// if no running sequence has pending tokens. Returns whether it did.
     fn preempt_for(&mut self, plan: &mut Schedule, place: usize) -> bool {
         let next = &self.waiting[place];
         let Some(last) = self.running.last() else { return false };
-        let yields = last.params.priority > next.params.priority && last.rank() > next.rank();
-        if !yields && self.running.iter().any(|sequence| sequence.pending() > 0) {
+        let has_lower_priority = last.params.priority > next.params.priority && last.rank() > next.rank();
+        if !has_lower_priority && self.running.iter().any(|sequence| sequence.pending() > 0) {
             return false;
         }
         self.preempt(plan, self.running.len() - 1);
         true
     }
 
-    /// Sends the last in rank of those that run back to the queue, without its pages. False if none runs.
+    /// Preempts the lowest-ranked running sequence. Returns false if none runs.
     pub fn preempt_last(&mut self) -> bool {
         let Some(sequence) = self.running.pop() else { return false };
         self.requeue(sequence);
         true
     }
 
-    /// Sends one of those that run back to the queue, without its pages, and takes it out of the plan.
+    /// Preempts a running sequence and removes it from the plan.
     fn preempt(&mut self, plan: &mut Schedule, index: usize) {
         plan.remove(index);
         let sequence = self.running.remove(index);
@@ -335,16 +335,16 @@ impl Scheduler {
     }
 }
 
-/// Lets a sequence have kept pages for what it would compute next, from memory and then from the disk. How many tokens
-/// were there, and whether the disk has more for the next step.
+/// Lets a sequence take cached pages for its next tokens, first from memory, then from disk. Returns the number of
+/// tokens found, and whether the disk has more for the next step.
 fn reuse(pages: &mut Pages, sequence: &mut Sequence, plan: &mut Schedule) -> (usize, bool) {
-    let (before, most) = (sequence.computed, sequence.reusable());
+    let (before, limit) = (sequence.computed, sequence.reusable());
     let Sequence { tables, tokens, .. } = sequence;
-    let mut computed = pages.reuse(tables, tokens, before, most);
-    let more_to_come = pages.fetch(tables, tokens, (computed, most), &mut plan.fetch, &mut plan.moves);
-    computed = pages.reuse(tables, tokens, computed, most);
+    let mut computed = pages.reuse(tables, tokens, before, limit);
+    let more_on_disk = pages.fetch(tables, tokens, (computed, limit), &mut plan.fetch, &mut plan.moves);
+    computed = pages.reuse(tables, tokens, computed, limit);
     sequence.record_reused(computed);
-    (computed - before, more_to_come)
+    (computed - before, more_on_disk)
 }
 
 impl Schedule {
@@ -359,17 +359,17 @@ impl Schedule {
         }
     }
 
-    /// Rows of the batch.
+    /// Returns the number of rows in the batch.
     pub fn rows(&self) -> usize {
         self.tokens
     }
 
-    /// Tokens planned of the sequence of an index.
+    /// Returns the number of tokens scheduled for the sequence at `index`.
     fn planned(&self, index: usize) -> usize {
         self.chunks.iter().find(|chunk| chunk.index == index).map_or(0, |chunk| chunk.count)
     }
 
-    /// Plans `count` tokens of it, in the place of those `planned`.
+    /// Schedules `count` tokens of the sequence at `index` instead of the `planned` ones.
     fn set(&mut self, index: usize, planned: usize, count: usize) {
         self.tokens += count - planned;
         if planned == 0 {
@@ -381,7 +381,7 @@ impl Schedule {
         }
     }
 
-    /// Takes one of the running sequences out of the plan, and its index out of those behind it.
+    /// Removes a running sequence from the plan and shifts the indices behind it.
     fn remove(&mut self, index: usize) {
         if let Some(place) = self.chunks.iter().position(|chunk| chunk.index == index) {
             self.tokens -= self.chunks.remove(place).count;
@@ -391,7 +391,7 @@ impl Schedule {
         }
     }
 
-    /// Makes an index free for another sequence.
+    /// Shifts the indices from `index` on to make room for another sequence.
     fn insert(&mut self, index: usize) {
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.index >= index) {
             chunk.index += 1;

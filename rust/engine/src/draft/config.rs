@@ -1,34 +1,35 @@
-//! What an engine guesses by.
+//! Options of speculative decoding.
 
-/// How drafts are made, and how many.
+/// Options of speculative decoding: the source of drafts and their number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpeculativeConfig {
-    /// Where drafts come from beside the predictions that requests bring along.
+    /// Source of drafts, besides the predicted outputs of requests.
     pub method: Option<SpeculativeMethod>,
-    /// Drafts of a sequence in a step, at the most. With 0 nothing is guessed, predictions included.
+    /// Maximum number of draft tokens per sequence and step. 0 disables speculative decoding, including predicted
+    /// outputs.
     pub num_speculative_tokens: usize,
-    /// Whether there are fewer where they are not worth their rows. What a request gets does not depend on it.
+    /// Whether the number adapts to the acceptance rate and the cost of a step. Outputs do not depend on it.
     pub adaptive: bool,
 }
 
-/// A source of drafts for every request.
+/// Source of drafts for every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpeculativeMethod {
-    /// What followed the latest tokens where they stood before: as many of them as are found, within these bounds.
+    /// Prompt lookup: drafts the tokens that followed an earlier occurrence of the latest n-gram.
     Ngram {
-        /// Tokens that must be the same, at least.
+        /// Minimum n-gram length.
         shortest: usize,
-        /// Tokens that are compared, at the most.
+        /// Maximum n-gram length.
         longest: usize,
     },
 }
 
-/// Sixteen rows are the most that the matmuls of few rows take.
-const MOST_DRAFTS: usize = 15;
+/// One row plus 15 drafts are 16 rows, the most that the small-batch matmul kernels take.
+const MAX_DRAFTS: usize = 15;
 
 impl Default for SpeculativeConfig {
-    /// Predictions alone.
+    /// Drafts from predicted outputs only.
     fn default() -> Self {
-        Self { method: None, num_speculative_tokens: MOST_DRAFTS, adaptive: true }
+        Self { method: None, num_speculative_tokens: MAX_DRAFTS, adaptive: true }
     }
 }

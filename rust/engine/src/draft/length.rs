@@ -1,43 +1,43 @@
-//! Which drafts are worth their rows.
+//! How many drafts to verify in a step.
 //!
-//! A step gives each sequence one token, and one more for each draft that is accepted: the one at depth `d` with the
-//! probability `rate^d`. It takes longer the more rows it has. So drafts are taken, the likeliest first, as far as
-//! tokens a second are the most.
+//! A step yields one token per sequence, plus one per accepted draft: the draft at depth `d` with probability `rate^d`.
+//! It takes longer with more rows. So drafts are added, most likely first, while the expected tokens per second
+//! increase.
 
 use super::cost::StepCosts;
 
-/// How much faster a step must be for its drafts: what is measured and what is expected is no more exact than that.
+/// Minimum expected speedup for adding drafts, because rates and times are estimates.
 const MARGIN: f64 = 1.02;
 
-/// Drafts that there are for a sequence.
+/// Drafts that a sequence's source can supply.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Proposal {
-    /// How many.
+    /// Number of drafts.
     pub count: usize,
-    /// The probability of each to be accepted if all before it are.
+    /// Probability of each draft to be accepted if all before it are.
     pub rate: f64,
-    /// Seconds that each takes to make, for all sequences that make one beside.
+    /// Seconds to generate one draft for all sequences that share the source.
     pub seconds: f64,
 }
 
-/// How many drafts of each offer to take in a step that has `rows` without them.
+/// Returns how many drafts of each proposal to take in a step with `rows` other rows.
 pub(super) fn draft_lengths(costs: &StepCosts, rows: usize, proposals: &[Proposal]) -> Vec<usize> {
-    let of = |(index, &Proposal { count, rate, .. }): (usize, &Proposal)| {
+    let by_depth = |(index, &Proposal { count, rate, .. }): (usize, &Proposal)| {
         (1..=count).map(move |depth| (rate.powi(depth as i32), depth, index))
     };
-    let mut drafts: Vec<_> = proposals.iter().enumerate().flat_map(of).collect();
+    let mut drafts: Vec<_> = proposals.iter().enumerate().flat_map(by_depth).collect();
     drafts.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
-    let (mut tokens, mut making) = (rows as f64, 0.0);
+    let (mut tokens, mut drafting_seconds) = (rows as f64, 0.0);
     let mut best = (MARGIN * tokens / costs.of(rows), 0);
     let mut deepest = 0;
     for (taken, &(probability, depth, index)) in (1..).zip(&drafts) {
         tokens += probability;
-        // Sequences make drafts of the same depth together.
+        // Drafts of the same depth are generated together.
         if depth > deepest && proposals[index].seconds > 0.0 {
-            making += proposals[index].seconds;
+            drafting_seconds += proposals[index].seconds;
             deepest = depth;
         }
-        let rate = tokens / (costs.of(rows + taken) + making);
+        let rate = tokens / (costs.of(rows + taken) + drafting_seconds);
         if rate > best.0 {
             best = (rate, taken);
         }
@@ -51,7 +51,7 @@ pub(super) fn draft_lengths(costs: &StepCosts, rows: usize, proposals: &[Proposa
 mod tests {
     use super::*;
 
-    /// A machine on which the second row costs nothing and each further one a tenth of a step.
+    /// Returns costs where the second row is free and each further row costs a tenth of a step.
     fn costs() -> StepCosts {
         let mut costs = StepCosts::new();
         for _ in 0..50 {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn likelier_drafts_are_longer() {
+    fn higher_acceptance_rates_give_longer_drafts() {
         let costs = costs();
         let length = |rate| draft_lengths(&costs, 1, &[proposal(rate)])[0];
         assert_eq!(length(0.0), 0);
@@ -75,16 +75,16 @@ mod tests {
     }
 
     #[test]
-    fn beside_others_the_likely_ones_go_first() {
+    fn the_most_likely_drafts_of_a_batch_go_first() {
         let costs = costs();
         let both = draft_lengths(&costs, 2, &[proposal(0.9), proposal(0.2)]);
         assert!(both[0] > 3 && both[1] <= 1, "{both:?}");
-        // Where rows are dear already a doubtful draft is not worth one.
+        // In an expensive batch an unlikely draft is not worth a row.
         assert_eq!(draft_lengths(&costs, 12, &[proposal(0.05); 12]), [0; 12]);
     }
 
     #[test]
-    fn what_takes_long_to_make_is_not_made() {
+    fn slow_draft_models_draft_fewer_tokens() {
         let made = |seconds| draft_lengths(&costs(), 1, &[Proposal { seconds, ..proposal(0.8) }])[0];
         assert!(made(0.05) > made(0.3) && made(0.3) > 0, "{} {}", made(0.05), made(0.3));
         assert_eq!(made(1.0), 0);

@@ -1,32 +1,26 @@
-//! Speculation: tokens that may come next are guessed, and verified by the forward pass that would compute the next
-//! one.
+//! Speculative decoding: draft tokens are proposed and verified by the forward pass that computes the next token.
 //!
-//! A sequence that decodes has one pending token. Its drafts are computed behind it in the same pass, which costs
-//! little more than the one row: the weights are read once. Then each row is sampled in order, with the stages and the
-//! random number of its position, as if there had been no drafts. A draft is accepted if and only if it equals what is
-//! sampled in its place; the first that does not ends the step, and the token sampled there is kept. So the output is
-//! the one without speculation, bit for bit, at any temperature, whatever the drafts were. What was computed behind the
-//! first mismatch is written over later.
+//! A decoding sequence has one pending token. Its drafts are computed behind it in the same pass, which costs little
+//! more than one row because the weights are read once. Each row is then sampled in order, with the sampling stages and
+//! the random number of its position, as without drafts. A draft is accepted if and only if it equals the sampled
+//! token; the first rejected draft ends the step and the token sampled in its place is kept. So the output is the same
+//! as without speculation, bit for bit, at any temperature and with any drafts. Keys and values of rejected drafts are
+//! overwritten later.
 //!
-//! # Sources
-//! One file each. A [`Drafter`] belongs to one sequence and knows its tokens; the first of a sequence's drafters that
-//! has something to offer is taken. A draft model ([`model`]) works for all sequences at once, and for those to which
-//! no drafter offers anything.
+//! One file each. A [`Drafter`] belongs to one sequence and reads its tokens; the first of a sequence's drafters that
+//! has a proposal is used. A draft model ([`model`]) runs for all sequences without one.
 //!
 //! | file | drafts are |
 //! |---|---|
-//! | `structured/` | what a grammar leaves no choice of ("fast-forward") |
-//! | `prediction.rs` | what the caller expects to come |
-//! | `ngram.rs` | what came before after the same tokens |
-//! | `model.rs` | what a smaller model would say |
+//! | `structured/` | tokens forced by a grammar (fast-forward) |
+//! | `prediction.rs` | the caller's predicted output |
+//! | `ngram.rs` | tokens that followed the same n-gram before |
+//! | `model.rs` | the tokens of a smaller model |
 //!
-//! # Length
-//! A draft that is likely to be accepted is worth a row, others are not: [`length`] weighs how often the drafts of a
-//! sequence were accepted lately ([`acceptance`]) against what steps of so many rows took ([`cost`]).
+//! Likely drafts are worth a row, others are not: [`length`] weighs the acceptance rate of a source ([`acceptance`])
+//! against the measured time of a step ([`cost`]).
 //!
-//! # A new source
-//! One file with a [`Drafter`], one line in the table above, and the place in [`Drafts::new`] that gives it to a
-//! sequence.
+//! Add one file with a [`Drafter`], one line in the table above, and its construction in [`Drafts::new`].
 
 mod acceptance;
 mod config;
@@ -48,51 +42,51 @@ use acceptance::Acceptance;
 use ngram::Ngram;
 use prediction::Prediction;
 
-/// The share of a draft model's tokens that is accepted, before any was tried.
-const MODEL_EXPECTED: f64 = 0.7;
-/// Likewise of what a grammar forces: the bytes are sure, which tokens the model writes them with is not.
-const GRAMMAR_EXPECTED: f64 = 0.8;
+/// Expected acceptance rate of a draft model.
+const MODEL_ACCEPTANCE: f64 = 0.7;
+/// Expected acceptance rate of tokens forced by a grammar: the bytes are certain, their tokenization is not.
+const GRAMMAR_ACCEPTANCE: f64 = 0.8;
 
 /// A source of drafts for one sequence.
 pub(crate) trait Drafter: Debug + Send {
-    /// Appends up to `most` tokens to `drafts` that may follow `tokens`, prompt and continuation; none if it has no
-    /// idea. The tokens only ever grow from call to call; a step that is cancelled asks twice.
-    fn draft(&mut self, tokens: &[u32], most: usize, drafts: &mut Vec<u32>);
+    /// Appends up to `limit` drafts that may follow `tokens` (prompt and output), or none. Between calls `tokens` only
+    /// grows; a cancelled step calls again with the same tokens.
+    fn draft(&mut self, tokens: &[u32], limit: usize, drafts: &mut Vec<u32>);
 
-    /// The share of its tokens that is accepted, as far as can be said before any was tried.
-    fn expected(&self) -> f64;
+    /// Returns the expected acceptance rate before any draft was verified.
+    fn expected_acceptance(&self) -> f64;
 }
 
-/// A source and how it fares.
+/// A draft source and its acceptance rate.
 #[derive(Debug)]
 struct Source {
     origin: Origin,
     acceptance: Acceptance,
 }
 
-/// Who makes the drafts of a source.
+/// Producer of drafts.
 #[derive(Debug)]
 enum Origin {
     /// The sequence's grammar.
     Grammar,
-    /// A source of its own.
+    /// A drafter of the sequence.
     Own(Box<dyn Drafter>),
     /// The draft model.
     Model,
 }
 
-/// A sequence's sources, and its drafts for the next step.
+/// Draft sources of a sequence and its drafts for the next step.
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
-    /// By preference.
+    /// Sources, preferred first.
     sources: Vec<Source>,
-    /// The source of `tokens`.
+    /// Index of the source of `tokens`.
     from: usize,
     tokens: Vec<u32>,
 }
 
 impl Drafts {
-    /// The sources of a sequence with such a prompt and prediction, and with or without a grammar.
+    /// Creates the sources of a sequence.
     fn new(
         method: Option<SpeculativeMethod>,
         model: bool,
@@ -108,47 +102,47 @@ impl Drafts {
             drafters.push(Box::new(Ngram::new(shortest, longest)));
         }
         let source = |drafter: Box<dyn Drafter>| Source {
-            acceptance: Acceptance::new(drafter.expected()),
+            acceptance: Acceptance::new(drafter.expected_acceptance()),
             origin: Origin::Own(drafter),
         };
         let grammar =
-            grammar.then(|| Source { origin: Origin::Grammar, acceptance: Acceptance::new(GRAMMAR_EXPECTED) });
-        let model = model.then(|| Source { origin: Origin::Model, acceptance: Acceptance::new(MODEL_EXPECTED) });
+            grammar.then(|| Source { origin: Origin::Grammar, acceptance: Acceptance::new(GRAMMAR_ACCEPTANCE) });
+        let model = model.then(|| Source { origin: Origin::Model, acceptance: Acceptance::new(MODEL_ACCEPTANCE) });
         let sources = grammar.into_iter().chain(drafters.into_iter().map(source)).chain(model);
         Self { sources: sources.collect(), ..Self::default() }
     }
 
-    /// Drafts of the next step.
+    /// Returns the drafts for the next step.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Forgets them.
+    /// Removes all drafts.
     pub fn clear(&mut self) {
         self.tokens.clear();
     }
 
-    /// Keeps the first ones.
+    /// Keeps the first `count` drafts.
     pub fn truncate(&mut self, count: usize) {
         self.tokens.truncate(count);
     }
 
-    /// Adds one.
+    /// Appends a draft.
     fn push(&mut self, token: u32) {
         self.tokens.push(token);
     }
 
-    /// Asks the sources for up to `most` tokens after these that the grammar allows, where there is one. Where none but
-    /// the model is left, it is to be asked.
-    fn look_up(&mut self, tokens: &[u32], most: usize, mut constraint: Option<&mut Constraint>) {
+    /// Fills the drafts with up to `limit` tokens from the first source that has any; the grammar, if there is one,
+    /// must allow them. If only the draft model is left, it runs later.
+    fn propose(&mut self, tokens: &[u32], limit: usize, mut constraint: Option<&mut Constraint>) {
         for (from, source) in self.sources.iter_mut().enumerate() {
             self.from = from;
             match (&mut source.origin, &mut constraint) {
-                (Origin::Grammar, Some(constraint)) => self.tokens = constraint.forced(most),
-                (Origin::Own(drafter), _) => drafter.draft(tokens, most, &mut self.tokens),
+                (Origin::Grammar, Some(constraint)) => self.tokens = constraint.forced(limit),
+                (Origin::Own(drafter), _) => drafter.draft(tokens, limit, &mut self.tokens),
                 (Origin::Grammar | Origin::Model, _) => {}
             }
-            self.tokens.truncate(most);
+            self.tokens.truncate(limit);
             if let (Origin::Own(_), Some(constraint)) = (&source.origin, &mut constraint) {
                 self.tokens.truncate(constraint.admitted(&self.tokens));
             }
@@ -158,18 +152,18 @@ impl Drafts {
         }
     }
 
-    /// Whether they are the draft model's, those there are or are to be.
+    /// Returns whether the current source is the draft model.
     fn are_from_model(&self) -> bool {
         self.sources.get(self.from).is_some_and(|source| matches!(source.origin, Origin::Model))
     }
 
-    /// How the source of the drafts fares.
+    /// Returns the acceptance rate of the current source.
     fn acceptance(&mut self) -> Option<&mut Acceptance> {
         self.sources.get_mut(self.from).map(|source| &mut source.acceptance)
     }
 
-    /// Takes note that the first so many were accepted; they are done with.
-    pub fn verified(&mut self, accepted: usize) {
+    /// Records that the first `accepted` drafts were accepted, and removes all drafts.
+    pub fn record_verified(&mut self, accepted: usize) {
         let drafted = self.tokens.len();
         if let Some(acceptance) = self.acceptance().filter(|_| drafted > 0) {
             acceptance.record(drafted, accepted);

@@ -1,9 +1,9 @@
-//! A smaller model of the same vocabulary, which guesses for all sequences at once.
+//! Draft model: a smaller model with the same vocabulary that drafts for all sequences.
 //!
-//! It has pages of its own, in which it follows the tokens of the sequences that want its drafts. It samples as the
-//! request does, with the random number of the position that a token is to have: so where the two models agree on what
-//! is likely they mostly agree on the token, at any temperature. Its pages are nobody's concern but its own: where they
-//! run out the first in rank have them, and the others go without drafts.
+//! It has its own pages with the KV cache of the sequences that it drafts for. It samples with the request's parameters
+//! and the random number of each position, so that at any temperature the two models mostly agree on the token where
+//! they agree on the probabilities. When its pages run out, higher-ranked sequences keep them and the others get no
+//! drafts.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,68 +16,69 @@ use crate::sampling::{History, Sampler};
 use crate::sequence::Sequence;
 use crate::{ConfigError, RequestId, SamplingParams};
 
-/// The share of a new measurement of what a draft takes.
+/// Weight of a new measurement of the time per draft.
 const SMOOTHING: f64 = 0.2;
 
-/// A model to guess with, and what it may use.
+/// A draft model and its limits.
 #[derive(Debug)]
 pub struct DraftModel<M> {
-    /// The model; its vocabulary is that of the model that it guesses for.
+    /// The model. Its vocabulary must be that of the target model.
     pub model: M,
-    /// Pages of its store, for each group of layers.
+    /// Number of KV pages per group of layers.
     pub pages: Vec<usize>,
-    /// Tokens that it takes, at the most.
+    /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,
 }
 
-/// What bounds a forward pass.
+/// Limits of a forward pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Sequences.
+    /// Maximum number of sequences.
     pub sequences: usize,
-    /// Tokens.
+    /// Maximum number of tokens.
     pub tokens: usize,
 }
 
-/// See the module.
+/// Runs the draft model.
 #[derive(Debug)]
 pub(super) struct DraftModelRunner<M> {
     model: M,
     pages: Pages,
     max_model_len: usize,
     limits: Limits,
-    cached_pages: BTreeMap<RequestId, DraftState>,
+    states: BTreeMap<RequestId, DraftState>,
     logits: Vec<f32>,
-    /// Seconds that one more draft for each of some sequences takes; 0 until it was measured.
+    /// Seconds per draft step for all sequences together; 0 until measured.
     pub seconds: f64,
 }
 
-/// A sequence as far as the model has read it.
+/// KV cache of a sequence in the draft model.
 #[derive(Debug)]
 struct DraftState {
     tables: PageTables,
-    /// Tokens whose keys and values are in the pages, drafts of the latest step among them.
+    /// Tokens whose keys and values are in the pages, including drafts of the latest step.
     tokens: Vec<u32>,
-    /// The request's, but for what it wants to be told, and for its own functions: they hear of what is sampled alone.
+    /// The request's parameters without log-probabilities, trace and logits processors, which apply to sampled tokens
+    /// only.
     params: SamplingParams,
 }
 
-/// A sequence that gets drafts in the step at hand.
-struct Guess {
-    /// Which of the running sequences.
+/// A sequence that gets drafts in the current step.
+struct Drafting {
+    /// Index in the running sequences.
     index: usize,
-    /// Drafts that it gets, at the most.
-    most: usize,
+    /// Maximum number of drafts.
+    limit: usize,
     history: History,
-    /// What the next pass computes.
+    /// Tokens of the next forward pass.
     next: Vec<u32>,
-    /// Whether its logits are wanted.
+    /// Whether the pass reaches the last token, so that its logits are needed.
     is_last: bool,
 }
 
 impl<M: LanguageModel> DraftModelRunner<M> {
-    /// # Errors
-    /// [`ConfigError`] if the model does not fit the one that it guesses for, or its pages do not fit it.
+    /// Returns [`ConfigError`] if the vocabularies differ, the draft model has no logits, or the page pools do not
+    /// match it.
     pub fn new(draft: DraftModel<M>, target: &M, limits: Limits) -> Result<Self, ConfigError> {
         let DraftModel { model, pages, max_model_len } = draft;
         let (expected, given) = (target.vocab_size(), model.vocab_size());
@@ -93,28 +94,19 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         }
         let pages = Pages::new(groups, &pages, false);
         let max_model_len = max_model_len.min(pages.tokens_of_one_sequence());
-        Ok(Self {
-            model,
-            pages,
-            max_model_len,
-            limits,
-            cached_pages: BTreeMap::new(),
-            logits: Vec::new(),
-            seconds: 0.0,
-        })
+        Ok(Self { model, pages, max_model_len, limits, states: BTreeMap::new(), logits: Vec::new(), seconds: 0.0 })
     }
 
-    /// Drafts of a sequence of so many tokens that the model has room for.
-    pub fn room(&self, tokens: usize) -> usize {
+    /// Returns how many drafts fit into the context after `tokens` tokens.
+    pub fn max_drafts(&self, tokens: usize) -> usize {
         self.max_model_len.saturating_sub(tokens)
     }
 
-    /// Gives running sequences, by index and rank, up to so many drafts each. Of what it has not read it reads no more
-    /// than `prompt_tokens` in all; who is not read to the end gets no draft in this step.
+    /// Drafts tokens for running sequences, given as (index, maximum) by rank. It prefills at most `prompt_tokens`
+    /// tokens in total; a sequence that is not fully prefilled gets no draft in this step.
     ///
-    /// # Errors
-    /// [`ForwardError`].
-    pub fn guess(
+    /// Returns the draft model's [`ForwardError`].
+    pub fn draft(
         &mut self,
         running: &mut [Sequence],
         wanted: &[(usize, usize)],
@@ -122,33 +114,35 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         sampler: &mut Sampler,
         cancel: &Cancel,
     ) -> Result<(), ForwardError> {
-        self.forget(|id| !running.iter().any(|sequence| sequence.id == id));
-        let mut guesses = self.read_on(running, wanted, prompt_tokens);
+        self.release(|id| !running.iter().any(|sequence| sequence.id == id));
+        let mut batch = self.prepare(running, wanted, prompt_tokens);
         let mut depth = 0;
-        while !guesses.is_empty() {
+        while !batch.is_empty() {
             let begin = Instant::now();
-            self.forward(running, &guesses, cancel)?;
+            self.forward(running, &batch, cancel)?;
             if depth > 0 {
                 let easing = if self.seconds == 0.0 { 1.0 } else { SMOOTHING };
                 self.seconds += easing * (begin.elapsed().as_secs_f64() - self.seconds);
             }
             depth += 1;
             let mut rows = self.logits.chunks_exact(self.model.vocab_size());
-            let Self { pages, cached_pages, .. } = self;
-            guesses.retain_mut(|guess| {
-                if !guess.is_last {
+            let Self { pages, states, .. } = self;
+            batch.retain_mut(|drafting| {
+                if !drafting.is_last {
                     return false;
                 }
-                let (Some(row), sequence) = (rows.next(), &mut running[guess.index]) else { return false };
-                let Some(DraftState { tables, tokens, params }) = cached_pages.get_mut(&sequence.id) else {
+                let (Some(row), sequence) = (rows.next(), &mut running[drafting.index]) else { return false };
+                let Some(DraftState { tables, tokens, params }) = states.get_mut(&sequence.id) else {
                     return false;
                 };
                 let position = tokens.len();
-                let Ok(sample) = sampler.sample(row, params, &mut guess.history, None, position) else { return false };
+                let Ok(sample) = sampler.sample(row, params, &mut drafting.history, None, position) else {
+                    return false;
+                };
                 sequence.drafts.push(sample.token);
-                guess.history.push(sample.token);
-                guess.next = vec![sample.token];
-                if depth == guess.most || pages.allocatable_slots(tables, tokens.len(), 1) == 0 {
+                drafting.history.push(sample.token);
+                drafting.next = vec![sample.token];
+                if depth == drafting.limit || pages.allocatable_slots(tables, tokens.len(), 1) == 0 {
                     return false;
                 }
                 let mut moves = Vec::new();
@@ -159,75 +153,75 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         Ok(())
     }
 
-    /// What there is to read of each sequence, with pages for it.
-    fn read_on(&mut self, running: &[Sequence], wanted: &[(usize, usize)], prompt_tokens: usize) -> Vec<Guess> {
+    /// Selects the tokens to prefill for each sequence and allocates their pages.
+    fn prepare(&mut self, running: &[Sequence], wanted: &[(usize, usize)], prompt_tokens: usize) -> Vec<Drafting> {
         let mut left = self.limits.tokens;
-        let mut to_read = prompt_tokens;
-        let mut guesses = Vec::new();
-        for &(index, most) in wanted.iter().take(self.limits.sequences) {
+        let mut prefill_left = prompt_tokens;
+        let mut batch = Vec::new();
+        for &(index, limit) in wanted.iter().take(self.limits.sequences) {
             let sequence = &running[index];
             let tables = || self.pages.private_tables();
-            let DraftState { tables, tokens, .. } =
-                self.cached_pages.entry(sequence.id).or_insert_with(|| DraftState {
-                    tables: tables(),
-                    tokens: Vec::new(),
-                    params: SamplingParams {
-                        logprobs: None,
-                        entropy: false,
-                        trace: None,
-                        logits_processor: None,
-                        ..(*sequence.params).clone()
-                    },
-                });
+            let DraftState { tables, tokens, .. } = self.states.entry(sequence.id).or_insert_with(|| DraftState {
+                tables: tables(),
+                tokens: Vec::new(),
+                params: SamplingParams {
+                    logprobs: None,
+                    entropy: false,
+                    trace: None,
+                    logits_processor: None,
+                    ..(*sequence.params).clone()
+                },
+            });
             let same = tokens.iter().zip(&sequence.tokens).take_while(|(read, token)| read == token).count();
             let read = same.min(sequence.tokens.len() - 1);
             tokens.truncate(read);
             self.pages.release_beyond(tables, read);
             self.pages.release_out_of_window(tables, read);
             let pending = sequence.tokens.len() - read;
-            // What the latest step accepted is not counted as a prompt.
-            let most_read = if pending <= most + 1 { pending } else { to_read };
-            let count = pending.min(most_read).min(left);
+            // Tokens accepted in the latest step do not count as prefill.
+            let max_read = if pending <= limit + 1 { pending } else { prefill_left };
+            let count = pending.min(max_read).min(left);
             let fits = self.evict_lower_ranked(running, index, count);
             if fits == 0 {
                 continue;
             }
-            let Some(DraftState { tables, .. }) = self.cached_pages.get_mut(&sequence.id) else { continue };
+            let Some(DraftState { tables, .. }) = self.states.get_mut(&sequence.id) else { continue };
             let mut moves = Vec::new();
             self.pages.allocate_slots(tables, read, fits, &mut moves);
             left -= fits;
-            to_read = to_read.saturating_sub(fits);
-            guesses.push(Guess {
+            prefill_left = prefill_left.saturating_sub(fits);
+            batch.push(Drafting {
                 index,
-                most,
-                // As long as the sequence, where a stage counts or compares tokens: only for who is sampled.
+                limit,
+                // The history may be as long as the sequence, so it is cloned only for sequences that are sampled.
                 history: if fits == pending { sequence.history.clone() } else { History::default() },
                 next: sequence.tokens[read..][..fits].to_vec(),
                 is_last: fits == pending,
             });
         }
-        guesses
+        batch
     }
 
-    /// How many of so many tokens of a sequence can have pages, if those behind it in rank give theirs up.
+    /// Returns how many of `count` tokens can get pages, evicting the draft KV cache of lower-ranked sequences if
+    /// needed.
     fn evict_lower_ranked(&mut self, running: &[Sequence], index: usize, count: usize) -> usize {
         let mut behind = running[index + 1..].iter().rev();
         loop {
-            let fits = self.cached_pages.get(&running[index].id).map_or(0, |DraftState { tables, tokens, .. }| {
+            let fits = self.states.get(&running[index].id).map_or(0, |DraftState { tables, tokens, .. }| {
                 self.pages.allocatable_slots(tables, tokens.len(), count)
             });
             if fits == count {
                 return fits;
             }
             let Some(last) = behind.next() else { return fits };
-            self.forget(|id| id == last.id);
+            self.release(|id| id == last.id);
         }
     }
 
-    /// Gives back what is kept of some sequences.
-    pub fn forget(&mut self, is_gone: impl Fn(RequestId) -> bool) {
-        let Self { pages, cached_pages, .. } = self;
-        cached_pages.retain(|&id, DraftState { tables, .. }| {
+    /// Releases the pages of the sequences for which `is_gone` holds.
+    pub fn release(&mut self, is_gone: impl Fn(RequestId) -> bool) {
+        let Self { pages, states, .. } = self;
+        states.retain(|&id, DraftState { tables, .. }| {
             let gone = is_gone(id);
             if gone {
                 pages.release(tables);
@@ -236,40 +230,39 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         });
     }
 
-    /// Computes the next tokens of each, which are read then.
-    fn forward(&mut self, running: &[Sequence], guesses: &[Guess], cancel: &Cancel) -> Result<(), ForwardError> {
-        let Self { model, cached_pages, logits, .. } = self;
-        let chunks = guesses.iter().filter_map(|guess| {
-            let sequence = &running[guess.index];
-            let DraftState { tables, tokens, .. } = cached_pages.get(&sequence.id)?;
+    /// Runs one forward pass over the next tokens of each sequence.
+    fn forward(&mut self, running: &[Sequence], batch: &[Drafting], cancel: &Cancel) -> Result<(), ForwardError> {
+        let Self { model, states, logits, .. } = self;
+        let chunks = batch.iter().filter_map(|drafting| {
+            let sequence = &running[drafting.index];
+            let DraftState { tables, tokens, .. } = states.get(&sequence.id)?;
             Some(SequenceChunk {
-                tokens: &guess.next,
+                tokens: &drafting.next,
                 first_position: tokens.len(),
                 prompt_len: sequence.prompt_len,
                 pages: tables.tables(),
                 token_types: &[],
-                logits: if guess.is_last { LogitRows::Last } else { LogitRows::None },
+                logits: if drafting.is_last { LogitRows::Last } else { LogitRows::None },
                 adapter: None,
             })
         });
         let sequences: Vec<SequenceChunk<'_>> = chunks.collect();
         model.forward(Batch { sequences: &sequences }, cancel, logits)?;
-        for guess in guesses {
-            if let Some(DraftState { tokens, .. }) = cached_pages.get_mut(&running[guess.index].id) {
-                tokens.extend(&guess.next);
+        for drafting in batch {
+            if let Some(DraftState { tokens, .. }) = states.get_mut(&running[drafting.index].id) {
+                tokens.extend(&drafting.next);
             }
         }
         Ok(())
     }
 
-    /// Checks that every page is accounted for, and is that of a sequence which is there.
+    /// Checks that every page belongs to a sequence that exists.
     ///
-    /// # Errors
-    /// What is wrong.
+    /// Returns a description of the first inconsistency.
     pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
-        if let Some(RequestId(id)) = self.cached_pages.keys().copied().find(|&id| !is_there(id)) {
+        if let Some(RequestId(id)) = self.states.keys().copied().find(|&id| !is_there(id)) {
             return Err(format!("the draft model has pages of request {id}, which is gone"));
         }
-        self.pages.audit(self.cached_pages.values().map(|cached_pages| &cached_pages.tables))
+        self.pages.audit(self.states.values().map(|state| &state.tables))
     }
 }

@@ -1,13 +1,12 @@
-//! Prompt lookup: what followed the latest tokens where they stood before (Saxena 2023,
-//! <https://github.com/apoorvumang/prompt-lookup-decoding>). Good where a text is quoted, edited or goes round in
-//! circles.
+//! Prompt lookup decoding: drafts the tokens that followed an earlier occurrence of the latest n-gram (Saxena 2023,
+//! <https://github.com/apoorvumang/prompt-lookup-decoding>). Works well where text is quoted, edited or repeated.
 
 use super::Drafter;
 
-/// See the module.
+/// Drafts by n-gram lookup.
 #[derive(Debug)]
 pub(super) struct Ngram {
-    /// Tokens that must be the same, at least and at the most.
+    /// Minimum and maximum n-gram length.
     shortest: usize,
     longest: usize,
 }
@@ -17,7 +16,7 @@ impl Ngram {
         Self { shortest, longest }
     }
 
-    /// The position after the latest of the longest matches.
+    /// Returns the position after the longest match, the latest among equals.
     fn find(&self, tokens: &[u32]) -> Option<usize> {
         let mut best = (self.shortest.max(1) - 1, None);
         for end in (1..tokens.len()).rev() {
@@ -33,20 +32,20 @@ impl Ngram {
     }
 }
 
-/// Tokens at the ends of both that are the same; more than `most` are not counted.
-pub(super) fn common_suffix(one: &[u32], other: &[u32], most: usize) -> usize {
-    one.iter().rev().zip(other.iter().rev()).take(most).take_while(|(a, b)| a == b).count()
+/// Returns the length of the common suffix, up to `limit`.
+pub(super) fn common_suffix(one: &[u32], other: &[u32], limit: usize) -> usize {
+    one.iter().rev().zip(other.iter().rev()).take(limit).take_while(|(a, b)| a == b).count()
 }
 
 impl Drafter for Ngram {
-    fn draft(&mut self, tokens: &[u32], most: usize, drafts: &mut Vec<u32>) {
+    fn draft(&mut self, tokens: &[u32], limit: usize, drafts: &mut Vec<u32>) {
         let Some(end) = self.find(tokens) else { return };
-        // Where the match is close to the end, the drafts themselves are what goes on: the text is taken to repeat.
+        // If the match overlaps the end, the text is assumed to repeat with that period.
         let period = tokens.len() - end;
-        drafts.extend((0..most).map(|index| tokens[end + index % period]));
+        drafts.extend((0..limit).map(|index| tokens[end + index % period]));
     }
 
-    fn expected(&self) -> f64 {
+    fn expected_acceptance(&self) -> f64 {
         0.4
     }
 }
@@ -55,14 +54,14 @@ impl Drafter for Ngram {
 mod tests {
     use super::*;
 
-    fn draft(shortest: usize, longest: usize, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn draft(shortest: usize, longest: usize, tokens: &[u32], limit: usize) -> Vec<u32> {
         let mut drafts = Vec::new();
-        Ngram::new(shortest, longest).draft(tokens, most, &mut drafts);
+        Ngram::new(shortest, longest).draft(tokens, limit, &mut drafts);
         drafts
     }
 
     #[test]
-    fn the_longest_match_wins_and_of_equals_the_latest() {
+    fn the_longest_then_latest_match_wins() {
         let tokens = [1, 2, 3, 10, 11, 9, 3, 20, 21, 9, 3, 30, 31, 1, 2, 3];
         assert_eq!(draft(1, 3, &tokens, 2), [10, 11]);
         assert_eq!(draft(1, 1, &tokens, 2), [30, 31]);
@@ -70,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_repeats_is_continued_beyond_its_end() {
+    fn a_repeating_text_is_continued_periodically() {
         assert_eq!(draft(1, 4, &[5, 7, 7, 7], 4), [7, 7, 7, 7]);
         assert_eq!(draft(2, 4, &[5, 1, 2, 3, 1, 2], 5), [3, 1, 2, 3, 1]);
         assert_eq!(draft(1, 4, &[5], 4), [] as [u32; 0]);

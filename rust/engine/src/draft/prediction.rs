@@ -1,67 +1,67 @@
-//! A text that the caller expects, such as the file that is to be edited (OpenAI's "predicted outputs").
+//! Drafts from the caller's predicted output, such as a file to be edited (OpenAI's "predicted outputs").
 //!
-//! A place in the prediction goes along with the output. A token that is not the predicted one is first taken for
-//! another in its place; if so many follow that it has lost its place, the latest tokens are looked for in the
-//! prediction, so that what was put in or left out throws it off for a few tokens only. How many are so many depends on
-//! how often the tokens of this place came so far: where each second one does, a few in a row are no surprise.
+//! A cursor in the prediction follows the output. A token that differs from the prediction is first taken for a
+//! substitution; after several mismatches the latest tokens are searched in the prediction, so that an insertion or
+//! deletion costs only a few tokens. How many mismatches trigger the search depends on the recent match rate: where
+//! every second token matches, a few mismatches in a row are expected.
 
 use super::Drafter;
 use super::ngram::common_suffix;
 
-/// Tokens by which a place is found again, at the least and at the most.
+/// Minimum and maximum number of tokens by which the cursor is realigned.
 const SHORTEST: usize = 2;
 const LONGEST: usize = 8;
-/// A row of misses that is less likely than this says that the place is lost.
-const SURPRISE: f64 = 0.005;
-/// The share of tokens that come as predicted: before any came, and what each weighs.
+/// A run of mismatches less likely than this means that the cursor is misaligned.
+const MISALIGNED_BELOW: f64 = 0.005;
+/// Initial match rate, and the weight of each new token in it.
 const EXPECTED: f64 = 0.8;
 const SMOOTHING: f64 = 0.06;
 
-/// See the module.
+/// Drafts from a predicted output.
 #[derive(Debug)]
 pub(super) struct Prediction {
     tokens: Vec<u32>,
-    /// Place of the token that is expected next.
+    /// Cursor: index of the next expected token.
     next: usize,
-    /// Tokens of prompt and continuation that were compared.
+    /// Number of prompt and output tokens already compared.
     seen: usize,
-    /// Tokens at the end of these that were not the predicted ones.
-    missed: i32,
-    /// The share of the tokens before these that were.
+    /// Number of consecutive mismatches at the end.
+    mismatches: i32,
+    /// Match rate of the tokens before them.
     match_rate: f64,
     prompt_len: usize,
 }
 
 impl Prediction {
     pub fn new(tokens: Vec<u32>, prompt_len: usize) -> Self {
-        Self { tokens, next: 0, seen: prompt_len, missed: 0, match_rate: EXPECTED, prompt_len }
+        Self { tokens, next: 0, seen: prompt_len, mismatches: 0, match_rate: EXPECTED, prompt_len }
     }
 
-    /// Goes along with the tokens that have come.
-    fn follow(&mut self, tokens: &[u32]) {
+    /// Compares new tokens and moves the cursor.
+    fn align(&mut self, tokens: &[u32]) {
         for &token in &tokens[self.seen..] {
             if self.tokens.get(self.next) == Some(&token) {
-                self.match_rate = self.match_rate * (1.0 - SMOOTHING).powi(self.missed + 1) + SMOOTHING;
-                self.missed = 0;
+                self.match_rate = self.match_rate * (1.0 - SMOOTHING).powi(self.mismatches + 1) + SMOOTHING;
+                self.mismatches = 0;
             } else {
-                self.missed = self.missed.saturating_add(1);
+                self.mismatches = self.mismatches.saturating_add(1);
             }
             self.next += 1;
         }
         self.seen = tokens.len();
-        if self.is_lost()
+        if self.is_misaligned()
             && let Some(place) = self.find(&tokens[self.prompt_len..])
         {
-            (self.next, self.missed) = (place, 0);
+            (self.next, self.mismatches) = (place, 0);
         }
     }
 
-    /// Whether the latest misses are more than a token here and there.
-    fn is_lost(&self) -> bool {
-        self.missed > 1 && (1.0 - self.match_rate).powi(self.missed) < SURPRISE
+    /// Returns whether the latest mismatches are more than substitutions.
+    fn is_misaligned(&self) -> bool {
+        self.mismatches > 1 && (1.0 - self.match_rate).powi(self.mismatches) < MISALIGNED_BELOW
     }
 
-    /// The place after the longest match, and of equals after the nearest.
+    /// Returns the position after the longest match, the nearest among equals.
     fn find(&self, output: &[u32]) -> Option<usize> {
         let matched = |end: usize| common_suffix(&self.tokens[..end], output, LONGEST);
         let ends =
@@ -71,12 +71,12 @@ impl Prediction {
 }
 
 impl Drafter for Prediction {
-    fn draft(&mut self, tokens: &[u32], most: usize, drafts: &mut Vec<u32>) {
-        self.follow(tokens);
-        drafts.extend(self.tokens.iter().skip(self.next).take(most));
+    fn draft(&mut self, tokens: &[u32], limit: usize, drafts: &mut Vec<u32>) {
+        self.align(tokens);
+        drafts.extend(self.tokens.iter().skip(self.next).take(limit));
     }
 
-    fn expected(&self) -> f64 {
+    fn expected_acceptance(&self) -> f64 {
         0.7
     }
 }
@@ -85,26 +85,26 @@ impl Drafter for Prediction {
 mod tests {
     use super::*;
 
-    /// What is drafted after each of the outputs in turn, after a prompt of three tokens.
+    /// Returns the drafts after each prefix of the output, following a prompt of three tokens.
     fn drafts(prediction: impl IntoIterator<Item = u32>, output: &[u32], steps: &[usize]) -> Vec<Vec<u32>> {
         let mut drafter = Prediction::new(prediction.into_iter().collect(), 3);
         let tokens: Vec<u32> = [1, 1, 1].iter().chain(output).copied().collect();
-        let draft = |&come: &usize| {
+        let draft = |&count: &usize| {
             let mut drafts = Vec::new();
-            drafter.draft(&tokens[..3 + come], 2, &mut drafts);
+            drafter.draft(&tokens[..3 + count], 2, &mut drafts);
             drafts
         };
         steps.iter().map(draft).collect()
     }
 
     #[test]
-    fn it_goes_along_and_passes_over_another_token_in_its_place() {
+    fn the_cursor_skips_substituted_tokens() {
         assert_eq!(drafts(10..20, &[10, 11, 50, 13, 14], &[0, 1, 3, 5]), [[10, 11], [11, 12], [13, 14], [15, 16]]);
     }
 
     #[test]
-    fn it_finds_its_place_again_after_something_put_in_or_left_out() {
-        // Two misses are no surprise at first, four are; and two are after twenty tokens that came.
+    fn the_cursor_realigns_after_insertions_and_deletions() {
+        // At first four mismatches realign, two do not; after twenty matches two do.
         assert_eq!(drafts(10..20, &[10, 11, 50, 51, 52, 53, 12, 13], &[8]), [[14, 15]]);
         assert_eq!(drafts(10..20, &[10, 11, 16, 17], &[2, 4]), [[12, 13], [14, 15]]);
         let left_out: Vec<u32> = (10..40).chain([50, 51]).collect();
@@ -112,21 +112,24 @@ mod tests {
     }
 
     #[test]
-    fn where_each_second_token_comes_true_it_keeps_its_place() {
-        // A text that goes in circles, so that its tokens stand in many places.
+    fn the_cursor_stays_where_half_the_tokens_match() {
+        // A repetitive text, in which every token occurs in many positions.
         let output: Vec<u32> = (0..200).map(|index| index % 5).collect();
         let prediction = (0..200).map(|index| if index % 6 < 3 { 99 } else { index % 5 });
         let steps: Vec<usize> = (100..198).collect();
-        for (&come, drafts) in steps.iter().zip(drafts(prediction, &output, &steps)) {
-            assert!(drafts.iter().zip(&output[come..]).all(|(&draft, &token)| draft == 99 || draft == token), "{come}");
-            assert_eq!(drafts[0] == 99, come % 6 < 3, "{come}");
+        for (&count, drafts) in steps.iter().zip(drafts(prediction, &output, &steps)) {
+            assert!(
+                drafts.iter().zip(&output[count..]).all(|(&draft, &token)| draft == 99 || draft == token),
+                "{count}"
+            );
+            assert_eq!(drafts[0] == 99, count % 6 < 3, "{count}");
         }
     }
 
     #[test]
-    fn it_has_nothing_to_say_beyond_its_end() {
+    fn nothing_is_drafted_beyond_the_end_of_the_prediction() {
         assert_eq!(drafts([10, 11, 12], &[10, 11, 12, 13], &[2, 3, 4]), [vec![12], vec![], vec![]]);
-        // The end of the prediction, which nothing follows, is no place to go on from.
+        // The end of the prediction is not a position to continue from.
         assert_eq!(drafts([10, 11, 12], &[50, 51, 52, 53, 11, 12], &[6]), [[] as [u32; 0]]);
     }
 }

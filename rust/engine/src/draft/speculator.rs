@@ -1,4 +1,4 @@
-//! Asks the sources of all sequences for drafts, and takes those that are worth it.
+//! Collects proposals from the sources of all sequences and chooses how many drafts to verify.
 
 use ferrule_kernels::Cancel;
 use ferrule_model::{ForwardError, LanguageModel};
@@ -13,16 +13,16 @@ use crate::sampling::Sampler;
 use crate::sequence::Sequence;
 use crate::{ConfigError, EngineConfig, Request, RequestId};
 
-/// What a step may spend on drafts.
+/// Limits on the drafts of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DraftLimits {
-    /// Tokens of a sequence, with its drafts and the token that follows them.
+    /// Maximum number of tokens of a sequence, including drafts and the token sampled after them.
     pub max_total_tokens: usize,
-    /// Tokens of prompts that a draft model may read.
+    /// Prompt tokens that a draft model may prefill.
     pub prompt_tokens: usize,
 }
 
-/// See the module.
+/// Chooses the drafts of each step.
 #[derive(Debug)]
 pub(crate) struct Speculator<M> {
     config: SpeculativeConfig,
@@ -31,15 +31,14 @@ pub(crate) struct Speculator<M> {
 }
 
 impl<M: LanguageModel> Speculator<M> {
-    /// # Errors
-    /// [`ConfigError`] if a draft model does not fit.
+    /// Returns [`ConfigError`] if the draft model does not fit.
     pub fn new(config: &EngineConfig, draft: Option<DraftModel<M>>, target: &M) -> Result<Self, ConfigError> {
         let limits = Limits { sequences: config.max_num_seqs, tokens: config.max_num_batched_tokens };
         let model = draft.map(|draft| DraftModelRunner::new(draft, target, limits)).transpose()?;
         Ok(Self { config: config.speculative.clone(), costs: StepCosts::new(), model })
     }
 
-    /// The sources of a request's sequence, with the request's prediction. A beam has none: its next token is not sampled.
+    /// Creates the draft sources of a request. A beam has none, because its next token is not sampled.
     pub fn sources(&self, request: &Request, prediction: Vec<u32>) -> Drafts {
         if request.params.beam_search.is_some() {
             return Drafts::default();
@@ -48,10 +47,9 @@ impl<M: LanguageModel> Speculator<M> {
         Drafts::new(self.config.method, self.model.is_some(), request.prompt.len(), prediction, grammar)
     }
 
-    /// Gives the sequences that decode their drafts for the next step.
+    /// Sets the drafts of all decoding sequences for the next step.
     ///
-    /// # Errors
-    /// [`ForwardError`] of a draft model.
+    /// Returns the draft model's [`ForwardError`].
     pub fn propose(
         &mut self,
         running: &mut [Sequence],
@@ -68,9 +66,9 @@ impl<M: LanguageModel> Speculator<M> {
                 continue;
             }
             rows += 1;
-            let most = sequence.max_drafts(limits.max_total_tokens).min(self.config.num_speculative_tokens);
-            if most > 0
-                && let Some(proposal) = self.proposal(sequence, most)
+            let limit = sequence.max_drafts(limits.max_total_tokens).min(self.config.num_speculative_tokens);
+            if limit > 0
+                && let Some(proposal) = self.proposal(sequence, limit)
             {
                 proposals.push(proposal);
                 proposing.push(index);
@@ -84,8 +82,8 @@ impl<M: LanguageModel> Speculator<M> {
         let mut from_model = Vec::new();
         for (index, count) in proposing.into_iter().zip(counts) {
             let drafts = &mut running[index].drafts;
-            let probes = count == 0 && drafts.acceptance().is_some_and(Acceptance::rest);
-            let count = if probes { 1 } else { count };
+            let is_probe = count == 0 && drafts.acceptance().is_some_and(Acceptance::skip_step);
+            let count = if is_probe { 1 } else { count };
             drafts.truncate(count);
             if count > 0 && drafts.are_from_model() {
                 from_model.push((index, count));
@@ -93,40 +91,39 @@ impl<M: LanguageModel> Speculator<M> {
         }
         match &mut self.model {
             Some(model) if !from_model.is_empty() => {
-                model.guess(running, &from_model, limits.prompt_tokens, sampler, cancel)
+                model.draft(running, &from_model, limits.prompt_tokens, sampler, cancel)
             }
             _ => Ok(()),
         }
     }
 
-    /// Up to `most` drafts of a sequence: those of its own sources are there, those of the model are to be made.
-    fn proposal(&self, sequence: &mut Sequence, most: usize) -> Option<Proposal> {
+    /// Proposes up to `limit` drafts for a sequence. Its own drafters fill them in now; the draft model runs later.
+    fn proposal(&self, sequence: &mut Sequence, limit: usize) -> Option<Proposal> {
         let Sequence { drafts, tokens, constraint, .. } = sequence;
-        drafts.look_up(tokens, most, constraint.as_mut());
+        drafts.propose(tokens, limit, constraint.as_mut());
         let (count, seconds) = match &self.model {
-            Some(model) if drafts.are_from_model() => (most.min(model.room(tokens.len())), model.seconds),
+            Some(model) if drafts.are_from_model() => (limit.min(model.max_drafts(tokens.len())), model.seconds),
             _ => (drafts.tokens().len(), 0.0),
         };
         let rate = drafts.acceptance().filter(|_| count > 0)?.rate();
         Some(Proposal { count, rate, seconds })
     }
 
-    /// Takes note of a step that decoded so many rows and nothing else.
+    /// Records the duration of a decode-only step.
     pub fn record(&mut self, rows: usize, seconds: f64) {
         self.costs.record(rows, seconds);
     }
 
-    /// Gives back a draft model's pages of sequences that are gone.
-    pub fn forget(&mut self, is_gone: impl Fn(RequestId) -> bool) {
+    /// Releases the draft model's pages of the sequences for which `is_gone` holds.
+    pub fn release(&mut self, is_gone: impl Fn(RequestId) -> bool) {
         if let Some(model) = &mut self.model {
-            model.forget(is_gone);
+            model.release(is_gone);
         }
     }
 
-    /// Checks that every page of a draft model is accounted for, and is that of a sequence which is there.
+    /// Checks that every page of the draft model belongs to a sequence that exists.
     ///
-    /// # Errors
-    /// What is wrong.
+    /// Returns a description of the first inconsistency.
     pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
         self.model.as_ref().map_or(Ok(()), |model| model.audit(is_there))
     }

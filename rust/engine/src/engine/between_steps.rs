@@ -14,18 +14,18 @@ use crate::EngineError;
 use crate::pages::PageTables;
 
 impl<M: LanguageModel> Engine<M> {
-    /// Room for so many numbers, which are asked for of so many tokens.
+    /// Allocates the result of an operation on `tokens` tokens: room for `numbers` floats.
     pub(crate) fn allocate_result(&self, tokens: usize, numbers: usize) -> Result<Vec<f32>, EngineError> {
         let mut result = Vec::new();
         let bytes = (numbers as u64).saturating_mul(4);
-        // Systems promise more memory than they have; ask before the promise is called in.
+        // Overcommit grants more memory than there is, so compare with the available memory first.
         if bytes > machine::available_memory() || result.try_reserve_exact(numbers).is_err() {
             return Err(EngineError::OutOfMemory { tokens, bytes });
         }
         Ok(result)
     }
 
-    /// Does something with a sequence of its own, and gives its pages back.
+    /// Runs `work` between steps with page tables of its own, and releases their pages.
     pub(crate) fn with_tables<T>(
         &mut self,
         mut tables: PageTables,
@@ -38,7 +38,7 @@ impl<M: LanguageModel> Engine<M> {
         })
     }
 
-    /// Does something that no request waits for. A panic ends the engine.
+    /// Runs `work` between steps. A panic ends the engine.
     pub(crate) fn run_between_steps<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, ForwardError>,
@@ -53,7 +53,8 @@ impl<M: LanguageModel> Engine<M> {
         outcome.map_err(|_| EngineError::Cancelled)
     }
 
-    /// Computes the first tokens of a range, as many as a step allows; how many. Their logits are the latest ones.
+    /// Computes as many of the first tokens of `range` as one step allows and returns how many. The logits are left in
+    /// `self.logits`.
     pub(crate) fn compute_chunk(
         &mut self,
         tables: &mut PageTables,
@@ -68,14 +69,14 @@ impl<M: LanguageModel> Engine<M> {
         let count = loop {
             match self.scheduler.pages.allocatable_slots(tables, range.start, wanted) {
                 0 => {
-                    assert!(self.scheduler.preempt_last(), "all pages together do not hold a sequence that they should")
+                    assert!(self.scheduler.preempt_last(), "an admitted sequence does not fit into the empty KV cache")
                 }
                 count => break count,
             }
         };
         let mut moves = Vec::new();
         self.scheduler.pages.allocate_slots(tables, range.start, count, &mut moves);
-        assert!(moves.is_empty(), "nobody shares a page that is still to be filled");
+        assert!(moves.is_empty(), "a page that is not full is never shared");
         let chunk = SequenceChunk {
             tokens: &tokens[range.start..][..count],
             first_position: range.start,

@@ -5,36 +5,36 @@ use std::time::Duration;
 
 use crate::SpeculativeConfig;
 
-/// What an engine may use.
+/// Limits and options of an [`Engine`](crate::Engine).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Pages of the model's store, for each group of layers: the engine gives out numbers below these.
+    /// Number of KV pages per group of layers; page numbers are below these.
     pub pages: Vec<usize>,
-    /// Tokens of prompt and continuation together, at the most.
+    /// Maximum number of tokens of a sequence: prompt plus output.
     pub max_model_len: usize,
-    /// Sequences that are computed side by side, at the most; never more than `max_num_batched_tokens`.
+    /// Maximum number of running sequences; capped at `max_num_batched_tokens`.
     pub max_num_seqs: usize,
-    /// Tokens that one step computes, at the most: the chunk into which long prompts are cut.
+    /// Maximum number of tokens in one step; longer prompts are split into chunks of this size.
     pub max_num_batched_tokens: usize,
-    /// Requests that wait for a place, at the most.
+    /// Maximum number of waiting requests; unlimited if `None`.
     pub max_queued_requests: Option<usize>,
-    /// How long a step should take at the most that computes prompts beside sequences that decode and are streamed.
+    /// Target duration of a step that prefills while streamed sequences decode (inter-token latency).
     pub target_itl: Duration,
-    /// Whether pages are kept for requests that begin with the same tokens.
+    /// Whether full pages stay cached for later requests that start with the same tokens.
     pub enable_prefix_caching: bool,
-    /// Where they are kept beyond the life of the engine; only with prefix caching.
+    /// Directory in which cached pages outlive the engine; requires prefix caching.
     pub prefix_cache_dir: Option<PrefixCacheDir>,
-    /// What is guessed of the tokens to come.
+    /// Speculative decoding.
     pub speculative: SpeculativeConfig,
 }
 
-/// A directory for pages.
+/// Disk tier of the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixCacheDir {
-    /// The directory.
+    /// Path of the directory.
     pub path: PathBuf,
-    /// Bytes that it may hold.
+    /// Maximum size of the directory in bytes.
     pub limit: u64,
-    /// Bytes that a step reads from there at the most, beyond one page: those who decode wait for it.
+    /// Maximum bytes that one step reads from disk beyond the first page, because running sequences wait for the read.
     pub step_bytes: usize,
 }

@@ -17,7 +17,8 @@ impl<M: LanguageModel> Engine<M> {
         }
     }
 
-    /// Ends the engine. What its parts hold is not to be trusted any more, so that nothing of it is used again.
+    /// Ends the engine: every request finishes with an error. The state of its parts is unknown after a panic, so all
+    /// of it is replaced.
     pub(crate) fn mark_dead(&mut self, reason: String) {
         let finish = FinishReason::Dead { reason: reason.clone() };
         let output = |sequence: &Sequence| StepOutput { finish: Some(finish.clone()), ..StepOutput::empty(sequence) };
@@ -26,15 +27,15 @@ impl<M: LanguageModel> Engine<M> {
         self.metrics.requests_finished.error += self.final_outputs.len() as u64;
         let scheduler = new_scheduler(&self.model, &self.config);
         let old = std::mem::replace(&mut self.scheduler, scheduler);
-        self.speculator.forget(|_| true);
-        // A disk takes its time to close, and those who wait for this engine should hear of it first.
+        self.speculator.release(|_| true);
+        // Closing the disk cache takes time, and callers should learn of the failure first.
         self.scheduler.pages.take_disk_from(old.pages);
         self.dead = Some(reason);
         self.publish();
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(message), _) => (*message).to_owned(),

@@ -8,13 +8,13 @@ use crate::request::prompt_from_ids;
 use crate::{EngineError, RequestError};
 
 impl<M: LanguageModel> Engine<M> {
-    /// The logits `[tokens - first, vocab]` that follow each token of a sequence from the one at `first` on, with an
-    /// adapter or without. The requests under way lose nothing by it; the last of them in rank are computed again if it
-    /// needs their pages.
+    /// Computes the logits `[tokens - first, vocab]` after each token of a sequence from position `first` on, with or
+    /// without an adapter. Running requests are not affected, except that the lowest-ranked may be preempted to free
+    /// pages.
     ///
-    /// # Errors
-    /// [`EngineError::Request`] if the sequence is empty, too long, not of the model's tokens, or has no token at `first`;
-    /// [`EngineError::OutOfMemory`] if the result does not fit; [`EngineError::Cancelled`], [`EngineError::Dead`].
+    /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
+    /// has no token at `first`; [`EngineError::OutOfMemory`] if the result does not fit into memory;
+    /// [`EngineError::Cancelled`]; [`EngineError::Dead`].
     pub fn logits(
         &mut self,
         token_ids: &[i64],

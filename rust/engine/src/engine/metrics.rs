@@ -9,25 +9,24 @@ use super::Engine;
 use crate::{Metrics, PageStatistics};
 
 impl<M: LanguageModel> Engine<M> {
-    /// The engine in numbers.
+    /// Returns the engine's metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// The same as of the latest call that has ended: to be read beside a step that runs.
+    /// Returns a shared copy of the metrics, updated at the end of each call. It can be read while a step runs.
     pub fn published_metrics(&self) -> Arc<Mutex<Metrics>> {
         Arc::clone(&self.published)
     }
 
-    /// How the pages of each group of layers are used.
+    /// Returns the page usage of each group of layers.
     pub fn page_statistics(&self) -> Vec<PageStatistics> {
         self.scheduler.pages.statistics()
     }
 
-    /// Checks that every page is accounted for. Takes time in proportion to the pages: for tests.
+    /// Checks the reference counts of all pages. Takes time proportional to the number of pages; meant for tests.
     ///
-    /// # Errors
-    /// What is wrong.
+    /// Returns a description of the first inconsistency.
     pub fn audit_pages(&self) -> Result<(), String> {
         self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;
         self.speculator.audit(|id| self.scheduler.sequences().any(|sequence| sequence.id == id))

@@ -43,11 +43,10 @@ pub use config::{EngineConfig, PrefixCacheDir};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub(crate) use failure::panic_message;
 
-/// Logits of a step for the log-probabilities of prompts, at the most: every row is wanted there, and each is as long as
-/// the vocabulary.
+/// Maximum number of logits per step for prompt log-probabilities, which need a row of `vocab_size` logits per token.
 const MAX_LOGITS: usize = 1 << 24;
 
-/// Serves any number of requests from one model.
+/// Serves many requests from one model by continuous batching.
 #[derive(Debug)]
 pub struct Engine<M> {
     pub(crate) model: M,
@@ -55,34 +54,32 @@ pub struct Engine<M> {
     pub(crate) config: EngineConfig,
     pub(crate) limits: LengthLimits,
     sampler: Sampler,
-    /// Logits of the latest step, `[sampled rows, vocab]`.
+    /// Logits of the latest forward pass, `[sampled rows, vocab]`.
     pub(crate) logits: Vec<f32>,
     next_id: u64,
     prefill_budget: PrefillBudget,
     speculator: Speculator<M>,
     searches: BeamSearches,
     pub(crate) metrics: Metrics,
-    /// A copy of the metrics as of the latest call, for whoever does not want to wait for a step.
+    /// Copy of the metrics, updated at the end of each call, so that readers do not wait for a step.
     published: Arc<Mutex<Metrics>>,
-    /// Why it serves no more.
+    /// Reason why the engine is dead, if it is.
     dead: Option<String>,
-    /// What the next step tells the requests that died with the engine.
+    /// Outputs with which the next step ends the requests of a dead engine.
     final_outputs: Vec<StepOutput>,
 }
 
 impl<M: LanguageModel> Engine<M> {
-    /// An engine without requests.
+    /// Creates an engine without requests.
     ///
-    /// # Errors
-    /// [`ConfigError`] if the configuration leaves no room for anything, or does not fit the model.
+    /// Returns [`ConfigError`] if a limit is zero or the configuration does not fit the model.
     pub fn new(model: M, config: EngineConfig) -> Result<Self, ConfigError> {
         Self::with_draft_model(model, None, config)
     }
 
-    /// As [`Engine::new`], with a model that guesses for it.
+    /// Creates an engine that drafts tokens with a second, smaller model.
     ///
-    /// # Errors
-    /// [`ConfigError`], also if the draft model does not fit the model.
+    /// Returns [`ConfigError`] if a limit is zero, or the configuration or the draft model does not fit the model.
     pub fn with_draft_model(
         model: M,
         draft: Option<DraftModel<M>>,
@@ -139,18 +136,18 @@ impl<M: LanguageModel> Engine<M> {
         Ok(engine)
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// Tokens of prompt and continuation that a request can have: what the context and the KV pages hold, whichever is
-    /// less.
+    /// Returns the maximum number of tokens of a request (prompt plus output): the context length or the KV cache
+    /// capacity, whichever is smaller.
     pub fn max_model_len(&self) -> usize {
         self.limits.tokens()
     }
 
-    /// Why the engine serves no more, if it does not.
+    /// Returns why the engine is dead, if it is.
     pub fn dead(&self) -> Option<&str> {
         self.dead.as_deref()
     }

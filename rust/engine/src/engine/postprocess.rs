@@ -15,13 +15,14 @@ use crate::structured::{Constraint, Next};
 use crate::{FinishReason, Metrics, StepOutput, TokenLogprobs};
 
 impl<M: LanguageModel> Engine<M> {
-    /// Takes note of what is computed, samples, and parts with the requests that end.
+    /// Updates computed counts, samples tokens, caches full pages, and removes finished requests. Returns the step's
+    /// outputs.
     pub(super) fn postprocess(&mut self, plan: &Schedule) -> Vec<StepOutput> {
         let vocab_size = self.model.vocab_size();
         let logits = std::mem::take(&mut self.logits);
         let mut rest = logits.as_slice();
         let mut outputs = Vec::new();
-        let mut searched = BTreeSet::new();
+        let mut beam_searches = BTreeSet::new();
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
             let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
@@ -37,42 +38,42 @@ impl<M: LanguageModel> Engine<M> {
             let mut error = None;
             if sequence.beam.is_some() {
                 error = rows.last().and_then(|row| beams::expand_beam(sequence, row, &mut self.sampler));
-                searched.insert(sequence.id);
+                beam_searches.insert(sequence.id);
             } else if rows.len() > 0 {
-                let got = advance(sequence, rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics);
-                if let Some(FinishReason::Sampling(found)) = &got.finish {
+                let new = advance(sequence, rows, &mut self.sampler, self.limits.tokens(), &mut self.metrics);
+                if let Some(FinishReason::Sampling(found)) = &new.finish {
                     error = Some(found.clone());
                 }
-                output = Some(got);
+                output = Some(new);
             }
             let pages = &mut self.scheduler.pages;
             if chunk.drafts > 0 {
                 pages.release_beyond(&mut sequence.tables, sequence.computed);
             }
             if let Some(SampleError::NotFinite { .. }) = error {
-                // Whatever made these logits may be in the pages.
+                // The cause of the invalid logits may be in the pages: nobody may reuse them.
                 pages.invalidate(&mut sequence.tables);
             } else {
-                for fresh in pages.cache_full_pages(&mut sequence.tables, &sequence.tokens, sequence.computed) {
-                    pages.write_to_disk(&mut sequence.tables, &fresh, &self.model);
+                for new_pages in pages.cache_full_pages(&mut sequence.tables, &sequence.tokens, sequence.computed) {
+                    pages.write_to_disk(&mut sequence.tables, &new_pages, &self.model);
                 }
             }
             outputs.extend(output);
         }
-        outputs.extend(self.searches.advance(&searched, &mut self.scheduler, &mut self.metrics));
+        outputs.extend(self.searches.advance(&beam_searches, &mut self.scheduler, &mut self.metrics));
         for output in &outputs {
             let Some(reason) = &output.finish else { continue };
             self.metrics.requests_finished.record(reason);
             self.scheduler.remove(output.request);
-            self.speculator.forget(|gone| gone == output.request);
+            self.speculator.release(|other| other == output.request);
         }
         self.logits = logits;
         outputs
     }
 }
 
-/// Tells of a sequence's prompt and gives it its tokens, from the logits of its latest rows: one, and one more for each
-/// draft that it makes come true. What its request gets.
+/// Collects prompt log-probabilities and samples tokens from a sequence's rows: one token, plus one per accepted draft.
+/// Returns the request's output.
 fn advance(
     sequence: &mut Sequence,
     rows: ChunksExact<'_, f32>,
@@ -82,7 +83,7 @@ fn advance(
 ) -> StepOutput {
     let mut output = StepOutput::empty(sequence);
     let drafted = sequence.drafts.tokens().len();
-    let untold = rows.len() - 1 - drafted;
+    let prompt_rows = rows.len() - 1 - drafted;
     if let Err(error) = collect_prompt_logprobs(sequence, rows.clone(), sampler, &mut output.prompt_logprobs) {
         output.finish = Some(FinishReason::Sampling(error));
         return output;
@@ -91,7 +92,7 @@ fn advance(
         return output;
     }
     let mut accepted = 0;
-    for row in rows.skip(untold) {
+    for row in rows.skip(prompt_rows) {
         match sample(sequence, row, sampler) {
             Err(reason) => output.finish = Some(reason),
             Ok(Sample { token, logprobs, entropy, trace }) => {
@@ -112,11 +113,11 @@ fn advance(
                     output.finish = Some(FinishReason::Length);
                 }
                 metrics.record_token(since_last, &sequence.timing, output.finish.is_some());
-                // Its keys and values are there if it was the draft in this place.
-                let match_rate = sequence.drafts.tokens().get(accepted) == Some(&token);
-                accepted += usize::from(match_rate);
-                sequence.computed += usize::from(match_rate);
-                if !match_rate {
+                // An accepted draft already has its keys and values in the cache.
+                let is_accepted = sequence.drafts.tokens().get(accepted) == Some(&token);
+                accepted += usize::from(is_accepted);
+                sequence.computed += usize::from(is_accepted);
+                if !is_accepted {
                     break;
                 }
             }
@@ -132,7 +133,7 @@ fn advance(
     output
 }
 
-/// The next token of a sequence, or why there is none.
+/// Samples the next token of a sequence, or returns the reason why it finishes.
 fn sample(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Result<Sample, FinishReason> {
     let Sequence { constraint, params, history, tokens, .. } = sequence;
     let mask = match constraint.as_mut().map(Constraint::next).transpose().map_err(FinishReason::Constraint)? {
@@ -143,22 +144,22 @@ fn sample(sequence: &mut Sequence, row: &[f32], sampler: &mut Sampler) -> Result
     sampler.sample(row, params, history, mask, tokens.len()).map_err(FinishReason::Sampling)
 }
 
-/// Adds the log-probabilities of the prompt's tokens that the rows of the latest chunk tell.
+/// Appends the log-probabilities of the prompt tokens that the chunk's rows predict.
 fn collect_prompt_logprobs(
     sequence: &mut Sequence,
     rows: ChunksExact<'_, f32>,
     sampler: &mut Sampler,
-    told: &mut Vec<TokenLogprobs>,
+    logprobs: &mut Vec<TokenLogprobs>,
 ) -> Result<(), SampleError> {
     if !sequence.wants_prompt_logprobs() {
         return Ok(());
     }
     let count = sequence.params.prompt_logprobs.unwrap_or(0);
-    // The row of a position tells of the token after it.
+    // The row at a position predicts the token after it.
     let first = sequence.computed + 1 - rows.len();
     for (row, position) in rows.zip(first..) {
         if position == sequence.next_prompt_logprob && sequence.wants_prompt_logprobs() {
-            told.push(sampler.logprobs(row, sequence.tokens[position], count, position)?);
+            logprobs.push(sampler.logprobs(row, sequence.tokens[position], count, position)?);
             sequence.next_prompt_logprob += 1;
         }
     }

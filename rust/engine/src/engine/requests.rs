@@ -9,22 +9,21 @@ use crate::sequence::Sequence;
 use crate::{Request, RequestError, RequestId};
 
 impl<M: LanguageModel> Engine<M> {
-    /// Queues a request.
+    /// Adds a request to the waiting queue and returns its id.
     ///
-    /// # Errors
-    /// [`RequestError`] if it can never be served, or too many wait; nothing is queued then.
+    /// Returns [`RequestError`] if the request is invalid, can never be served, or the queue is full. Nothing is queued
+    /// then.
     pub fn add_request(&mut self, request: Request) -> Result<RequestId, RequestError> {
         self.add(request, None)
     }
 
-    /// Queues a request with the prompt of an earlier one. It waits until that prompt is computed, and shares its
-    /// pages: so a prompt with many continuations is computed once. If the other one ends before, or its prompt turns
-    /// out to be different, this is a request like any other.
+    /// Adds a request that forks from `parent`, an earlier request with the same prompt. It waits until the parent's
+    /// prompt is computed, then shares its pages, so a prompt with many continuations is computed once. If the parent
+    /// ends first, or its prompt differs, the request is handled like any other.
     ///
-    /// # Errors
-    /// As [`Engine::add_request`].
-    pub fn fork_request(&mut self, request: Request, of: RequestId) -> Result<RequestId, RequestError> {
-        self.add(request, Some(of))
+    /// Returns the errors of [`Engine::add_request`].
+    pub fn fork_request(&mut self, request: Request, parent: RequestId) -> Result<RequestId, RequestError> {
+        self.add(request, Some(parent))
     }
 
     fn add(&mut self, mut request: Request, fork_parent: Option<RequestId>) -> Result<RequestId, RequestError> {
@@ -38,7 +37,7 @@ impl<M: LanguageModel> Engine<M> {
                     && other.params.cache_salt == request.params.cache_salt
                     && other.adapter == request.adapter
             };
-            let fork_parent = self.scheduler.sequences().find(same).map(|fork_parent| fork_parent.id);
+            let fork_parent = self.scheduler.sequences().find(same).map(|parent| parent.id);
             let shareable = self.model.shareable_tokens(request.prompt.len());
             let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref());
             let tables = self.scheduler.pages.tables(namespace, shareable);
@@ -67,8 +66,8 @@ impl<M: LanguageModel> Engine<M> {
         }
         let (_, waiting) = self.scheduler.requests();
         match self.config.max_queued_requests {
-            // Those for whom there is a place wait for no more than the next step.
-            Some(limit) if waiting >= limit + self.scheduler.free_places() => {
+            // Requests that fit into free slots start in the next step and do not count as waiting.
+            Some(limit) if waiting >= limit + self.scheduler.free_slots() => {
                 Err(RequestError::QueueFull { waiting, limit })
             }
             _ => Ok(()),
@@ -79,18 +78,18 @@ impl<M: LanguageModel> Engine<M> {
         if self.model.abilities().logits { Ok(()) } else { Err(RequestError::NoLogits) }
     }
 
-    /// Ends a request in whatever state it is; its pages are free at once, and no step says anything of it any more.
-    /// False if there is no such request, or it has ended before.
+    /// Aborts a request and frees its pages. Later steps return no output for it. Returns false if the request does not
+    /// exist or has finished.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let aborted = self.scheduler.remove(id);
         self.searches.end(id);
-        self.speculator.forget(|gone| gone == id);
+        self.speculator.release(|other| other == id);
         self.metrics.requests_finished.abort += u64::from(aborted);
         self.publish();
         aborted
     }
 
-    /// Whether a step would do something.
+    /// Returns whether any request is unfinished, so that a step has work to do.
     pub fn has_unfinished_requests(&self) -> bool {
         self.scheduler.sequences().next().is_some() || !self.final_outputs.is_empty()
     }

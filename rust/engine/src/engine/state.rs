@@ -1,4 +1,4 @@
-//! A sequence's keys and values as bytes, and back: for callers who keep a computed prompt in a file of their own.
+//! Saves the KV cache of a sequence as bytes and restores it, so that callers can keep a computed prompt in a file.
 
 use std::sync::Arc;
 
@@ -12,12 +12,11 @@ use crate::pages::{Namespace, PAGE_NONE, decode_state, encode_state, payload, pa
 use crate::request::{check_prompt, prompt_from_ids};
 
 impl<M: LanguageModel> Engine<M> {
-    /// The state after these tokens: what is not in the prefix cache is computed. Whole pages are saved; the tokens after
-    /// the last one cost little to compute again.
+    /// Returns the KV cache of a sequence as bytes. Tokens that are not in the prefix cache are computed. Only full
+    /// pages are saved; the few tokens after the last one are computed again on use.
     ///
-    /// # Errors
-    /// [`EngineError::Request`] if the sequence is empty, too long or not of the model's tokens, or the model generates
-    /// nothing; [`EngineError::Cancelled`], [`EngineError::Dead`].
+    /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
+    /// the model does not generate; [`EngineError::Cancelled`]; [`EngineError::Dead`].
     pub fn save_state(
         &mut self,
         token_ids: &[i64],
@@ -35,7 +34,7 @@ impl<M: LanguageModel> Engine<M> {
         let tables = self.scheduler.pages.tables(namespace.clone(), shareable);
         self.with_tables(tables, |engine, tables| {
             let mut computed = engine.scheduler.pages.reuse(tables, &tokens, 0, end);
-            // Pages that a window has passed are read before they are given back.
+            // Read pages before they leave the attention window and are released.
             let mut records: Vec<Vec<u8>> = Vec::new();
             loop {
                 for index in records.len()..computed / PAGE_TOKENS {
@@ -47,8 +46,8 @@ impl<M: LanguageModel> Engine<M> {
                 }
                 computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, adapter, cancel)?;
                 let pages = &mut engine.scheduler.pages;
-                for fresh in pages.cache_full_pages(tables, &tokens, computed) {
-                    pages.write_to_disk(tables, &fresh, &engine.model);
+                for new_pages in pages.cache_full_pages(tables, &tokens, computed) {
+                    pages.write_to_disk(tables, &new_pages, &engine.model);
                 }
             }
             let fingerprint = engine.model.fingerprint();
@@ -57,12 +56,11 @@ impl<M: LanguageModel> Engine<M> {
         })
     }
 
-    /// Brings a saved state into the prefix cache, as far as there is room, for sequences with the same adapter, whether
-    /// or not that is loaded now; its tokens, and how many of them are there now.
+    /// Loads a saved state into the prefix cache, as far as free pages allow, for sequences with the same adapter
+    /// (which need not be loaded now). Returns the state's tokens and how many of them are cached now.
     ///
-    /// # Errors
-    /// [`EngineError::State`] for bytes that [`Engine::save_state`] did not give for the same model,
-    /// [`EngineError::NoPrefixCache`], [`EngineError::Dead`].
+    /// Returns [`EngineError::State`] if the bytes were not saved by [`Engine::save_state`] with the same model;
+    /// [`EngineError::NoPrefixCache`]; [`EngineError::Dead`].
     pub fn restore_state(&mut self, state: &[u8]) -> Result<(Vec<u32>, usize), EngineError> {
         self.check_alive()?;
         if !self.config.enable_prefix_caching {
@@ -72,14 +70,14 @@ impl<M: LanguageModel> Engine<M> {
         check_prompt(&state.tokens, self.model.vocab_size())?;
         let pages = &mut self.scheduler.pages;
         let mut tables = pages.tables(state.namespace, self.model.shareable_tokens(state.tokens.len()));
-        let most = state.pages.len() * PAGE_TOKENS;
-        let computed = pages.reuse(&mut tables, &state.tokens, 0, most);
-        let records = tables.shareable_pages(&state.tokens, most).zip(&state.pages[computed / PAGE_TOKENS..]);
+        let limit = state.pages.len() * PAGE_TOKENS;
+        let computed = pages.reuse(&mut tables, &state.tokens, 0, limit);
+        let records = tables.shareable_pages(&state.tokens, limit).zip(&state.pages[computed / PAGE_TOKENS..]);
         let records: Vec<_> = records.map(|(tokens, payload)| (tokens, payload.to_vec())).collect();
         let mut moves = Vec::new();
         pages.insert_loaded(&tables, records.into_iter(), &mut moves);
         moves.iter().for_each(|page_move| page_move.apply(&mut self.model));
-        let computed = pages.reuse(&mut tables, &state.tokens, computed, most);
+        let computed = pages.reuse(&mut tables, &state.tokens, computed, limit);
         pages.release(&mut tables);
         self.publish();
         Ok((state.tokens, computed))

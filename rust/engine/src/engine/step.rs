@@ -16,19 +16,18 @@ use crate::structured;
 use crate::{EngineError, StepOutput};
 
 impl<M: LanguageModel> Engine<M> {
-    /// One forward pass over what the scheduler picks, and a token for each sequence that is computed to its end.
-    /// Gives one output for each request that got a token or ended.
+    /// Runs one engine step: schedules, runs one forward pass, samples a token for each sequence that is fully
+    /// computed. Returns one output for each request that got tokens or finished.
     ///
-    /// A defect of ferrule in here ends the engine: this call then gives every request its error, all later ones are
-    /// refused.
+    /// A panic inside the step ends the engine: this call returns an error output for every request, and later calls
+    /// are refused.
     ///
-    /// # Errors
-    /// [`EngineError::Cancelled`]: tokens are as they were before, and the next step does the same work again.
-    /// [`EngineError::Dead`]: an earlier call ended the engine.
+    /// Returns [`EngineError::Cancelled`] if `cancel` was set (no token is lost; the next step repeats the work), and
+    /// [`EngineError::Dead`] if an earlier call ended the engine.
     pub fn step(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, EngineError> {
         if self.final_outputs.is_empty() {
             self.check_alive()?;
-            match catch_unwind(AssertUnwindSafe(|| self.schedule_forward_sample(cancel))) {
+            match catch_unwind(AssertUnwindSafe(|| self.run_step(cancel))) {
                 Ok(Ok(outputs)) => return Ok(outputs),
                 Ok(Err(ForwardError::Cancelled)) => return Err(EngineError::Cancelled),
                 Ok(Err(ForwardError::Panicked(reason))) => self.mark_dead(reason),
@@ -38,10 +37,10 @@ impl<M: LanguageModel> Engine<M> {
         Ok(std::mem::take(&mut self.final_outputs))
     }
 
-    fn schedule_forward_sample(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
+    fn run_step(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
         let begin = Instant::now();
-        let watched = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);
-        let prompt_tokens = self.prefill_budget.tokens(watched);
+        let streamed = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);
+        let prompt_tokens = self.prefill_budget.tokens(streamed);
         let limits = DraftLimits { max_total_tokens: self.limits.tokens(), prompt_tokens };
         self.speculator.propose(&mut self.scheduler.running, limits, &mut self.sampler, cancel)?;
         let begin_forward = Instant::now();
@@ -52,13 +51,13 @@ impl<M: LanguageModel> Engine<M> {
         if plan.chunks.is_empty() {
             return Ok(Vec::new());
         }
-        self.forward_beside_masks(&plan, cancel)?;
+        self.forward_while_masking(&plan, cancel)?;
         let outputs = self.postprocess(&plan);
         let time = begin.elapsed();
-        let decoded = plan.chunks.iter().filter(|chunk| chunk.count == 1).count();
-        let prompts = plan.chunks.iter().map(|chunk| chunk.count).filter(|&count| count > 1).sum();
-        self.prefill_budget.record(time.as_secs_f64(), decoded, prompts);
-        if prompts == 0 {
+        let decode_rows = plan.chunks.iter().filter(|chunk| chunk.count == 1).count();
+        let prefill_tokens = plan.chunks.iter().map(|chunk| chunk.count).filter(|&count| count > 1).sum();
+        self.prefill_budget.record(time.as_secs_f64(), decode_rows, prefill_tokens);
+        if prefill_tokens == 0 {
             self.speculator.record(plan.rows(), begin_forward.elapsed().as_secs_f64());
         }
         self.metrics.steps += 1;
@@ -67,7 +66,8 @@ impl<M: LanguageModel> Engine<M> {
         Ok(outputs)
     }
 
-    /// Computes what was planned; logits only where a token is sampled or told of.
+    /// Runs the scheduled chunks through the model. Logits are computed only for rows that are sampled or need prompt
+    /// log-probabilities.
     fn forward(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
         let running: &[Sequence] = &self.scheduler.running;
         let tokens = |&Scheduled { index, count, drafts }| {
@@ -92,8 +92,9 @@ impl<M: LanguageModel> Engine<M> {
         self.model.forward(Batch { sequences: &sequences }, cancel, &mut self.logits)
     }
 
-    /// As [`Engine::forward`]; masks that take long are made meanwhile, the others when their token is sampled.
-    fn forward_beside_masks(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
+    /// Runs [`Engine::forward`] while other threads compute the slow grammar masks; fast masks are computed at sampling
+    /// time.
+    fn forward_while_masking(&mut self, plan: &Schedule, cancel: &Cancel) -> Result<(), ForwardError> {
         let mut constraints = Vec::new();
         for &Scheduled { index, count, .. } in &plan.chunks {
             let sequence = &mut self.scheduler.running[index];
@@ -111,7 +112,7 @@ impl<M: LanguageModel> Engine<M> {
     }
 }
 
-/// The logits that are wanted of the part of a sequence that is computed: of a decode step those of its drafts too.
+/// Returns which rows of a chunk need logits: all of a decode row with drafts, since each draft is verified.
 pub(super) fn wanted_logits(sequence: &Sequence, &Scheduled { count, drafts, .. }: &Scheduled) -> LogitRows {
     if drafts > 0 || sequence.chunk_has_prompt_logprobs(count) {
         LogitRows::All

@@ -87,7 +87,7 @@ fn searched(seed: u64, vocab: usize, params: &SamplingParams) -> Vec<(Vec<u32>, 
             .map(|(output, _)| {
                 let logprobs = logprobs(seed, output, vocab);
                 let way = |place: usize| Continuation { token: place as u32, logprob: logprobs[place] };
-                top(&logprobs, Search::wanted(params)).into_iter().map(way).collect()
+                top(&logprobs, Search::candidates_per_beam(params)).into_iter().map(way).collect()
             })
             .collect();
         let views: Vec<Beam<'_>> = beams
@@ -99,7 +99,7 @@ fn searched(seed: u64, vocab: usize, params: &SamplingParams) -> Vec<(Vec<u32>, 
         let grown = |child: &Child| ([&beams[child.parent].0[..], &[child.token]].concat(), child.score);
         beams = children.iter().map(grown).collect();
     }
-    let complete = search.into_best();
+    let complete = search.into_hypotheses();
     for one in &complete {
         let last = *one.token_ids.last().unwrap();
         assert_eq!(one.stop_token, params.stop_token_ids.contains(&last).then_some(last));
@@ -152,11 +152,11 @@ fn fewer_ways_than_beams_are_fewer_sequences() {
     assert_eq!(first, [Child { parent: 0, token: 3, score: -1.0 }]);
     let ways = [Continuation { token: 9, logprob: -0.5 }, Continuation { token: 4, logprob: -1.0 }];
     assert_eq!(search.advance(&[Beam { output: &[3], score: -1.0, continuations: &ways }]), []);
-    let complete = search.into_best();
+    let complete = search.into_hypotheses();
     let told: Vec<_> = complete.iter().map(|one| (&one.token_ids[..], one.score, one.stop_token)).collect();
     assert_eq!(told, [(&[3, 9][..], -0.75, Some(9)), (&[3, 4][..], -1.0, None)]);
     // A beam that has no way to go on at all ends the search.
     let mut search = Search::new(&params, 2).unwrap();
     assert_eq!(search.advance(&[Beam { output: &[], score: 0.0, continuations: &[] }]), []);
-    assert!(search.into_best().is_empty());
+    assert!(search.into_hypotheses().is_empty());
 }

@@ -1,30 +1,30 @@
-//! From rows, as they come out of the model chunk by chunk, to the numbers of each text.
+//! Collects the model's output rows, chunk by chunk, into the result of each text.
 //!
-//! Sums run over a text's tokens in their order, in f64: they are the same however the text was cut.
+//! Sums run over a text's tokens in order and in f64, so that results do not depend on chunking.
 
 use ferrule_model::{LogitRows, Pooling};
 
 use super::task::EncodeTask;
 use crate::sampling::Sampler;
 
-/// Lengths below this count as this, so that what is all zeros stays so.
-const SHORTEST: f64 = 1e-12;
+/// Lower bound of vector lengths in normalization, so that a zero vector stays zero.
+const MIN_LENGTH: f64 = 1e-12;
 
-/// What is gathered of a text's rows.
+/// Which rows or values of a text are collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gather<'a> {
-    /// One row.
+    /// One pooled row.
     Row(Pooling),
     /// All rows.
     Rows,
-    /// Some numbers of the last row.
+    /// Selected columns of the last row.
     Columns(&'a [u32]),
-    /// The most likely tokens of every row of logits, so many of each, and their log-probabilities.
+    /// The given number of most likely tokens of every row of logits, with their log-probabilities.
     Top(usize),
 }
 
 impl<'a> Gather<'a> {
-    /// For a task of a model whose classifier, if it has one, reads what `classified` says.
+    /// Returns what a task collects; `classified` is the pooling that the model's classifier reads.
     pub fn of(task: &'a EncodeTask, classified: Pooling) -> Self {
         match task {
             EncodeTask::Embedding { pooling, .. } => Self::Row(*pooling),
@@ -35,7 +35,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Numbers of a text of so many tokens, where a row has `width`.
+    /// Returns the number of values collected for a text of `tokens` tokens and rows of `width`.
     pub fn numbers(self, tokens: usize, width: usize) -> usize {
         match self {
             Self::Row(_) => width,
@@ -45,17 +45,17 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Whether the rows are those of logits, not hidden states.
+    /// Returns whether the rows are logits rather than hidden states.
     pub fn reads_logits(self) -> bool {
         matches!(self, Self::Columns(_) | Self::Top(_))
     }
 
-    /// Whether only a text's last row is read, so that those before it need not be computed here.
+    /// Returns whether only the last row is read, so that earlier rows may come from the prefix cache.
     pub fn is_last(self) -> bool {
         matches!(self, Self::Row(Pooling::Last) | Self::Columns(_))
     }
 
-    /// The rows that are read of a chunk: whether the text begins and ends with it.
+    /// Returns which rows of a chunk are read, given whether the text begins or ends in it.
     pub fn rows(self, begins: bool, ends: bool) -> LogitRows {
         match self {
             Self::Row(Pooling::Mean) | Self::Rows | Self::Top(_) => LogitRows::All,
@@ -65,30 +65,31 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Whether a sound model can have made these numbers. Among the most likely tokens may be some that it forbids.
-    pub fn is_sound(self, made: &[f32]) -> bool {
+    /// Returns whether the values are valid: finite, or negative infinity for top log-probabilities of forbidden
+    /// tokens.
+    pub fn is_valid(self, made: &[f32]) -> bool {
         let forbids = matches!(self, Self::Top(_));
         made.iter().all(|x| x.is_finite() || (forbids && *x == f32::NEG_INFINITY))
     }
 }
 
-/// The numbers of all texts so far, one after the other.
+/// Results of all texts so far, one after another.
 #[derive(Debug)]
 pub(super) struct Gathered<'a> {
     pub gather: Gather<'a>,
     pub numbers: Vec<f32>,
-    /// Of the text that is under way, where its mean is wanted.
+    /// Running sum of the current text for mean pooling.
     sum: Vec<f64>,
     sampler: Sampler,
 }
 
 impl<'a> Gathered<'a> {
-    pub fn new(gather: Gather<'a>, room: Vec<f32>) -> Self {
-        Self { gather, numbers: room, sum: Vec::new(), sampler: Sampler::default() }
+    pub fn new(gather: Gather<'a>, buffer: Vec<f32>) -> Self {
+        Self { gather, numbers: buffer, sum: Vec::new(), sampler: Sampler::default() }
     }
 
-    /// Takes the rows of a text's next chunk, each `width` long. With its last one, gives the place of what was made of
-    /// the text; `tokens` is the text's length.
+    /// Adds the rows of a text's next chunk, each `width` long. With the last chunk, returns the text's result;
+    /// `tokens` is the text's length.
     pub fn take(&mut self, rows: &[f32], width: usize, tokens: usize, ends: bool) -> Option<&[f32]> {
         match self.gather {
             Gather::Row(Pooling::Mean) => {
@@ -111,7 +112,7 @@ impl<'a> Gathered<'a> {
         ends.then(|| &self.numbers[self.numbers.len() - self.gather.numbers(tokens, width)..])
     }
 
-    /// Ids and log-probabilities of a row's most likely tokens; NaN for a row that has no such thing.
+    /// Appends ids and log-probabilities of a row's most likely tokens; NaN if the row contains NaN.
     fn take_top(&mut self, logits: &[f32], count: usize) {
         match self.sampler.top_logprobs(logits, count, 0) {
             Ok(top) => {
@@ -123,7 +124,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Keeps the first `kept` numbers of each row of `width`.
+/// Truncates each row of `width` to its first `kept` values.
 pub(super) fn truncate(rows: Vec<f32>, width: usize, kept: usize) -> Vec<f32> {
     if kept == width {
         return rows;
@@ -131,11 +132,11 @@ pub(super) fn truncate(rows: Vec<f32>, width: usize, kept: usize) -> Vec<f32> {
     rows.chunks_exact(width).flat_map(|row| &row[..kept]).copied().collect()
 }
 
-/// Divides each row of `width` by its length.
+/// Normalizes each row of `width` to unit length.
 pub(super) fn normalize(rows: &mut [f32], width: usize) {
     for row in rows.chunks_exact_mut(width) {
         let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
-        let length = squares.sqrt().max(SHORTEST);
+        let length = squares.sqrt().max(MIN_LENGTH);
         row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
     }
 }
@@ -146,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of a text's rows when they are cut into chunks of these lengths.
+    /// Result of a text whose rows arrive in chunks of these lengths.
     fn in_chunks(gather: Gather<'_>, rows: &[f32], width: usize, cuts: &[usize]) -> Vec<f32> {
         let tokens = rows.len() / width;
         let mut gathered = Gathered::new(gather, Vec::new());
@@ -162,9 +163,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against the plainest form, bit for bit, however the text is cut.
+        /// Compares with a direct computation, bit for bit, for any chunking.
         #[test]
-        fn chunks_change_nothing(
+        fn results_do_not_depend_on_chunking(
             rows in prop::collection::vec(-4.0_f32..4.0, 1..200),
             width in 1_usize..5,
             cuts in prop::collection::vec(1_usize..9, 1..5),
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_become_1_and_zeros_stay() {
+    fn rows_are_normalized_to_unit_length_and_zeros_stay_zero() {
         let mut rows = vec![3.0, 4.0, 0.0, 0.0, -1e-30, 0.0];
         normalize(&mut rows, 2);
         assert_eq!(rows[..4], [0.6, 0.8, 0.0, 0.0]);

@@ -1,8 +1,8 @@
-//! Texts in, embeddings or scores out: work outside the queue, in the pages that the others leave.
+//! Encodes texts between steps: embeddings, classifier scores, label logits, top log-probabilities.
 //!
-//! Many texts are computed side by side, in their order. What is made of one depends on it alone: not on the texts
-//! beside it, nor on where it was cut. A model that reads in both directions takes a text whole, however long; any other
-//! takes as much of it as a step allows, and what it keeps of texts that begin alike is computed once.
+//! Texts are batched in order. The result of a text depends on that text alone, not on the batch or on chunking. A
+//! bidirectional model computes each text in one forward pass, however long; a causal model is limited to the tokens of
+//! one step and shares cached prefixes.
 
 mod gather;
 mod task;
@@ -18,27 +18,27 @@ use crate::pages::{Namespace, PageTables};
 use gather::{Gather, Gathered, normalize, truncate};
 pub use task::{EncodeError, EncodeTask, Text};
 
-/// A text on its way.
+/// Progress of one text.
 struct EncodeProgress<'a> {
     text: &'a Text,
     tables: PageTables,
     computed: usize,
 }
 
-/// A part of a text that a forward pass computes.
-struct Part {
-    /// Which text.
+/// The part of a text that one forward pass computes.
+struct TextChunk {
+    /// Index of the text.
     index: usize,
     tokens: Range<usize>,
 }
 
 impl<M: LanguageModel> Engine<M> {
-    /// What the task makes of each text, one after the other. The requests under way lose nothing by it; the last of them
-    /// in rank are computed again if it needs their pages.
+    /// Runs a task on each text and returns the results one after another. Running requests are not affected, except
+    /// that the lowest-ranked may be preempted to free pages.
     ///
-    /// # Errors
-    /// [`EngineError::Encode`] for a task that the model is not made for and texts that are empty, too long or not of its
-    /// tokens; [`EngineError::OutOfMemory`] if the result does not fit; [`EngineError::Cancelled`], [`EngineError::Dead`].
+    /// Returns [`EngineError::Encode`] if the model does not support the task, or a text is empty, too long or contains
+    /// an invalid id; [`EngineError::OutOfMemory`] if the result does not fit into memory; [`EngineError::Cancelled`];
+    /// [`EngineError::Dead`].
     pub fn encode(&mut self, texts: &[Text], task: &EncodeTask, cancel: &Cancel) -> Result<Vec<f32>, EngineError> {
         self.check_alive()?;
         let (abilities, vocab_size) = (self.model.abilities(), self.model.vocab_size());
@@ -52,11 +52,12 @@ impl<M: LanguageModel> Engine<M> {
         let numbers = texts.iter().map(|text| gather.numbers(text.tokens.len(), width)).sum();
         let mut gathered = Gathered::new(gather, self.allocate_result(tokens, numbers)?);
 
-        let underway = |text| EncodeProgress { text, tables: self.tables_of(text, &abilities, gather), computed: 0 };
-        let mut underway: Vec<EncodeProgress<'_>> = texts.iter().map(underway).collect();
+        let texts_in_progress =
+            |text| EncodeProgress { text, tables: self.tables_of(text, &abilities, gather), computed: 0 };
+        let mut texts_in_progress: Vec<EncodeProgress<'_>> = texts.iter().map(texts_in_progress).collect();
         let result = self.run_between_steps(|engine| {
-            let outcome = engine.gather(&mut underway, &abilities, &mut gathered, cancel);
-            underway.iter_mut().for_each(|one| engine.scheduler.pages.release(&mut one.tables));
+            let outcome = engine.gather(&mut texts_in_progress, &abilities, &mut gathered, cancel);
+            texts_in_progress.iter_mut().for_each(|one| engine.scheduler.pages.release(&mut one.tables));
             match outcome? {
                 Err(not_finite) => Ok(Err(not_finite)),
                 Ok(()) => engine.finish(task, &abilities, gathered.numbers, cancel).map(Ok),
@@ -65,8 +66,8 @@ impl<M: LanguageModel> Engine<M> {
         Ok(result??)
     }
 
-    /// Tables that share what is kept where nothing but a text's last row is read, and nothing otherwise. What is kept
-    /// is known by its tokens, not by their kinds.
+    /// Returns page tables that share cached prefixes if only the last row of the text is read, and private tables
+    /// otherwise. Cached pages are looked up by token ids, not by token types.
     fn tables_of(&self, text: &Text, abilities: &Abilities, gather: Gather<'_>) -> PageTables {
         if !abilities.causal || !gather.is_last() || !text.token_types.is_empty() {
             return self.scheduler.pages.private_tables();
@@ -75,49 +76,54 @@ impl<M: LanguageModel> Engine<M> {
         self.scheduler.pages.tables(namespace, self.model.shareable_tokens(text.tokens.len()))
     }
 
-    /// Computes the texts and gathers what is wanted of them.
+    /// Computes the texts and gathers the rows that the task needs.
     fn gather(
         &mut self,
-        underway: &mut [EncodeProgress<'_>],
+        texts_in_progress: &mut [EncodeProgress<'_>],
         abilities: &Abilities,
         gathered: &mut Gathered<'_>,
         cancel: &Cancel,
     ) -> Result<Result<(), EncodeError>, ForwardError> {
         let mut first = 0;
-        while first < underway.len() {
-            let parts = self.plan_texts(underway, first, abilities.causal);
-            self.compute_texts(underway, &parts, gathered.gather, cancel)?;
-            for Part { index, tokens } in &parts {
-                if tokens.end == underway[*index].text.tokens.len() {
+        while first < texts_in_progress.len() {
+            let chunks = self.plan_texts(texts_in_progress, first, abilities.causal);
+            self.compute_texts(texts_in_progress, &chunks, gathered.gather, cancel)?;
+            for TextChunk { index, tokens } in &chunks {
+                if tokens.end == texts_in_progress[*index].text.tokens.len() {
                     first = index + 1;
                 }
             }
-            if let Err(not_finite) = self.take_rows(underway, &parts, gathered) {
+            if let Err(not_finite) = self.take_rows(texts_in_progress, &chunks, gathered) {
                 return Ok(Err(not_finite));
             }
         }
         Ok(Ok(()))
     }
 
-    /// Picks what the next forward pass computes, from the text number `first` on, and gives out the pages for it. All
-    /// parts but the last go to the end of their texts.
-    fn plan_texts(&mut self, underway: &mut [EncodeProgress<'_>], first: usize, causal: bool) -> Vec<Part> {
-        let mut parts = Vec::new();
+    /// Selects the chunks of the next forward pass, from text `first` on, and allocates their pages. All chunks except
+    /// the last reach the end of their text.
+    fn plan_texts(
+        &mut self,
+        texts_in_progress: &mut [EncodeProgress<'_>],
+        first: usize,
+        causal: bool,
+    ) -> Vec<TextChunk> {
+        let mut chunks = Vec::new();
         let mut left = self.config.max_num_batched_tokens;
-        let most_parts = self.config.max_num_seqs.min(left);
-        for (index, EncodeProgress { text, tables, computed }) in underway.iter_mut().enumerate().skip(first) {
+        let max_chunks = self.config.max_num_seqs.min(left);
+        for (index, EncodeProgress { text, tables, computed }) in texts_in_progress.iter_mut().enumerate().skip(first) {
             let pages = &mut self.scheduler.pages;
             *computed = pages.reuse(tables, &text.tokens, *computed, text.tokens.len() - 1);
             pages.release_out_of_window(tables, *computed);
             let pending = text.tokens.len() - *computed;
-            if !causal && pending > left && !parts.is_empty() {
+            if !causal && pending > left && !chunks.is_empty() {
                 break;
             }
             let wanted = if causal { pending.min(left) } else { pending };
             let is_enough = |count| if causal { count > 0 } else { count == wanted };
             let mut count = pages.allocatable_slots(tables, *computed, wanted);
-            while !is_enough(count) && parts.is_empty() {
-                assert!(self.scheduler.preempt_last(), "all pages together do not hold a text that they should");
+            while !is_enough(count) && chunks.is_empty() {
+                assert!(self.scheduler.preempt_last(), "an admitted text does not fit into the empty KV cache");
                 count = self.scheduler.pages.allocatable_slots(tables, *computed, wanted);
             }
             if !is_enough(count) {
@@ -125,26 +131,26 @@ impl<M: LanguageModel> Engine<M> {
             }
             let mut moves = Vec::new();
             self.scheduler.pages.allocate_slots(tables, *computed, count, &mut moves);
-            assert!(moves.is_empty(), "nobody shares a page that is still to be filled");
-            parts.push(Part { index, tokens: *computed..*computed + count });
+            assert!(moves.is_empty(), "a page that is not full is never shared");
+            chunks.push(TextChunk { index, tokens: *computed..*computed + count });
             left = left.saturating_sub(count);
-            if count < pending || left == 0 || parts.len() == most_parts {
+            if count < pending || left == 0 || chunks.len() == max_chunks {
                 break;
             }
         }
-        parts
+        chunks
     }
 
-    /// One forward pass; what is wanted of its rows is in the engine's buffer then.
+    /// Runs one forward pass; the rows are left in `self.logits`.
     fn compute_texts(
         &mut self,
-        underway: &[EncodeProgress<'_>],
-        parts: &[Part],
+        texts_in_progress: &[EncodeProgress<'_>],
+        chunks: &[TextChunk],
         gather: Gather<'_>,
         cancel: &Cancel,
     ) -> Result<(), ForwardError> {
-        let chunk = |Part { index, tokens }: &Part| {
-            let EncodeProgress { text, tables, .. } = &underway[*index];
+        let chunk = |TextChunk { index, tokens }: &TextChunk| {
+            let EncodeProgress { text, tables, .. } = &texts_in_progress[*index];
             SequenceChunk {
                 tokens: &text.tokens[tokens.clone()],
                 first_position: tokens.start,
@@ -155,7 +161,7 @@ impl<M: LanguageModel> Engine<M> {
                 adapter: None,
             }
         };
-        let sequences: Vec<SequenceChunk<'_>> = parts.iter().map(chunk).collect();
+        let sequences: Vec<SequenceChunk<'_>> = chunks.iter().map(chunk).collect();
         let batch = Batch { sequences: &sequences };
         if gather.reads_logits() {
             self.model.forward(batch, cancel, &mut self.logits)
@@ -164,31 +170,31 @@ impl<M: LanguageModel> Engine<M> {
         }
     }
 
-    /// Takes note of what is computed, and gathers it; texts that are done give their pages back.
+    /// Gathers the computed rows, caches full pages, and releases the pages of finished texts.
     fn take_rows(
         &mut self,
-        underway: &mut [EncodeProgress<'_>],
-        parts: &[Part],
+        texts_in_progress: &mut [EncodeProgress<'_>],
+        chunks: &[TextChunk],
         gathered: &mut Gathered<'_>,
     ) -> Result<(), EncodeError> {
         let gather = gathered.gather;
         let width = if gather.reads_logits() { self.model.vocab_size() } else { self.model.abilities().hidden_size };
         let mut rest = self.logits.as_slice();
-        for Part { index, tokens } in parts {
-            let EncodeProgress { text, tables, computed } = &mut underway[*index];
+        for TextChunk { index, tokens } in chunks {
+            let EncodeProgress { text, tables, computed } = &mut texts_in_progress[*index];
             let ends = tokens.end == text.tokens.len();
             let wanted = gather.rows(tokens.start == 0, ends).of(tokens.len());
-            let (rows, after) = rest.split_at_checked(wanted.len() * width).expect("a row for each asked for");
+            let (rows, after) = rest.split_at_checked(wanted.len() * width).expect("one row per requested position");
             rest = after;
             *computed = tokens.end;
             self.metrics.computed_tokens += tokens.len() as u64;
             let pages = &mut self.scheduler.pages;
-            for fresh in pages.cache_full_pages(tables, &text.tokens, tokens.end) {
-                pages.write_to_disk(tables, &fresh, &self.model);
+            for new_pages in pages.cache_full_pages(tables, &text.tokens, tokens.end) {
+                pages.write_to_disk(tables, &new_pages, &self.model);
             }
             let made = gathered.take(rows, width, text.tokens.len(), ends);
-            if made.is_some_and(|made| !gather.is_sound(made)) {
-                // Whatever made these numbers may be in the pages.
+            if made.is_some_and(|made| !gather.is_valid(made)) {
+                // The cause of the invalid values may be in the pages: nobody may reuse them.
                 pages.invalidate(tables);
                 return Err(EncodeError::NotFinite { text: *index });
             }
@@ -199,7 +205,7 @@ impl<M: LanguageModel> Engine<M> {
         Ok(())
     }
 
-    /// From what was gathered to what was asked for.
+    /// Converts the gathered rows into the task's result.
     fn finish(
         &mut self,
         task: &EncodeTask,

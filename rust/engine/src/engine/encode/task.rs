@@ -1,4 +1,4 @@
-//! What is encoded and what is made of it, checked before anything runs.
+//! Encoding tasks and their inputs, validated before anything runs.
 
 use std::sync::Arc;
 
@@ -7,134 +7,133 @@ use serde::Deserialize;
 
 use crate::request::LengthLimits;
 
-/// A text as the model reads it.
+/// Input of an encoding task: a tokenized text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Text {
     /// Token ids.
     pub tokens: Vec<u32>,
-    /// The kind of each token; empty where all are of the first.
+    /// Token type id of each token; empty if all are 0.
     pub token_types: Vec<u32>,
-    /// Kept pages are shared with texts and prompts of the same salt alone.
+    /// Cached pages are shared only with texts and prompts of the same salt.
     pub cache_salt: Option<Arc<str>>,
 }
 
-/// What is made of each text.
+/// The operation that [`Engine::encode`](crate::Engine::encode) runs on each text.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum EncodeTask {
-    /// An embedding, `[dimensions]`.
+    /// Computes an embedding, `[dimensions]`.
     Embedding {
-        /// From which hidden state.
+        /// Pooling of the hidden states.
         pooling: Pooling,
-        /// Whether its length becomes 1.
+        /// Whether the embedding is normalized to unit length.
         normalize: bool,
-        /// How many of its leading numbers are kept, before it is normalized; all if none.
+        /// Number of leading dimensions to keep (Matryoshka), cut before normalization; all if `None`.
         dimensions: Option<usize>,
     },
-    /// The hidden state of every token, `[tokens, hidden_size]`.
+    /// Returns the hidden state of every token, `[tokens, hidden_size]`.
     TokenEmbeddings {
-        /// Whether the length of each becomes 1.
+        /// Whether each hidden state is normalized to unit length.
         normalize: bool,
     },
-    /// The classifier's scores, `[labels]`.
+    /// Computes the classifier's scores, `[labels]`.
     Scores {},
-    /// Logits of some tokens of the vocabulary for the place after the text, `[tokens]`.
+    /// Returns the next-token logits of selected vocabulary entries after the text, `[tokens]`.
     Logits {
-        /// Of which.
+        /// Selected token ids.
         tokens: Vec<u32>,
     },
-    /// The most likely next tokens after every token of the text, `[tokens, 2, count]`: ids, as the bits of these
-    /// numbers, and natural logarithms of probabilities, most likely first.
+    /// Returns the most likely next tokens after every token of the text, `[tokens, 2, count]`: token ids (stored as
+    /// f32 bit patterns), then log-probabilities, most likely first.
     TopLogprobs {
-        /// How many.
+        /// Number of tokens per position.
         count: usize,
     },
 }
 
-/// Why a text or a task was refused.
+/// Reason why an encoding task or its input is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// Not a task.
-    #[error("the task is malformed: {message}")]
+    /// The task is not valid JSON or has unknown fields.
+    #[error("encoding task is invalid: {message}")]
     Malformed {
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
     },
-    /// More numbers of an embedding than it has.
-    #[error("dimensions is {dimensions}; it must be in 1..={embedding_size}")]
+    /// The requested dimensions exceed the embedding size, or are zero.
+    #[error("dimensions must be in 1..={embedding_size}, got {dimensions}")]
     Dimensions {
-        /// What was asked for.
+        /// Requested value.
         dimensions: usize,
-        /// Numbers of an embedding.
+        /// Size of the model's embeddings.
         embedding_size: usize,
     },
-    /// More tokens than there are, or none.
-    #[error("count is {count}; it must be in 1..={vocab_size}")]
+    /// The requested number of tokens exceeds the vocabulary, or is zero.
+    #[error("count must be in 1..={vocab_size}, got {count}")]
     Count {
-        /// What was asked for.
+        /// Requested value.
         count: usize,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocab_size: usize,
     },
-    /// There are no logits.
+    /// The model has no language modeling head.
     #[error("the model gives no logits: it is made to embed, classify or rerank texts")]
     NoLogits,
-    /// There is no classifier.
+    /// The model has no classifier.
     #[error("the model has no classifier")]
     NoClassifier,
-    /// Nothing to read.
+    /// The text has no tokens.
     #[error("text {text} is empty: it must have at least one token")]
     Empty {
-        /// Which.
+        /// Index of the text.
         text: usize,
     },
-    /// Longer than the context, or than the pages hold.
+    /// The text exceeds the context length or the KV cache.
     #[error("text {text} has {tokens} tokens; the limit is {limit}")]
     TooLong {
-        /// Which.
+        /// Index of the text.
         text: usize,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
-        /// The most that it can have.
+        /// Maximum number of tokens.
         limit: usize,
     },
-    /// A number that names nothing.
-    #[error("{field}[{index}] of text {text} is {id}; it must be below {limit}")]
+    /// An id is out of range.
+    #[error("{field}[{index}] of text {text} must be below {limit}, got {id}")]
     Id {
         /// `token_ids`, `token_type_ids`, or the task's `tokens`.
         field: &'static str,
-        /// Which text.
+        /// Index of the text.
         text: usize,
-        /// Where in it.
+        /// Position of the id.
         index: usize,
-        /// The number.
+        /// The id.
         id: i64,
-        /// How many there are.
+        /// Exclusive upper bound.
         limit: usize,
     },
-    /// Not a kind for each token.
-    #[error("text {text} has {tokens} tokens and {types} token_type_ids; it must have as many")]
+    /// The number of token types differs from the number of tokens.
+    #[error("text {text} has {tokens} tokens but {types} token_type_ids; the numbers must be equal")]
     TypeCount {
-        /// Which.
+        /// Index of the text.
         text: usize,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
-        /// Kinds given.
+        /// Number of token types.
         types: usize,
     },
-    /// What came out is no number.
-    #[error("what the model makes of text {text} is not finite")]
+    /// The model computed NaN or infinity.
+    #[error("model output for text {text} is not finite (NaN or infinity)")]
     NotFinite {
-        /// Which.
+        /// Index of the text.
         text: usize,
     },
 }
 
 impl Text {
-    /// The text number `text` from ids of any size, as they come from Python.
+    /// Converts token ids of any size, as they come from Python, into a text; `text` is its index in error messages.
     ///
-    /// # Errors
-    /// [`EncodeError::Id`] for ids beyond 32 bits.
+    /// Returns [`EncodeError::Id`] for ids that do not fit into 32 bits.
     pub fn from_ids(
         text: usize,
         tokens: &[i64],
@@ -172,10 +171,9 @@ impl Text {
 }
 
 impl EncodeTask {
-    /// Reads a task: `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}`.
+    /// Parses a task from JSON: `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}`.
     ///
-    /// # Errors
-    /// [`EncodeError::Malformed`].
+    /// Returns [`EncodeError::Malformed`] for anything else.
     pub fn from_json(json: &str) -> Result<Self, EncodeError> {
         serde_json::from_str(json).map_err(|error| EncodeError::Malformed { message: error.to_string() })
     }
