@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# uv installs what uv.lock pins into that venv, and trusts the certificates that pip trusts.
+UV := UV_SYSTEM_CERTS=1 UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv --quiet
 # maturin installs into the venv that these name, whatever environment make was called in.
 MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 
@@ -14,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint rust-test python-test develop release harness docs dist bench tools clean
+.PHONY: help demo test check lint rust-test python-test develop release harness versions docs dist bench tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -45,6 +47,7 @@ lint: $(VENV)/ready ## formatting, lints and types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
+	$(UV) lock --check
 
 develop: $(VENV)/ready ## install a developer build (optimized, no LTO)
 	$(MATURIN) develop --quiet
@@ -53,7 +56,10 @@ release: $(VENV)/ready ## install the release build
 	$(MATURIN) develop --quiet --release
 
 harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py, which skips without it
-	scripts/install-dev $(BIN)/python eval
+	$(UV) sync --frozen --inexact --no-install-project --extra eval
+
+versions: develop ## a part of the tests with the lowest and the highest versions of the libraries that are allowed
+	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON)
 
 docs: $(VENV)/ready ## target/site, the documentation as a site; a warning is an error
 	$(BIN)/zensical build --strict --clean
@@ -74,8 +80,9 @@ clean: ## remove what was built
 tools:
 	@scripts/require-tools $(PYTHON)
 
-# Made again when pyproject.toml changes: it lists what developers need.
-$(VENV)/ready: pyproject.toml scripts/install-dev | tools
+# Made again when the lock file changes: it lists what developers need.
+$(VENV)/ready: pyproject.toml uv.lock | tools
 	$(PYTHON) -m venv $(VENV)
-	scripts/install-dev $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip 'uv>=0.9,<1'
+	$(UV) sync --frozen --inexact --no-install-project
 	@touch $@

@@ -40,7 +40,7 @@ def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weig
 
     parts = choose_model(_files(repository, revision), quantization, repository)
     directory = _cached(repository, revision)
-    if weights and not constants.is_offline_mode():
+    if weights and not constants.HF_HUB_OFFLINE:
         with _explained(repository, revision):
             directory = _snapshot(repository, revision, parts)
     for part in parts:
@@ -100,7 +100,7 @@ def _files(repository: str, revision: str | None) -> list[str]:
     """The paths of a repository's files; of those in the cache where the network is forbidden."""
     from huggingface_hub import HfApi, constants
 
-    if not constants.is_offline_mode():
+    if not constants.HF_HUB_OFFLINE:
         with _explained(repository, revision):
             return HfApi().list_repo_files(repository, revision=revision)
     directory = _cached(repository, revision)
@@ -109,14 +109,13 @@ def _files(repository: str, revision: str | None) -> list[str]:
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:
-    """The directory of what the cache has of a repository."""
-    from huggingface_hub import constants
+    """Directory of a repository's files in the cache; None if the cache has none."""
+    from huggingface_hub import errors, snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
-    reference = folder / "refs" / (revision or constants.DEFAULT_REVISION)
-    commit = reference.read_text().strip() if reference.is_file() else revision
-    directory = folder / "snapshots" / (commit or "")
-    return directory if commit and directory.is_dir() else None
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=[], local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        return None
 
 
 @contextmanager
@@ -140,7 +139,7 @@ def _explained(repository: str, revision: str | None) -> Generator[None]:
             f"{wanted}: no such model, or a private one (then set HF_TOKEN to a token that may read it); {tried}"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        if constants.is_offline_mode():
+        if constants.HF_HUB_OFFLINE:
             raise ModelNotFoundError(
                 f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids the network"
             ) from error
