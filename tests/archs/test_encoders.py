@@ -29,7 +29,7 @@ def spec_of(case: str, folder: Path = GOLDEN, **changes: Any) -> ModelSpec:
 
 
 @pytest.mark.parametrize("case", ["bert", "xlm_roberta", "modernbert"])
-def test_what_was_there_for_training_alone_is_not_looked_at(case: str) -> None:
+def test_pretraining_heads_are_ignored(case: str) -> None:
     plain = spec_of(case)
     name = config_of(case).texts("architectures")[0].removesuffix("Model")
     assert (plain.causal, plain.head, plain.generates) == (False, None, False)
@@ -40,7 +40,7 @@ def test_what_was_there_for_training_alone_is_not_looked_at(case: str) -> None:
         spec_of(case, architectures=[name + "ForCausalLM"])
 
 
-def test_positions_of_roberta_begin_after_the_paddings() -> None:
+def test_roberta_positions_start_after_the_padding_id() -> None:
     spec = spec_of("xlm_roberta")
     assert (spec.embedding.positions, spec.max_position_embeddings) == (LearnedPositions(72, 2), 70)
     assert spec_of("xlm_roberta", pad_token_id=4).embedding.positions == LearnedPositions(72, 5)
@@ -53,12 +53,12 @@ def test_positions_of_roberta_begin_after_the_paddings() -> None:
     "changes",
     [{"position_embedding_type": "relative_key"}, {"is_decoder": True}, {"add_cross_attention": True}],
 )
-def test_other_kinds_of_bert_are_refused(changes: dict[str, Any]) -> None:
+def test_unsupported_bert_variants(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=next(iter(changes))):
         spec_of("bert", **changes)
 
 
-def test_spellings_of_modernbert() -> None:
+def test_modernbert_config_spellings() -> None:
     old = spec_of("modernbert")
     assert [layer.attention.window for layer in old.layers] == [None, 9, 9, None, 9]
     assert [old.ropes[layer.attention.rope or 0].theta for layer in old.layers] == [1.6e5, 1e4, 1e4, 1.6e5, 1e4]
@@ -72,7 +72,7 @@ def test_spellings_of_modernbert() -> None:
         spec_of("modernbert_classifier", classifier_pooling="max")
 
 
-def test_a_decoders_classifier_reads_the_last_token() -> None:
+def test_decoder_classifier_pools_the_last_token() -> None:
     spec = spec_of("qwen3_classifier")
     assert spec.classifier == Classifier(labels=3, pooling="last")
     assert (spec.head, spec.generates) == (None, False)
@@ -84,21 +84,21 @@ def test_a_decoders_classifier_reads_the_last_token() -> None:
         assert classified.layers == spec_of(case, DECODERS).layers
 
 
-def test_a_class_without_a_head_generates_where_the_embedding_is_the_head_alone() -> None:
+def test_base_class_generates_if_embeddings_are_tied() -> None:
     assert spec_of("qwen3", DECODERS, architectures=["Qwen3Model"], tie_word_embeddings=True).generates
     untied = spec_of("qwen3", DECODERS, architectures=["Qwen3Model"], tie_word_embeddings=False)
     assert (untied.head, untied.generates, untied.causal) == (None, False, True)
     assert spec_of("qwen3", DECODERS, tie_word_embeddings=False).generates
 
 
-def test_a_half_of_a_model_classifies_nothing() -> None:
+def test_multimodal_classifiers_are_unsupported() -> None:
     text = dict(config_of("gemma3", DECODERS, architectures=...).values)
     outer = {"architectures": ["Gemma3ForSequenceClassification"], "model_type": "gemma3", "text_config": text}
     with pytest.raises(UnsupportedModelError, match="a half of a model classifies nothing"):
         model_spec(Config(outer, Path("config.json")))
 
 
-def test_labels() -> None:
+def test_label_names() -> None:
     def names(**values: object) -> tuple[str, ...]:
         return label_names(Config(values, Path("config.json")))
 

@@ -1,4 +1,4 @@
-"""The text halves of models that see pictures: which family reads them, and where their tensors lie."""
+"""Text models of multimodal checkpoints: the family that reads them, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ferrule.archs import model_spec
 from ferrule.archs.config import Config
 from ferrule.archs.spec import Head, HeadProjections, LinearScaling, ModelSpec, NoScaling
 
-GOLDEN = Path(__file__).parent / "golden" / "logits"
+GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 
 
-def whole(text: dict[str, Any], **outer: Any) -> ModelSpec:
+def outer_spec(text: dict[str, Any], **outer: Any) -> ModelSpec:
     return model_spec(Config({"text_config": text, **outer}, Path("config.json")))
 
 
@@ -32,7 +32,7 @@ def heads(spec: ModelSpec) -> tuple[int, int, int]:
     return attention.heads, attention.projections.kv_heads, attention.projections.key_dim
 
 
-HALVES = [
+CHECKPOINTS = [
     ("LlavaForConditionalGeneration", "llava", "llama", "llama"),
     ("Mistral3ForConditionalGeneration", "mistral3", "mistral_swa", "mistral"),
     ("Gemma3ForConditionalGeneration", "gemma3", "gemma3", "gemma3_text"),
@@ -43,17 +43,17 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "model_type", "case", "text_type"), HALVES)
-def test_the_text_half_finds_its_family(name: str, model_type: str, case: str, text_type: str) -> None:
+@pytest.mark.parametrize(("name", "model_type", "case", "text_type"), CHECKPOINTS)
+def test_text_model_family(name: str, model_type: str, case: str, text_type: str) -> None:
     """Even where the text half claims to be the whole."""
     text = golden(case, architectures=[name], model_type=text_type)
-    spec = whole(text, architectures=[name], model_type=model_type)
+    spec = outer_spec(text, architectures=[name], model_type=model_type)
     alone = model_spec(Config(golden(case), Path("config.json")))
     assert (spec.layers, spec.tensors, spec.architecture) == (alone.layers, alone.tensors, text_type)
 
 
 @pytest.mark.parametrize("name", ["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
-def test_first_files_of_qwen_are_flat(name: str) -> None:
+def test_qwen2_vl_flat_config(name: str) -> None:
     scaling = {"type": "mrope", "mrope_section": [2, 3, 3]}
     spec = model_spec(
         Config(golden("qwen2", architectures=[name], rope_parameters=None, rope_scaling=scaling), Path("config.json"))
@@ -61,27 +61,27 @@ def test_first_files_of_qwen_are_flat(name: str) -> None:
     assert (spec.ropes[0].theta, spec.ropes[0].scaling) == (1e6, NoScaling())
 
 
-def test_defaults_of_qwens_halves() -> None:
+def test_qwen_vl_defaults() -> None:
     fields = dict.fromkeys(("rope_parameters", "rms_norm_eps", "max_position_embeddings"))
-    spec = whole(golden("qwen3", model_type="qwen3_vl_text", **fields))
+    spec = outer_spec(golden("qwen3", model_type="qwen3_vl_text", **fields))
     assert (spec.ropes[0].theta, spec.max_position_embeddings) == (5e5, 128_000)
     moe = golden("qwen3_moe", model_type="qwen3_vl_moe_text", norm_topk_prob=None)
-    spec = whole(moe)
+    spec = outer_spec(moe)
     assert spec.layers == model_spec(Config(golden("qwen3_moe"), Path("config.json"))).layers
     down = spec.tensors["layers.0.ffn.experts.5.down.weight"]
     assert (down.names, down.transposed) == (("model.layers.0.mlp.experts.down_proj",), True)
     with pytest.raises(UnsupportedModelError, match="norm_topk_prob is False; it must be true"):
-        whole(moe | {"norm_topk_prob": False})
+        outer_spec(moe | {"norm_topk_prob": False})
 
 
-def test_sizes_that_the_text_half_leaves_out() -> None:
+def test_text_config_default_sizes() -> None:
     """As LLaVA 1.5, LLaVA 1.6 on Mistral and Gemma 3 4B are published."""
-    llava = whole({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32_064})
+    llava = outer_spec({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32_064})
     assert (llava.vocab_size, llava.hidden_size, len(llava.layers), heads(llava)) == (32_064, 4096, 32, (32, 32, 128))
-    assert whole({"vocab_size": 32_064}).layers == llava.layers
-    mistral = whole({"model_type": "mistral", "intermediate_size": 14_336, "sliding_window": None})
+    assert outer_spec({"vocab_size": 32_064}).layers == llava.layers
+    mistral = outer_spec({"model_type": "mistral", "intermediate_size": 14_336, "sliding_window": None})
     assert (mistral.vocab_size, heads(mistral)) == (32_000, (32, 8, 128))
-    gemma = whole(
+    gemma = outer_spec(
         {
             "hidden_size": 2560,
             "intermediate_size": 10_240,
@@ -96,7 +96,7 @@ def test_sizes_that_the_text_half_leaves_out() -> None:
     assert gemma.head == Head(tied=True)
 
 
-def test_sizes_of_a_model_of_its_own_are_never_left_out() -> None:
+def test_text_only_models_have_no_default_sizes() -> None:
     with pytest.raises(ConfigError, match="hidden_size is missing"):
         model_spec(Config({"model_type": "llama", "intermediate_size": 8, "num_hidden_layers": 1}, Path("config.json")))
 
@@ -117,18 +117,20 @@ TIED = "tie_word_embeddings"
         ("llava", False, None, False),
     ],
 )
-def test_who_says_that_the_head_is_tied(model_type: str, outer: bool | None, inner: bool | None, tied: bool) -> None:
-    spec = whole(golden("qwen3", **{TIED: inner}), model_type=model_type, **{TIED: outer})
+def test_tied_embeddings_in_outer_and_text_config(
+    model_type: str, outer: bool | None, inner: bool | None, tied: bool
+) -> None:
+    spec = outer_spec(golden("qwen3", **{TIED: inner}), model_type=model_type, **{TIED: outer})
     assert spec.head == Head(tied=tied)
 
 
-def test_text_halves_that_do_not_run() -> None:
+def test_unsupported_text_models() -> None:
     with pytest.raises(UnsupportedModelError, match=r"text_config\.model_type is 'mllama_text_model'; ferrule runs "):
-        whole(golden("llama", model_type="mllama_text_model"))
+        outer_spec(golden("llama", model_type="mllama_text_model"))
     with pytest.raises(UnsupportedModelError, match="model_type is 'paligemma'"):
-        whole(golden("gemma"), model_type="paligemma")
+        outer_spec(golden("gemma"), model_type="paligemma")
     with pytest.raises(ConfigError, match=r"text_config\.hidden_size is 0"):
-        whole(golden("llama", hidden_size=0))
+        outer_spec(golden("llama", hidden_size=0))
 
 
 LAYOUTS: dict[str, Callable[[str], str]] = {
@@ -156,7 +158,7 @@ def rename(source: Path, target: Path, name_of: Callable[[str], str]) -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tensors_are_found_in_every_layout(layout: str, tmp_path: Path) -> None:
+def test_tensor_names_of_every_layout(layout: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": golden("llama")}))
     rename(GOLDEN / "llama" / "model.safetensors", tmp_path / "model.safetensors", LAYOUTS[layout])
     ids = list(range(3, 20))

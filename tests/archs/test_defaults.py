@@ -1,0 +1,91 @@
+"""Defaults and switches that differ between families: how config.json is read, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from archs.specs import LEFT_OUT, heads, ropes, sparse, spec_of
+from ferrule import ConfigError
+from ferrule.archs.spec import Dense, RmsNorm, Tensor
+
+DEFAULTS: list[tuple[str, tuple[float, float, int]]] = [
+    ("arcee", (1e-5, 10_000, 4096)),
+    ("ernie4_5", (1e-5, 500_000, 131_072)),
+    ("exaone4_no_window", (1e-5, 10_000, 2048)),
+    ("glm4_moe", (1e-5, 10_000, 131_072)),
+    ("helium", (1e-8, 100_000, 4096)),
+    ("internlm3", (1e-5, 10_000, 32_768)),
+    ("minimax_m2", (1e-6, 5_000_000, 196_608)),
+    ("seed_oss", (1e-6, 10_000, 524_288)),
+    ("solar_open", (1e-5, 1_000_000, 131_072)),
+]
+
+
+@pytest.mark.parametrize(("case", "expected"), DEFAULTS)
+def test_defaults_follow_the_family(case: str, expected: tuple[float, float, int]) -> None:
+    """eps, the base of the rotation, and the context."""
+    gone = ("rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "max_position_embeddings")
+    spec = spec_of(case, **dict.fromkeys(gone, LEFT_OUT))
+    norm, rope = spec.final_norm, ropes(spec)[0]
+    assert isinstance(norm, RmsNorm)
+    assert rope is not None
+    assert (norm.eps, rope.theta, spec.max_position_embeddings) == expected
+
+
+def test_default_key_value_heads() -> None:
+    for case, expected in (("mistral_nemo", 8), ("qwen2_sliding", 32)):
+        spec = spec_of(case, num_key_value_heads=LEFT_OUT, num_attention_heads=64, hidden_size=1024, head_dim=16)
+        assert heads(spec).kv_heads == expected
+    assert heads(spec_of("mistral_nemo", num_key_value_heads=None)).kv_heads == 4
+
+
+def test_default_squared_relu() -> None:
+    for case in ("arcee", "nemotron", "jais2", "persimmon"):
+        ffn = spec_of(case, hidden_act=LEFT_OUT).layers[0].ffn
+        assert isinstance(ffn, Dense)
+        assert (ffn.activation, ffn.gated) == ("relu2", False), case
+
+
+def test_mlp_layer_types() -> None:
+    for case in ("exaone_moe", "glm4_moe_lite"):
+        count = len(spec_of(case).layers)
+        assert sparse(spec_of(case)) == [False] + [True] * (count - 1)
+        assert sparse(spec_of(case, mlp_layer_types=LEFT_OUT)) == [False] + [True] * (count - 1)
+        kinds = ["sparse"] * (count - 1) + ["dense"]
+        assert sparse(spec_of(case, mlp_layer_types=kinds)) == [True] * (count - 1) + [False]
+        for wrong in (["sparse"], ["wide"] * count):
+            with pytest.raises(ConfigError, match=rf"mlp_layer_types is .*; it must be a list of {count}, each one"):
+                spec_of(case, mlp_layer_types=wrong)
+    assert sparse(spec_of("exaone_moe", mlp_layer_types=LEFT_OUT, first_k_dense_replace=3)) == [False] * 3 + [True]
+    assert sparse(spec_of("solar_open", first_k_dense_replace=1)) == [True, True], "as in transformers"
+
+
+def test_norms_around_blocks() -> None:
+    hyperclovax = spec_of("hyperclovax").layers[0]
+    assert hyperclovax.attention_norm == hyperclovax.attention_post_norm == RmsNorm(1e-6)
+    assert spec_of("hyperclovax", use_post_norm=False).layers[0].attention_post_norm is None
+    vault = spec_of("vaultgemma").layers[0]
+    assert vault.ffn_norm == RmsNorm(1e-6, weight_offset=1.0)
+    assert vault.ffn_post_norm is None
+    flex = spec_of("flex_olmo").layers[0]
+    assert (flex.attention_norm, flex.attention_post_norm) == (None, RmsNorm(1e-6))
+
+
+def test_bias_switches() -> None:
+    internlm = spec_of("internlm3", qkv_bias=False)
+    assert (heads(internlm).bias, internlm.layers[0].attention.output_bias) == (False, True)
+    seed = spec_of("seed_oss", attention_bias=LEFT_OUT, attention_out_bias=True)
+    assert (heads(seed).bias, seed.layers[0].attention.output_bias) == (True, True)
+    helium = spec_of("helium", attention_bias=True)
+    assert (heads(helium).bias, helium.layers[0].attention.output_bias) == (True, False)
+
+
+def test_names_of_router_correction_biases() -> None:
+    names = {
+        "dots1": "model.layers.1.mlp.gate.e_score_correction_bias",
+        "ernie4_5_moe": "model.layers.1.mlp.moe_statics.e_score_correction_bias",
+        "exaone_moe": "model.layers.1.mlp.e_score_correction_bias",
+        "minimax_m2": "model.layers.1.block_sparse_moe.e_score_correction_bias",
+    }
+    for case, name in names.items():
+        assert spec_of(case).tensors["layers.1.ffn.router.correction_bias"] == Tensor((name,))

@@ -1,0 +1,79 @@
+"""Gemma, Gemma 2, Gemma 3 and VaultGemma: how config.json is read, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from archs.specs import LEFT_OUT, assert_refused, heads, spec_of, windows
+from ferrule.archs.spec import Dense, Head, LinearScaling, NoScaling, RmsNorm
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be false"),
+    ("gemma", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu, "),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be false"),
+    ("gemma2", {"hidden_activation": "mish"}, "hidden_activation is 'mish'; it must be one of silu, "),
+    ("gemma2", {"sliding_window": None}, "sliding_window is None; it must be a whole number, switched on"),
+    ("gemma2", {"sliding_window": None, "layer_types": None}, "sliding_window is None; it must be a whole number"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a finite number above 0"),
+    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1; it must be a finite number above 0"),
+    ("gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must be a whole number from 1"),
+    (
+        "gemma3",
+        {"rope_parameters": {"full_attention": {}}},
+        "rope_parameters.sliding_attention is missing; it must be an object",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), REFUSED)
+def test_unsupported_values(case: str, changes: dict[str, Any], message: str) -> None:
+    assert_refused(case, changes, message)
+
+
+def test_gemma_reads_gelu_as_its_tanh_approximation() -> None:
+    for name in ("gelu", "gelu_pytorch_tanh", None, LEFT_OUT):
+        assert spec_of("gemma", hidden_act=name).layers[0].ffn == Dense(160, "gelu_tanh")
+    # Gemma 2 means what it says, and reads no other field.
+    assert spec_of("gemma2", hidden_activation="gelu").layers[0].ffn == Dense(160, "gelu")
+    assert spec_of("gemma2", hidden_act="relu").layers[0].ffn == Dense(160, "gelu_tanh")
+
+
+def test_gemma_defaults() -> None:
+    fields = ("head_dim", "num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings")
+    spec = spec_of("gemma", num_attention_heads=16, **dict.fromkeys(fields, LEFT_OUT))
+    assert (heads(spec).kv_heads, heads(spec).key_dim, spec.max_position_embeddings) == (16, 256, 8192)
+    assert spec.final_norm == RmsNorm(1e-6, weight_offset=1.0)
+    assert (spec.embedding.scale, spec.head) == (8.0, Head(tied=True))
+
+
+def test_gemma2_windows_and_soft_caps() -> None:
+    fields = ("layer_types", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    spec = spec_of("gemma2", num_key_value_heads=LEFT_OUT, **dict.fromkeys(fields, LEFT_OUT))
+    assert windows(spec) == [4096, None, 4096]
+    assert (spec.layers[0].attention.softcap, spec.head) == (50.0, Head(tied=True, softcap=30.0))
+    bare = spec_of("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (bare.layers[0].attention.softcap, bare.head) == (None, Head(tied=True))
+    assert spec_of("gemma2", query_pre_attn_scalar=LEFT_OUT).layers[0].attention.scale == 1 / 16
+
+
+def test_gemma3_old_config_spelling() -> None:
+    """Five layers of six have windows and a base of their own; scaling is for the others."""
+    old = {"layer_types": LEFT_OUT, "rope_parameters": LEFT_OUT, "_sliding_window_pattern": LEFT_OUT}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    spec = spec_of("gemma3", **old, rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=scaling)
+    assert windows(spec) == [16, 16, 16, 16, 16, None, 16]
+    local, full = (spec.ropes[spec.layers[index].attention.rope or 0] for index in (0, 5))
+    assert (local.theta, local.scaling) == (3e4, NoScaling())
+    assert (full.theta, full.scaling) == (2e6, LinearScaling(8.0))
+    assert windows(spec_of("gemma3", **old, sliding_window_pattern=2))[:4] == [16, None, 16, None]
+    bare = spec_of("gemma3", **old)
+    assert [bare.ropes[bare.layers[index].attention.rope or 0].theta for index in (0, 5)] == [1e4, 1e6]
+    assert bare == spec_of("gemma3")
+
+
+def test_embedding_gemma_attends_in_both_directions() -> None:
+    spec = spec_of("gemma3", architectures=["Gemma3TextModel"], use_bidirectional_attention=True)
+    assert not spec.causal
+    assert windows(spec)[0] == 9  # 16 positions: 8 on either side and its own

@@ -1,0 +1,49 @@
+"""Granite, dense and with experts: how config.json is read, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from archs.specs import LEFT_OUT, assert_refused, experts, last_experts, renamed, spec_of
+from ferrule import UnsupportedModelError
+from ferrule.archs.spec import Dense, Experts, Head, Part, Router, Stack, Tensor
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("granite", {"logits_scaling": 0}, "logits_scaling is 0; it must be a finite number from 1e-30"),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), REFUSED)
+def test_unsupported_values(case: str, changes: dict[str, Any], message: str) -> None:
+    assert_refused(case, changes, message)
+
+
+def test_granite_multipliers() -> None:
+    fields = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+    bare = spec_of("granite", **dict.fromkeys(fields, LEFT_OUT))
+    assert (bare.layers[0].attention.scale, bare.layers[0].residual_scale) == (1.0, 1.0)
+    assert (bare.embedding.scale, bare.head) == (1.0, Head(tied=False))
+    spec = spec_of("granite")
+    assert (spec.layers[0].attention.scale, spec.layers[0].residual_scale) == (0.2, 0.3)
+    assert (spec.embedding.scale, spec.head) == (6.0, Head(tied=False, scale=0.25))
+
+
+def test_granitemoe_experts_are_stacked_in_one_tensor() -> None:
+    spec = renamed("granite", "GraniteMoeForCausalLM", "granitemoe", num_local_experts=6)
+    assert last_experts(spec) == Experts(6, 2, Dense(160), Router(scoring="softmax_of_chosen"))
+    name = "model.layers.1.block_sparse_moe.input_linear.weight"
+    up = spec.tensors["layers.1.ffn.experts.4.up.weight"]
+    assert up == Tensor((name,), part=Part(160, 160, 320), stack=Stack(4, 6))
+    with pytest.raises(UnsupportedModelError, match="mlp_bias is True"):
+        renamed("granite", "GraniteMoeForCausalLM", "granitemoe", mlp_bias=True)
+
+
+def test_granitemoeshared_without_a_shared_expert() -> None:
+    (first, _) = experts(spec_of("granitemoeshared"))
+    assert first is not None
+    assert first.shared == Dense(64, "silu")
+    (first, _) = experts(spec_of("granitemoeshared", shared_intermediate_size=0))
+    assert first is not None
+    assert first.shared is None

@@ -1,0 +1,47 @@
+"""OPT and XGLM: how config.json is read, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from archs.specs import assert_refused, spec_of
+from ferrule.archs.spec import LayerNorm, LearnedPositions, SinusoidalPositions
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("opt", {"word_embed_proj_dim": 0}, "word_embed_proj_dim is 0; it must be a whole number from 1"),
+    ("xglm", {"pad_token_id": 2}, "pad_token_id is 2; it must be below 2"),
+    (
+        "xglm",
+        {"max_position_embeddings": 1 << 20},
+        "max_position_embeddings is 1048576; it must be a whole number from 1 to",
+    ),
+    ("xglm", {"add_cross_attention": True}, "add_cross_attention is True; it must be false"),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), REFUSED)
+def test_unsupported_values(case: str, changes: dict[str, Any], message: str) -> None:
+    assert_refused(case, changes, message)
+
+
+def test_opt_350m_has_post_norms_and_narrow_embeddings() -> None:
+    """opt-350m has its norms after the sums and narrow embeddings."""
+    usual = spec_of("opt")
+    assert usual.embedding.positions == LearnedPositions(rows=258, offset=2)
+    assert (usual.embedding.width, usual.final_norm) == (None, LayerNorm(1e-5))
+    odd = spec_of("opt", do_layer_norm_before=False, word_embed_proj_dim=32)
+    layer = odd.layers[0]
+    assert (layer.attention_norm, layer.attention_sum_norm, odd.final_norm) == (None, LayerNorm(1e-5), None)
+    assert odd.embedding.width == 32
+    assert odd.tensors["head_projection.weight"].names == ("model.decoder.project_out.weight",)
+    bare = spec_of("opt", enable_bias=False, layer_norm_elementwise_affine=False)
+    assert not [role for role in bare.tensors if role.endswith("bias") or "norm" in role]
+    assert spec_of("opt", _remove_final_layer_norm=True).final_norm is None
+
+
+def test_xglm_embeddings() -> None:
+    assert spec_of("xglm").embedding.positions == SinusoidalPositions(offset=2)
+    assert spec_of("xglm").embedding.scale == 8
+    assert spec_of("xglm", scale_embedding=False).embedding.scale == 1
