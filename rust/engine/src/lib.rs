@@ -16,10 +16,11 @@ mod error;
 pub mod metrics;
 mod output;
 pub mod pages;
-mod params;
+mod parameter;
 mod prefill_budget;
 mod request;
 pub mod sampling;
+mod sampling_params;
 mod scheduler;
 mod sequence;
 pub mod structured;
@@ -31,10 +32,11 @@ pub use error::{ConfigError, EngineError};
 pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};
 pub use pages::{DiskCacheError, DiskStatistics, PAGE_NONE, PageStatistics, StateError};
-pub use params::{BeamSearchParams, EarlyStopping, ParamError, SamplingParams, limits};
+pub use parameter::{Bounds, InvalidParameterError, ParameterRow};
 pub use request::{Request, RequestError, RequestId};
 pub use sampling::{
     Distribution, LogitsProcessor, SampleError, SampleTrace, SharedProcessor, StageEffect, TokenLogprob, TokenLogprobs,
     TraceCandidate,
 };
+pub use sampling_params::{BeamSearchParams, EarlyStopping, SamplingParams};
 pub use structured::{ConstraintError, Grammar, GrammarError, StructuredOutputs, Vocabulary, VocabularyError};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrule_model::Adapter;
 
-use crate::{ParamError, SamplingParams};
+use crate::{InvalidParameterError, SamplingParams};
 
 /// Names a request for as long as the engine lives; numbers grow in the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,9 +24,9 @@ pub struct Request {
 /// Why a request was refused. It was never queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A sampling parameter is at fault.
+    /// A sampling parameter is invalid.
     #[error(transparent)]
-    Param(#[from] ParamError),
+    Parameter(#[from] InvalidParameterError),
     /// The model continues nothing.
     #[error(
         "the model gives no logits that a text could be continued by: it is made to embed, classify or rerank texts"

@@ -8,7 +8,7 @@ use ferrule_kernels::probe::{ReadProbe, add_pass, f32_pass, int8_pass};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, machine};
 use pyo3::prelude::*;
 
-use crate::errors::{self, EngineError, InsufficientMemoryError, InvalidParameterError};
+use crate::errors::{self, EngineError, InsufficientMemoryError};
 use crate::fork;
 use crate::interrupt::Interrupt;
 
@@ -56,8 +56,7 @@ impl Team {
 impl Ceilings {
     #[new]
     fn new(threads: usize) -> PyResult<Self> {
-        let threads = NonZeroUsize::new(threads)
-            .ok_or_else(|| InvalidParameterError::new_err("threads is 0; it must be at least 1"))?;
+        let threads = NonZeroUsize::new(threads).ok_or_else(|| errors::invalid("threads", 0, ">= 1"))?;
         let wanted = MIN_READ_BYTES.max(2 * machine::last_cache_bytes() as u64);
         let bytes = wanted.min(machine::available_memory() / READ_SHARE) as usize;
         let read = ReadProbe::new(bytes).map_err(|error| InsufficientMemoryError::new_err(error.to_string()))?;

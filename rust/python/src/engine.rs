@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use serde_json::json;
 
-use crate::errors::{self, InsufficientMemoryError, InvalidParameterError};
+use crate::errors::{self, InsufficientMemoryError};
 use crate::figures::describe;
 use crate::fork;
 use crate::interrupt::Interrupt;
@@ -136,7 +136,7 @@ impl Engine {
         let Options { max_model_len, max_num_seqs, max_num_batched_tokens, .. } = options;
         let divide = |model: &mut Transformer, budget: u64, max_model_len: usize| {
             let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
-                .map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+                .map_err(|error| errors::config_error(&error))?;
             model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
             Ok::<_, PyErr>(pages)
         };
@@ -175,7 +175,7 @@ impl Engine {
             let _gate = fork::keep_out();
             engine::Engine::with_draft_model(model, draft, config)
         });
-        let engine = engine.map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        let engine = engine.map_err(|error| errors::config_error(&error))?;
         info["max_model_len"] = json!(engine.max_model_len());
         let metrics = engine.published_metrics();
         Ok(Self { engine: Mutex::new(Some(engine)), metrics, interrupt, vocab_size, info: info.to_string() })
@@ -329,9 +329,8 @@ pub(crate) fn sample_distribution(
     prompt: Vec<u32>,
     output: Vec<u32>,
 ) -> PyResult<(Vec<u32>, Vec<f64>, u32)> {
-    let refused = |message: String| InvalidParameterError::new_err(message);
-    let params = SamplingParams::from_json(params, logits.len()).map_err(|error| refused(error.to_string()))?;
+    let params = SamplingParams::from_json(params, logits.len()).map_err(|error| errors::parameter_error(&error))?;
     let distribution = engine::sampling::distribution(&logits, &params, &prompt, &output);
-    let distribution = distribution.map_err(|error| refused(error.to_string()))?;
+    let distribution = distribution.map_err(|error| errors::sample_error(&error))?;
     Ok((distribution.ids, distribution.probabilities, distribution.chosen))
 }

@@ -1,12 +1,15 @@
-//! From the crates' errors to the exceptions of `ferrule.errors`.
+//! Conversion of the crates' errors to the exceptions of `ferrule.errors`.
 
-use ferrule_engine::{EncodeError, GrammarError, RequestError, VocabularyError};
+use ferrule_engine::{self as engine, EncodeError, GrammarError, RequestError, VocabularyError};
 use ferrule_formats::{CheckpointError, PackedErrorKind};
-use ferrule_kernels::arch::Isa;
+use ferrule_kernels::arch::{Isa, IsaError};
 use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
-use pyo3::PyErr;
 use pyo3::exceptions::PyKeyboardInterrupt;
-use pyo3::import_exception;
+use pyo3::prelude::*;
+use pyo3::{PyErrArguments, import_exception};
+use serde_json::Value;
+
+use crate::parameters::object;
 
 import_exception!(ferrule.errors, ConfigError);
 import_exception!(ferrule.errors, EngineError);
@@ -20,6 +23,33 @@ import_exception!(ferrule.errors, TokenizerError);
 import_exception!(ferrule.errors, UnsupportedModelError);
 import_exception!(ferrule.errors, UnsupportedTaskError);
 
+/// Arguments of an InvalidParameterError.
+struct Invalid {
+    field: String,
+    value: Value,
+    requirement: String,
+}
+
+impl PyErrArguments for Invalid {
+    fn arguments(self, py: Python<'_>) -> Py<PyAny> {
+        let value = object(py, &self.value).map_or_else(|_| py.None(), Bound::unbind);
+        (self.field, value, self.requirement)
+            .into_pyobject(py)
+            .map_or_else(|_| py.None(), |tuple| tuple.into_any().unbind())
+    }
+}
+
+/// Returns an InvalidParameterError: `{field} must be {requirement}, got {value}`.
+pub(crate) fn invalid(field: impl Into<String>, value: impl Into<Value>, requirement: impl Into<String>) -> PyErr {
+    let (field, value, requirement) = (field.into(), value.into(), requirement.into());
+    InvalidParameterError::new_err(Invalid { field, value, requirement })
+}
+
+pub(crate) fn parameter_error(error: &engine::InvalidParameterError) -> PyErr {
+    let engine::InvalidParameterError { field, value, requirement } = error;
+    invalid(field, value.clone(), requirement)
+}
+
 pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
@@ -29,7 +59,9 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         }
         LoadError::Packed(_) | LoadError::PackedAs { .. } => ModelFileError::new_err(message),
         LoadError::Checkpoint(error) => checkpoint_error(error),
-        LoadError::PackedAlready { .. } => InvalidParameterError::new_err(message),
+        LoadError::PackedAlready { file } => {
+            invalid("model", file.to_string_lossy(), "a checkpoint whose weights are not packed yet")
+        }
         LoadError::Shape { .. } => ConfigError::new_err(message),
         LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
@@ -54,18 +86,32 @@ pub(crate) fn spec_error(error: &SpecError) -> PyErr {
     ConfigError::new_err(error.to_string())
 }
 
-/// The instruction set that `FERRULE_ISA` asks for, or the fastest.
-pub(crate) fn chosen_isa() -> Result<Isa, PyErr> {
-    Isa::from_environment().map_err(|error| InvalidParameterError::new_err(error.to_string()))
+/// Returns the instruction set that `FERRULE_ISA` names, or the fastest.
+pub(crate) fn chosen_isa() -> PyResult<Isa> {
+    Isa::from_environment().map_err(|error| match error {
+        IsaError::Unknown { name } => invalid("FERRULE_ISA", name, format!("one of {}", Isa::NAMES.join(", "))),
+        IsaError::Missing { name, available } => {
+            invalid("FERRULE_ISA", name, format!("an instruction set of this machine ({available})"))
+        }
+    })
 }
 
 pub(crate) fn request_error(error: &RequestError) -> PyErr {
     let message = error.to_string();
     match error {
         RequestError::NoLogits => UnsupportedTaskError::new_err(message),
-        RequestError::Param(_) | RequestError::TooManyBeams { .. } | RequestError::BeamsExceedKv { .. } => {
-            InvalidParameterError::new_err(message)
+        RequestError::Parameter(error) => parameter_error(error),
+        RequestError::TooManyBeams { beam_width, limit } => {
+            let limits = "max_num_seqs, max_num_batched_tokens";
+            invalid("beam_width", *beam_width, format!("<= {limit}, the sequences that fit in a step ({limits})"))
         }
+        RequestError::BeamsExceedKv { beam_width, tokens, needed, pages } => invalid(
+            "beam_width",
+            *beam_width,
+            format!(
+                "smaller, or kv_cache_memory larger: with a prompt of {tokens} tokens it needs {needed} KV pages of {pages}"
+            ),
+        ),
         RequestError::QueueFull { .. } => QueueFullError::new_err(message),
         RequestError::Dead { .. } => EngineError::new_err(message),
         _ => PromptError::new_err(message),
@@ -73,7 +119,37 @@ pub(crate) fn request_error(error: &RequestError) -> PyErr {
 }
 
 pub(crate) fn grammar_error(error: &GrammarError) -> PyErr {
-    InvalidParameterError::new_err(error.to_string())
+    let (field, value, requirement) = match error {
+        GrammarError::TooLong { field, bytes, limit } => {
+            (*field, Value::from(*bytes), format!("at most {limit} bytes long"))
+        }
+        GrammarError::TooDeep { field, limit } => {
+            (*field, format!("more than {limit} levels").into(), format!("nested at most {limit} levels deep"))
+        }
+        GrammarError::Count { field, count, limit } => {
+            (*field, Value::from(*count), format!("a list of 1 to {limit} items"))
+        }
+        GrammarError::TimeLimit { field, limit_seconds } => {
+            let limit = format!("simple enough to compile within {limit_seconds} seconds");
+            (*field, "a grammar that takes longer".into(), limit)
+        }
+        GrammarError::Busy { field, limit } => {
+            let limit = format!("sent again later: {limit} others that are too complex are still being compiled");
+            (*field, "a new grammar".into(), limit)
+        }
+        GrammarError::Refused { field, given, reason } => {
+            (*field, Value::from(given.as_str()), format!("valid and supported ({reason})"))
+        }
+        GrammarError::Malformed(reason) => {
+            ("structured_outputs", Value::Null, format!("an object that describes the output ({reason})"))
+        }
+    };
+    invalid(field, value, requirement)
+}
+
+/// Converts the error of a single row of logits, without a request.
+pub(crate) fn sample_error(error: &engine::SampleError) -> PyErr {
+    invalid("logits", Value::Null, format!("a row that can be sampled ({error})"))
 }
 
 pub(crate) fn vocabulary_error(error: &VocabularyError) -> PyErr {
@@ -85,7 +161,8 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
     match error {
         Error::Request(error) => request_error(error),
         Error::Encode(error) => encode_error(error),
-        Error::State(_) | Error::NoPrefixCache => InvalidParameterError::new_err(error.to_string()),
+        Error::NoPrefixCache => invalid("enable_prefix_caching", false, "true to restore a saved state"),
+        Error::State(error) => invalid("state", Value::Null, format!("a state that this model saved ({error})")),
         Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
         Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
     }
@@ -94,11 +171,43 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
 fn encode_error(error: &EncodeError) -> PyErr {
     let message = error.to_string();
     match error {
-        EncodeError::Malformed { .. } | EncodeError::Dimensions { .. } | EncodeError::Count { .. } => {
-            InvalidParameterError::new_err(message)
+        EncodeError::Malformed { message } => invalid("task", Value::Null, format!("a known task ({message})")),
+        EncodeError::Dimensions { dimensions, embedding_size } => {
+            invalid("dimensions", *dimensions, format!("an integer from 1 to {embedding_size}"))
+        }
+        EncodeError::Count { count, vocab_size } => {
+            invalid("count", *count, format!("an integer from 1 to {vocab_size}"))
         }
         EncodeError::NoLogits | EncodeError::NoClassifier => UnsupportedTaskError::new_err(message),
         EncodeError::NotFinite { .. } => EngineError::new_err(message),
         _ => PromptError::new_err(message),
+    }
+}
+
+pub(crate) fn config_error(error: &engine::ConfigError) -> PyErr {
+    use engine::ConfigError as Error;
+    match error {
+        Error::Zero { field } => invalid(*field, 0, ">= 1"),
+        Error::KvBudget { budget, needed } => {
+            invalid("kv_cache_memory", *budget, format!(">= {needed}, the bytes that one sequence needs"))
+        }
+        Error::DraftVocab { expected, given } => invalid(
+            "speculative_config.model",
+            format!("a model with {given} tokens"),
+            format!("a model with the same vocabulary of {expected} tokens"),
+        ),
+        Error::DraftNoLogits => invalid("speculative_config.model", "an encoder", "a model that generates text"),
+        Error::NoPrefixes => {
+            invalid("prefix_cache_dir", "a directory", "absent for a model that reads in both directions")
+        }
+        Error::PrefixCacheDir(error) => {
+            use engine::DiskCacheError as Disk;
+            let (Disk::Io { path, .. }
+            | Disk::NotDirectory { path, .. }
+            | Disk::Owner { path, .. }
+            | Disk::Mode { path, .. }) = error;
+            invalid("prefix_cache_dir", path.to_string_lossy(), format!("a private directory ({error})"))
+        }
+        Error::PoolCount { .. } | Error::PoolTooLarge { .. } => EngineError::new_err(error.to_string()),
     }
 }

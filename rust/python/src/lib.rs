@@ -11,6 +11,7 @@ mod lora;
 mod options;
 mod outputs;
 mod packing;
+mod parameters;
 mod processor;
 mod structured;
 
@@ -60,6 +61,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outputs::SampleTrace>()?;
     module.add_class::<outputs::Candidate>()?;
     module.add_class::<outputs::Beam>()?;
+    module.add_class::<parameters::ParameterRow>()?;
+    module.add_function(wrap_pyfunction!(parameters::sampling_parameters, module)?)?;
+    module.add_function(wrap_pyfunction!(parameters::beam_search_parameters, module)?)?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(figures::measure, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;

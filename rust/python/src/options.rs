@@ -11,7 +11,7 @@ use ferrule_model::{ModelSpec, Quantization};
 use pyo3::{PyErr, PyResult};
 use serde::Deserialize;
 
-use crate::errors::InvalidParameterError;
+use crate::errors::invalid;
 
 /// More threads than any machine that this is built for has processors.
 const MAX_THREADS: i64 = 1024;
@@ -90,7 +90,8 @@ pub(crate) struct Options {
 
 impl Options {
     pub fn from_json(json: &str, spec: &ModelSpec) -> PyResult<Self> {
-        let raw: Raw = serde_json::from_str(json).map_err(|error| InvalidParameterError::new_err(error.to_string()))?;
+        let raw: Raw = serde_json::from_str(json)
+            .map_err(|error| invalid("options", serde_json::Value::Null, error.to_string()))?;
         let name = raw.quantization.as_str();
         let unknown = || choice("quantization", name, Quantization::ALL.iter().map(|each| each.name()));
         let quantization = if name == "auto" { None } else { Some(Quantization::named(name).ok_or_else(unknown)?) };
@@ -105,14 +106,12 @@ impl Options {
         let threads = i64::try_from(machine::cpu_count().get()).unwrap_or(1);
         let target_itl = raw.target_itl.unwrap_or(DEFAULT_TARGET_ITL);
         if !(target_itl > 0.0 && target_itl <= MAX_TARGET_ITL) {
-            let limit = format!("above 0 and at most {MAX_TARGET_ITL} seconds");
-            return Err(InvalidParameterError::new_err(format!("target_itl is {target_itl}; it must be {limit}")));
+            return Err(invalid("target_itl", target_itl, format!("a number > 0 and <= {MAX_TARGET_ITL}")));
         }
         let limit = raw.prefix_cache_dir_limit.unwrap_or(DEFAULT_PREFIX_CACHE_DIR_LIMIT);
         let limit = within("prefix_cache_dir_limit", limit, i64::MAX)? as u64;
         if raw.prefix_cache_dir.is_some() && !raw.enable_prefix_caching {
-            let message = "prefix_cache_dir is given; it needs enable_prefix_caching, which is off";
-            return Err(InvalidParameterError::new_err(message));
+            return Err(invalid("enable_prefix_caching", false, "true with prefix_cache_dir"));
         }
         let threads = within("threads", raw.threads.unwrap_or(threads), MAX_THREADS)?;
         Ok(Self {
@@ -166,10 +165,10 @@ fn within(field: &str, value: i64, limit: i64) -> PyResult<usize> {
     if (1..=limit).contains(&value) {
         return Ok(value as usize);
     }
-    Err(InvalidParameterError::new_err(format!("{field} is {value}; it must be in 1..={limit}")))
+    Err(invalid(field, value, format!("an integer from 1 to {limit}")))
 }
 
 fn choice(field: &str, value: &str, known: impl Iterator<Item = &'static str>) -> PyErr {
     let known: Vec<_> = ["auto"].into_iter().chain(known).collect();
-    InvalidParameterError::new_err(format!("{field} is {value:?}; it must be one of {}", known.join(", ")))
+    invalid(field, value, format!("one of {}", known.join(", ")))
 }

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use serde_json::json;
 
-use crate::errors::{self, InvalidParameterError};
+use crate::errors;
 use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::options::Options;
@@ -104,18 +104,16 @@ pub(crate) fn pack(
 fn check_calibration(sequences: &[Vec<u32>], spec: &ModelSpec) -> PyResult<()> {
     let (most, vocab_size) = (spec.max_position_embeddings, spec.vocab_size);
     if sequences.is_empty() {
-        return Err(InvalidParameterError::new_err(
-            "calibration has no sequences of tokens; it must have one at least",
-        ));
+        return Err(errors::invalid("calibration", Vec::<u32>::new(), "a list of at least one sequence of tokens"));
     }
     for (index, tokens) in sequences.iter().enumerate() {
+        let field = format!("calibration[{index}]");
         if tokens.is_empty() || tokens.len() > most {
-            let message = format!("calibration[{index}] has {} tokens; it must have from 1 to {most}", tokens.len());
-            return Err(InvalidParameterError::new_err(message));
+            return Err(errors::invalid(field, tokens.as_slice(), format!("a list of 1 to {most} tokens")));
         }
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
-            let message = format!("calibration[{index}] has the token {token}; it must be below {vocab_size}");
-            return Err(InvalidParameterError::new_err(message));
+        if let Some(token) = tokens.iter().position(|token| *token as usize >= vocab_size) {
+            let requirement = format!("a token id of the model, 0 to {}", vocab_size.saturating_sub(1));
+            return Err(errors::invalid(format!("{field}[{token}]"), tokens[token], requirement));
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::InvalidParameterError;
+use crate::errors;
 
 /// `ferrule._params.logits_processors.LogitsProcessors`, with the array that it works on.
 #[derive(Debug)]
@@ -26,8 +26,9 @@ impl PythonProcessor {
     pub fn new(processors: &Bound<'_, PyAny>, vocab_size: usize, interrupted: Arc<AtomicBool>) -> PyResult<Self> {
         let logits = PyBuffer::get(&processors.getattr("logits")?)?;
         if logits.item_count() != vocab_size || logits.readonly() || !logits.is_c_contiguous() {
-            let limit = format!("must be a contiguous array of {vocab_size} float32 that can be written");
-            return Err(InvalidParameterError::new_err(format!("logits_processors.logits {limit}")));
+            let requirement = format!("a contiguous, writable array of {vocab_size} float32");
+            let found = format!("an array of {}", logits.item_count());
+            return Err(errors::invalid("logits_processors.logits", found, requirement));
         }
         Ok(Self { processors: processors.clone().unbind(), logits, interrupted })
     }
