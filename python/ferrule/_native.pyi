@@ -289,6 +289,40 @@ class Candidate:
     def dropped_by(self) -> str | None:
         """The sampler stage that dropped it."""
 
+class ParameterRow:
+    """A row of a parameter table: name, type, default and bounds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str:
+        """`float`, `int`, `bool`, `str`, `choice`, `token_ids`, `token_sequences`, `token_bias` or `object`."""
+    @property
+    def default(self) -> Any:
+        """Default value; None where there is none."""
+    @property
+    def required(self) -> bool:
+        """Whether the parameter has no default."""
+    @property
+    def minimum(self) -> float | None: ...
+    @property
+    def maximum(self) -> float | None: ...
+    @property
+    def exclusive_minimum(self) -> bool:
+        """Whether `minimum` itself is excluded."""
+    @property
+    def max_items(self) -> int | None:
+        """Largest number of items of a list."""
+    @property
+    def choices(self) -> list[str]:
+        """Names to choose from."""
+    @property
+    def requirement(self) -> str:
+        """What the value must be, as it reads after "must be"."""
+    @property
+    def doc(self) -> str:
+        """One sentence that says what the parameter does."""
+
 class Ceilings:
     """Probes of what the machine can give, on as many threads as a model uses or on one alone."""
 
@@ -308,6 +342,15 @@ class Ceilings:
         Takes a fraction of a second; the first one a few, to find how the memory is read fastest. Raises
         KeyboardInterrupt.
         """
+
+def sampling_parameters() -> list[ParameterRow]:
+    """Returns the sampling parameters that the engine reads."""
+
+def beam_search_parameters() -> list[ParameterRow]:
+    """Returns the parameters of a beam search that the engine reads."""
+
+def engine_options() -> list[ParameterRow]:
+    """Returns the options that the engine reads."""
 
 def sample_distribution(
     logits: list[float], params: str, prompt: list[int], output: list[int]

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod beams;
+mod builder;
 mod draft;
 mod engine;
 mod error;
@@ -26,6 +27,9 @@ mod sequence;
 pub mod structured;
 
 pub use beams::Hypothesis;
+pub use builder::{
+    BuildError, EngineBuilder, EngineInfo, EngineOptions, KvWindow, Measurement, MemoryNeeds, ModelFigures, StoredType,
+};
 pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use engine::{EncodeError, EncodeTask, Engine, EngineConfig, PrefixCacheDir, Text};
 pub use error::{ConfigError, EngineError};

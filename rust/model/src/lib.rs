@@ -33,4 +33,4 @@ pub use spec::{
     PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec, TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
-pub use weights::{LoadError, Progress, Source, WeightSizes, open_packed, pack_into};
+pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

@@ -3,34 +3,21 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, DraftModel, EncodeTask, EngineConfig, EngineError, Metrics, Request, RequestError, SamplingParams,
-    SharedProcessor, Text, pages,
+    self as engine, EncodeTask, EngineError, Metrics, Request, RequestError, SamplingParams, SharedProcessor, Text,
 };
-use ferrule_kernels::kv::PAGE_TOKENS;
-use ferrule_kernels::{Pool, machine};
-use ferrule_model::{LanguageModel, LoadError, LoadOptions, ModelSpec, Progress, Quantization, Transformer};
+use ferrule_model::{LanguageModel, Transformer};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
-use serde_json::json;
 
-use crate::errors::{self, InsufficientMemoryError};
-use crate::figures::describe;
+use crate::errors;
 use crate::fork;
 use crate::interrupt::Interrupt;
+use crate::load::{LoadArguments, reporter};
 use crate::lora::{self, LoraAdapter};
-use crate::options::Options;
 use crate::outputs::StepOutput;
-use crate::packing::{WeightFiles, reporter};
+use crate::parameters::to_json;
 use crate::processor::PythonProcessor;
 use crate::structured::Grammar;
-
-/// The share of the free memory that the cache may grow into where the caller does not say: one half, since the
-/// program around the engine needs memory too.
-pub(crate) const DEFAULT_KV_SHARE: u64 = 2;
-
-/// The share of the free memory that mapped weights leave where they may be more than it: they are read from their file
-/// again and again as it is.
-const PAGING_SHARE: u64 = 4;
 
 /// A text's tokens, their kinds and its salt.
 type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
@@ -85,100 +72,27 @@ impl Engine {
         progress: Option<Py<PyAny>>,
         draft: Option<(String, Option<String>, String)>,
     ) -> PyResult<Self> {
-        let spec = ModelSpec::from_json(spec).map_err(|error| errors::spec_error(&error))?;
-        let options = Options::from_json(options, &spec)?;
+        let model = LoadArguments::read(spec, weights, options)?;
+        let draft =
+            draft.as_ref().map(|(spec, weights, options)| LoadArguments::read(spec, weights.as_deref(), options));
+        let draft = draft.transpose()?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
         let mut report = reporter(progress, &interrupt);
-        let pool = Arc::new(Pool::new(options.threads));
-        let load = |spec: ModelSpec, weights: Option<&str>, options: &Options, report: Progress<'_>| {
+        let built = py.detach(|| {
             let _gate = fork::keep_out();
-            let files = WeightFiles::open(weights, &spec, options.mmap)?;
-            let source = files.source(options.allow_paging);
-            let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
-            let load = LoadOptions { quantization, kv_format: options.kv_format, isa };
-            Transformer::load(spec, source, load, Arc::clone(&pool), &interrupt.cancel, report)
-        };
-        let load_error = |error: LoadError| match error {
-            LoadError::Cancelled => interrupt.take(),
-            error => errors::load_error(&error),
-        };
-        let loaded = py.detach(|| load(spec, weights, &options, &mut report));
-        drop(report);
-        let mut model = loaded.map_err(load_error)?;
-        interrupt.settle(py);
-        let mut draft = match draft {
-            None => None,
-            Some((spec, weights, options)) => {
-                let spec = ModelSpec::from_json(&spec).map_err(|error| errors::spec_error(&error))?;
-                let options = Options::from_json(&options, &spec)?;
-                let loaded = py.detach(|| load(spec, weights.as_deref(), &options, &mut |_, _| {}));
-                let model = loaded.map_err(load_error)?;
-                interrupt.settle(py);
-                Some(DraftModel { model, pages: Vec::new(), max_model_len: options.max_model_len })
-            }
-        };
-
-        let mapped = model.mapped_bytes() + draft.as_ref().map_or(0, |draft| draft.model.mapped_bytes());
-        let available = if mapped == 0 {
-            machine::available_memory()
-        } else {
-            // What is mapped counts as free until it is read, and cannot be given to the cache too.
-            let free = machine::memory_for_files();
-            free.saturating_sub(mapped).max(if options.allow_paging { free / PAGING_SHARE } else { 0 })
-        };
-        let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_KV_SHARE);
-        if budget > available {
-            return Err(InsufficientMemoryError::new_err(format!(
-                "kv_cache_memory is {budget} bytes; {available} bytes are available here"
-            )));
-        }
-        let Options { max_model_len, max_num_seqs, max_num_batched_tokens, .. } = options;
-        let divide = |model: &mut Transformer, budget: u64, max_model_len: usize| {
-            let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
-                .map_err(|error| errors::config_error(&error))?;
-            model.allocate_kv(&pages).map_err(|error| errors::load_error(&error))?;
-            Ok::<_, PyErr>(pages)
-        };
-        // As many tokens of either model.
-        let bytes =
-            |model: &Transformer| model.kv_groups().iter().map(|group| u128::from(group.page_bytes)).sum::<u128>();
-        let (of_model, of_draft) = (bytes(&model).max(1), draft.as_ref().map_or(0, |draft| bytes(&draft.model)));
-        let draft_budget = (u128::from(budget) * of_draft / (of_model + of_draft)) as u64;
-        if let Some(draft) = &mut draft {
-            draft.pages = divide(&mut draft.model, draft_budget, draft.max_model_len)?;
-        }
-        let pages = divide(&mut model, budget - draft_budget, max_model_len)?;
-        let groups = model.kv_groups();
-        let mut info = describe(&model.weight_sizes(), model.quantization(), groups, &options, isa);
-        info["mapped_bytes"] = json!(mapped);
-        info["kv_cache_bytes"] =
-            json!(groups.iter().zip(&pages).map(|(group, &pages)| group.page_bytes * pages as u64).sum::<u64>());
-        info["kv_cache_tokens"] = json!(pages.iter().max().map(|pages| pages * PAGE_TOKENS));
-        info["max_queued_requests"] = json!(options.max_queued_requests);
-        info["target_itl"] = json!(options.target_itl.as_secs_f64());
-        info["enable_prefix_caching"] = json!(options.enable_prefix_caching && model.abilities().causal);
-        info["prefix_cache_dir"] = json!(options.prefix_cache_dir.as_ref().map(|directory| &directory.path));
-        let vocab_size = model.vocab_size();
-        let config = EngineConfig {
-            pages,
-            max_model_len,
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_queued_requests: options.max_queued_requests,
-            target_itl: options.target_itl,
-            enable_prefix_caching: options.enable_prefix_caching,
-            prefix_cache_dir: options.prefix_cache_dir,
-            speculative: options.speculative,
-        };
-        let engine = py.detach(|| {
-            let _gate = fork::keep_out();
-            engine::Engine::with_draft_model(model, draft, config)
+            let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
+            let builder = match draft {
+                Some(draft) => builder.draft_model(draft.spec, draft.weights, draft.options),
+                None => builder,
+            };
+            builder.build_with_info()
         });
-        let engine = engine.map_err(|error| errors::config_error(&error))?;
-        info["max_model_len"] = json!(engine.max_model_len());
-        let metrics = engine.published_metrics();
-        Ok(Self { engine: Mutex::new(Some(engine)), metrics, interrupt, vocab_size, info: info.to_string() })
+        drop(report);
+        let (engine, info) = built.map_err(|error| interrupt.build_error(&error))?;
+        interrupt.settle(py);
+        let (metrics, vocab_size) = (engine.published_metrics(), engine.model().vocab_size());
+        Ok(Self { engine: Mutex::new(Some(engine)), metrics, interrupt, vocab_size, info: to_json(&info)? })
     }
 
     /// Loads a low-rank adapter for requests of this engine.
@@ -292,8 +206,7 @@ impl Engine {
 
     /// What the engine has done and how long it took, as JSON.
     fn metrics(&self) -> PyResult<String> {
-        let metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        serde_json::to_string(&metrics).map_err(|error| errors::EngineError::new_err(error.to_string()))
+        to_json(&self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// Frees the weights, the cache and the threads.

@@ -88,12 +88,29 @@ pub(crate) fn spec_error(error: &SpecError) -> PyErr {
 
 /// Returns the instruction set that `FERRULE_ISA` names, or the fastest.
 pub(crate) fn chosen_isa() -> PyResult<Isa> {
-    Isa::from_environment().map_err(|error| match error {
-        IsaError::Unknown { name } => invalid("FERRULE_ISA", name, format!("one of {}", Isa::NAMES.join(", "))),
-        IsaError::Missing { name, available } => {
-            invalid("FERRULE_ISA", name, format!("an instruction set of this machine ({available})"))
+    Isa::from_environment().map_err(|error| isa_error(&error))
+}
+
+fn isa_error(error: &IsaError) -> PyErr {
+    match error {
+        IsaError::Unknown { name } => {
+            invalid("FERRULE_ISA", name.as_str(), format!("one of {}", Isa::NAMES.join(", ")))
         }
-    })
+        IsaError::Missing { name, available } => {
+            invalid("FERRULE_ISA", name.as_str(), format!("an instruction set of this machine ({available})"))
+        }
+    }
+}
+
+pub(crate) fn build_error(error: &engine::BuildError) -> PyErr {
+    use engine::BuildError as Error;
+    match error {
+        Error::Parameter(error) => parameter_error(error),
+        Error::Load(error) => load_error(error),
+        Error::Config(error) => config_error(error),
+        Error::Isa(error) => isa_error(error),
+        Error::KvMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
+    }
 }
 
 pub(crate) fn request_error(error: &RequestError) -> PyErr {
@@ -184,7 +201,7 @@ fn encode_error(error: &EncodeError) -> PyErr {
     }
 }
 
-pub(crate) fn config_error(error: &engine::ConfigError) -> PyErr {
+fn config_error(error: &engine::ConfigError) -> PyErr {
     use engine::ConfigError as Error;
     match error {
         Error::Zero { field } => invalid(*field, 0, ">= 1"),

@@ -3,9 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ferrule_engine::BuildError;
 use ferrule_kernels::Cancel;
+use ferrule_model::LoadError;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
+
+use crate::errors;
 
 /// A cancel flag whose hook runs Python's signal handlers, and what they raised.
 pub(crate) struct Interrupt {
@@ -54,5 +58,13 @@ impl Interrupt {
         self.cancel.reset();
         let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
         raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))
+    }
+
+    /// Converts the error of a build; a cancelled one is what the handlers raised.
+    pub fn build_error(&self, error: &BuildError) -> PyErr {
+        match error {
+            BuildError::Load(LoadError::Cancelled) => self.take(),
+            error => errors::build_error(error),
+        }
     }
 }

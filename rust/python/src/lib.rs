@@ -3,12 +3,11 @@
 mod ceilings;
 mod engine;
 mod errors;
-mod figures;
 mod fork;
 mod gguf;
 mod interrupt;
+mod load;
 mod lora;
-mod options;
 mod outputs;
 mod packing;
 mod parameters;
@@ -64,8 +63,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parameters::ParameterRow>()?;
     module.add_function(wrap_pyfunction!(parameters::sampling_parameters, module)?)?;
     module.add_function(wrap_pyfunction!(parameters::beam_search_parameters, module)?)?;
+    module.add_function(wrap_pyfunction!(parameters::engine_options, module)?)?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
-    module.add_function(wrap_pyfunction!(figures::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(load::measure, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
     module.add_function(wrap_pyfunction!(packing::packed_metadata, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;

@@ -1,9 +1,12 @@
 //! Rows of the engine's parameter tables, and JSON values as Python objects.
 
-use ferrule_engine::{BeamSearchParams, Bounds, SamplingParams};
+use ferrule_engine::{BeamSearchParams, Bounds, EngineOptions, SamplingParams};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use serde::Serialize;
 use serde_json::Value;
+
+use crate::errors;
 
 /// A row of a parameter table.
 #[pyclass(frozen, get_all, module = "ferrule._native")]
@@ -33,6 +36,12 @@ pub(crate) fn beam_search_parameters(py: Python<'_>) -> PyResult<Vec<ParameterRo
     rows(py, BeamSearchParams::rows())
 }
 
+/// Returns the options that the engine reads.
+#[pyfunction]
+pub(crate) fn engine_options(py: Python<'_>) -> PyResult<Vec<ParameterRow>> {
+    rows(py, EngineOptions::rows())
+}
+
 fn rows(py: Python<'_>, rows: Vec<ferrule_engine::ParameterRow>) -> PyResult<Vec<ParameterRow>> {
     let convert = |row: ferrule_engine::ParameterRow| {
         let Bounds { kind, required, minimum, maximum, exclusive_minimum, max_items, choices, requirement } =
@@ -52,6 +61,12 @@ fn rows(py: Python<'_>, rows: Vec<ferrule_engine::ParameterRow>) -> PyResult<Vec
         })
     };
     rows.into_iter().map(convert).collect()
+}
+
+/// Writes a value as JSON, with the keys of objects in alphabetical order.
+pub(crate) fn to_json(value: &impl Serialize) -> PyResult<String> {
+    let value = serde_json::to_value(value).map_err(|error| errors::EngineError::new_err(error.to_string()))?;
+    Ok(value.to_string())
 }
 
 /// Converts a JSON value.

@@ -2,6 +2,7 @@
 //!
 //! `M` is a matrix: packed, or, while a model's size is computed, nothing.
 
+mod files;
 mod load;
 mod packed;
 mod plan;
@@ -12,6 +13,7 @@ mod stored;
 use ferrule_kernels::PackedMatrix;
 use ferrule_kernels::norm::NormWeights;
 
+pub use files::{StoredTypes, WeightFiles};
 pub(crate) use load::Loader;
 pub use load::{LoadError, Progress};
 pub(crate) use packed::{PackedOutput, QUANTIZATION, check_quantization, refuse_packed};

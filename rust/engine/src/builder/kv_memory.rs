@@ -1,0 +1,57 @@
+//! Memory of the KV cache: how much there is, and how a model and its draft model share it.
+
+use ferrule_kernels::machine;
+use ferrule_model::{LanguageModel, Transformer};
+
+use super::{BuildError, EngineOptions};
+use crate::{ConfigError, DraftModel, pages};
+
+/// Divisor of the free memory that gives the default size of the KV cache: one half, since the program around the
+/// engine needs memory too.
+pub(super) const DEFAULT_SHARE: u64 = 2;
+
+/// Divisor of the free memory that gives the least that mapped weights leave to the KV cache where they may exceed the
+/// memory: they are read from their file repeatedly anyway.
+const PAGING_SHARE: u64 = 4;
+
+/// Allocates the KV caches and returns the number of pages of each of the model's groups.
+pub(super) fn allocate(
+    model: &mut Transformer,
+    mut draft: Option<&mut DraftModel<Transformer>>,
+    options: &EngineOptions,
+    max_model_len: usize,
+) -> Result<Vec<usize>, BuildError> {
+    let mapped = model.mapped_bytes() + draft.as_ref().map_or(0, |draft| draft.model.mapped_bytes());
+    let available = available_beside(mapped, options.allow_paging);
+    let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_SHARE);
+    if budget > available {
+        return Err(BuildError::KvMemory { requested: budget, available });
+    }
+    let divide = |model: &mut Transformer, budget: u64, max_model_len: usize| {
+        let EngineOptions { max_num_seqs, max_num_batched_tokens, .. } = *options;
+        let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
+            .map_err(|error: ConfigError| BuildError::from(error))?;
+        model.allocate_kv(&pages)?;
+        Ok::<_, BuildError>(pages)
+    };
+    // Both caches hold the same number of tokens.
+    let page_bytes =
+        |model: &Transformer| model.kv_groups().iter().map(|group| u128::from(group.page_bytes)).sum::<u128>();
+    let draft_bytes = draft.as_ref().map_or(0, |draft| page_bytes(&draft.model));
+    let total_bytes = page_bytes(model).max(1) + draft_bytes;
+    let draft_budget = (u128::from(budget) * draft_bytes / total_bytes) as u64;
+    if let Some(draft) = &mut draft {
+        draft.pages = divide(&mut draft.model, draft_budget, draft.max_model_len)?;
+    }
+    divide(model, budget - draft_budget, max_model_len)
+}
+
+/// Returns the bytes that are free for a KV cache beside mapped weights. Mapped pages count as free until they are read,
+/// and cannot be given to the cache too.
+fn available_beside(mapped: u64, allow_paging: bool) -> u64 {
+    if mapped == 0 {
+        return machine::available_memory();
+    }
+    let free = machine::memory_for_files();
+    free.saturating_sub(mapped).max(if allow_paging { free / PAGING_SHARE } else { 0 })
+}

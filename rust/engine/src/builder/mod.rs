@@ -1,0 +1,360 @@
+//! Builds an engine: loads the model, divides the memory, sets the defaults.
+//!
+//! | file | concern |
+//! |---|---|
+//! | `mod.rs` | [`EngineBuilder`] |
+//! | `options.rs` | [`EngineOptions`]: one table row per option |
+//! | `kv_memory.rs` | how much memory the KV caches of the model and of a draft model get |
+//! | `info.rs` | [`EngineInfo`], [`Measurement`]: figures of a model that is loaded, or could be |
+
+mod info;
+mod kv_memory;
+mod options;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrule_kernels::arch::{Isa, IsaError};
+use ferrule_kernels::kv::KvFormat;
+use ferrule_kernels::{Cancel, Exec, Pool, machine};
+use ferrule_model::{LoadError, LoadOptions, ModelSpec, Progress, Quantization, Transformer, WeightFiles};
+
+use crate::parameter::Checked;
+use crate::{ConfigError, DraftModel, Engine, EngineConfig, InvalidParameterError, PrefixCacheDir, SpeculativeConfig};
+pub use info::{EngineInfo, KvWindow, Measurement, MemoryNeeds, ModelFigures, StoredType};
+pub use options::EngineOptions;
+
+/// Bytes that a step reads from a prefix cache directory: some hundredths of a second.
+const PREFIX_CACHE_STEP_BYTES: usize = 32 << 20;
+
+/// Reason that an engine could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// An option is invalid.
+    #[error(transparent)]
+    Parameter(#[from] InvalidParameterError),
+    /// The model could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The configuration does not fit the model.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The environment variable `FERRULE_ISA` is invalid.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+    /// The KV cache is larger than the free memory.
+    #[error("kv_cache_memory must be at most the {available} bytes that are free, got {requested}")]
+    KvMemory {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
+}
+
+/// Builds an [`Engine`] from the description of a model and its weights.
+///
+/// ```
+/// use ferrule_engine::{EngineBuilder, Request, SamplingParams};
+/// use ferrule_kernels::Cancel;
+/// use ferrule_model::{ModelSpec, Quantization};
+///
+/// // Without weights, the model's weights are random.
+/// let spec = ModelSpec::from_json(include_str!("../../examples/tiny.json"))?;
+/// let mut engine = EngineBuilder::new(spec)
+///     .quantization(Quantization::named("int8"))
+///     .max_model_len(64)
+///     .kv_cache_memory(8 << 20)
+///     .build()?;
+///
+/// let params = SamplingParams { temperature: 0.0, max_tokens: 5, ..SamplingParams::default() };
+/// let request = engine.add_request(Request { prompt: vec![1, 2, 3], params, adapter: None })?;
+/// let mut tokens = Vec::new();
+/// while engine.has_unfinished_requests() {
+///     for output in engine.step(&Cancel::new())? {
+///         assert_eq!(output.request, request);
+///         tokens.extend(output.token_ids);
+///     }
+/// }
+/// assert_eq!(tokens.len(), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub struct EngineBuilder<'a> {
+    model: ModelFiles,
+    options: EngineOptions,
+    draft: Option<(ModelFiles, EngineOptions)>,
+    isa: Option<Isa>,
+    cancel: Option<&'a Cancel>,
+    progress: Option<Progress<'a>>,
+}
+
+/// Description of a model, and where its weights are.
+struct ModelFiles {
+    spec: ModelSpec,
+    /// Directory of a checkpoint, GGUF file or packed file; `None` for random weights.
+    weights: Option<PathBuf>,
+}
+
+/// What [`EngineBuilder`] loads models with.
+struct Loading<'a> {
+    isa: Isa,
+    pool: Arc<Pool>,
+    cancel: &'a Cancel,
+}
+
+impl<'a> EngineBuilder<'a> {
+    /// Returns a builder for a model with random weights and default options.
+    pub fn new(spec: ModelSpec) -> Self {
+        let model = ModelFiles { spec, weights: None };
+        Self { model, options: EngineOptions::default(), draft: None, isa: None, cancel: None, progress: None }
+    }
+
+    /// Reads the weights from a directory of safetensors files, a GGUF file or a packed file.
+    pub fn weights(mut self, path: impl Into<PathBuf>) -> Self {
+        self.model.weights = Some(path.into());
+        self
+    }
+
+    /// Replaces all options.
+    pub fn options(mut self, options: EngineOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Sets the format of the weights; `None` selects it by what is stored.
+    pub fn quantization(mut self, quantization: Option<Quantization>) -> Self {
+        self.options.quantization = quantization;
+        self
+    }
+
+    /// Sets the format of the KV cache.
+    pub fn kv_cache_dtype(mut self, format: KvFormat) -> Self {
+        self.options.kv_cache_dtype = Some(format);
+        self
+    }
+
+    /// Sets the number of threads.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.options.threads = Some(threads);
+        self
+    }
+
+    /// Sets the maximum number of tokens of a sequence, prompt and output together.
+    pub fn max_model_len(mut self, tokens: usize) -> Self {
+        self.options.max_model_len = Some(tokens);
+        self
+    }
+
+    /// Sets the size of the KV cache in bytes.
+    pub fn kv_cache_memory(mut self, bytes: u64) -> Self {
+        self.options.kv_cache_memory = Some(bytes);
+        self
+    }
+
+    /// Sets the maximum number of sequences in a step.
+    pub fn max_num_seqs(mut self, sequences: usize) -> Self {
+        self.options.max_num_seqs = sequences;
+        self
+    }
+
+    /// Sets the maximum number of tokens in a step.
+    pub fn max_num_batched_tokens(mut self, tokens: usize) -> Self {
+        self.options.max_num_batched_tokens = tokens;
+        self
+    }
+
+    /// Sets the maximum number of requests that wait to be scheduled.
+    pub fn max_queued_requests(mut self, requests: usize) -> Self {
+        self.options.max_queued_requests = Some(requests);
+        self
+    }
+
+    /// Sets the target inter-token latency.
+    pub fn target_itl(mut self, latency: Duration) -> Self {
+        self.options.target_itl = latency;
+        self
+    }
+
+    /// Sets whether requests share the KV cache of a common prefix.
+    pub fn enable_prefix_caching(mut self, enable: bool) -> Self {
+        self.options.enable_prefix_caching = enable;
+        self
+    }
+
+    /// Keeps prefixes in a directory of at most `limit` bytes.
+    pub fn prefix_cache_dir(mut self, directory: impl Into<PathBuf>, limit: u64) -> Self {
+        self.options.prefix_cache_dir = Some(directory.into());
+        self.options.prefix_cache_dir_limit = limit;
+        self
+    }
+
+    /// Sets how tokens are drafted for speculative decoding.
+    pub fn speculative_config(mut self, config: SpeculativeConfig) -> Self {
+        self.options.speculative_config = config;
+        self
+    }
+
+    /// Drafts tokens with a smaller model of the same vocabulary. Of `options`, those that concern loading and the
+    /// context are used.
+    pub fn draft_model(mut self, spec: ModelSpec, weights: Option<PathBuf>, options: EngineOptions) -> Self {
+        self.draft = Some((ModelFiles { spec, weights }, options));
+        self
+    }
+
+    /// Sets the instruction set; default: the one that `FERRULE_ISA` names, or the fastest of the machine.
+    pub fn isa(mut self, isa: Isa) -> Self {
+        self.isa = Some(isa);
+        self
+    }
+
+    /// Cancels the load when the flag is set.
+    pub fn cancel(mut self, cancel: &'a Cancel) -> Self {
+        self.cancel = Some(cancel);
+        self
+    }
+
+    /// Reports the packed bytes and the bytes in total while the model is loaded.
+    pub fn progress(mut self, progress: Progress<'a>) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
+    /// Loads the model and returns its engine.
+    ///
+    /// # Errors
+    /// [`BuildError`] for invalid options, files that cannot be loaded, and too little memory.
+    pub fn build(self) -> Result<Engine<Transformer>, BuildError> {
+        self.build_with_info().map(|(engine, _)| engine)
+    }
+
+    /// Loads the model and returns its engine, and the figures of both.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`].
+    pub fn build_with_info(self) -> Result<(Engine<Transformer>, EngineInfo), BuildError> {
+        let Self { model, options, draft, isa, cancel, progress } = self;
+        options.check(model.spec.max_position_embeddings)?;
+        if let Some((draft, options)) = &draft {
+            options.check(draft.spec.max_position_embeddings)?;
+        }
+        let no_cancel = Cancel::new();
+        let isa = isa.map_or_else(Isa::from_environment, Ok)?;
+        let pool = Arc::new(Pool::new(threads(&options)));
+        let loading = Loading { isa, pool, cancel: cancel.unwrap_or(&no_cancel) };
+        let max_model_len = options.max_model_len.unwrap_or(model.spec.max_position_embeddings);
+        let mut model = loading.load(model, &options, progress.unwrap_or(&mut |_, _| ()))?;
+        let mut draft = match draft {
+            None => None,
+            Some((files, options)) => {
+                let max_model_len = options.max_model_len.unwrap_or(files.spec.max_position_embeddings);
+                let model = loading.load(files, &options, &mut |_, _| ())?;
+                Some(DraftModel { model, pages: Vec::new(), max_model_len })
+            }
+        };
+        let pages = kv_memory::allocate(&mut model, draft.as_mut(), &options, max_model_len)?;
+        let mut info = EngineInfo::new(&model, draft.as_ref(), &options, isa, &pages);
+        let config = EngineConfig {
+            pages,
+            max_model_len,
+            max_num_seqs: options.max_num_seqs,
+            max_num_batched_tokens: options.max_num_batched_tokens,
+            max_queued_requests: options.max_queued_requests,
+            target_itl: options.target_itl,
+            enable_prefix_caching: options.enable_prefix_caching,
+            prefix_cache_dir: options.prefix_cache_dir.map(|path| PrefixCacheDir {
+                path,
+                limit: options.prefix_cache_dir_limit,
+                step_bytes: PREFIX_CACHE_STEP_BYTES,
+            }),
+            speculative: options.speculative_config,
+        };
+        let engine = Engine::with_draft_model(model, draft, config)?;
+        info.max_model_len = engine.max_model_len();
+        Ok((engine, info))
+    }
+
+    /// Returns the figures of the model and the memory that it needs, without loading it.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`], for what the headers of the files show.
+    pub fn measure(self) -> Result<Measurement, BuildError> {
+        self.options.check(self.model.spec.max_position_embeddings)?;
+        let isa = self.isa.map_or_else(Isa::from_environment, Ok)?;
+        Ok(info::measure(&self.model.spec, self.model.weights.as_deref(), &self.options, isa)?)
+    }
+
+    /// Packs the weights into the file `path`. With `calibration`, sequences of tokens, integer formats put their errors
+    /// where they cost least as the model runs over them. `metadata` is written into the file.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`]; no file is written then.
+    pub fn pack(
+        self,
+        path: &Path,
+        metadata: &BTreeMap<String, String>,
+        calibration: Option<&[Vec<u32>]>,
+    ) -> Result<(), BuildError> {
+        let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
+        options.check(spec.max_position_embeddings)?;
+        check_calibration(calibration, &spec)?;
+        let no_cancel = Cancel::new();
+        let isa = isa.map_or_else(Isa::from_environment, Ok)?;
+        let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
+        let source = files.source(false);
+        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+        let pool = Pool::new(threads(&options));
+        let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
+        let mut ignored = |_, _| ();
+        let progress = progress.unwrap_or(&mut ignored);
+        match calibration {
+            None => ferrule_model::pack_into(path, &spec, source, quantization, metadata, exec, progress)?,
+            Some(sequences) => {
+                let calibrated = (quantization, sequences);
+                ferrule_model::calibrate_into(path, &spec, source, calibrated, metadata, exec, progress)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Loading<'_> {
+    fn load(
+        &self,
+        ModelFiles { spec, weights }: ModelFiles,
+        options: &EngineOptions,
+        progress: Progress<'_>,
+    ) -> Result<Transformer, LoadError> {
+        let files = WeightFiles::open(weights.as_deref(), &spec, options.mmap)?;
+        let source = files.source(options.allow_paging);
+        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+        let load = LoadOptions { quantization, kv_format: options.kv_format(), isa: self.isa };
+        Transformer::load(spec, source, load, Arc::clone(&self.pool), self.cancel, progress)
+    }
+}
+
+fn threads(options: &EngineOptions) -> NonZeroUsize {
+    options.threads.and_then(NonZeroUsize::new).unwrap_or_else(machine::cpu_count)
+}
+
+/// Holds the tokens of a calibration against the model that runs over them.
+fn check_calibration(calibration: Option<&[Vec<u32>]>, spec: &ModelSpec) -> Checked<()> {
+    let Some(sequences) = calibration else { return Ok(()) };
+    let context = spec.max_position_embeddings;
+    if sequences.is_empty() {
+        let requirement = "a list of at least one sequence of tokens";
+        return Err(InvalidParameterError::new("calibration", Vec::<u32>::new(), requirement));
+    }
+    for (index, tokens) in sequences.iter().enumerate() {
+        let field = format!("calibration[{index}]");
+        if tokens.is_empty() || tokens.len() > context {
+            let requirement = format!("a list of 1 to {context} token ids");
+            return Err(InvalidParameterError::new(field, tokens.as_slice(), requirement));
+        }
+        crate::parameter::check_ids(&field, tokens, spec.vocab_size)?;
+    }
+    Ok(())
+}
