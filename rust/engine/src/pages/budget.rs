@@ -1,30 +1,39 @@
-//! How many pages a budget of memory buys, when groups of layers have pages and windows of their own.
+//! Divides the KV cache memory among groups of layers with different page sizes and windows.
 
 use ferrule_model::KvGroup;
 
 use super::{capacity, max_pages_held, pages_touched};
 use crate::ConfigError;
 
-/// Bytes that the keys and values of one sequence of `tokens` tokens take at the most, while it is computed in chunks
-/// of `chunk`: those of all tokens, or with a window of those that the chunk can see.
+/// Returns the maximum bytes of keys and values of one sequence of `tokens` tokens, computed in chunks of `chunk`: of
+/// all tokens, or with a window of the tokens that the chunk attends to.
 #[must_use]
 pub fn bytes_of_one(groups: &[KvGroup], tokens: usize, chunk: usize) -> u64 {
     let bytes = |group: &KvGroup| group.page_bytes.saturating_mul(max_pages_held(group.window, tokens, chunk) as u64);
     groups.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// Tokens of one sequence that pools of so many pages hold when it has no neighbours. Endless for a window that fits.
+/// Returns how many tokens of a single sequence the pools hold; unlimited if all windows fit.
 #[must_use]
 pub fn tokens_of_one(groups: &[KvGroup], pages: &[usize]) -> usize {
     groups.iter().zip(pages).map(|(group, pages)| capacity(group.window, *pages)).min().unwrap_or(usize::MAX)
 }
 
-/// Divides `budget` bytes among the pools of the groups, so that they run out together when every sequence is
-/// `max_model_len` tokens long, and no pool is larger than `max_num_seqs` such sequences need. `chunk` is the most that
-/// one step computes of a sequence (`max_num_batched_tokens`).
+/// Divides `budget` bytes among the page pools of the groups, so that they run out together when every sequence is
+/// `max_model_len` tokens long, and no pool is larger than `max_num_seqs` such sequences need. `chunk` is the maximum
+/// number of tokens of a sequence in one step (`max_num_batched_tokens`).
 ///
-/// # Errors
-/// [`ConfigError::KvBudget`] if not even one page of context fits.
+/// # Examples
+/// ```
+/// use ferrule_engine::pages::divide;
+/// use ferrule_model::KvGroup;
+///
+/// let groups = [KvGroup { layers: 16, window: None, page_bytes: 1 << 20 }];
+/// // 64 MiB hold 64 pages of 16 tokens.
+/// assert_eq!(divide(&groups, 64 << 20, 4096, 8, 512).unwrap(), [64]);
+/// ```
+///
+/// Returns [`ConfigError::KvBudget`] if not even one page of context fits.
 pub fn divide(
     groups: &[KvGroup],
     budget: u64,
@@ -37,7 +46,7 @@ pub fn divide(
     let bytes_of = |pages: &[usize]| -> u128 {
         groups.iter().zip(pages).map(|(group, &pages)| u128::from(group.page_bytes) * pages as u128).sum()
     };
-    // What one sequence takes with windows held only as far as rows see, and one page of everything else.
+    // Minimum: one page per group, or the pages of a window.
     let least: Vec<usize> = groups
         .iter()
         .zip(&need)
@@ -48,14 +57,14 @@ pub fn divide(
         return Err(ConfigError::KvBudget { budget, needed: u64::try_from(needed).unwrap_or(u64::MAX) });
     }
     let for_one = bytes_of(&need).max(1);
-    // What holds one long sequence is divided as such sequences need it.
+    // A budget that holds one long sequence is divided as such sequences need it.
     let (least, left) = match u128::from(budget).checked_sub(for_one) {
         Some(left) => (&need, left),
         None => (&least, u128::from(budget) - needed),
     };
     let most = |need: usize| (need as u128).saturating_mul(max_num_seqs as u128).min(u128::from(u32::MAX - 1));
     let shares = need.iter().zip(least).map(|(&need, &least)| {
-        // Beyond the least, in proportion to what a long sequence holds of each group.
+        // Memory beyond the minimum is divided in proportion to the pages of a long sequence.
         let share = least as u128 + left.saturating_mul(need as u128) / for_one;
         share.min(most(need)) as usize
     });
@@ -71,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn one_group_gets_what_the_budget_buys_and_no_more_than_it_can_use() {
+    fn one_group_gets_the_whole_budget_up_to_what_it_can_use() {
         assert_eq!(divide(&[group(None, 100)], 1099, 1600, 4, 512), Ok(vec![10]));
         assert_eq!(divide(&[group(None, 100)], u64::MAX, 1600, 4, 512), Ok(vec![400]));
         assert_eq!(
@@ -82,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_of_what_one_sequence_takes_holds_one_sequence_and_less_does_not() {
+    fn bytes_of_one_sequence_hold_exactly_one_sequence() {
         for (window, held) in [(None, 100), (Some(40), 36), (Some(4000), 100)] {
             let groups = [group(None, 1000), group(window, 5000)];
             let bytes = bytes_of_one(&groups, 1600, 512);
@@ -94,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_share_by_what_a_long_sequence_holds_and_stay_within_the_budget() {
+    fn groups_share_the_budget_in_proportion_to_a_long_sequence() {
         let groups = [group(None, 1000), group(Some(128), 5000)];
         for budget in [60_000_u64, 200_000, 1_000_000, 10_000_000] {
             let pages = divide(&groups, budget, 4096, 64, 64).unwrap();

@@ -1,16 +1,16 @@
-//! Who holds which page of the key-value cache.
+//! KV cache management: which sequence holds which page.
 //!
-//! The model reads and writes pages; what is in which is decided here. Every [group of layers](KvGroup) has a
-//! [`PagePool`] of its own and every sequence a table per group, which names the page of each `PAGE_TOKENS` positions.
-//! A page may be held by several sequences (a shared prefix); then nobody writes to it: the one who would gets a copy
-//! first, or if no page is free for one and nobody else holds it, what was kept there is forgotten. Groups with a
-//! window give pages back as soon as no later row can see them.
+//! The model reads and writes pages; this module allocates them. Every [group of layers](KvGroup) has its own
+//! [`PagePool`], and every sequence a page table per group with the page of each `PAGE_TOKENS` positions. Several
+//! sequences may hold a page (shared prefix). Such a page is copied on write; if no page is free for the copy and no
+//! other sequence holds it, it is removed from the prefix cache and written in place. Groups with an attention window
+//! release pages as soon as no later row can see them.
 //!
-//! With a [`PrefixTree`] full pages are kept under their tokens after their last holder, until the room is needed, and
-//! a sequence that begins with the same tokens takes them as they are: what they hold depends on nothing else. A
-//! sequence holds the page of every node on its way in groups without a window, and gives its pages back the last one
-//! first. So the page given back longest ago never has one behind it that is younger or in use. Below the tree there may
-//! be a disk ([`disk`]), which outlives the process.
+//! With a [`PrefixTree`], full pages stay cached after their last holder, indexed by their tokens, and sequences that
+//! start with the same tokens reuse them. Cached pages are evicted least recently released first. In groups without a
+//! window a sequence holds the page of every node on its path and releases the last one first, so a page is never
+//! evicted before the pages that follow it. Below the tree there may be a disk tier ([`disk`]) that outlives the
+//! process.
 
 mod budget;
 mod digest;
@@ -26,7 +26,7 @@ pub use budget::{bytes_of_one, divide, tokens_of_one};
 pub(crate) use disk::DiskCache;
 pub use disk::{DiskCacheError, DiskStatistics};
 pub use ferrule_kernels::kv::PAGE_NONE;
-pub use pool::PagePool;
+pub use pool::{Allocated, PagePool};
 pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
 pub use state::StateError;
 pub(crate) use state::{decode_state, encode_state};
@@ -37,22 +37,21 @@ use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::KvGroup;
 
 use digest::Digest;
-use pool::Allocated;
 use prefix::{ParentNode, PrefixTree};
-use tier::Tier;
+use tier::DiskTier;
 
-/// How the pages of one group are used.
+/// Page usage of one group of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct PageStatistics {
-    /// Pages of the pool.
+    /// Total number of pages.
     pub total: usize,
-    /// Pages that nobody holds.
+    /// Free pages, including cached ones.
     pub free: usize,
-    /// Those of the free pages that are kept for requests that begin with the same tokens.
+    /// Free pages that are cached for later requests.
     pub cached: usize,
 }
 
-/// A page to be copied before the next forward pass, since its other holders must not see what is written.
+/// A page copy to make before the next forward pass (copy on write).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageCopy {
     pub group: usize,
@@ -60,14 +59,14 @@ pub(crate) struct PageCopy {
     pub to: PageId,
 }
 
-/// The pools of all groups.
+/// Page pools of all groups, with the prefix cache and the disk tier.
 #[derive(Debug)]
 pub(crate) struct Pages {
     groups: Vec<Group>,
-    /// What is kept, if anything is.
+    /// Index of cached pages; `None` without prefix caching.
     tree: Option<PrefixTree>,
-    /// The disk below, if there is one.
-    tier: Option<Tier>,
+    /// Disk tier, if configured.
+    tier: Option<DiskTier>,
 }
 
 #[derive(Debug)]
@@ -77,36 +76,36 @@ struct Group {
 }
 
 impl Group {
-    /// The first page that the row at position `computed` sees.
+    /// Returns the first page that the row at position `computed` attends to.
     fn first_visible(&self, computed: usize) -> usize {
         self.window.map_or(0, |window| (computed + 1).saturating_sub(window) / PAGE_TOKENS)
     }
 
-    /// Whether who writes to a page that is not its own alone gets a copy. Without a free page only what others hold is
-    /// copied, once they give way; else the smallest pool that holds a sequence could be too small for it.
+    /// Returns whether a write to a shared page makes a copy. Without a free page, only pages with other holders are
+    /// copied (once those are preempted); otherwise the smallest pool that holds a sequence would be too small for it.
     fn is_copied(&self, page: PageId) -> bool {
         self.pool.holders(page) > 1 || self.pool.free() > 0
     }
 }
 
-/// Pages that cover `tokens` positions from the start of a page.
+/// Returns the pages that cover `tokens` positions from the start of a page.
 fn pages_for(tokens: usize) -> usize {
     tokens.div_ceil(PAGE_TOKENS)
 }
 
-/// Pages that `tokens` consecutive positions can touch, wherever they start.
+/// Returns the most pages that `tokens` consecutive positions can touch.
 fn pages_touched(tokens: usize) -> usize {
     pages_for(tokens.saturating_sub(1)).saturating_add(1)
 }
 
-/// Pages a sequence holds at the most while it is computed up to `tokens`, in chunks of `chunk`: all of them, or with a
-/// window what the chunk and the rows before it can see.
+/// Returns the maximum number of pages that a sequence holds while it is computed up to `tokens` in chunks of `chunk`:
+/// all of them, or with a window those that the chunk's rows attend to.
 fn max_pages_held(window: Option<usize>, tokens: usize, chunk: usize) -> usize {
     let all = pages_for(tokens);
     window.map_or(all, |window| all.min(pages_touched((window - 1).saturating_add(chunk))))
 }
 
-/// Tokens of one sequence that so many pages of a group hold.
+/// Returns how many tokens of one sequence `pages` pages of a group hold.
 fn capacity(window: Option<usize>, pages: usize) -> usize {
     match window {
         Some(window) if pages_touched(window) <= pages => usize::MAX,
@@ -115,33 +114,37 @@ fn capacity(window: Option<usize>, pages: usize) -> usize {
 }
 
 impl Pages {
-    /// Pools of so many pages for the model's groups; with `keep` full pages outlive their holders.
-    pub fn new(groups: &[KvGroup], pages: &[usize], keep: bool) -> Self {
+    /// Creates pools of the given numbers of pages; with `prefix_caching` full pages outlive their holders.
+    pub fn new(groups: &[KvGroup], pages: &[usize], prefix_caching: bool) -> Self {
         let group = |(group, &pages): (&KvGroup, &usize)| Group {
             pool: PagePool::new(pages),
-            // A row always sees itself.
+            // A row always attends to itself.
             window: group.window.map(|window| window.max(1)),
         };
-        Self { groups: groups.iter().zip(pages).map(group).collect(), tree: keep.then(PrefixTree::default), tier: None }
+        Self {
+            groups: groups.iter().zip(pages).map(group).collect(),
+            tree: prefix_caching.then(PrefixTree::default),
+            tier: None,
+        }
     }
 
-    /// Tables that hold nothing yet, of a sequence whose first `shareable` positions depend on its tokens alone.
+    /// Returns empty tables of a sequence whose first `shareable` positions depend on its tokens alone.
     pub fn tables(&self, namespace: Namespace, shareable: usize) -> PageTables {
         let root = self.tier.as_ref().map(|tier| Digest::root(&tier.fingerprint, &namespace));
         PageTables::new(self.groups.len(), namespace, shareable, root)
     }
 
-    /// Tables that hold nothing yet and share nothing.
+    /// Returns empty tables that share nothing.
     pub fn private_tables(&self) -> PageTables {
         self.tables(Namespace::default(), 0)
     }
 
-    /// Tokens of one sequence that the pools hold when it has no neighbours. Endless for a window that fits.
+    /// Returns how many tokens of a single sequence the pools hold; unlimited if all windows fit.
     pub fn tokens_of_one_sequence(&self) -> usize {
         self.groups.iter().map(|group| capacity(group.window, group.pool.total())).min().unwrap_or(usize::MAX)
     }
 
-    /// How many of the `wanted` tokens after the `computed` ones can get pages now.
+    /// Returns how many of the `wanted` tokens after the first `computed` ones can get slots now.
     pub fn allocatable_slots(&self, tables: &PageTables, computed: usize, wanted: usize) -> usize {
         let fits = |(group, table): (&Group, &Vec<PageId>)| {
             let shared = shared_from(&group.pool, table, computed / PAGE_TOKENS);
@@ -152,8 +155,8 @@ impl Pages {
         self.groups.iter().zip(tables.tables()).map(fits).min().unwrap_or(wanted).min(wanted)
     }
 
-    /// Gives a sequence the pages to write `count` tokens after the `computed` ones, which [`Pages::allocatable_slots`] has granted.
-    /// Pages that it shares with others are replaced; what must be copied is added to `moves`.
+    /// Allocates slots for `count` tokens after the first `computed` ones, as granted by [`Pages::allocatable_slots`].
+    /// Shared pages are replaced, and their copies added to `moves`.
     pub fn allocate_slots(
         &mut self,
         tables: &mut PageTables,
@@ -181,33 +184,33 @@ impl Pages {
         }
     }
 
-    /// A page of a group, where one is known to be free. What was kept there is forgotten.
+    /// Allocates a page of a group that has a free one, evicting a cached page if needed.
     fn allocate(&mut self, group: usize) -> PageId {
         let pool = &mut self.groups[group].pool;
-        let Allocated { page, was_cached } = pool.allocate().expect("a page was granted that is not free");
+        let Allocated { page, was_cached } = pool.allocate().expect("the caller checked that a page is free");
         if was_cached {
             self.evict_page(group, page);
         }
         page
     }
 
-    /// Forgets what was kept in a page.
+    /// Removes a page from the prefix cache, with the pages that follow it in a group without window.
     fn evict_page(&mut self, group: usize, page: PageId) {
         let Group { pool, window } = &mut self.groups[group];
         pool.uncache(page);
         if let Some(tree) = &mut self.tree {
-            let gone = tree.remove_page((group, page), window.is_none());
-            self.uncache(gone);
+            let evicted = tree.remove_page((group, page), window.is_none());
+            self.uncache_all(evicted);
         }
     }
 
-    fn uncache(&mut self, pages: Vec<GroupPage>) {
+    fn uncache_all(&mut self, pages: Vec<GroupPage>) {
         for (group, page) in pages {
             self.groups[group].pool.uncache(page);
         }
     }
 
-    /// Gives back the pages that no row from position `computed` on can see.
+    /// Releases the pages that no row from position `computed` on attends to.
     pub fn release_out_of_window(&mut self, tables: &mut PageTables, computed: usize) {
         for ((group, table), out_of_window) in
             self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.out_of_window)
@@ -219,7 +222,7 @@ impl Pages {
         }
     }
 
-    /// Gives back the pages behind the `computed` tokens, whose drafts were not accepted.
+    /// Releases the pages behind the first `computed` tokens, which held rejected drafts.
     pub fn release_beyond(&mut self, tables: &mut PageTables, computed: usize) {
         let needed = pages_for(computed);
         for (group, table) in self.groups.iter_mut().zip(&mut tables.tables) {
@@ -227,7 +230,7 @@ impl Pages {
         }
     }
 
-    /// Gives back all pages of a sequence, the last one first.
+    /// Releases all pages of a sequence, last page first.
     pub fn release(&mut self, tables: &mut PageTables) {
         for ((group, table), out_of_window) in
             self.groups.iter_mut().zip(&mut tables.tables).zip(&mut tables.out_of_window)
@@ -238,8 +241,8 @@ impl Pages {
         tables.reset();
     }
 
-    /// Takes kept pages in the place of what a sequence would compute after its `computed` tokens, no further than
-    /// `most`; says how many tokens are computed then.
+    /// Takes cached pages for the tokens after the first `computed` ones, up to position `limit`. Returns the number of
+    /// tokens computed then.
     pub fn reuse(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize, limit: usize) -> usize {
         let Some(tree) = &self.tree else { return computed };
         if !tables.is_cached_to(computed) {
@@ -247,22 +250,23 @@ impl Pages {
         }
         let first = tables.cached_pages();
         let mut nodes = Vec::new();
-        // For each group, the page from which on none is missing; and with how many nodes all windows are whole.
+        // `whole_from`: per group, the page from which on no page is missing. `usable`: the number of nodes at which
+        // all windows are complete.
         let mut whole_from = vec![0; self.groups.len()];
         let mut usable = 0;
-        let mut place = tables.parent_node();
+        let mut parent = tables.parent_node();
         for page_tokens in tables.shareable_pages(tokens, limit) {
-            let Some(node) = tree.find(place, page_tokens) else { break };
+            let Some(node) = tree.find(parent, page_tokens) else { break };
             nodes.push(node);
-            place = ParentNode::Node(node);
+            parent = ParentNode::Node(node);
             let end = first + nodes.len();
             for (whole_from, &page) in whole_from.iter_mut().zip(tree.pages(node)) {
                 if page == PAGE_NONE {
                     *whole_from = end;
                 }
             }
-            let seen = self.groups.iter().map(|group| group.first_visible(end * PAGE_TOKENS));
-            if seen.zip(&whole_from).all(|(seen, &whole_from)| whole_from <= seen) {
+            let visible = self.groups.iter().map(|group| group.first_visible(end * PAGE_TOKENS));
+            if visible.zip(&whole_from).all(|(visible, &whole_from)| whole_from <= visible) {
                 usable = nodes.len();
             }
         }
@@ -272,7 +276,7 @@ impl Pages {
         }
         let end = first + usable;
         self.release_out_of_window(tables, end * PAGE_TOKENS);
-        let tree = self.tree.as_ref().expect("it was there above");
+        let tree = self.tree.as_ref().expect("the tree was checked above");
         for (index, group) in self.groups.iter_mut().enumerate() {
             let seen = group.first_visible(end * PAGE_TOKENS);
             let (table, out_of_window) = (&mut tables.tables[index], &mut tables.out_of_window[index]);
@@ -284,7 +288,7 @@ impl Pages {
                 let page = tree.pages(node)[index];
                 group.pool.hold(page);
                 match table.get_mut(place) {
-                    // It had begun to compute this one itself.
+                    // The sequence had started to compute this page.
                     Some(own) => group.pool.release(std::mem::replace(own, page)),
                     None => table.push(page),
                 }
@@ -295,16 +299,17 @@ impl Pages {
         end * PAGE_TOKENS
     }
 
-    /// Keeps the full pages of a sequence's `computed` tokens under these tokens. Where they are kept already, it takes
-    /// those and gives its own back. With a disk below, says which ones are to be [saved](Pages::write_to_disk).
+    /// Caches the full pages of a sequence's first `computed` tokens. Where the same page is cached already, the
+    /// sequence takes it and releases its own. With a disk tier, returns the pages to be
+    /// [written](Pages::write_to_disk).
     pub fn cache_full_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
-        let mut fresh = Vec::new();
-        let Some(tree) = &mut self.tree else { return fresh };
+        let mut new_pages = Vec::new();
+        let Some(tree) = &mut self.tree else { return new_pages };
         let first = tables.cached_pages();
         let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, computed).collect();
         for (index, page_tokens) in (first..).zip(pages) {
-            let place = tables.parent_node();
-            let node = if let Some(node) = tree.find(place.clone(), page_tokens) {
+            let parent = tables.parent_node();
+            let node = if let Some(node) = tree.find(parent.clone(), page_tokens) {
                 for (group, table) in tables.tables.iter_mut().enumerate() {
                     let pool = &mut self.groups[group].pool;
                     match (table[index], tree.pages(node)[group]) {
@@ -323,39 +328,39 @@ impl Pages {
                 node
             } else {
                 let pages: Vec<PageId> = tables.tables.iter().map(|table| table[index]).collect();
-                let Some(node) = tree.insert(place, page_tokens, &pages) else {
-                    // What came before it has been forgotten.
+                let Some(node) = tree.insert(parent, page_tokens, &pages) else {
+                    // The parent page has been evicted.
                     tables.stop_sharing();
-                    return fresh;
+                    return new_pages;
                 };
                 for (group, &page) in self.groups.iter_mut().zip(&pages).filter(|&(_, &page)| page != PAGE_NONE) {
                     group.pool.mark_cached(page);
                 }
-                // The first may have been forgotten while this one waited to be computed again.
+                // The first node may have been evicted while this sequence waited after a preemption.
                 if tables.first_cached.is_none_or(|first| !tree.contains(first)) {
                     tables.first_cached = Some(node);
                 }
                 if let Some(parent) = tables.digest() {
-                    fresh.push(NewPages { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
+                    new_pages.push(NewPages { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
                 }
                 node
             };
             tables.push_cached(node, page_tokens);
         }
-        fresh
+        new_pages
     }
 
-    /// Forgets what was kept of a sequence, and of all that went on from there.
+    /// Removes a sequence's pages, and all cached pages that follow them, from the prefix cache and the disk tier.
     pub fn invalidate(&mut self, tables: &mut PageTables) {
         if let (Some(tree), Some(first)) = (&mut self.tree, tables.first_cached.take()) {
-            let gone = tree.remove(first);
-            self.uncache(gone);
+            let evicted = tree.remove(first);
+            self.uncache_all(evicted);
         }
         self.delete_from_disk(tables);
     }
 
-    /// Lets a sequence that holds nothing, or less, have the first `computed` tokens of another, whose tokens are the
-    /// same so far. False if the other has given them back already.
+    /// Gives a sequence the pages of another sequence's first `computed` tokens, which must be the same. Returns false
+    /// if the other has released some of them.
     pub fn fork(&mut self, tables: &mut PageTables, donor: &PageTables, computed: usize) -> bool {
         let needed = pages_for(computed);
         let has_all = |(index, group): (usize, &Group)| {
@@ -376,7 +381,7 @@ impl Pages {
         true
     }
 
-    /// Tables of another sequence of the same tokens, which holds the same pages.
+    /// Returns tables of a forked sequence that holds the same pages.
     pub fn share(&mut self, donor: &PageTables) -> PageTables {
         for ((group, table), &out_of_window) in self.groups.iter_mut().zip(&donor.tables).zip(&donor.out_of_window) {
             table[out_of_window..].iter().for_each(|&page| group.pool.hold(page));
@@ -384,35 +389,35 @@ impl Pages {
         donor.clone()
     }
 
-    /// The least pages of a group that so many sequences need which share a prompt of `tokens`, and the pages that there
-    /// are, where these are fewer.
+    /// Returns the pages needed and available in a group that cannot hold `sequences` sequences with a common prompt of
+    /// `tokens`; `None` if all groups can.
     pub fn missing_pages(&self, sequences: usize, tokens: usize) -> Option<(usize, usize)> {
         let needed = |group: &Group| max_pages_held(group.window, tokens, 1).saturating_sub(1) + sequences;
-        let lacking = self.groups.iter().map(|group| (needed(group), group.pool.total()));
-        lacking.into_iter().find(|(needed, total)| needed > total)
+        let demands = self.groups.iter().map(|group| (needed(group), group.pool.total()));
+        demands.into_iter().find(|(needed, total)| needed > total)
     }
 
-    /// Whether a sequence can be computed up to `tokens` in chunks of `chunk` with the pages that are free, when
-    /// `reserved` says how many of each group others still need for their own prefill.
+    /// Returns whether the free pages suffice to compute a sequence up to `tokens` in chunks of `chunk`, when
+    /// `reserved` pages per group are needed for the prefill of others.
     pub fn can_allocate(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &[usize]) -> bool {
         let mut needed = reserved.to_vec();
         self.add_reserved(tables, tokens, chunk, &mut needed);
         self.groups.iter().zip(needed).all(|(group, needed)| needed <= group.pool.free())
     }
 
-    /// Adds to `reserved`, for each group, the pages that a sequence will still take on its way to `tokens`.
+    /// Adds to `reserved`, per group, the pages that a sequence still needs up to `tokens`.
     pub fn add_reserved(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &mut [usize]) {
         for (index, (group, reserved)) in self.groups.iter().zip(reserved).enumerate() {
             *reserved += max_pages_held(group.window, tokens, chunk).saturating_sub(tables.held(index));
         }
     }
 
-    /// How many groups there are.
+    /// Returns the number of groups.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// How the pages of each group are used.
+    /// Returns the page usage of each group.
     pub fn statistics(&self) -> Vec<PageStatistics> {
         let of = |Group { pool, .. }: &Group| PageStatistics {
             total: pool.total(),
@@ -422,8 +427,8 @@ impl Pages {
         self.groups.iter().map(of).collect()
     }
 
-    /// Checks the books against the tables of all holders: every page has as many holders as tables name it, and those
-    /// that are kept are those in the tree.
+    /// Checks the pools against the tables of all holders: reference counts match, and exactly the pages in the tree
+    /// are cached.
     pub fn audit<'a>(&self, holders: impl Iterator<Item = &'a PageTables> + Clone) -> Result<(), String> {
         for (index, Group { pool, .. }) in self.groups.iter().enumerate() {
             let mut named = vec![0; pool.total()];
@@ -435,7 +440,7 @@ impl Pages {
             if let Some(page) = (0..pool.total()).find(|&page| pool.holders(page as PageId) != named[page]) {
                 let counted = pool.holders(page as PageId);
                 return Err(format!(
-                    "group {index}: page {page} has {counted} holders, {} tables name it",
+                    "group {index}: page {page} has {counted} holders, but {} tables contain it",
                     named[page]
                 ));
             }
@@ -451,11 +456,15 @@ impl Pages {
             let kept = (0..pool.total() as PageId).filter(|&page| pool.is_cached(page));
             kept.map(move |page| (index, page))
         });
-        if kept.collect::<Vec<_>>() == in_tree { Ok(()) } else { Err("pages are kept that nobody can find".into()) }
+        if kept.collect::<Vec<_>>() == in_tree {
+            Ok(())
+        } else {
+            Err("the cached pages differ from the pages in the prefix tree".into())
+        }
     }
 }
 
-/// The places in a table, from `first` on, of pages that must not be written to.
+/// Returns the indices in a table, from `first` on, of pages that must not be written to.
 fn shared_from<'a>(pool: &'a PagePool, table: &'a [PageId], first: usize) -> impl Iterator<Item = usize> + 'a {
     (first..table.len()).filter(|&place| table[place] != PAGE_NONE && !pool.is_writable(table[place]))
 }

@@ -1,22 +1,36 @@
-//! The pages of one group: which are free, how many hold each of the others, and which are worth keeping.
+//! Page pool of one group of layers: free pages, reference counts, and cached pages.
 //!
-//! A page whose contents may be of use again is *cached*: given back by its last holder it is free, but handed out only
-//! when no page without contents is left, the one given back longest ago first. Until then it can be held again as it
-//! is.
+//! A page whose contents may be reused is *cached*: when its last holder releases it, it becomes free but is evicted
+//! only if no page without contents is left, least recently released first. Until then it can be held again.
 
 use std::collections::BTreeMap;
 
 use ferrule_kernels::kv::PageId;
 
-/// Pages handed out one by one and counted by holder.
+/// Reference-counted pages of one group of layers.
+///
+/// # Examples
+/// ```
+/// use ferrule_engine::pages::{Allocated, PagePool};
+///
+/// let mut pool = PagePool::new(2);
+/// let Allocated { page, .. } = pool.allocate().unwrap();
+/// pool.mark_cached(page);
+/// pool.release(page);
+/// assert_eq!((pool.free(), pool.evictable()), (2, 1));
+///
+/// // A later request with the same tokens takes the cached page.
+/// pool.hold(page);
+/// assert_eq!((pool.free(), pool.holders(page)), (1, 1));
+/// ```
 #[derive(Debug)]
 pub struct PagePool {
-    /// Free pages without contents; the last is handed out next, so that pages in use stay few and warm.
+    /// Free pages without contents, used last in, first out, so that few pages are touched and stay warm.
     empty: Vec<PageId>,
-    /// Free pages with contents, by the time at which they were given back.
+    /// Free cached pages by the time of their release.
     evictable: BTreeMap<u64, PageId>,
     pages: Vec<Page>,
-    /// Pages given back so far.
+    /// Number of releases so far, as a clock.
     time: u64,
 }
 
@@ -24,21 +38,21 @@ pub struct PagePool {
 struct Page {
     holders: u32,
     is_cached: bool,
-    /// When it was given back; its key among the evictable ones.
+    /// Time of release; key in `evictable`.
     since: u64,
 }
 
-/// A page for a new holder.
+/// A newly allocated page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allocated {
     /// The page.
     pub page: PageId,
-    /// Whether it was cached for its contents, which nobody must look for any more.
+    /// Whether a cached page was evicted; its entry in the prefix cache must be removed.
     pub was_cached: bool,
 }
 
 impl PagePool {
-    /// A pool of pages that nobody holds.
+    /// Creates a pool of free pages.
     #[must_use]
     pub fn new(pages: usize) -> Self {
         let last = PageId::try_from(pages).expect("the engine's configuration is checked for this");
@@ -50,44 +64,44 @@ impl PagePool {
         }
     }
 
-    /// Pages of the pool.
+    /// Returns the number of pages.
     #[must_use]
     pub fn total(&self) -> usize {
         self.pages.len()
     }
 
-    /// Pages that nobody holds.
+    /// Returns the number of free pages, including cached ones.
     #[must_use]
     pub fn free(&self) -> usize {
         self.empty.len() + self.evictable.len()
     }
 
-    /// Those of the free pages that are cached.
+    /// Returns the number of free pages that are cached.
     #[must_use]
     pub fn evictable(&self) -> usize {
         self.evictable.len()
     }
 
-    /// Holders of a page.
+    /// Returns the number of holders of a page.
     #[must_use]
     pub fn holders(&self, page: PageId) -> u32 {
         self.pages[page as usize].holders
     }
 
-    /// Whether a page is cached.
+    /// Returns whether a page is cached.
     #[must_use]
     pub fn is_cached(&self, page: PageId) -> bool {
         self.pages[page as usize].is_cached
     }
 
-    /// Whether a page may be written to by its holder: nobody else holds it or will look for what is there.
+    /// Returns whether the holder of a page may write to it: it has one holder and is not cached.
     #[must_use]
     pub fn is_writable(&self, page: PageId) -> bool {
         let Page { holders, is_cached, .. } = self.pages[page as usize];
         holders == 1 && !is_cached
     }
 
-    /// A page for its first holder, if one is free.
+    /// Allocates a free page with one holder; `None` if no page is free.
     pub fn allocate(&mut self) -> Option<Allocated> {
         let (page, was_cached) = match self.empty.pop() {
             Some(page) => (page, false),
@@ -99,8 +113,7 @@ impl PagePool {
 
     /// Adds a holder to a page that is held or cached.
     ///
-    /// # Panics
-    /// If the page is free and has no contents.
+    /// Panics if the page is free and not cached.
     pub fn hold(&mut self, page: PageId) {
         let Page { holders, is_cached, since } = &mut self.pages[page as usize];
         if *holders == 0 {
@@ -110,10 +123,9 @@ impl PagePool {
         *holders += 1;
     }
 
-    /// Takes a holder off a page, which is free after the last.
+    /// Removes a holder from a page, which becomes free without holders.
     ///
-    /// # Panics
-    /// If the page is free already.
+    /// Panics if the page is already free.
     pub fn release(&mut self, page: PageId) {
         let Page { holders, is_cached, since } = &mut self.pages[page as usize];
         *holders = holders.checked_sub(1).unwrap_or_else(|| panic!("page {page} is released more often than held"));
@@ -129,17 +141,16 @@ impl PagePool {
         }
     }
 
-    /// Keeps the contents of a page that is held, beyond its last holder.
+    /// Marks a held page as cached: its contents outlive its last holder.
     ///
-    /// # Panics
-    /// If nobody holds it.
+    /// Panics if the page has no holder.
     pub fn mark_cached(&mut self, page: PageId) {
         let Page { holders, is_cached, .. } = &mut self.pages[page as usize];
-        assert!(*holders > 0, "page {page} is free and has nothing to keep");
+        assert!(*holders > 0, "page {page} is free and has no contents to cache");
         *is_cached = true;
     }
 
-    /// Keeps a page no longer.
+    /// Removes the cached mark of a page.
     pub fn uncache(&mut self, page: PageId) {
         let Page { holders, is_cached, since } = &mut self.pages[page as usize];
         if std::mem::take(is_cached) && *holders == 0 {
@@ -158,8 +169,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a map from pages to holders and a queue of evictable ones: no page is handed out twice, none is lost, and
-        /// what is cached goes last and by age.
+        /// Compares with a simple model: no page is allocated twice or lost, and cached pages are evicted last, by age.
         #[test]
         fn pages_are_conserved(size in 0_usize..12, steps in prop::collection::vec((0_u8..6, 0_usize..12), 0..300)) {
             let mut pool = PagePool::new(size);
@@ -223,7 +233,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "page 0 is released more often than held")]
-    fn a_page_is_released_once_per_holder() {
+    fn releasing_a_free_page_panics() {
         let mut pool = PagePool::new(1);
         let page = pool.allocate().unwrap().page;
         pool.release(page);

@@ -1,11 +1,11 @@
-//! Which pages hold what, by the tokens that led there: a radix tree with a page of tokens on every edge.
+//! Prefix tree: an index of cached pages by their tokens, a radix tree with one page of tokens per edge.
 //!
-//! A node stands for all tokens from the beginning of a sequence to the end of one page. It is found by its parent and
-//! by the tokens themselves, compared one by one: no hash can collide. Sequences of different namespaces never meet.
+//! A node stands for all tokens from the start of a sequence to the end of one page. It is looked up by its parent and
+//! its tokens, compared one by one, so there are no hash collisions. Namespaces are separate.
 //!
-//! A node names one page of every group of layers. Where all earlier tokens are looked back upon, a page without those
-//! before it is of no use, so that a node goes with its page there and takes what is behind it along. Groups with a
-//! window lose pages one by one; then the node stays, and ends at which the window is whole can still be continued.
+//! A node has one page per group of layers. In a group without window a page is useless without the pages before it, so
+//! evicting it removes the node and its descendants. Groups with a window lose pages one by one; the node stays, and
+//! sequences can still be continued where a window is complete.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,123 +18,121 @@ use super::PAGE_NONE;
 /// The tokens of a page.
 pub(crate) type PageTokens = [u32; PAGE_TOKENS];
 
-/// What separates requests that must not share pages although their tokens are the same.
+/// Separates requests that must not share pages although their tokens are equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Namespace {
-    /// A tenant's.
+    /// Cache salt, for example of a tenant.
     pub salt: Option<Arc<str>>,
-    /// The fingerprint of what is added to the model.
+    /// Fingerprint of the adapter.
     pub adapter: Option<[u8; 32]>,
 }
 
 impl Namespace {
-    /// Of sequences with this salt and this adapter.
+    /// Creates the namespace of a salt and an adapter.
     pub fn new(salt: Option<Arc<str>>, adapter: Option<&Adapter>) -> Self {
         Self { salt, adapter: adapter.map(|adapter| *adapter.fingerprint()) }
     }
 }
 
-/// A node of the tree. Never used again for another.
+/// Id of a node; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u64);
 
-/// Where a node hangs.
+/// Parent of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ParentNode {
-    /// It is the first page of a sequence.
+    /// The node is the first page of a sequence in a namespace.
     Root(Namespace),
-    /// It comes after another.
+    /// The node follows another node.
     Node(NodeId),
 }
 
 #[derive(Debug)]
 struct Node {
-    place: ParentNode,
+    parent: ParentNode,
     tokens: PageTokens,
-    /// For each group its page, or [`PAGE_NONE`].
+    /// Page per group, or [`PAGE_NONE`].
     pages: Vec<PageId>,
     children: Vec<NodeId>,
 }
 
-/// A page of a group.
+/// A page of a group: (group, page).
 pub(crate) type GroupPage = (usize, PageId);
 
-/// The tree.
+/// Prefix tree over cached pages.
 #[derive(Debug, Default)]
 pub(crate) struct PrefixTree {
     nodes: HashMap<NodeId, Node>,
     by_tokens: HashMap<(ParentNode, PageTokens), NodeId>,
-    /// The node of every page that a node names.
+    /// Node of every cached page.
     by_page: HashMap<GroupPage, NodeId>,
     next: u64,
 }
 
 impl PrefixTree {
-    /// The node of these tokens in that place.
-    pub fn find(&self, place: ParentNode, tokens: &PageTokens) -> Option<NodeId> {
-        self.by_tokens.get(&(place, *tokens)).copied()
+    /// Returns the node of these tokens under a parent.
+    pub fn find(&self, parent: ParentNode, tokens: &PageTokens) -> Option<NodeId> {
+        self.by_tokens.get(&(parent, *tokens)).copied()
     }
 
-    /// Whether a node is still there.
+    /// Returns whether a node exists.
     pub fn contains(&self, node: NodeId) -> bool {
         self.nodes.contains_key(&node)
     }
 
-    /// The pages of a node, one of each group or [`PAGE_NONE`].
+    /// Returns the pages of a node, one per group or [`PAGE_NONE`].
     pub fn pages(&self, node: NodeId) -> &[PageId] {
         &self.nodes[&node].pages
     }
 
-    /// Enters pages under their tokens; none if the node that they come after is gone.
+    /// Inserts pages under their tokens. Returns `None` if the parent node was evicted.
     ///
-    /// # Panics
-    /// If the tokens have a node there.
-    pub fn insert(&mut self, place: ParentNode, tokens: &PageTokens, pages: &[PageId]) -> Option<NodeId> {
+    /// Panics if the parent already has a node of these tokens.
+    pub fn insert(&mut self, parent: ParentNode, tokens: &PageTokens, pages: &[PageId]) -> Option<NodeId> {
         let id = NodeId(self.next);
-        if let ParentNode::Node(parent) = place {
+        if let ParentNode::Node(parent) = parent {
             self.nodes.get_mut(&parent)?.children.push(id);
         }
         self.next += 1;
-        let known = self.by_tokens.insert((place.clone(), *tokens), id);
-        assert!(known.is_none(), "the same tokens twice");
-        self.nodes.insert(id, Node { place, tokens: *tokens, pages: vec![PAGE_NONE; pages.len()], children: vec![] });
+        let previous = self.by_tokens.insert((parent.clone(), *tokens), id);
+        assert!(previous.is_none(), "the tokens already have a node");
+        self.nodes.insert(id, Node { parent, tokens: *tokens, pages: vec![PAGE_NONE; pages.len()], children: vec![] });
         for (group, &page) in pages.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
             self.set_page(id, group, page);
         }
         Some(id)
     }
 
-    /// Gives a node a page of a group that it has none of.
+    /// Sets a node's page of a group.
     ///
-    /// # Panics
-    /// If the node is gone.
+    /// Panics if the node does not exist.
     pub fn set_page(&mut self, node: NodeId, group: usize, page: PageId) {
-        self.nodes.get_mut(&node).expect("the node is there").pages[group] = page;
+        self.nodes.get_mut(&node).expect("the node exists").pages[group] = page;
         self.by_page.insert((group, page), node);
     }
 
-    /// Takes a page out, and with `wholly` the node that names it and everything behind that; the other pages that are
-    /// named no more.
-    pub fn remove_page(&mut self, page: GroupPage, wholly: bool) -> Vec<GroupPage> {
+    /// Removes a page, and with `with_descendants` its node and all descendants. Returns the other pages removed with
+    /// it.
+    pub fn remove_page(&mut self, page: GroupPage, with_descendants: bool) -> Vec<GroupPage> {
         let Some(id) = self.by_page.remove(&page) else { return Vec::new() };
-        let node = self.nodes.get_mut(&id).expect("a page's node is there");
+        let node = self.nodes.get_mut(&id).expect("a cached page has a node");
         node.pages[page.0] = PAGE_NONE;
-        if wholly {
+        if with_descendants {
             return self.remove(id);
         }
         self.prune(id);
         Vec::new()
     }
 
-    /// Takes a node out with everything behind it; the pages that are named no more.
+    /// Removes a node and its descendants. Returns their pages.
     pub fn remove(&mut self, id: NodeId) -> Vec<GroupPage> {
         let mut pages = Vec::new();
-        let mut left = vec![id];
-        let parent = self.nodes.get(&id).map(|node| node.place.clone());
-        while let Some(id) = left.pop() {
+        let mut stack = vec![id];
+        let parent = self.nodes.get(&id).map(|node| node.parent.clone());
+        while let Some(id) = stack.pop() {
             let Some(node) = self.nodes.remove(&id) else { continue };
-            self.by_tokens.remove(&(node.place, node.tokens));
-            left.extend(node.children);
+            self.by_tokens.remove(&(node.parent, node.tokens));
+            stack.extend(node.children);
             pages.extend(node.pages.into_iter().enumerate().filter(|&(_, page)| page != PAGE_NONE));
         }
         for page in &pages {
@@ -149,16 +147,16 @@ impl PrefixTree {
         pages
     }
 
-    /// Removes a node that names no page and leads nowhere, then its parent if the same is true of it.
+    /// Removes a node without pages and children, then its ancestors likewise.
     pub fn prune(&mut self, mut id: NodeId) {
         while let Some(node) = self.nodes.get(&id) {
             if !node.children.is_empty() || node.pages.iter().any(|&page| page != PAGE_NONE) {
                 return;
             }
-            let place = node.place.clone();
-            self.by_tokens.remove(&(place.clone(), node.tokens));
+            let parent = node.parent.clone();
+            self.by_tokens.remove(&(parent.clone(), node.tokens));
             self.nodes.remove(&id);
-            let ParentNode::Node(parent) = place else { return };
+            let ParentNode::Node(parent) = parent else { return };
             if let Some(node) = self.nodes.get_mut(&parent) {
                 node.children.retain(|&child| child != id);
             }
@@ -166,12 +164,12 @@ impl PrefixTree {
         }
     }
 
-    /// Every page that a node names.
+    /// Returns all cached pages.
     pub fn all_pages(&self) -> impl Iterator<Item = GroupPage> + '_ {
         self.by_page.keys().copied()
     }
 
-    /// Nodes of the tree.
+    /// Returns the number of nodes.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         assert_eq!(self.nodes.len(), self.by_tokens.len());
@@ -187,7 +185,7 @@ mod tests {
         std::array::from_fn(|index| first + index as u32)
     }
 
-    /// A tree of `a - b - c` and `a - d`, pages numbered in that order.
+    /// Returns a tree of `a - b - c` and `a - d`, pages numbered in that order.
     fn tree() -> (PrefixTree, [NodeId; 4]) {
         let mut tree = PrefixTree::default();
         let a = tree.insert(ParentNode::Root(Namespace::default()), &tokens(0), &[0, 10]).unwrap();
@@ -219,11 +217,11 @@ mod tests {
     }
 
     #[test]
-    fn a_node_takes_along_what_is_behind_it() {
+    fn removing_a_node_removes_its_descendants() {
         let (mut tree, [a, b, c, d]) = tree();
-        let mut gone = tree.remove_page((0, 1), true);
-        gone.sort_unstable();
-        assert_eq!(gone, [(0, 2), (1, 11), (1, 12)]);
+        let mut evicted = tree.remove_page((0, 1), true);
+        evicted.sort_unstable();
+        assert_eq!(evicted, [(0, 2), (1, 11), (1, 12)]);
         assert_eq!((tree.len(), tree.find(ParentNode::Node(a), &tokens(1))), (2, None));
         assert_eq!(tree.insert(ParentNode::Node(b), &tokens(2), &[2, 12]), None);
         assert!(tree.remove(c).is_empty());
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_pages_stays_while_it_leads_somewhere() {
+    fn a_node_without_pages_stays_while_it_has_children() {
         let (mut tree, [a, b, c, _]) = tree();
         tree.remove_page((0, 1), false);
         tree.remove_page((1, 11), false);

@@ -1,4 +1,4 @@
-//! The pages of one sequence, and how far the tree of kept pages knows them.
+//! Page tables of one sequence, and its position in the prefix tree.
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 
@@ -6,29 +6,29 @@ use super::digest::Digest;
 use super::prefix::ParentNode;
 use super::{Namespace, NodeId, PageTokens};
 
-/// The pages of one sequence.
+/// Page tables of one sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct PageTables {
-    /// For each group, the page of every `PAGE_TOKENS` positions.
+    /// Per group, the page of every `PAGE_TOKENS` positions.
     pub(super) tables: Vec<Vec<PageId>>,
-    /// For each group, how many leading entries are [`super::PAGE_NONE`].
+    /// Per group, the number of leading entries that left the window and are [`super::PAGE_NONE`].
     pub(super) out_of_window: Vec<usize>,
     namespace: Namespace,
-    /// Leading positions whose keys and values depend on the tokens so far and on nothing else.
+    /// Number of leading positions whose keys and values depend on the tokens alone.
     shareable: usize,
-    /// The node of the last page that the tree knows, and how many pages end there.
+    /// Node of the last page that is in the tree, and the number of pages up to there.
     node: Option<NodeId>,
     cached_pages: usize,
-    /// What names these pages on a disk, and what names none of them, where there is one.
+    /// Digest of the cached pages on disk, and of the empty sequence, if there is a disk tier.
     digest: Option<Digest>,
     root: Option<Digest>,
-    /// The first node that is there because of this sequence, and what it handed over to the disk.
+    /// First node that this sequence inserted, and the digests that it wrote to disk.
     pub(super) first_cached: Option<NodeId>,
     pub(super) saved: Vec<Digest>,
 }
 
 impl PageTables {
-    /// Tables of a sequence that holds nothing.
+    /// Creates empty tables.
     pub(super) fn new(groups: usize, namespace: Namespace, shareable: usize, root: Option<Digest>) -> Self {
         Self {
             tables: vec![Vec::new(); groups],
@@ -44,37 +44,38 @@ impl PageTables {
         }
     }
 
-    /// The tables as the model takes them.
+    /// Returns the tables in the form that the model takes.
     pub fn tables(&self) -> &[Vec<PageId>] {
         &self.tables
     }
 
-    /// Pages held in a group.
+    /// Returns the number of pages held in a group.
     pub fn held(&self, group: usize) -> usize {
         self.tables[group].len() - self.out_of_window[group]
     }
 
-    /// Pages that the tree knows.
+    /// Returns the number of pages in the tree.
     pub(super) fn cached_pages(&self) -> usize {
         self.cached_pages
     }
 
-    /// Whether the tree knows all full pages of its `computed` tokens.
+    /// Returns whether all full pages of the first `computed` tokens are in the tree.
     pub(super) fn is_cached_to(&self, computed: usize) -> bool {
         self.cached_pages == computed / PAGE_TOKENS
     }
 
-    /// What names the pages that the tree knows on a disk.
+    /// Returns the digest of the pages in the tree.
     pub(super) fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
-    /// Where the next page hangs in the tree.
+    /// Returns the parent node of the next page.
     pub(super) fn parent_node(&self) -> ParentNode {
         self.node.map_or_else(|| ParentNode::Root(self.namespace.clone()), ParentNode::Node)
     }
 
-    /// The tokens of the full pages within the first `most` that the tree may know and does not know yet.
+    /// Returns the tokens of the full pages within the first `limit` tokens that can be shared and are not in the tree
+    /// yet.
     pub fn shareable_pages<'a>(
         &self,
         tokens: &'a [u32],
@@ -84,19 +85,19 @@ impl PageTables {
         pages.iter().skip(self.cached_pages)
     }
 
-    /// Takes note that the tree knows one page more.
+    /// Records that the next page is in the tree.
     pub(super) fn push_cached(&mut self, node: NodeId, tokens: &PageTokens) {
         self.node = Some(node);
         self.cached_pages += 1;
         self.digest = self.digest.map(|digest| digest.child(tokens));
     }
 
-    /// Its later pages are its own affair.
+    /// Stops sharing later pages.
     pub(super) fn stop_sharing(&mut self) {
         self.shareable = 0;
     }
 
-    /// Begins at the first page again.
+    /// Returns to the start of the sequence.
     pub(super) fn reset(&mut self) {
         (self.node, self.cached_pages, self.digest) = (None, 0, self.root);
     }

@@ -1,4 +1,4 @@
-//! Pages that come from elsewhere: from the disk below the tree, or from a saved state.
+//! Loading and storing cached pages: the disk tier below the prefix tree, and saved states.
 //!
 //! They are inserted in the tree as if they had been computed here and given back; whoever begins with their tokens then
 //! takes them like any others. Between the two the disk is looked at only where the tree has nothing.
@@ -11,48 +11,48 @@ use super::disk::{DiskCache, DiskStatistics};
 use super::prefix::ParentNode;
 use super::{GroupPage, PAGE_NONE, PageCopy, PageTables, PageTokens, Pages};
 
-/// What must be done to pages before the next forward pass, in this order.
+/// A page operation to apply, in order, before the next forward pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PageMove {
-    /// Contents of another page.
+    /// Copies another page.
     Copy(PageCopy),
-    /// Contents that were saved.
+    /// Loads saved contents.
     Load(PageLoad),
 }
 
-/// Contents for the pages of all groups.
+/// Saved contents of a page in all groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PageLoad {
-    /// For each group its page, or [`PAGE_NONE`].
+    /// Page per group, or [`PAGE_NONE`].
     pages: Vec<PageId>,
-    /// The bytes of each, one after the other.
+    /// Bytes of each page, concatenated.
     payload: Vec<u8>,
 }
 
-/// Bytes that a step reads from a disk at the most, so that those who decode do not wait for it long. Whatever the limit
-/// and the size of a page, one is read.
+/// Limit on the bytes that a step reads from disk, because running sequences wait for the read. One page may always be
+/// read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FetchBudget {
     left: usize,
-    is_fresh: bool,
+    is_unused: bool,
 }
 
 impl FetchBudget {
     pub fn new(bytes: usize) -> Self {
-        Self { left: bytes, is_fresh: true }
+        Self { left: bytes, is_unused: true }
     }
 
     fn allows(self, bytes: usize) -> bool {
-        self.is_fresh || bytes <= self.left
+        self.is_unused || bytes <= self.left
     }
 
     fn spend(&mut self, bytes: usize) {
-        *self = Self { left: self.left.saturating_sub(bytes), is_fresh: false };
+        *self = Self { left: self.left.saturating_sub(bytes), is_unused: false };
     }
 }
 
 impl PageMove {
-    /// Does it.
+    /// Applies the operation to the model's KV store.
     pub fn apply(&self, model: &mut impl LanguageModel) {
         match self {
             Self::Copy(copy) => model.copy_page(copy.group, copy.from, copy.to),
@@ -70,7 +70,7 @@ impl PageMove {
     }
 }
 
-/// Pages that the tree did not have before, to be written to the disk.
+/// Newly cached pages, to be written to disk.
 #[derive(Debug)]
 pub(crate) struct NewPages {
     pub parent: Digest,
@@ -79,9 +79,9 @@ pub(crate) struct NewPages {
     pub pages: Vec<PageId>,
 }
 
-/// The disk, and what a record on it holds.
+/// The disk cache, with the model's fingerprint and record size.
 #[derive(Debug)]
-pub(super) struct Tier {
+pub(super) struct DiskTier {
     disk: DiskCache,
     pub fingerprint: [u8; 32],
     payload_len: usize,
@@ -91,12 +91,12 @@ fn page_bytes(model: &impl LanguageModel, group: usize) -> usize {
     model.kv_groups()[group].page_bytes as usize
 }
 
-/// Bytes of the pages of all groups together.
+/// Returns the bytes of one page in all groups together.
 pub(crate) fn payload_len(model: &impl LanguageModel) -> usize {
     (0..model.kv_groups().len()).map(|group| page_bytes(model, group)).sum()
 }
 
-/// The bytes of the pages of all groups, zeros where there is none.
+/// Returns the concatenated bytes of a page in all groups, zeros for a missing one.
 pub(crate) fn payload(model: &impl LanguageModel, pages: impl Iterator<Item = PageId>) -> Vec<u8> {
     let mut payload = Vec::with_capacity(payload_len(model));
     for (group, page) in pages.enumerate() {
@@ -110,22 +110,22 @@ pub(crate) fn payload(model: &impl LanguageModel, pages: impl Iterator<Item = Pa
 }
 
 impl Pages {
-    /// Keeps pages on a disk too.
+    /// Adds a disk tier.
     pub fn attach_disk(&mut self, disk: DiskCache, model: &impl LanguageModel) {
-        self.tier = Some(Tier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });
+        self.tier = Some(DiskTier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });
     }
 
-    /// Takes over the disk of pages that are given up.
+    /// Takes the disk tier of other pages.
     pub fn take_disk_from(&mut self, other: Self) {
         self.tier = other.tier;
     }
 
-    /// What the disk did so far.
+    /// Returns the disk tier's statistics.
     pub fn disk_statistics(&self) -> Option<DiskStatistics> {
         self.tier.as_ref().map(|tier| tier.disk.statistics())
     }
 
-    /// Hands pages over to the disk, unless it has them.
+    /// Queues pages for writing to disk, unless it has them.
     pub fn write_to_disk(&mut self, tables: &mut PageTables, fresh: &NewPages, model: &impl LanguageModel) {
         let Some(tier) = &mut self.tier else { return };
         if fresh.pages.contains(&PAGE_NONE) || tier.disk.contains(&fresh.digest) {
@@ -137,32 +137,31 @@ impl Pages {
         }
     }
 
-    /// Takes what a sequence has handed over back from the disk.
+    /// Deletes the records that a sequence has written from disk.
     pub(super) fn delete_from_disk(&mut self, tables: &mut PageTables) {
         if let Some(tier) = &mut self.tier {
             tier.disk.discard(&std::mem::take(&mut tables.saved));
         }
     }
 
-    /// Plants what the disk has of a sequence after its `computed` tokens, no further than `most`, as far as pages are
-    /// free and `budget` allows. True if it has more for the next step; whoever is told so has been given some, or another
-    /// sequence has.
+    /// Loads the pages that the disk has for a sequence after its `computed` tokens, up to `limit`, as far as free
+    /// pages and `budget` allow. Returns true if it loaded some and has more for the next step.
     pub fn fetch(
         &mut self,
         tables: &PageTables,
         tokens: &[u32],
-        (computed, most): (usize, usize),
+        (computed, limit): (usize, usize),
         budget: &mut FetchBudget,
         moves: &mut Vec<PageMove>,
     ) -> bool {
-        let room = self.room();
+        let free_pages = self.free_pages();
         let (Some(tier), Some(mut parent)) = (&mut self.tier, tables.digest()) else { return false };
         if !tables.is_cached_to(computed) {
             return false;
         }
         let mut found = Vec::new();
         let mut has_more = false;
-        for page_tokens in tables.shareable_pages(tokens, most).take(room) {
+        for page_tokens in tables.shareable_pages(tokens, limit).take(free_pages) {
             let digest = parent.child(page_tokens);
             if !tier.disk.contains(&digest) {
                 break;
@@ -180,13 +179,13 @@ impl Pages {
         self.insert_loaded(tables, found.into_iter(), moves) == count && has_more
     }
 
-    /// Pages of a sequence for which there is room in every group.
-    fn room(&self) -> usize {
+    /// Returns the number of pages that are free in every group.
+    fn free_pages(&self) -> usize {
         self.groups.iter().map(|group| group.pool.free()).min().unwrap_or(usize::MAX)
     }
 
-    /// Enters pages in the tree behind those of a sequence that are there, as far as pages are free; how many. Nobody
-    /// holds them then.
+    /// Inserts loaded pages into the tree after a sequence's cached pages, as far as pages are free. Returns how many.
+    /// They have no holders then.
     pub fn insert_loaded<'a>(
         &mut self,
         tables: &PageTables,
@@ -197,32 +196,33 @@ impl Pages {
             return 0;
         }
         let first = tables.cached_pages();
-        let end = first + records.len().min(self.room());
+        let end = first + records.len().min(self.free_pages());
         let mut held: Vec<GroupPage> = Vec::new();
-        let mut place = tables.parent_node();
+        let mut parent_node = tables.parent_node();
         let mut inserted = 0;
         for (index, (tokens, payload)) in (first..end).zip(records) {
-            let Some(node) = self.insert_loaded_page(place.clone(), (index, end), tokens, payload, &mut held, moves)
+            let Some(node) =
+                self.insert_loaded_page(parent_node.clone(), (index, end), tokens, payload, &mut held, moves)
             else {
                 break;
             };
-            place = ParentNode::Node(node);
+            parent_node = ParentNode::Node(node);
             inserted += 1;
         }
-        if let (ParentNode::Node(last), Some(tree)) = (place, &mut self.tree) {
+        if let (ParentNode::Node(last), Some(tree)) = (parent_node, &mut self.tree) {
             tree.prune(last);
         }
-        // The last one first, as a sequence gives them back.
+        // Last page first, in the order in which a sequence releases them.
         for (group, page) in held.into_iter().rev() {
             self.groups[group].pool.release(page);
         }
         inserted
     }
 
-    /// Enters the page of an index among those that end at another. None if no page is free for it.
+    /// Inserts the page at `index` of a run that ends at `end`. Returns `None` if no page is free.
     fn insert_loaded_page(
         &mut self,
-        place: ParentNode,
+        parent: ParentNode,
         (index, end): (usize, usize),
         tokens: &PageTokens,
         payload: Vec<u8>,
@@ -231,7 +231,7 @@ impl Pages {
     ) -> Option<super::NodeId> {
         let tree = self.tree.as_ref()?;
         let old = tree
-            .find(place.clone(), tokens)
+            .find(parent.clone(), tokens)
             .map_or_else(|| vec![PAGE_NONE; self.groups.len()], |node| tree.pages(node).to_vec());
         for (group, &page) in old.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
             self.groups[group].pool.hold(page);
@@ -239,8 +239,8 @@ impl Pages {
         }
         let mut new = vec![PAGE_NONE; self.groups.len()];
         for group in 0..self.groups.len() {
-            let is_seen = index >= self.groups[group].first_visible(end * super::PAGE_TOKENS);
-            if old[group] == PAGE_NONE && is_seen {
+            let is_visible = index >= self.groups[group].first_visible(end * super::PAGE_TOKENS);
+            if old[group] == PAGE_NONE && is_visible {
                 if self.groups[group].pool.free() == 0 {
                     return None;
                 }
@@ -249,10 +249,10 @@ impl Pages {
             }
         }
         let tree = self.tree.as_mut()?;
-        // Only now: making room may have taken the node away.
-        let node = match tree.find(place.clone(), tokens) {
+        // Look up the node only now: the allocation above may have evicted it.
+        let node = match tree.find(parent.clone(), tokens) {
             Some(node) => node,
-            None => tree.insert(place, tokens, &vec![PAGE_NONE; new.len()])?,
+            None => tree.insert(parent, tokens, &vec![PAGE_NONE; new.len()])?,
         };
         for (group, &page) in new.iter().enumerate().filter(|&(_, &page)| page != PAGE_NONE) {
             tree.set_page(node, group, page);
