@@ -144,7 +144,7 @@ impl Drafts {
             }
             self.tokens.truncate(limit);
             if let (Origin::Own(_), Some(constraint)) = (&source.origin, &mut constraint) {
-                self.tokens.truncate(constraint.admitted(&self.tokens));
+                self.tokens.truncate(constraint.allowed_prefix(&self.tokens));
             }
             if !self.tokens.is_empty() {
                 return;

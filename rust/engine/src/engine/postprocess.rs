@@ -104,7 +104,7 @@ fn advance(
                 if sequence.params.is_stop(token) {
                     output.finish = Some(FinishReason::Stop { token });
                 } else if let Some(reason) =
-                    sequence.constraint.as_mut().and_then(|constraint| constraint.end_with(token))
+                    sequence.constraint.as_mut().and_then(|constraint| constraint.consume(token))
                 {
                     output.finish = Some(reason);
                 } else if sequence.output_len() >= sequence.params.max_tokens

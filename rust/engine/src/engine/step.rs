@@ -104,7 +104,9 @@ impl<M: LanguageModel> Engine<M> {
             }
         }
         let forward =
-            structured::beside(constraints.iter_mut().map(|(_, constraint)| constraint), || self.forward(plan, cancel));
+            structured::prepare_masks_during(constraints.iter_mut().map(|(_, constraint)| constraint), || {
+                self.forward(plan, cancel)
+            });
         for (index, constraint) in constraints {
             self.scheduler.running[index].constraint = Some(constraint);
         }

@@ -1,8 +1,8 @@
-//! Names for the tokens of a page and of all pages before it.
+//! Digests that identify a page by its tokens and all tokens before it.
 //!
-//! Keys and values of a token depend on every token before it. A page's name is therefore a hash chain from the
-//! sequence's start, so that two pages of one name hold the same bits, and begins with the model, the salt and the
-//! adapter: nothing is found by another model, with another adapter, or by who does not know the salt.
+//! Keys and values of a token depend on every token before it. A digest is therefore a hash chain from the start of the
+//! sequence, so that pages of equal digest hold the same bits. The chain starts with the model's fingerprint, the salt
+//! and the adapter, so pages are never found with another model or adapter, or without the salt.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ use ferrule_kernels::kv::PAGE_TOKENS;
 
 use super::Namespace;
 
-/// What a page's file is found by.
+/// Hash chain value that identifies a page's file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Digest([u8; 32]);
 
 impl Digest {
-    /// Of the empty sequence: `fingerprint` is the model's, and different namespaces share nothing.
+    /// Returns the digest of the empty sequence for a model's fingerprint and a namespace.
     pub fn root(fingerprint: &[u8; 32], namespace: &Namespace) -> Self {
         let Namespace { salt, adapter } = namespace;
         let mut hasher = blake3::Hasher::new_derive_key("ferrule root of page digests");
         hasher.update(fingerprint);
-        // No salt is another salt than the empty one.
+        // No salt and an empty salt are different.
         hasher.update(&[u8::from(salt.is_some())]);
         let salt = salt.as_deref().unwrap_or_default().as_bytes();
         hasher.update(&(salt.len() as u64).to_le_bytes()).update(salt);
@@ -30,7 +30,7 @@ impl Digest {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// Of this sequence and the page of tokens that follows it.
+    /// Returns the digest of this prefix extended by a page of tokens.
     pub fn child(&self, tokens: &[u32; PAGE_TOKENS]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("ferrule page digest");
         hasher.update(&self.0);
@@ -38,13 +38,13 @@ impl Digest {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// As it stands in files.
+    /// Returns the bytes as stored in records.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 }
 
-/// In hexadecimal digits, as files are named.
+/// Formats the digest in hexadecimal, as in file names.
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn model_salt_and_adapter_are_told_apart() {
+    fn roots_differ_by_model_salt_and_adapter() {
         let models = [[0; 32], [1; 32]];
         let salts = [None, Some(""), Some("\0"), Some("a"), Some("aa")];
         let adapters = [None, Some([0; 32]), Some([1; 32])];
@@ -82,16 +82,16 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_printed_as_files_are_named() {
+    fn digests_are_formatted_as_in_file_names() {
         let digest = Digest([0xa5; 32]);
         assert_eq!(digest.to_string(), "a5".repeat(32));
         assert_eq!(format!("{digest:?}"), format!("Digest({})", "a5".repeat(32)));
     }
 
     proptest! {
-        /// Chains are equal if and only if all tokens and the root are.
+        /// Digests are equal if and only if the root and all tokens are.
         #[test]
-        fn a_digest_names_all_tokens_from_the_start(
+        fn a_digest_depends_on_all_tokens_from_the_start(
             pages in prop::collection::vec(any::<[u32; PAGE_TOKENS]>(), 1..4),
             place in any::<prop::sample::Index>(),
             slot in 0..PAGE_TOKENS,

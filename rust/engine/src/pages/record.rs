@@ -1,7 +1,7 @@
-//! A page of every group of layers as bytes on a disk, for the same tokens.
+//! On-disk records: one page of every group of layers, for the same tokens.
 //!
-//! Files are hostile: torn by a crash, damaged by a disk, put there by another version. A record therefore says whose
-//! it is, and is read by nobody who did not expect exactly that; its checksum covers everything.
+//! Files are untrusted: they may be torn by a crash, damaged, or written by another version. A record therefore
+//! contains what it belongs to, readers accept exactly the expected record only, and a checksum covers everything.
 //!
 //! | bytes | |
 //! |---|---|
@@ -24,35 +24,35 @@ const PARENT: usize = 12;
 const TOKENS: usize = PARENT + 32;
 const PAYLOAD_LEN: usize = TOKENS + 4 * PAGE_TOKENS;
 
-/// Where the payload begins.
+/// Offset of the payload.
 pub(crate) const PAYLOAD: usize = PAYLOAD_LEN + 8;
 const CHECKSUM_BYTES: usize = 32;
 
-/// Why bytes are not the record that was expected.
+/// Reason why bytes are not the expected record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
-    #[error("the record has {found} bytes instead of {expected}")]
+    #[error("the record has {found} bytes, expected {expected}")]
     Length { found: u64, expected: u64 },
     #[error("not a record: it begins with {found:02x?}")]
     Magic { found: [u8; 8] },
-    #[error("the record has version {found} of the format; this build reads {VERSION}")]
+    #[error("unsupported record format version {found}; this build supports {VERSION}")]
     Version { found: u32 },
-    #[error("the record follows other tokens than expected")]
+    #[error("the record belongs to another prefix")]
     Parent,
-    #[error("the record is of other tokens than expected")]
+    #[error("the record belongs to other tokens")]
     Tokens,
-    #[error("the record says that its payload has {found} bytes instead of {expected}")]
+    #[error("the record's payload has {found} bytes, expected {expected}")]
     PayloadLength { found: u64, expected: u64 },
-    #[error("the record's checksum does not fit its bytes")]
+    #[error("checksum mismatch")]
     Checksum,
 }
 
-/// Bytes of a record.
+/// Returns the size of a record in bytes.
 pub(crate) fn record_len(payload_len: usize) -> u64 {
     (payload_len as u64).saturating_add((PAYLOAD + CHECKSUM_BYTES) as u64)
 }
 
-/// The record of a page of `tokens` that follows the tokens of `parent`.
+/// Encodes the page of `tokens` that follows the prefix `parent`.
 pub(crate) fn encode(parent: &Digest, tokens: &[u32; PAGE_TOKENS], payload: &[u8]) -> Vec<u8> {
     let mut record = Vec::with_capacity(payload.len() + PAYLOAD + CHECKSUM_BYTES);
     record.extend_from_slice(MAGIC);
@@ -66,10 +66,9 @@ pub(crate) fn encode(parent: &Digest, tokens: &[u32; PAGE_TOKENS], payload: &[u8
     record
 }
 
-/// The payload of a record, if it is the expected one and whole. It lies at [`PAYLOAD`].
+/// Returns the payload of a record (at offset [`PAYLOAD`]) if it is complete and the expected one.
 ///
-/// # Errors
-/// [`RecordError`] otherwise.
+/// Returns [`RecordError`] otherwise.
 pub(crate) fn decode<'a>(
     bytes: &'a [u8],
     parent: &Digest,
@@ -104,7 +103,7 @@ pub(crate) fn decode<'a>(
     Ok(payload)
 }
 
-/// The `N` bytes of a header from `start` on.
+/// Returns `N` bytes of a header from `start` on.
 fn array<const N: usize>(header: &[u8; PAYLOAD], start: usize) -> [u8; N] {
     std::array::from_fn(|i| header[start + i])
 }
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn each_defect_has_its_error() {
         let record = encode(&parent(), &PAGE, b"payload");
         let changed = |at: usize| {
             let mut record = record.clone();
@@ -153,13 +152,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_record_is_read_as_it_was_written(tokens in any::<[u32; PAGE_TOKENS]>(), payload: Vec<u8>) {
+        fn records_round_trip(tokens in any::<[u32; PAGE_TOKENS]>(), payload: Vec<u8>) {
             let record = encode(&parent(), &tokens, &payload);
             prop_assert_eq!(decode(&record, &parent(), &tokens, payload.len()), Ok(&payload[..]));
         }
 
         #[test]
-        fn no_changed_byte_and_no_other_length_is_accepted(
+        fn any_changed_byte_or_length_is_rejected(
             payload in prop::collection::vec(any::<u8>(), 0..64),
             place in any::<prop::sample::Index>(),
             flip in 1_u8..,
@@ -177,7 +176,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_of_any_kind_are_refused_quietly(bytes: Vec<u8>, payload_len: usize) {
+        fn arbitrary_bytes_are_rejected_without_a_panic(bytes: Vec<u8>, payload_len: usize) {
             prop_assert!(decode(&bytes, &parent(), &PAGE, payload_len).is_err());
         }
     }

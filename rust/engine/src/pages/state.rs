@@ -1,9 +1,9 @@
-//! A computed sequence as bytes: what `save_state` gives and `restore_state` takes.
+//! Saved states: the KV cache of a sequence as bytes, written by `save_state` and read by `restore_state`.
 //!
-//! States travel: users keep them in files and bring them back to another process, another build, or after someone
-//! else had them in hand. Every length is held against the bytes that are there before it is used; a checksum covers
-//! all. It finds damage, not malice: whoever can write a state can write any keys and values under any tokens, and any
-//! ids, which who restores a state checks as a prompt's. The salt stands there in clear.
+//! Users keep states in files and restore them in other processes or builds, possibly after others had access. Every
+//! length is checked against the bytes present before it is used, and a checksum covers everything. The checksum
+//! detects damage, not tampering: anyone who can write a state can put any keys and values under any token ids, and the
+//! ids are checked like a prompt's. The salt is stored in plain text.
 //!
 //! | bytes | |
 //! |---|---|
@@ -24,81 +24,79 @@ const MAGIC: &[u8; 8] = b"FERRULES";
 const VERSION: u32 = 2;
 const CHECKSUM_BYTES: usize = 32;
 
-/// A saved sequence.
+/// A decoded state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct State<'a> {
-    /// Who shares its pages.
+    /// Namespace of its pages.
     pub namespace: Namespace,
-    /// All tokens; those after the last page have to be computed again.
+    /// All tokens; those after the last full page must be computed again.
     pub tokens: Vec<u32>,
-    /// For each `PAGE_TOKENS` tokens from the start on the page of every group, one after the other.
+    /// Page contents for every `PAGE_TOKENS` tokens from the start, all groups concatenated.
     pub pages: Vec<&'a [u8]>,
 }
 
-/// Why bytes cannot be restored.
+/// Reason why bytes cannot be restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Something else altogether.
+    /// The bytes do not start with the magic number.
     #[error("not a saved state of ferrule: its {bytes} bytes do not begin with {:?}", MAGIC.escape_ascii().to_string())]
     Magic {
-        /// Length of what was given.
+        /// Number of bytes given.
         bytes: usize,
     },
-    /// Written by another version.
-    #[error("the saved state has version {found} of the format; this build reads version {supported}")]
+    /// The state has an unsupported format version.
+    #[error("unsupported saved state format version {found}; this build supports version {supported}")]
     Version {
-        /// Its version.
+        /// Version found.
         found: u32,
-        /// The version that is read.
+        /// Supported version.
         supported: u32,
     },
-    /// The end is missing.
-    #[error("the saved state is truncated: {what} ends at byte {needed}, but only {found} bytes are there")]
+    /// The state is truncated.
+    #[error("the saved state is truncated: {what} ends at byte {needed}, but it has only {found} bytes")]
     Truncated {
-        /// What is not all there.
+        /// The incomplete part.
         what: &'static str,
-        /// Where it should end, in bytes from the start; the largest number stands for beyond it too.
+        /// Expected end in bytes from the start; `u64::MAX` on overflow.
         needed: u64,
-        /// Bytes that are there.
+        /// Bytes present.
         found: u64,
     },
-    /// There is more than it says.
+    /// Bytes follow the end.
     #[error("the saved state is damaged: {extra} bytes follow its end")]
     Trailing {
-        /// Bytes after the end.
+        /// Number of extra bytes.
         extra: usize,
     },
-    /// Some byte is not what was written.
-    #[error("the saved state is damaged: its checksum does not fit its bytes")]
+    /// The checksum does not match.
+    #[error("the saved state is damaged: checksum mismatch")]
     Checksum,
-    /// Written by a model whose keys and values have other bits.
+    /// The state was saved with another model or configuration.
     #[error(
-        "the saved state is of another model: the weights, the quantization, the KV format, the instruction set or the \
-         version of ferrule differ (fingerprint {found}, the loaded model has {expected})"
+        "the saved state belongs to another model: the weights, quantization, KV cache dtype, instruction set or ferrule \
+         version differ (fingerprint {found}, the loaded model has {expected})"
     )]
     OtherModel {
-        /// The first digits of the fingerprint in the state.
+        /// First digits of the state's fingerprint.
         found: String,
-        /// The first digits of the loaded model's fingerprint.
+        /// First digits of the loaded model's fingerprint.
         expected: String,
     },
-    /// A number or text that no state has.
-    #[error("the saved state is invalid: {field} is {found}, must be {required}")]
+    /// A field has an invalid value.
+    #[error("the saved state is invalid: {field} must be {required}, got {found}")]
     Field {
-        /// What it is.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Value found.
         found: String,
-        /// What it must be.
+        /// Allowed values.
         required: String,
     },
 }
 
-/// The bytes of a sequence: `pages` are the pages of its first tokens, as many as there are at most whole pages of
-/// tokens, with `payload_len` bytes each.
+/// Encodes a sequence. `pages` are the pages of its first tokens, each of `payload_len` bytes.
 ///
-/// # Panics
-/// If a page has another length, or there are more pages than tokens fill.
+/// Panics if a page has another length, or there are more pages than full pages of tokens.
 pub(crate) fn encode_state(
     fingerprint: &[u8; 32],
     namespace: &Namespace,
@@ -133,11 +131,10 @@ pub(crate) fn encode_state(
     state
 }
 
-/// Reads a state of the model with this fingerprint, which is asked for only if the bytes look like a state, and whose
-/// pages have `payload_len` bytes.
+/// Decodes a state of the model with this fingerprint, which is computed only if the bytes look like a state, and pages
+/// of `payload_len` bytes.
 ///
-/// # Errors
-/// [`StateError`] for anything that [`encode_state`] did not write for the same model.
+/// Returns [`StateError`] for anything that [`encode_state`] did not write for the same model.
 pub(crate) fn decode_state<'a>(
     bytes: &'a [u8],
     fingerprint: impl FnOnce() -> [u8; 32],
@@ -175,7 +172,7 @@ pub(crate) fn decode_state<'a>(
     if found != fingerprint {
         return Err(StateError::OtherModel { found: first_digits(&found), expected: first_digits(&fingerprint) });
     }
-    // Whoever can write a checksum can still write what no state has.
+    // A valid checksum does not imply valid fields.
     let field = |field, found: String, required: String| StateError::Field { field, found, required };
     if page_bytes != payload_len as u64 {
         return Err(field("the length of a page", page_bytes.to_string(), format!("{payload_len} bytes")));
@@ -204,17 +201,17 @@ pub(crate) fn decode_state<'a>(
     Ok(State {
         namespace: Namespace { salt, adapter },
         tokens: tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect(),
-        // Pages without bytes are no pages.
+        // A page size of 0 yields no pages.
         pages: pages.chunks_exact(payload_len.max(1)).collect(),
     })
 }
 
-/// Enough of a fingerprint to tell two apart in a message.
+/// Returns enough digits of a fingerprint to distinguish two in a message.
 fn first_digits(fingerprint: &[u8; 32]) -> String {
     fingerprint[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes from the first to the last, none of them trusted.
+/// Sequential reader of untrusted bytes.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -250,7 +247,7 @@ mod tests {
 
     const MODEL: [u8; 32] = [5; 32];
     const PAGE_BYTES: usize = 24;
-    /// Where parts of a state begin whose salt has four bytes.
+    /// Offsets in a state whose salt has four bytes.
     const HAS_SALT: usize = 44;
     const SALT_LEN: usize = HAS_SALT + 1;
     const SALT: usize = SALT_LEN + 8;
@@ -269,7 +266,7 @@ mod tests {
         (tokens, pages, bytes)
     }
 
-    /// `bytes` with another number at `at`, and the checksum that belongs to it.
+    /// Returns `bytes` with other bytes at `at` and a matching checksum.
     fn forged(bytes: &[u8], at: usize, number: &[u8]) -> Vec<u8> {
         let mut forged = bytes[..bytes.len() - CHECKSUM_BYTES].to_vec();
         forged[at..at + number.len()].copy_from_slice(number);
@@ -279,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn each_defect_has_its_error() {
         let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         let decode = |bytes: &[u8]| decode_state(bytes, || MODEL, PAGE_BYTES).map(|_| ()).unwrap_err();
         assert_eq!(decode(b""), StateError::Magic { bytes: 0 });
@@ -300,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forged_length_is_held_against_the_bytes_that_are_there() {
+    fn forged_lengths_are_checked_against_the_bytes_present() {
         let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         let decode = |at: usize, number: u64| {
             decode_state(&forged(&bytes, at, &number.to_le_bytes()), || MODEL, PAGE_BYTES).unwrap_err().to_string()
@@ -317,35 +314,35 @@ mod tests {
     }
 
     #[test]
-    fn what_no_state_has_is_refused_under_a_right_checksum() {
+    fn invalid_fields_are_rejected_despite_a_valid_checksum() {
         let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         for (forged, says) in [
-            (forged(&bytes, SALT, b"\xff"), "the salt is 4 bytes"),
+            (forged(&bytes, SALT, b"\xff"), "the salt must be"),
             (forged(&bytes, HAS_SALT, &[0]), "flagged 0"),
             (forged(&bytes, HAS_SALT, &[2]), "flagged 2"),
-            (forged(&bytes, HAS_ADAPTER, &[0]), "the adapter is flagged 0"),
-            (forged(&bytes, HAS_ADAPTER, &[2]), "the adapter is flagged 2"),
+            (forged(&bytes, HAS_ADAPTER, &[0]), "got flagged 0"),
+            (forged(&bytes, HAS_ADAPTER, &[2]), "got flagged 2"),
             (forged(&bytes, PAGES + 8, &[0]), "follow its end"),
             // Four pages of half the length are as many bytes.
-            (forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page is 12"),
+            (forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page must be 24 bytes, got 12"),
         ] {
             let error = decode_state(&forged, || MODEL, PAGE_BYTES).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
         let halves = forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]);
         let error = decode_state(&halves, || MODEL, 12).unwrap_err();
-        assert!(error.to_string().contains("the number of pages is 4, must be at most 2"));
+        assert!(error.to_string().contains("the number of pages must be at most 2"));
     }
 
     #[test]
     #[should_panic(expected = "3 pages of 47 tokens")]
-    fn pages_are_pages_of_tokens() {
+    fn more_pages_than_full_pages_of_tokens_panic() {
         saved(&Namespace::default(), 47, 3);
     }
 
     proptest! {
         #[test]
-        fn a_state_is_read_as_it_was_written(
+        fn states_round_trip(
             salt: Option<String>,
             adapter: Option<[u8; 32]>,
             tokens in 0_usize..100,
@@ -359,7 +356,7 @@ mod tests {
         }
 
         #[test]
-        fn no_changed_byte_and_no_other_length_is_accepted(
+        fn any_changed_byte_or_length_is_rejected(
             salt: Option<String>,
             place in any::<prop::sample::Index>(),
             flip in 1_u8..,
@@ -375,7 +372,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_of_any_kind_are_refused_quietly(bytes: Vec<u8>, payload_len: usize) {
+        fn arbitrary_bytes_are_rejected_without_a_panic(bytes: Vec<u8>, payload_len: usize) {
             prop_assert!(decode_state(&bytes, || MODEL, payload_len).is_err());
             let begun = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
             prop_assert!(decode_state(&begun, || MODEL, payload_len).is_err());

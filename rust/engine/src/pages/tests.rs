@@ -7,7 +7,7 @@ fn pages(groups: &[(usize, Option<usize>)]) -> Pages {
 }
 
 #[test]
-fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
+fn a_growing_sequence_allocates_pages_until_none_is_free() {
     let mut pages = pages(&[(3, None), (5, None)]);
     let mut tables = pages.private_tables();
     let mut copies = Vec::new();
@@ -16,7 +16,7 @@ fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
     pages.allocate_slots(&mut tables, 0, 17, &mut copies);
     assert_eq!(tables.tables().iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
     assert_eq!(pages.allocatable_slots(&tables, 17, 100), 31);
-    // A cancelled step left the table longer than what is computed.
+    // A cancelled step leaves the table longer than the computed tokens.
     assert_eq!(pages.allocatable_slots(&tables, 3, 100), 45);
     let other = pages.private_tables();
     assert_eq!(pages.allocatable_slots(&other, 0, 100), 16);
@@ -26,11 +26,11 @@ fn a_sequence_takes_pages_as_it_grows_and_no_more_than_there_are() {
 }
 
 #[test]
-fn a_window_gives_pages_back_that_no_later_row_sees() {
+fn pages_outside_the_window_are_released() {
     let mut pages = pages(&[(4, Some(20)), (100, None)]);
     let mut tables = pages.private_tables();
     pages.allocate_slots(&mut tables, 0, 64, &mut Vec::new());
-    // The row at 35 sees positions 16 to 35.
+    // The row at 35 attends to positions 16 to 35.
     pages.release_out_of_window(&mut tables, 34);
     assert_eq!((tables.held(0), tables.held(1)), (4, 4));
     pages.release_out_of_window(&mut tables, 35);
@@ -42,8 +42,8 @@ fn a_window_gives_pages_back_that_no_later_row_sees() {
 }
 
 #[test]
-fn a_window_that_fits_holds_any_length() {
-    // Twenty positions touch three pages at the most (slots 15, 0 to 15, 0 to 2).
+fn a_pool_that_holds_the_window_holds_any_length() {
+    // Twenty positions touch at most three pages (slots 15, 0 to 15, 0 to 2).
     assert_eq!(pages(&[(3, Some(20))]).tokens_of_one_sequence(), usize::MAX);
     assert_eq!(pages(&[(2, Some(20))]).tokens_of_one_sequence(), 32);
     assert_eq!(pages(&[(1, Some(1))]).tokens_of_one_sequence(), usize::MAX);
@@ -65,7 +65,7 @@ fn a_window_that_fits_holds_any_length() {
 }
 
 #[test]
-fn whoever_writes_to_a_shared_page_gets_a_copy() {
+fn shared_pages_are_copied_on_write() {
     let mut pages = pages(&[(4, None)]);
     let mut first = pages.private_tables();
     let mut copies = Vec::new();
@@ -73,13 +73,13 @@ fn whoever_writes_to_a_shared_page_gets_a_copy() {
     let mut second = pages.private_tables();
     assert!(pages.fork(&mut second, &first, 20));
     let (full, partial) = (first.tables()[0][0], first.tables()[0][1]);
-    // One page of the two that are free goes to the copy.
+    // One of the two free pages is used for the copy.
     assert_eq!(pages.allocatable_slots(&second, 20, 100), 28);
     pages.allocate_slots(&mut second, 20, 1, &mut copies);
     let copied = second.tables()[0][1];
     assert_eq!(copies, [PageMove::Copy(PageCopy { group: 0, from: partial, to: copied })]);
     assert_eq!(second.tables()[0][0], full);
-    // The first is alone on its page now and writes there.
+    // The first sequence is now the only holder and writes in place.
     pages.allocate_slots(&mut first, 20, 1, &mut copies);
     assert_eq!((copies.len(), first.tables()[0][1]), (1, partial));
     pages.release(&mut first);
@@ -89,7 +89,7 @@ fn whoever_writes_to_a_shared_page_gets_a_copy() {
 }
 
 #[test]
-fn a_copy_that_finds_no_page_waits() {
+fn copy_on_write_waits_for_a_free_page() {
     let mut pages = pages(&[(2, None)]);
     let mut first = pages.private_tables();
     pages.allocate_slots(&mut first, 0, 20, &mut Vec::new());
@@ -102,7 +102,7 @@ fn a_copy_that_finds_no_page_waits() {
 }
 
 #[test]
-fn a_kept_page_is_written_to_by_its_only_holder_where_no_page_is_free_for_a_copy() {
+fn a_cached_page_is_written_in_place_if_no_page_is_free_for_a_copy() {
     for window in [None, Some(40)] {
         let mut pages = pages(&[(2, window)]);
         let mut first = pages.tables(Namespace::default(), usize::MAX);

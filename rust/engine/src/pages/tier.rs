@@ -1,7 +1,7 @@
 //! Loading and storing cached pages: the disk tier below the prefix tree, and saved states.
 //!
-//! They are inserted in the tree as if they had been computed here and given back; whoever begins with their tokens then
-//! takes them like any others. Between the two the disk is looked at only where the tree has nothing.
+//! Loaded pages are inserted into the tree as if they had been computed and released, and sequences with the same
+//! tokens reuse them like any others. The disk is consulted only where the tree has no page.
 
 use ferrule_kernels::kv::PageId;
 use ferrule_model::LanguageModel;

@@ -1,4 +1,4 @@
-//! Drops all tokens but those that the caller allows (vLLM's `allowed_token_ids`).
+//! Keeps only the tokens that the caller allows (vLLM's `allowed_token_ids`).
 
 use super::{Candidates, Context, SampleError, Stage};
 

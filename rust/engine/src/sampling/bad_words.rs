@@ -1,5 +1,5 @@
-//! Drops tokens that would complete a forbidden sequence (Hugging Face's `bad_words_ids`: prompt and continuation). A
-//! sequence of one token is forbidden everywhere.
+//! Drops tokens that would complete a forbidden token sequence (Hugging Face's `bad_words_ids`), considering prompt and
+//! output. A sequence of one token is always forbidden.
 
 use super::{Candidates, Context, SampleError, Stage};
 

@@ -1,26 +1,26 @@
-//! What a beam search asks a row of logits: the likeliest ways to go on, instead of one that is drawn.
+//! Beam search candidates: the most likely continuations of a row, instead of one sampled token.
 
 use super::logprobs::Softmax;
 use super::{Candidates, Context, History, MODEL, SampleError, Sampler, filter};
 use crate::SamplingParams;
 
-/// A token that may come next.
+/// A candidate continuation of a beam.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Continuation {
     /// The token.
     pub token: u32,
-    /// Its log-probability, as the stages have left it.
+    /// Log-probability after the stages.
     pub logprob: f64,
 }
 
 impl Sampler {
-    /// The `count` likeliest tokens at `position`, likeliest first; fewer where no more are allowed.
+    /// Returns the `count` most likely tokens at `position`, most likely first; fewer if fewer are allowed.
     ///
-    /// Log-probabilities of all tokens go through the stages, and are not made to sum up to one again: so does Hugging
-    /// Face's `_beam_search`.
+    /// The stages act on the log-probabilities of all tokens, which are not renormalized, as in Hugging Face's
+    /// `_beam_search`.
     ///
     /// # Errors
-    /// [`SampleError`] if the row gives no token.
+    /// Returns [`SampleError`] if the row yields no token.
     pub(crate) fn continuations(
         &mut self,
         logits: &[f32],
@@ -36,8 +36,8 @@ impl Sampler {
         let softmax = Softmax::of(isa, logits);
         self.logprobs.clear();
         self.logprobs.extend(logits.iter().map(|&logit| softmax.logprob(logit) as f32));
-        let mut candidates =
-            Candidates::new(isa, &self.logprobs, &mut self.room).expect("log-probabilities of a sound row are sound");
+        let mut candidates = Candidates::new(isa, &self.logprobs, &mut self.buffers)
+            .expect("log-probabilities of a valid row are valid");
         filter(&mut candidates, Context { params, history, mask: None, position }, None)?;
         let continuation = |candidate: super::candidates::Candidate| Continuation {
             token: candidate.id,
@@ -59,21 +59,21 @@ mod tests {
     }
 
     #[test]
-    fn the_likeliest_come_first_and_among_equals_the_lower_id() {
+    fn candidates_are_ordered_by_likelihood_then_id() {
         let sum: f64 = [1.0_f64, 3.0, 2.0, 3.0].iter().map(|logit| logit.exp()).sum();
         let logprob = |logit: f64| f64::from((logit - sum.ln()) as f32);
         let plain = SamplingParams::default();
         let all = [(1, logprob(3.0)), (3, logprob(3.0)), (2, logprob(2.0)), (0, logprob(1.0))];
         assert_eq!(continuations(&plain, &[], 9).unwrap(), all);
         assert_eq!(continuations(&plain, &[], 1).unwrap(), all[..1]);
-        // Penalties act on log-probabilities, which are negative: of tokens that are there already, three times as much.
+        // Penalties act on log-probabilities, which are negative, so a repeated token's is multiplied by three.
         let penalty = SamplingParams { repetition_penalty: 3.0, ..SamplingParams::default() };
         let found = continuations(&penalty, &[3], 2).unwrap();
         assert_eq!(found, [(2, logprob(2.0)), (1, f64::from((logprob(3.0) * 3.0) as f32))]);
     }
 
     #[test]
-    fn what_is_forbidden_is_no_continuation() {
+    fn forbidden_tokens_are_not_candidates() {
         let allowed =
             |ids: &[u32]| SamplingParams { allowed_token_ids: Some(ids.to_vec()), ..SamplingParams::default() };
         assert_eq!(continuations(&allowed(&[0, 4]), &[], 5).unwrap().len(), 1);

@@ -1,10 +1,9 @@
-//! The tokens that can still be sampled, and how to keep few of many without looking at each of them.
+//! The candidate tokens of a row, filtered without touching every token.
 //!
-//! A filter that keeps the most likely tokens leaves a prefix of the order by likelihood: what is left is told by its
-//! last one, in one number. So filters only move that mark, a temperature only takes note of itself, and the row of
-//! logits stays where the model wrote it. The maxima of its blocks tell which blocks can have something that is left;
-//! once these are few, it is listed, and only the list is worked on. A list is a row like the vocabulary's, but
-//! shorter, so that all that follows is written once.
+//! A filter that keeps the most likely tokens leaves a prefix of the order by likelihood, described by its last token
+//! alone. So filters only move that cutoff, a temperature is only recorded, and the logits stay where the model wrote
+//! them. The maxima of blocks tell which blocks can contain remaining tokens. Once these are few, the remaining tokens
+//! are copied into a sparse row, which later stages process like a small vocabulary.
 
 use std::cmp::Ordering;
 
@@ -13,28 +12,28 @@ use ferrule_kernels::logits::{self, BLOCK};
 
 use crate::structured::TokenMask;
 
-/// A token that can still be sampled.
+/// A candidate token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
     pub id: u32,
     pub logit: f32,
 }
 
-/// Most likely first; among equal logits the lower id. A total order: a filter that sorts cannot be upset.
+/// Orders by likelihood, most likely first; among equal logits the lower id first. A total order.
 pub(super) fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
-    // Adding zero makes -0 a +0, which the total order would tell apart.
+    // Adding zero turns -0 into +0, which the total order distinguishes.
     (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
 
-/// Nothing that is less likely than this is left: at the start, whatever is not forbidden.
+/// Cutoff that keeps every token that is not forbidden.
 const ANY: Candidate = Candidate { id: u32::MAX, logit: -f32::MAX };
 
-/// What is left is listed once it lies in one of so many blocks.
-const FEW: usize = 8;
+/// The row becomes sparse once at most one in this many blocks can contain remaining tokens.
+const SPARSE_RATIO: usize = 8;
 
-/// Memory that is used again from one row to the next.
+/// Buffers reused from row to row.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct Buffers {
     logits: Vec<f32>,
     ids: Vec<u32>,
     maxima: Vec<f32>,
@@ -44,148 +43,148 @@ pub(super) struct Room {
     other_ids: Vec<u32>,
 }
 
-/// Whose logits are at the places of the row that is worked on.
+/// Representation of the current row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Row {
-    /// The model's, untouched. Places are ids.
-    Models,
-    /// All tokens', in the room. Places are ids.
-    Changed,
-    /// Some tokens', in the room, as are their ids, ascending.
-    Listed,
+    /// The model's logits, unmodified. Indices are token ids.
+    Raw,
+    /// Logits of all tokens, in the buffers. Indices are token ids.
+    Dense,
+    /// Logits and ids (ascending) of selected tokens, in the buffers.
+    Sparse,
 }
 
-/// What the stages work on. A token is dropped if it is less likely than `last`, or not listed.
+/// The candidates that the stages modify. A token is dropped if it is less likely than `last`, or not in a sparse row.
 #[derive(Debug)]
 pub(super) struct Candidates<'a> {
     pub isa: Isa,
-    models: &'a [f32],
-    room: &'a mut Room,
+    raw_logits: &'a [f32],
+    buffers: &'a mut Buffers,
     row: Row,
-    /// The highest logit and the temperature by which the row is still to be divided.
+    /// Pending temperature with the highest logit of the row.
     temperature: Option<(f32, f64)>,
-    /// The least likely that is left, or the place in the order where it would be. Not divided yet, as the row.
+    /// Cutoff: the least likely remaining token, or a position in the order. In logits before the pending temperature.
     last: Candidate,
-    /// Whether the room's weights are those of the row, and their sums those of what is left.
-    weighed: bool,
-    /// What all that was left weighed when a stage asked to remember it.
+    /// Whether the weights in the buffers belong to the row, and the sums to the remaining tokens.
+    weighted: bool,
+    /// What all that was left weighted when a stage asked to remember it.
     remembered_total: Option<f64>,
 }
 
-/// The logits at all places, with room to write elsewhere.
-fn logits_of<'b>(row: Row, models: &'b [f32], own: &'b [f32]) -> &'b [f32] {
-    if row == Row::Models { models } else { own }
+/// Returns the logits of the current row.
+fn logits_of<'b>(row: Row, raw_logits: &'b [f32], own: &'b [f32]) -> &'b [f32] {
+    if row == Row::Raw { raw_logits } else { own }
 }
 
 impl<'a> Candidates<'a> {
-    /// Every token of a row. None if one of its logits is NaN or positive infinity.
-    pub fn new(isa: Isa, models: &'a [f32], room: &'a mut Room) -> Option<Self> {
-        let is_sound = logits::block_maxima(isa, models, &mut room.maxima);
-        is_sound.then_some(Self {
+    /// Starts with all tokens of a row; `None` if a logit is NaN or positive infinity.
+    pub fn new(isa: Isa, raw_logits: &'a [f32], buffers: &'a mut Buffers) -> Option<Self> {
+        let is_valid = logits::block_maxima(isa, raw_logits, &mut buffers.maxima);
+        is_valid.then_some(Self {
             isa,
-            models,
-            room,
-            row: Row::Models,
+            raw_logits,
+            buffers,
+            row: Row::Raw,
             temperature: None,
             last: ANY,
-            weighed: false,
+            weighted: false,
             remembered_total: None,
         })
     }
 
     fn logits(&self) -> &[f32] {
-        logits_of(self.row, self.models, &self.room.logits)
+        logits_of(self.row, self.raw_logits, &self.buffers.logits)
     }
 
-    /// The logit of a place as stages see it.
-    fn seen(&self, logit: f32) -> f32 {
+    /// Applies the pending temperature to a logit.
+    fn scaled(&self, logit: f32) -> f32 {
         self.temperature.map_or(logit, |(highest, temperature)| logits::scaled(logit, highest, temperature))
     }
 
     fn id_at(&self, place: usize) -> u32 {
-        if self.row == Row::Listed { self.room.ids[place] } else { place as u32 }
+        if self.row == Row::Sparse { self.buffers.ids[place] } else { place as u32 }
     }
 
-    /// The first place whose id is not below `id`.
+    /// Returns the first index whose id is not below `id`.
     fn place_of(&self, id: u32) -> usize {
         match self.row {
-            Row::Listed => self.room.ids.partition_point(|&other| other < id),
-            Row::Models | Row::Changed => id as usize,
+            Row::Sparse => self.buffers.ids.partition_point(|&other| other < id),
+            Row::Raw | Row::Dense => id as usize,
         }
     }
 
-    fn is_left(&self, id: u32, logit: f32) -> bool {
+    fn is_remaining(&self, id: u32, logit: f32) -> bool {
         by_likelihood(&Candidate { id, logit }, &self.last).is_le()
     }
 
-    /// The places of the blocks that can have something that is left.
-    fn blocks_left(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+    /// Returns the index ranges of the blocks that can contain remaining tokens.
+    fn remaining_blocks(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
         let len = self.logits().len();
         let reach = |&(_, maximum): &(usize, &f32)| *maximum >= self.last.logit;
-        let maxima = self.room.maxima.iter().enumerate().filter(reach);
+        let maxima = self.buffers.maxima.iter().enumerate().filter(reach);
         maxima.map(move |(block, _)| block * BLOCK..((block + 1) * BLOCK).min(len))
     }
 
     fn highest_in_row(&self) -> f32 {
-        highest(&self.room.maxima)
+        highest(&self.buffers.maxima)
     }
 
-    /// The highest logit; negative infinity when nothing is left.
+    /// Returns the highest logit; negative infinity if no token remains.
     pub fn highest_logit(&self) -> f32 {
-        self.seen(self.highest_in_row())
+        self.scaled(self.highest_in_row())
     }
 
-    /// The logit of a token, if it has not been dropped.
+    /// Returns the logit of a token, if it has not been dropped.
     pub fn logit(&self, id: u32) -> Option<f32> {
         let place = self.place_of(id);
         let logit = *self.logits().get(place)?;
-        (self.id_at(place) == id && self.is_left(id, logit)).then(|| self.seen(logit))
+        (self.id_at(place) == id && self.is_remaining(id, logit)).then(|| self.scaled(logit))
     }
 
     /// Changes the logit of a token, if it has not been dropped.
     pub fn change(&mut self, id: u32, change: impl FnOnce(f32) -> f32) {
         if self.is_pending() {
-            self.list();
+            self.compact();
         }
         let Some(old) = self.logit(id) else { return };
-        if self.row == Row::Models {
-            self.room.logits.clear();
-            self.room.logits.extend_from_slice(self.models);
-            self.row = Row::Changed;
+        if self.row == Row::Raw {
+            self.buffers.logits.clear();
+            self.buffers.logits.extend_from_slice(self.raw_logits);
+            self.row = Row::Dense;
         }
         let place = self.place_of(id);
         let new = change(old);
-        self.room.logits[place] = new;
+        self.buffers.logits[place] = new;
         let block = place / BLOCK;
-        let maximum = &mut self.room.maxima[block];
+        let maximum = &mut self.buffers.maxima[block];
         if new >= *maximum {
             *maximum = new;
         } else if old == *maximum {
-            *maximum = highest(self.room.logits.chunks(BLOCK).nth(block).unwrap_or_default());
+            *maximum = highest(self.buffers.logits.chunks(BLOCK).nth(block).unwrap_or_default());
         }
-        self.weighed = false;
+        self.weighted = false;
     }
 
-    /// Drops all tokens but those of a mask.
+    /// Keeps only the tokens of a mask.
     pub fn keep_allowed(&mut self, mask: &TokenMask) {
         if self.is_pending() {
-            self.list();
+            self.compact();
         }
-        let mut logits = std::mem::take(&mut self.room.other_logits);
-        let mut ids = std::mem::take(&mut self.room.other_ids);
+        let mut logits = std::mem::take(&mut self.buffers.other_logits);
+        let mut ids = std::mem::take(&mut self.buffers.other_ids);
         logits.clear();
         ids.clear();
         let row = self.logits();
-        if self.row == Row::Listed {
-            let kept = self.room.ids.iter().zip(row).filter(|(id, _)| mask.allows(**id));
+        if self.row == Row::Sparse {
+            let kept = self.buffers.ids.iter().zip(row).filter(|(id, _)| mask.allows(**id));
             (ids, logits) = kept.map(|(&id, &logit)| (id, logit)).unzip();
-        } else if FEW * mask.count() <= row.len() {
+        } else if SPARSE_RATIO * mask.count() <= row.len() {
             let kept = mask.tokens().filter_map(|id| Some((id, *row.get(id as usize)?)));
             for (id, logit) in kept.filter(|(_, logit)| *logit > f32::NEG_INFINITY) {
                 ids.push(id);
                 logits.push(logit);
             }
-            self.row = Row::Listed;
+            self.row = Row::Sparse;
         } else {
             logits.resize(row.len(), f32::NEG_INFINITY);
             for ((kept, row), &word) in logits.chunks_mut(32).zip(row.chunks(32)).zip(mask.words()) {
@@ -199,219 +198,220 @@ impl<'a> Candidates<'a> {
                     }
                 }
             }
-            self.row = Row::Changed;
+            self.row = Row::Dense;
         }
-        self.room.other_logits = std::mem::replace(&mut self.room.logits, logits);
-        self.room.other_ids = std::mem::replace(&mut self.room.ids, ids);
-        self.begin_anew();
+        self.buffers.other_logits = std::mem::replace(&mut self.buffers.logits, logits);
+        self.buffers.other_ids = std::mem::replace(&mut self.buffers.ids, ids);
+        self.reset_pending();
     }
 
-    /// Divides the distances from the highest logit, which becomes 0.
+    /// Divides the distances from the highest logit by the temperature; the highest logit becomes 0.
     pub fn divide(&mut self, temperature: f64) {
         self.apply_temperature();
         self.temperature = Some((self.highest_in_row(), temperature));
-        self.weighed = false;
-        // What is infinitely far away now is dropped.
+        self.weighted = false;
+        // Tokens at infinite distance are dropped.
         self.keep_down_to(|logit| logit > f32::NEG_INFINITY);
     }
 
-    /// Drops what does not pass, where nothing passes that is less likely than something that does not. The highest
-    /// logit must pass.
+    /// Drops the tokens that do not pass. `passes` must be monotonic in likelihood and true for the highest logit.
     pub fn keep_down_to(&mut self, passes: impl Fn(f32) -> bool) {
-        let lowest = lowest_passing(self.highest_in_row(), |logit| passes(self.seen(logit)));
+        let lowest = lowest_passing(self.highest_in_row(), |logit| passes(self.scaled(logit)));
         if lowest > self.last.logit {
             self.last = Candidate { logit: lowest, ..ANY };
-            self.weighed = false;
+            self.weighted = false;
         }
     }
 
-    /// Keeps the `count` most likely, and all that are as likely as the last of them.
+    /// Keeps the `count` most likely tokens, and all that are as likely as the last of them.
     pub fn keep_most_likely(&mut self, count: usize) {
-        // So many blocks have something at or above their least maximum: the last one kept cannot be lower.
-        let maxima = &mut self.room.other_logits;
+        // At least `count` tokens reach the `count`-th highest block maximum, so the cutoff is not lower.
+        let maxima = &mut self.buffers.other_logits;
         maxima.clear();
-        maxima.extend(self.room.maxima.iter().filter(|maximum| **maximum >= self.last.logit));
+        maxima.extend(self.buffers.maxima.iter().filter(|maximum| **maximum >= self.last.logit));
         if let Some(lowest) = nth_highest(maxima, count) {
-            let lowest = self.seen(lowest);
+            let lowest = self.scaled(lowest);
             self.keep_down_to(|logit| logit >= lowest);
         }
-        self.list_if_few();
-        let mut left = std::mem::take(&mut self.room.other_logits);
+        self.compact_if_sparse();
+        let mut left = std::mem::take(&mut self.buffers.other_logits);
         left.clear();
-        for block in self.blocks_left() {
+        for block in self.remaining_blocks() {
             left.extend(self.logits()[block].iter().filter(|logit| **logit >= self.last.logit));
         }
         if let Some(lowest) = nth_highest(&mut left, count) {
-            let lowest = self.seen(lowest);
+            let lowest = self.scaled(lowest);
             self.keep_down_to(|logit| logit >= lowest);
         }
-        self.room.other_logits = left;
+        self.buffers.other_logits = left;
     }
 
     /// Keeps the most likely token, the lowest id among equals.
     pub fn keep_best(&mut self) {
         self.apply_temperature();
         let highest = self.highest_in_row();
-        let block = self.room.maxima.iter().position(|maximum| *maximum == highest).unwrap_or_default();
+        let block = self.buffers.maxima.iter().position(|maximum| *maximum == highest).unwrap_or_default();
         let equal = self.logits().iter().skip(block * BLOCK).position(|logit| *logit == highest).unwrap_or_default();
         self.last = Candidate { id: self.id_at(block * BLOCK + equal), logit: highest };
-        self.weighed = false;
+        self.weighted = false;
     }
 
-    /// Drops what is less likely than `last`, which is left.
+    /// Drops tokens less likely than `last`, which remains.
     pub fn keep_through(&mut self, last: Candidate) {
         self.apply_temperature();
         self.last = last;
-        if self.weighed {
-            self.sum_what_is_left();
+        if self.weighted {
+            self.sum_remaining();
         }
     }
 
-    /// The `count` most likely tokens, most likely first.
+    /// Returns the `count` most likely tokens, most likely first.
     pub fn most_likely(mut self, count: usize) -> Vec<Candidate> {
         self.keep_most_likely(count);
-        self.list();
-        let entries = self.room.ids.iter().zip(&self.room.logits);
+        self.compact();
+        let entries = self.buffers.ids.iter().zip(&self.buffers.logits);
         let mut top: Vec<Candidate> = entries.map(|(&id, &logit)| Candidate { id, logit }).collect();
         top.sort_unstable_by(by_likelihood);
         top.truncate(count);
         top
     }
 
-    /// What is left with its probabilities.
-    pub fn weigh(&mut self) -> Weighed<'_> {
-        self.list_if_few();
+    /// Returns the remaining tokens with their weights (unnormalized probabilities).
+    pub fn weigh(&mut self) -> Weighted<'_> {
+        self.compact_if_sparse();
         self.apply_temperature();
         let highest = self.highest_in_row();
-        let room = &mut *self.room;
-        let logits = logits_of(self.row, self.models, &room.logits);
-        if !self.weighed {
-            logits::weigh(self.isa, logits, highest, &mut room.weights, &mut room.sums);
-            self.weighed = true;
+        let buffers = &mut *self.buffers;
+        let logits = logits_of(self.row, self.raw_logits, &buffers.logits);
+        if !self.weighted {
+            logits::weigh(self.isa, logits, highest, &mut buffers.weights, &mut buffers.sums);
+            self.weighted = true;
             if self.last != ANY {
-                self.sum_what_is_left();
+                self.sum_remaining();
             }
         }
-        let ids = (self.row == Row::Listed).then_some(&self.room.ids[..]);
-        let logits = logits_of(self.row, self.models, &self.room.logits);
-        let (weights, sums) = (&self.room.weights[..], &self.room.sums[..]);
+        let ids = (self.row == Row::Sparse).then_some(&self.buffers.ids[..]);
+        let logits = logits_of(self.row, self.raw_logits, &self.buffers.logits);
+        let (weights, sums) = (&self.buffers.weights[..], &self.buffers.sums[..]);
         let remembered_total = self.remembered_total;
-        Weighed { isa: self.isa, ids, logits, highest, weights, sums, last: self.last, remembered_total }
+        Weighted { isa: self.isa, ids, logits, highest, weights, sums, last: self.last, remembered_total }
     }
 
-    /// Adds up each block's weights of what has not been dropped.
-    fn sum_what_is_left(&mut self) {
+    /// Sums the weights of the remaining tokens per block.
+    fn sum_remaining(&mut self) {
         let cut = self.last.id.checked_add(1).map_or(usize::MAX, |id| self.place_of(id));
-        let Room { logits, weights, sums, .. } = &mut *self.room;
-        let logits = logits_of(self.row, self.models, logits);
+        let Buffers { logits, weights, sums, .. } = &mut *self.buffers;
+        let logits = logits_of(self.row, self.raw_logits, logits);
         logits::sum_blocks(self.isa, logits, weights, self.last.logit, cut, sums);
     }
 
-    /// Whether the row alone does not tell what stages see.
+    /// Returns whether a temperature or cutoff is pending.
     fn is_pending(&self) -> bool {
         self.temperature.is_some() || self.last != ANY
     }
 
-    /// Divides the row.
+    /// Applies the pending temperature to the row.
     fn apply_temperature(&mut self) {
         let Some((highest, temperature)) = self.temperature else { return };
         if self.last.id != ANY.id {
-            // Division can make different logits equal, and among equals it is the id that tells what is left.
-            return self.list();
+            // Division can make different logits equal, and then the cutoff's id decides which tokens remain.
+            return self.compact();
         }
-        let room = &mut *self.room;
-        let logits = logits_of(self.row, self.models, &room.logits);
-        logits::scale(self.isa, logits, highest, temperature, self.last.logit, &mut room.other_logits);
-        std::mem::swap(&mut room.logits, &mut room.other_logits);
-        if self.row == Row::Models {
-            self.row = Row::Changed;
+        let buffers = &mut *self.buffers;
+        let logits = logits_of(self.row, self.raw_logits, &buffers.logits);
+        logits::scale(self.isa, logits, highest, temperature, self.last.logit, &mut buffers.other_logits);
+        std::mem::swap(&mut buffers.logits, &mut buffers.other_logits);
+        if self.row == Row::Raw {
+            self.row = Row::Dense;
         }
-        self.begin_anew();
+        self.reset_pending();
     }
 
-    /// Lists what is left, if that is little of the row.
-    fn list_if_few(&mut self) {
-        if self.is_pending() && FEW * self.blocks_left().count() <= self.room.maxima.len().max(FEW) {
-            self.list();
+    /// Compacts the row if few tokens remain.
+    fn compact_if_sparse(&mut self) {
+        if self.is_pending()
+            && SPARSE_RATIO * self.remaining_blocks().count() <= self.buffers.maxima.len().max(SPARSE_RATIO)
+        {
+            self.compact();
         }
     }
 
-    /// Makes a shorter row of what is left.
-    fn list(&mut self) {
-        let mut logits = std::mem::take(&mut self.room.other_logits);
-        let mut ids = std::mem::take(&mut self.room.other_ids);
+    /// Copies the remaining tokens into a sparse row.
+    fn compact(&mut self) {
+        let mut logits = std::mem::take(&mut self.buffers.other_logits);
+        let mut ids = std::mem::take(&mut self.buffers.other_ids);
         logits.clear();
         ids.clear();
-        for block in self.blocks_left() {
+        for block in self.remaining_blocks() {
             for place in block {
                 let (id, logit) = (self.id_at(place), self.logits()[place]);
-                if self.is_left(id, logit) {
+                if self.is_remaining(id, logit) {
                     ids.push(id);
-                    logits.push(self.seen(logit));
+                    logits.push(self.scaled(logit));
                 }
             }
         }
-        self.room.other_logits = std::mem::replace(&mut self.room.logits, logits);
-        self.room.other_ids = std::mem::replace(&mut self.room.ids, ids);
-        self.row = Row::Listed;
-        self.begin_anew();
+        self.buffers.other_logits = std::mem::replace(&mut self.buffers.logits, logits);
+        self.buffers.other_ids = std::mem::replace(&mut self.buffers.ids, ids);
+        self.row = Row::Sparse;
+        self.reset_pending();
     }
 
-    /// The row has changed as a whole: nothing is pending any more.
-    fn begin_anew(&mut self) {
-        logits::block_maxima(self.isa, &self.room.logits, &mut self.room.maxima);
-        (self.temperature, self.last, self.weighed) = (None, ANY, false);
+    /// Resets pending state after the whole row has changed.
+    fn reset_pending(&mut self) {
+        logits::block_maxima(self.isa, &self.buffers.logits, &mut self.buffers.maxima);
+        (self.temperature, self.last, self.weighted) = (None, ANY, false);
     }
 }
 
-/// What is left of a row with its probabilities relative to the most likely one.
+/// The remaining tokens with weights relative to the most likely one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Weighed<'a> {
+pub(super) struct Weighted<'a> {
     pub isa: Isa,
-    /// The ids of the places, ascending, where they are not the places themselves.
+    /// Ids of a sparse row, ascending; `None` if indices are ids.
     ids: Option<&'a [u32]>,
     pub logits: &'a [f32],
-    /// The highest of them.
+    /// The highest logit.
     pub highest: f32,
-    /// The weights of all places, also of those whose tokens were dropped.
+    /// Weights of all indices, including dropped tokens.
     pub weights: &'a [f64],
-    /// Sums of the weights that are left of each block.
+    /// Sums of the remaining weights per block.
     pub sums: &'a [f64],
-    /// The least likely that is left, or the place in the order where it would be.
+    /// Cutoff: the least likely remaining token, or a position in the order.
     pub last: Candidate,
-    /// The sum of what was left when a stage asked to remember it.
+    /// Total weight at the time when a stage recorded it.
     pub remembered_total: Option<f64>,
 }
 
-impl<'a> Weighed<'a> {
+impl<'a> Weighted<'a> {
     pub fn candidate(&self, place: usize) -> Candidate {
         Candidate { id: self.ids.map_or(place as u32, |ids| ids[place]), logit: self.logits[place] }
     }
 
-    /// The sum of all weights.
+    /// Returns the sum of all weights.
     pub fn total(&self) -> f64 {
         self.sums.iter().sum()
     }
 
-    /// The weight of a place; zero if its token was dropped.
+    /// Returns the weight at an index; zero if its token was dropped.
     pub fn weight(&self, place: usize) -> f64 {
         if by_likelihood(&self.candidate(place), &self.last).is_le() { self.weights[place] } else { 0.0 }
     }
 
-    /// The weight of a token; zero if it was dropped.
+    /// Returns the weight of a token; zero if it was dropped.
     pub fn weight_of(&self, id: u32) -> f64 {
         let place = self.ids.map_or(Some(id as usize), |ids| ids.binary_search(&id).ok());
         place.map_or(0.0, |place| self.weight(place))
     }
 
-    /// Ids, ascending, and weights of what is left.
-    pub fn left(self) -> impl Iterator<Item = (u32, f64)> + use<'a> {
-        self.left_at().map(|(id, _, weight)| (id, weight))
+    /// Returns ids (ascending) and weights of the remaining tokens.
+    pub fn remaining(self) -> impl Iterator<Item = (u32, f64)> + use<'a> {
+        self.remaining_with_logits().map(|(id, _, weight)| (id, weight))
     }
 }
 
-/// The highest of some logits, negative infinity if there are none. Several maxima side by side, since each waits for
-/// its last comparison; which one a logit goes to does not matter to the result.
+/// Returns the highest logit, negative infinity if there are none. Several maxima run in parallel lanes, because each
+/// comparison waits for the previous one; the result does not depend on the lanes.
 pub(super) fn highest(logits: &[f32]) -> f32 {
     let higher = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; 16];
@@ -423,15 +423,15 @@ pub(super) fn highest(logits: &[f32]) -> f32 {
     lanes.into_iter().fold(f32::NEG_INFINITY, higher)
 }
 
-/// The number that has `count - 1` of the others at or above it, if there are so many.
+/// Returns the `count`-th highest number, if there are that many.
 fn nth_highest(logits: &mut [f32], count: usize) -> Option<f32> {
     let index = count.checked_sub(1).filter(|index| *index < logits.len())?;
     Some(*logits.select_nth_unstable_by(index, |a, b| b.total_cmp(a)).1)
 }
 
-/// The lowest number that passes, where all from there up to `highest` pass: found by halving all that there are.
+/// Returns the lowest number that passes, by bisection over all f32 values up to `highest`.
 fn lowest_passing(highest: f32, passes: impl Fn(f32) -> bool) -> f32 {
-    // The order of these integers is that of the numbers; the way back is the same.
+    // These integers are ordered like the floats; the mapping is its own inverse.
     let flip = |bits: i32| bits ^ ((bits >> 31) as u32 >> 1) as i32;
     let key = |number: f32| i64::from(flip(number.to_bits() as i32));
     let number = |key: i64| f32::from_bits(flip(key as i32) as u32);
@@ -443,10 +443,10 @@ fn lowest_passing(highest: f32, passes: impl Fn(f32) -> bool) -> f32 {
     number(lowest)
 }
 
-/// The ids of the `count` most likely tokens of a row that is sound, most likely first; forbidden ones come last.
+/// Returns the ids of the `count` most likely tokens of a valid row, most likely first; forbidden ones come last.
 pub(super) fn most_likely(isa: Isa, logits: &[f32], count: usize) -> Vec<u32> {
-    let mut room = Room::default();
-    let candidates = Candidates::new(isa, logits, &mut room).expect("the row was found sound before");
+    let mut buffers = Buffers::default();
+    let candidates = Candidates::new(isa, logits, &mut buffers).expect("the row was checked before");
     let top = candidates.most_likely(count);
     let forbidden = (0..).zip(logits).filter(|(_, logit)| **logit == f32::NEG_INFINITY).map(|(id, _)| id);
     top.iter().map(|candidate| candidate.id).chain(forbidden).take(count).collect()

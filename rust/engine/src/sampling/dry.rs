@@ -1,33 +1,33 @@
-//! Makes tokens less likely that would go on repeating what was said before ("Don't Repeat Yourself", by p-e-w,
-//! <https://github.com/oobabooga/text-generation-webui/pull/5677>; parameters are llama.cpp's).
+//! DRY: penalizes tokens that would extend a repetition ("Don't Repeat Yourself", by p-e-w,
+//! <https://github.com/oobabooga/text-generation-webui/pull/5677>; parameters as in llama.cpp).
 //!
-//! Where the text ends as it did at an earlier place, by n tokens, the token that followed there loses
-//! `dry_multiplier * dry_base ^ (n - dry_allowed_length)`. Repeats do not reach across a sequence breaker, and a
-//! breaker itself loses nothing. As with p-e-w a repeat counts for [`LONGEST`] tokens at the most: with that and an
-//! index of all repeats, a token takes a time that does not grow with the text.
+//! If the last n tokens also occur earlier, the token that followed them there loses `dry_multiplier * dry_base ^ (n -
+//! dry_allowed_length)`. Repetitions do not cross a sequence breaker, and a breaker itself is not penalized. As in the
+//! original, at most [`LONGEST`] tokens of a repetition count. With an index of all repetitions, the cost per token
+//! does not grow with the text.
 
 use crate::SamplingParams;
 
 use super::repeats::Repeats;
 use super::{Candidates, Context, SampleError, Stage};
 
-/// Tokens of a repeat that count.
+/// Maximum length of a repetition in tokens.
 const LONGEST: usize = 50;
 
 pub(super) struct Dry;
 
-/// The repeats of a text, and how far it is from the latest breaker.
+/// Index of the repetitions in a text.
 #[derive(Debug, Clone)]
 pub(super) struct DryIndex {
     repeats: Repeats,
-    /// Token ids, ascending.
+    /// Sequence breaker token ids, ascending.
     breakers: Vec<u32>,
-    /// Tokens since the latest of them.
+    /// Number of tokens since the last breaker.
     unbroken: usize,
 }
 
 impl DryIndex {
-    /// The index of no text yet; none where the stage is off.
+    /// Creates the index of an empty text; `None` if the stage is off.
     pub fn new(params: &SamplingParams) -> Option<Self> {
         let breakers = || params.dry_sequence_breaker_ids.clone();
         is_on(params).then(|| Self { repeats: Repeats::new(LONGEST), breakers: breakers(), unbroken: 0 })
@@ -43,11 +43,11 @@ impl DryIndex {
         self.breakers.binary_search(&token).is_ok()
     }
 
-    /// The tokens that would go on repeating, ascending, and of how many tokens; `shortest` at the least, of which the
-    /// last `window` of the text are looked at.
+    /// Returns the tokens (ascending) that would extend a repetition of at least `shortest` tokens within the last
+    /// `window` tokens, with the repetition's length.
     fn repeated(&self, shortest: usize, window: usize) -> Vec<(u32, usize)> {
         let begin = self.repeats.len().saturating_sub(window);
-        // A repeat overlaps its earlier place, so that both begin in the window if the earlier one does.
+        // If the earlier occurrence lies in the window, so does the later one.
         let repeats = self.repeats.followers(shortest, self.unbroken).filter_map(|follower| {
             let len = follower.len.min(follower.latest.saturating_sub(begin));
             (len >= shortest && !self.is_breaker(follower.token)).then_some((follower.token, len))
@@ -77,7 +77,7 @@ impl Stage for Dry {
         let Some(index) = &context.history.dry else { return Ok(()) };
         for (token, len) in index.repeated(dry_allowed_length, dry_penalty_last_n.unwrap_or(usize::MAX)) {
             let penalty = dry_multiplier * dry_base.powi((len - dry_allowed_length) as i32);
-            // No logit is infinite: two that would be are equal.
+            // Clamped to finite logits, because infinite ones would be equal.
             candidates.change(token, |logit| (f64::from(logit) - penalty).max(f64::from(-f32::MAX)) as f32);
         }
         Ok(())

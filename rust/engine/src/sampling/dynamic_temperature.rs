@@ -1,9 +1,8 @@
-//! A temperature that follows the entropy of the row: low where the model is sure, high where it is not
-//! (llama.cpp's `dynatemp_range` and `dynatemp_exponent`).
+//! Dynamic temperature: follows the entropy of the distribution, low where the model is certain and high where it is
+//! not (llama.cpp's `dynatemp_range` and `dynatemp_exponent`).
 //!
-//! It goes from `temperature - dynatemp_range`, or zero, to `temperature + dynatemp_range`, by the entropy as a share
-//! of what it could be at the most, to the power of `dynatemp_exponent`. Where it comes to zero, the most likely token
-//! is left alone.
+//! The temperature is between `temperature - dynatemp_range` (at least 0) and `temperature + dynatemp_range`,
+//! interpolated by the normalized entropy to the power of `dynatemp_exponent`. At 0 only the most likely token is kept.
 
 use crate::SamplingParams;
 
@@ -11,7 +10,7 @@ use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct DynamicTemperature;
 
-/// Whether it takes the place of the constant temperature.
+/// Returns whether it replaces the constant temperature.
 pub(super) fn is_on(params: &SamplingParams) -> bool {
     params.dynatemp_range > 0.0 && !params.is_greedy()
 }
@@ -27,12 +26,12 @@ impl Stage for DynamicTemperature {
 
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         let SamplingParams { temperature, dynatemp_range, dynatemp_exponent, .. } = *context.params;
-        let count = candidates.left().count();
+        let count = candidates.remaining().count();
         if count < 2 {
             return Ok(());
         }
         let entropy = candidates.weigh().entropy();
-        // Rounding can put the entropy of equal logits above its most.
+        // Rounding can put the entropy of equal logits above the maximum.
         let share = (entropy / (count as f64).ln()).clamp(0.0, 1.0);
         let (low, high) = ((temperature - dynatemp_range).max(0.0), temperature + dynatemp_range);
         let temperature = low + (high - low) * share.powf(dynatemp_exponent);

@@ -1,4 +1,4 @@
-//! Drops tokens less likely than a constant, but never the most likely one (<https://arxiv.org/abs/2210.15191>; Hugging
+//! Drops tokens below a constant probability, except the most likely one (<https://arxiv.org/abs/2210.15191>; Hugging
 //! Face's `epsilon_cutoff`).
 
 use ferrule_kernels::logits::weight;
@@ -22,9 +22,9 @@ impl Stage for EpsilonCutoff {
     }
 }
 
-/// Drops tokens less likely than `cutoff`, but never the most likely one.
+/// Drops tokens with a probability below `cutoff`, except the most likely one.
 pub(super) fn drop_below(candidates: &mut Candidates<'_>, cutoff: f64) {
-    let weighed = candidates.weigh();
-    let (total, highest) = (weighed.total(), weighed.highest);
+    let weighted = candidates.weigh();
+    let (total, highest) = (weighted.total(), weighted.highest);
     candidates.keep_down_to(|logit| logit == highest || weight(logit, highest) / total >= cutoff);
 }

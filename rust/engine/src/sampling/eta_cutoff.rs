@@ -1,5 +1,5 @@
-//! Drops tokens less likely than a bound that falls with the entropy: eta or sqrt(eta) * exp(-entropy), whichever is
-//! less (<https://arxiv.org/abs/2210.15191>; Hugging Face's `eta_cutoff`). Never the most likely one.
+//! Drops tokens below min(eta, sqrt(eta) * exp(-entropy)), except the most likely one
+//! (<https://arxiv.org/abs/2210.15191>; Hugging Face's `eta_cutoff`).
 
 use super::epsilon_cutoff::drop_below;
 use super::{Candidates, Context, SampleError, Stage};

@@ -1,4 +1,5 @@
-//! Temperature 0: the most likely token, the lowest id among equals. The filters after it have nothing left to do.
+//! Greedy sampling at temperature 0: keeps the most likely token, the lowest id among equals. Later filters have no
+//! effect.
 
 use super::{Candidates, Context, SampleError, Stage};
 

@@ -1,7 +1,7 @@
-//! What stages need to know of the tokens so far.
+//! History of a sequence's tokens, as far as the sampling stages need it.
 //!
-//! It grows token by token and is a function of these tokens, of the parameters, and for mirostat of the logits that
-//! they were drawn from: a sequence carries it from step to step, also when it is computed again.
+//! It grows token by token and depends on the tokens, the parameters, and for mirostat on their logits. It survives
+//! preemption.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use super::dry::DryIndex;
 use super::repeats::Repeats;
 use super::{mirostat, no_repeat_ngram, penalties};
 
-/// The tokens before the one to sample, as far as the active stages ask for them.
+/// The tokens before the one to sample, as far as the active stages need them.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    /// Every token of prompt and continuation, and how often the continuation has it. Empty where no penalty asks.
+    /// Count of each prompt or output token in the output; empty if no penalty is active.
     tokens: BTreeMap<u32, u32>,
     counts: bool,
-    /// Prompt and continuation. Empty where no stage compares tokens.
+    /// Prompt and output tokens; empty if no stage compares tokens.
     text: Vec<u32>,
     keeps_text: bool,
     prompt_len: usize,
     output_len: usize,
-    /// What has followed the n-grams of `no_repeat_ngram_size`, without their last token.
+    /// Index for `no_repeat_ngram_size`.
     pub(super) ngrams: Option<Repeats>,
     pub(super) dry: Option<DryIndex>,
-    /// Mirostat's mu, in bits.
+    /// Mirostat's surprisal bound mu, in bits.
     pub(super) mirostat_mu: f64,
 }
 
 impl History {
-    /// The history of a prompt and what follows it.
+    /// Creates the history of a prompt and its output so far.
     #[must_use]
     pub fn new(params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Self {
         let mut history = Self {
@@ -54,7 +54,7 @@ impl History {
         history
     }
 
-    /// Takes note of a sampled token.
+    /// Appends a sampled token.
     pub fn push(&mut self, token: u32) {
         self.output_len += 1;
         self.index(token);
@@ -75,22 +75,22 @@ impl History {
         }
     }
 
-    /// Tokens of the continuation.
+    /// Returns the number of output tokens.
     pub fn output_len(&self) -> usize {
         self.output_len
     }
 
-    /// Every token of prompt and continuation, ids ascending, and how often the continuation has it.
+    /// Returns each token of prompt or output, ids ascending, with its count in the output.
     pub fn tokens(&self) -> impl Iterator<Item = (u32, u32)> {
         self.tokens.iter().map(|(&id, &times)| (id, times))
     }
 
-    /// Prompt and continuation, where bad words or a logits processor read them.
+    /// Returns prompt and output, if bad words or a logits processor need them.
     pub(super) fn text(&self) -> &[u32] {
         &self.text
     }
 
-    /// The continuation, likewise.
+    /// Returns the output, if bad words or a logits processor need it.
     pub(super) fn output(&self) -> &[u32] {
         self.text.get(self.prompt_len..).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What the caller adds to the logits of tokens it names (OpenAI's `logit_bias`).
+//! Adds the caller's bias to the logits of given tokens (OpenAI's `logit_bias`).
 
 use super::{Candidates, Context, SampleError, Stage};
 

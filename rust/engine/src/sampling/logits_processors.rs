@@ -1,21 +1,20 @@
-//! What the caller does to logits itself (vLLM's `logits_processors`).
+//! The caller's own functions on logits (vLLM's `logits_processors`).
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::{Candidates, Context, SampleError, Stage};
 
-/// Changes logits in a way of the caller's own.
+/// A function of the caller that changes logits.
 pub trait LogitsProcessor: Send + Sync + fmt::Debug {
-    /// Changes `logits [vocab]` of the token after prompt and `output`, where what stages have dropped is negative
-    /// infinity; so is what it drops.
+    /// Changes the `logits [vocab]` of the token after prompt and `output`. Tokens dropped by earlier stages are
+    /// negative infinity; set a logit to negative infinity to drop its token.
     ///
-    /// # Errors
-    /// What went wrong: the request ends with it, its neighbours go on.
+    /// Returns an error message, with which the request ends. Other requests are not affected.
     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), String>;
 }
 
-/// A processor as a parameter, equal to itself alone.
+/// A shared processor, compared by identity.
 #[derive(Debug, Clone)]
 pub struct SharedProcessor(pub Arc<dyn LogitsProcessor>);
 
@@ -42,11 +41,11 @@ impl Stage for LogitsProcessors {
         candidates
             .rewrite(|logits| processor.process(context.history.output(), logits))
             .map_err(|message| SampleError::Processor { position, message })?;
-        candidates.check_sound().map_err(|token| SampleError::Processor {
+        candidates.check_valid().map_err(|token| SampleError::Processor {
             position,
             message: format!("the logits processors gave token {token} a logit that is NaN or infinite"),
         })?;
-        // They can bring back what stages have dropped, but the grammar has to follow what is sampled.
+        // Processors can restore dropped tokens, but the output must still follow the grammar.
         if let Some(mask) = context.mask {
             candidates.keep_allowed(mask);
         }

@@ -1,4 +1,4 @@
-//! Log-probabilities of the raw logits, before any stage: what the model says, not what the sampler made of it.
+//! Log-probabilities of the raw logits, before any sampling stage.
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::logits::{count_at_least, total_weight, weight};
@@ -12,20 +12,20 @@ pub struct TokenLogprob {
     pub id: u32,
     /// Natural logarithm of its probability.
     pub logprob: f64,
-    /// Its place among all tokens, the most likely being 1; among equals the lower id comes first.
+    /// Rank among all tokens, starting at 1 for the most likely; the lower id first among equals.
     pub rank: usize,
 }
 
-/// What was asked to be told about a sampled token.
+/// Requested log-probabilities at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// The token that was sampled.
+    /// The sampled (or prompt) token.
     pub sampled: TokenLogprob,
-    /// The most likely ones, most likely first, as many as asked for; the sampled one may be among them.
+    /// The most likely tokens, most likely first; may include the sampled one.
     pub top: Vec<TokenLogprob>,
 }
 
-/// The softmax of a row of raw logits, one token at a time.
+/// Softmax of a row of raw logits, evaluated per token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Softmax {
     highest: f32,
@@ -33,7 +33,7 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// Adds the row up.
+    /// Computes the normalization of a row.
     pub fn of(isa: Isa, logits: &[f32]) -> Self {
         let highest = highest(logits);
         Self { highest, sum: total_weight(isa, logits, highest) }
@@ -48,13 +48,13 @@ impl Softmax {
     }
 }
 
-/// The place of a token among all of a row, from 1.
+/// Returns the rank of a token, starting at 1.
 pub(super) fn rank(isa: Isa, logits: &[f32], id: u32) -> usize {
     let (before, from) = logits.split_at(id as usize);
     1 + count_at_least(isa, before, from[0]) + count_at_least(isa, from, from[0].next_up())
 }
 
-/// Log-probabilities of a sampled token and of the `count` most likely ones.
+/// Returns the log-probabilities of a sampled token and of the `count` most likely ones.
 pub(super) fn logprobs(isa: Isa, logits: &[f32], sampled: u32, count: usize) -> TokenLogprobs {
     let softmax = Softmax::of(isa, logits);
     let logprob = softmax.logprob(logits[sampled as usize]);
@@ -62,7 +62,7 @@ pub(super) fn logprobs(isa: Isa, logits: &[f32], sampled: u32, count: usize) -> 
     TokenLogprobs { sampled, top: top_of(softmax, isa, logits, count) }
 }
 
-/// Log-probabilities of the `count` most likely tokens, most likely first.
+/// Returns the log-probabilities of the `count` most likely tokens, most likely first.
 pub(super) fn top_logprobs(isa: Isa, logits: &[f32], count: usize) -> Vec<TokenLogprob> {
     top_of(Softmax::of(isa, logits), isa, logits, count)
 }

@@ -1,4 +1,4 @@
-//! Drops what is less than `min_p` times as likely as the most likely token (<https://arxiv.org/abs/2407.01082>).
+//! Drops tokens less than `min_p` times as likely as the most likely one (<https://arxiv.org/abs/2407.01082>).
 
 use ferrule_kernels::logits::weight;
 

@@ -1,4 +1,4 @@
-//! No stop id before the continuation has its minimum length.
+//! Forbids stop tokens until the output has its minimum length.
 
 use super::{Candidates, Context, SampleError, Stage};
 

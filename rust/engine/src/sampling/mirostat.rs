@@ -1,24 +1,24 @@
-//! Holds the surprise of what is sampled near a target, by how much of the unlikely is dropped
+//! Mirostat: keeps the surprisal of sampled tokens near a target by truncating unlikely tokens
 //! (<https://arxiv.org/abs/2007.14966>).
 //!
-//! Version 2 drops what is more surprising than mu; version 1 estimates from Zipf's law how many tokens that leaves.
-//! After each token mu moves by `mirostat_eta` times what its surprise was off the target `mirostat_tau`, in bits. The
-//! surprise is that before anything was dropped here, as in the authors' own code; llama.cpp takes the one after, which
-//! is off the target by what was dropped.
+//! Version 2 drops tokens with a surprisal above mu; version 1 estimates from Zipf's law how many tokens that keeps.
+//! After each token mu moves by `mirostat_eta` times the difference between its surprisal and the target
+//! `mirostat_tau`, in bits. The surprisal is measured before this stage drops tokens, as in the authors' code;
+//! llama.cpp measures it afterwards, which is biased by what was dropped.
 
 use ferrule_kernels::logits::weight;
 
 use crate::SamplingParams;
 
-use super::candidates::{Candidate, Weighed};
+use super::candidates::{Candidate, Weighted};
 use super::{Candidates, Context, History, SampleError, Stage};
 
-/// The most likely tokens from which version 1 estimates the exponent of Zipf's law, as the authors have it.
+/// Number of most likely tokens from which version 1 estimates the exponent of Zipf's law, as in the paper.
 const ESTIMATED_FROM: usize = 100;
 
 pub(super) struct Mirostat;
 
-/// The largest surprise that is kept at first, in bits.
+/// Returns the initial surprisal bound, in bits.
 pub(super) fn initial_mu(params: &SamplingParams) -> f64 {
     2.0 * params.mirostat_tau
 }
@@ -38,8 +38,8 @@ impl Stage for Mirostat {
 
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
         let mu = context.history.mirostat_mu;
-        let weighed = candidates.weigh();
-        let (total, highest) = (weighed.total(), weighed.highest);
+        let weighted = candidates.weigh();
+        let (total, highest) = (weighted.total(), weighted.highest);
         candidates.remember_total(total);
         if context.params.mirostat == 2 {
             let least = (-mu).exp2() * total;
@@ -52,7 +52,7 @@ impl Stage for Mirostat {
     }
 }
 
-/// How many of the most likely tokens have a mean surprise of `mu` bits at the most, by Zipf's law.
+/// Returns how many of the most likely tokens have a mean surprisal of at most `mu` bits by Zipf's law.
 fn count_within(mu: f64, first: &[Candidate], vocab_size: usize) -> usize {
     let (mut products, mut squares) = (0.0, 0.0);
     for (pair, rank) in first.windows(2).zip(1_u32..) {
@@ -62,18 +62,18 @@ fn count_within(mu: f64, first: &[Candidate], vocab_size: usize) -> usize {
     }
     let exponent = products / squares;
     let excess = exponent - 1.0;
-    // At an exponent of 1 this is 0/0, and its limit the logarithm.
+    // At an exponent of 1 this is 0/0, whose limit is the logarithm.
     let size = vocab_size as f64;
     let normalizer = if excess.abs() < 1e-9 { size.ln() } else { (1.0 - size.powf(-excess)) / excess };
     let count = (mu.exp2() / normalizer).powf(exponent.recip());
-    // Of equal logits the exponent is 0: then all are kept, or one. A number too large for the type becomes its limit.
+    // Equal logits give exponent 0, and then all tokens are kept, or one. The cast saturates.
     if count.is_nan() { usize::MAX } else { (count as usize).max(1) }
 }
 
-/// Moves mu after a token was drawn.
-pub(super) fn observe(history: &mut History, params: &SamplingParams, weighed: Weighed<'_>, token: u32) {
-    if let Some(total) = weighed.remembered_total.filter(|_| is_on(params)) {
-        let surprise = (total / weighed.weight_of(token)).log2();
-        history.mirostat_mu -= params.mirostat_eta * (surprise - params.mirostat_tau);
+/// Updates mu after a token was drawn.
+pub(super) fn observe(history: &mut History, params: &SamplingParams, weighted: Weighted<'_>, token: u32) {
+    if let Some(total) = weighted.remembered_total.filter(|_| is_on(params)) {
+        let surprisal = (total / weighted.weight_of(token)).log2();
+        history.mirostat_mu -= params.mirostat_eta * (surprisal - params.mirostat_tau);
     }
 }

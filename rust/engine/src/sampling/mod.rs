@@ -1,64 +1,58 @@
-//! From a row of logits to a token.
+//! Sampling: from a row of logits to a token.
 //!
-//! # Order
-//! vLLM's. Log-probabilities are taken from the raw logits, before any stage. Then `STAGES`, from top to bottom:
+//! The order is vLLM's. Log-probabilities are computed from the raw logits, before any stage. Then the stages run in
+//! the order of `STAGES`:
 //!
 //! | stage | what it does |
 //! |---|---|
-//! | `structured_outputs` | drops what the request's grammar does not allow |
-//! | `allowed_token_ids` | drops all but named tokens |
+//! | `structured_outputs` | drops tokens that the grammar does not allow |
+//! | `allowed_token_ids` | keeps only the given tokens |
 //! | `bad_words` | drops tokens that complete a forbidden sequence |
-//! | `no_repeat_ngram_size` | drops tokens that complete an n-gram for the second time |
-//! | `logit_bias` | adds to the logits of named tokens |
-//! | `min_tokens` | drops stop ids while the continuation is too short |
-//! | `logits_processors` | does what the caller's own functions do |
-//! | `penalties` | repetition, then frequency, then presence |
-//! | `dry` | takes off, the more the longer a repeat the token would go on |
-//! | `greedy` | at temperature 0 drops all but the most likely token |
-//! | `top_n_sigma` | keeps what lies within so many standard deviations of the highest logit |
-//! | `temperature` | divides |
-//! | `dynatemp` | divides by a temperature that follows the entropy, in the place of the one before |
-//! | `min_p` | drops what is unlikely beside the most likely token |
-//! | `top_k` | keeps so many of the most likely |
-//! | `top_p` | keeps the smallest most likely set of that mass |
-//! | `typical_p` | keeps the set of that mass whose surprise is nearest to the entropy |
-//! | `epsilon_cutoff` | drops what is less likely than that |
-//! | `eta_cutoff` | drops what is less likely than a bound that falls with the entropy |
-//! | `top_h` | keeps the most likely that have that share of the entropy |
-//! | `xtc` | by chance drops all likely tokens but the least likely of them |
-//! | `mirostat` | drops what is more surprising than a bound that holds the surprise near a target |
+//! | `no_repeat_ngram_size` | drops tokens that would repeat an n-gram |
+//! | `logit_bias` | adds a bias to the logits of given tokens |
+//! | `min_tokens` | drops stop tokens while the output is too short |
+//! | `logits_processors` | applies the caller's own functions |
+//! | `penalties` | applies repetition, then frequency, then presence penalty |
+//! | `dry` | penalizes tokens that extend a repetition, growing with its length |
+//! | `greedy` | at temperature 0 keeps only the most likely token |
+//! | `top_n_sigma` | keeps logits within this many standard deviations of the highest |
+//! | `temperature` | divides the logits |
+//! | `dynatemp` | divides the logits by a temperature that follows the entropy, instead of `temperature` |
+//! | `min_p` | drops tokens whose probability is below this fraction of the highest |
+//! | `top_k` | keeps this many of the most likely tokens |
+//! | `top_p` | keeps the smallest set of most likely tokens with this total probability |
+//! | `typical_p` | keeps the tokens of this total probability whose surprisal is nearest to the entropy |
+//! | `epsilon_cutoff` | drops tokens below this probability |
+//! | `eta_cutoff` | drops tokens below a probability that falls with the entropy |
+//! | `top_h` | keeps the most likely tokens that hold this share of the entropy |
+//! | `xtc` | with some probability drops all likely tokens except the least likely of them |
+//! | `mirostat` | drops tokens above a surprisal bound, adapted so that the surprisal stays near a target |
 //!
-//! and one of what is left is drawn. (Hugging Face's order is the same but for min-p, which it applies after top-p. The
-//! two differ only where both are on: min-p compares with the most likely token, which top-k and top-p never drop, but
-//! what it drops makes top-p's mass smaller.) What vLLM has not stands where Hugging Face has it, and what neither has
-//! where its authors or llama.cpp advise it beside a temperature that comes first. Each filter sees probabilities over
-//! what the stages before it kept. docs/sampling.md has the formulas and where they are from.
+//! Finally one of the remaining tokens is drawn. (Hugging Face's order differs in min-p, which it applies after top-p.
+//! Results differ only where both are active: min-p compares with the most likely token, which top-k and top-p never
+//! drop, but what it drops reduces top-p's mass.) Stages that vLLM lacks are placed as in Hugging Face, and otherwise
+//! as their authors or llama.cpp recommend for a temperature that comes first. Each filter sees the probabilities over
+//! the tokens that the earlier stages kept. docs/sampling.md has the formulas and sources.
 //!
-//! # Ties and exactness
-//! Among equal logits the lower id is the more likely one, everywhere; only top-k keeps all that equal the last one
-//! kept, as vLLM's and Hugging Face's do. Logits are f32; probabilities and their sums are f64, added up in an order
-//! that depends on the logits alone. Exponentials are off by less than 2 parts in 10^15, and nothing of it depends on
-//! the instruction set: each gives the same bits.
+//! Among equal logits the lower id counts as more likely; only top-k keeps all tokens that tie with the last one kept,
+//! like vLLM and Hugging Face. Logits are f32; probabilities and their sums are f64, added in an order that depends on
+//! the logits alone. Exponentials are accurate to 2 parts in 10^15, and results are bitwise the same on every
+//! instruction set.
 //!
-//! # Speed
-//! A row is read once for the maxima of its blocks; what then happens depends on how many can still be drawn (see
-//! `candidates`). Few are listed, many are weighed in passes over the row, and a whole row is never sorted.
+//! A row is read once for the maxima of its blocks; further work depends on how many tokens remain (see `candidates`).
+//! Few tokens are copied, many are processed in passes over the row, and a whole row is never sorted.
 //!
-//! # Random numbers
-//! A uniform number depends on the request's seed, the token's position and the purpose alone (see [`rng`]). That is
-//! what makes a seeded request the same alone, in a batch, after preemption, and under speculation.
+//! A uniform random number depends on the request's seed, the token's position and the purpose alone (see [`rng`]). So
+//! a seeded request gives the same output alone, in a batch, after preemption, and under speculative decoding.
 //!
-//! # Beams
-//! Of a beam search nothing is drawn. The stages down to `dry` act on log-probabilities, as Hugging Face's do there, and
-//! what the row is asked for is its most likely tokens (see `beams`); the others are refused beside it.
+//! A beam search draws no token. The stages down to `dry` act on log-probabilities, as in Hugging Face, and the most
+//! likely tokens are returned (see `beams`); other stages are rejected together with beam search.
 //!
-//! # What stages remember
-//! Counts, indexes of repeats and mirostat's bound are in the [`History`], which a sequence carries along: successive
-//! positions are sampled and pushed one after another.
+//! Counts, repetition indexes and mirostat's bound are in the [`History`] of a sequence: successive positions are
+//! sampled and pushed one after another.
 //!
-//! # A new stage
-//! One file with a `Stage`, one line in `STAGES` and in the table above, its parameters in `SamplingParams`, and a line
-//! in docs/sampling.md.
+//! Add one file with a `Stage`, one line in `STAGES` and in the table above, its parameters in `SamplingParams`, and a
+//! line in docs/sampling.md.
 
 mod allowed_token_ids;
 mod bad_words;
@@ -104,9 +98,9 @@ use ferrule_kernels::arch::Isa;
 
 use crate::SamplingParams;
 use crate::structured::TokenMask;
-use candidates::{Candidates, Room};
+use candidates::{Buffers, Candidates};
 
-/// Every stage, in the order in which they act.
+/// All stages, in the order in which they run.
 const STAGES: &[&dyn Stage] = &[
     &structured_outputs::StructuredOutputs,
     &allowed_token_ids::AllowedTokenIds,
@@ -132,123 +126,120 @@ const STAGES: &[&dyn Stage] = &[
     &mirostat::Mirostat,
 ];
 
-/// What is named where a logit is negative infinity before any stage.
+/// Stage name for tokens whose raw logit is negative infinity.
 const MODEL: &str = "model";
 
-/// What a stage may know besides the logits.
+/// Inputs of a stage besides the logits.
 #[derive(Clone, Copy)]
 struct Context<'a> {
     params: &'a SamplingParams,
     history: &'a History,
-    /// Of the token that is to be sampled.
+    /// Position of the token to sample.
     position: usize,
-    /// The tokens that the request's grammar allows, where it has one.
+    /// Tokens that the grammar allows, if there is a grammar.
     mask: Option<&'a TokenMask>,
 }
 
-/// One step on the way from logits to a choice.
+/// A stage of the sampling chain.
 trait Stage: Sync {
-    /// The parameter's name, as a trace shows it.
+    /// Returns the parameter's name, as in traces.
     fn name(&self) -> &'static str;
 
-    /// Whether it would change anything.
+    /// Returns whether the stage has an effect.
     fn is_active(&self, context: Context<'_>) -> bool;
 
-    /// Changes logits, or drops candidates; a logit of negative infinity is dropped. There is always one left before; a
-    /// filter leaves one.
+    /// Changes logits or drops candidates; a logit of negative infinity is dropped. At least one candidate remains
+    /// before the stage, and a filter keeps at least one.
     ///
-    /// # Errors
-    /// What ends the request.
+    /// Returns the error that ends the request.
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError>;
 }
 
-/// Why a row of logits gives no token. Only the request it belongs to is concerned.
+/// Reason why a row of logits yields no token. Other requests are not affected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// The model computed something that is not a logit.
-    #[error(
-        "{count} of {vocab_size} logits of position {position} are NaN or infinite, the first that of token {token}"
-    )]
+    /// The model computed NaN or infinite logits.
+    #[error("{count} of {vocab_size} logits at position {position} are NaN or infinite (first: token {token})")]
     NotFinite {
-        /// Logits that are NaN or positive infinity.
+        /// Number of logits that are NaN or positive infinity.
         count: usize,
-        /// The lowest id of them.
+        /// Lowest token id of them.
         token: u32,
-        /// Logits in the row.
+        /// Vocabulary size.
         vocab_size: usize,
-        /// Position of the token that was to be sampled.
+        /// Position of the token to sample.
         position: usize,
     },
     /// Every token is forbidden.
     #[error("no token is left to sample at position {position}: every one is forbidden (last by {stage})")]
     NothingLeft {
-        /// Position of the token that was to be sampled.
+        /// Position of the token to sample.
         position: usize,
-        /// The stage after which nothing was left.
+        /// Stage that dropped the last token.
         stage: &'static str,
     },
-    /// The caller's own function failed.
+    /// A logits processor failed.
     #[error("at position {position}: {message}")]
     Processor {
-        /// Position of the token that was to be sampled.
+        /// Position of the token to sample.
         position: usize,
-        /// What went wrong.
+        /// Error message.
         message: String,
     },
 }
 
-/// A sampled token, and what was asked to be told about it.
+/// A sampled token with the requested details.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     /// The token.
     pub token: u32,
-    /// Its log-probability and those of the most likely ones, if asked for.
+    /// Its log-probability and those of the most likely tokens, if requested.
     pub logprobs: Option<TokenLogprobs>,
-    /// The entropy of the raw logits in nats, if asked for.
+    /// Entropy of the raw logits in nats, if requested.
     pub entropy: Option<f64>,
-    /// How it was picked, if asked for.
+    /// Sampling trace, if requested.
     pub trace: Option<SampleTrace>,
 }
 
-/// What is left of a row of logits after all stages.
+/// The distribution after all stages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distribution {
-    /// The ids kept, ascending.
+    /// Remaining token ids, ascending.
     pub ids: Vec<u32>,
-    /// The probability of each, in the order of `ids`; their sum is 1.
+    /// Their probabilities; the sum is 1.
     pub probabilities: Vec<f64>,
-    /// The token drawn.
+    /// The sampled token.
     pub chosen: u32,
-    /// The uniform number in [0, 1) that drew it; none when greedy.
+    /// Uniform random number in [0, 1) that selected it; `None` for greedy sampling.
     pub draw: Option<f64>,
 }
 
-/// Samples tokens; keeps its memory from one to the next.
+/// Samples tokens; reuses its buffers between calls.
 #[derive(Debug)]
 pub struct Sampler {
     isa: Isa,
-    room: Room,
-    /// Log-probabilities of a row, where it is one of a beam search.
+    buffers: Buffers,
+    /// Log-probabilities of a beam search row.
     logprobs: Vec<f32>,
 }
 
 impl Default for Sampler {
-    /// With the instruction set that the environment asks for, as everything else. It does not change what is sampled.
+    /// Uses the instruction set selected by the environment. It does not affect the results.
     fn default() -> Self {
         Self {
             isa: Isa::from_environment().unwrap_or_else(|_| Isa::best()),
-            room: Room::default(),
+            buffers: Buffers::default(),
             logprobs: Vec::new(),
         }
     }
 }
 
 impl Sampler {
-    /// Samples the token at `position` from `logits [vocab]`, one of `mask` where there is one. The history moves on
-    /// when the token is pushed to it; what it knows of logits, it learns here.
+    /// Samples the token at `position` from `logits [vocab]`, restricted to `mask` if there is one. The caller pushes
+    /// the token to the history afterwards; mirostat's state is updated here.
     ///
     /// # Errors
-    /// [`SampleError`] if the row gives no token.
+    /// Returns [`SampleError`] if the row yields no token.
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -262,20 +253,20 @@ impl Sampler {
         let mut trace = params.trace.map(|count| trace::Recorder::new(isa, logits, count));
         filter(&mut candidates, Context { params, history, mask, position }, trace.as_mut())?;
         let uniform = uniform(params, position);
-        let weighed = candidates.weigh();
-        let token = draw::draw(weighed, uniform.unwrap_or(0.0));
-        mirostat::observe(history, params, weighed, token);
-        let trace = trace.map(|recorder| recorder.finish(logits, weighed, token, uniform));
+        let weighted = candidates.weigh();
+        let token = draw::draw(weighted, uniform.unwrap_or(0.0));
+        mirostat::observe(history, params, weighted, token);
+        let trace = trace.map(|recorder| recorder.finish(logits, weighted, token, uniform));
         let logprobs = params.logprobs.map(|count| logprobs::logprobs(isa, logits, token, count));
-        let entropy = params.entropy.then(|| self.room.entropy(isa, logits));
+        let entropy = params.entropy.then(|| self.buffers.entropy(isa, logits));
         Ok(Sample { token, logprobs, entropy, trace })
     }
 
-    /// The log-probability of a token of the prompt, and those of the `count` most likely ones in its place, from the
-    /// logits of the `position` that it has.
+    /// Returns the log-probability of a prompt token and those of the `count` most likely tokens, from the logits at
+    /// its `position`.
     ///
     /// # Errors
-    /// [`SampleError::NotFinite`].
+    /// Returns [`SampleError::NotFinite`] for NaN or infinite logits.
     pub fn logprobs(
         &mut self,
         logits: &[f32],
@@ -287,10 +278,10 @@ impl Sampler {
         Ok(logprobs::logprobs(self.isa, logits, token, count))
     }
 
-    /// The log-probabilities of the `count` most likely tokens, most likely first, from the logits of a `position`.
+    /// Returns the log-probabilities of the `count` most likely tokens, most likely first.
     ///
     /// # Errors
-    /// [`SampleError::NotFinite`].
+    /// Returns [`SampleError::NotFinite`] for NaN or infinite logits.
     pub fn top_logprobs(
         &mut self,
         logits: &[f32],
@@ -301,10 +292,10 @@ impl Sampler {
         Ok(logprobs::top_logprobs(self.isa, logits, count))
     }
 
-    /// Every token of a row, which must not have NaN or positive infinity. Negative infinity is a model's own way to
-    /// forbid a token.
+    /// Returns all tokens of a row, which must not contain NaN or positive infinity. Negative infinity is a model's way
+    /// to forbid a token.
     fn candidates<'a>(&'a mut self, logits: &'a [f32], position: usize) -> Result<Candidates<'a>, SampleError> {
-        Candidates::new(self.isa, logits, &mut self.room).ok_or_else(|| {
+        Candidates::new(self.isa, logits, &mut self.buffers).ok_or_else(|| {
             let bad = |&(_, logit): &(usize, &f32)| logit.is_nan() || *logit == f32::INFINITY;
             let mut found = logits.iter().enumerate().filter(bad);
             let token = found.next().map_or(0, |(id, _)| id as u32);
@@ -335,12 +326,22 @@ fn filter(
     Ok(())
 }
 
-/// What the sampler makes of one row of logits: a pure function, which tests compare with other implementations.
+/// Returns the sampling distribution of one row of logits: a pure function, compared with other implementations in
+/// tests.
 ///
-/// `prompt` and `output` are the tokens before the one to sample; its position is their length together.
+/// `prompt` and `output` are the tokens before the one to sample; its position is the sum of their lengths.
 ///
-/// # Errors
-/// [`SampleError`] where a request would end with it.
+/// # Examples
+/// ```
+/// use ferrule_engine::{SamplingParams, sampling::distribution};
+///
+/// let params = SamplingParams { temperature: 0.7, top_k: 2, seed: 42, ..SamplingParams::default() };
+/// let distribution = distribution(&[1.0, 3.0, 2.0, 0.5], &params, &[0], &[]).unwrap();
+/// assert_eq!(distribution.ids, [1, 2]);
+/// assert!(distribution.ids.contains(&distribution.chosen));
+/// ```
+///
+/// Returns [`SampleError`] where a request would end with it.
 pub fn distribution(
     logits: &[f32],
     params: &SamplingParams,
@@ -353,10 +354,10 @@ pub fn distribution(
     let mut candidates = sampler.candidates(logits, position)?;
     filter(&mut candidates, Context { params, history: &history, mask: None, position }, None)?;
     let draw = uniform(params, position);
-    let weighed = candidates.weigh();
-    let total = weighed.total();
-    let (ids, probabilities) = weighed.left().map(|(id, weight)| (id, weight / total)).unzip();
-    Ok(Distribution { ids, probabilities, chosen: draw::draw(weighed, draw.unwrap_or(0.0)), draw })
+    let weighted = candidates.weigh();
+    let total = weighted.total();
+    let (ids, probabilities) = weighted.remaining().map(|(id, weight)| (id, weight / total)).unzip();
+    Ok(Distribution { ids, probabilities, chosen: draw::draw(weighted, draw.unwrap_or(0.0)), draw })
 }
 
 fn uniform(params: &SamplingParams, position: usize) -> Option<f64> {

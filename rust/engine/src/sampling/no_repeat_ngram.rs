@@ -1,5 +1,5 @@
-//! Drops tokens that would complete an n-gram for the second time in prompt and continuation (Hugging Face's
-//! `no_repeat_ngram_size`, <https://arxiv.org/abs/1705.04304>).
+//! Drops tokens that would repeat an n-gram of prompt and output (Hugging Face's `no_repeat_ngram_size`,
+//! <https://arxiv.org/abs/1705.04304>).
 
 use crate::SamplingParams;
 
@@ -8,7 +8,7 @@ use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct NoRepeatNgram;
 
-/// The index that tells which tokens would.
+/// Returns the index that finds these tokens.
 pub(super) fn index(params: &SamplingParams) -> Option<Repeats> {
     params.no_repeat_ngram_size.checked_sub(1).map(Repeats::of_longest)
 }

@@ -1,16 +1,17 @@
-//! How far down an order one must go for so much weight, without sorting.
+//! Weighted selection: the prefix of an order that reaches a given weight, without sorting.
 
 use std::cmp::Ordering;
 
-/// The first entry, in the order, down to which the weights and `above` add up to `mass`; the last one if all do not.
+/// Returns the first entry, in the order, at which `above` plus the weights reach `mass`; the last entry if they never
+/// do.
 pub(super) fn last_to_reach<T: Copy>(
-    weighed: &mut [(T, f64)],
+    weighted: &mut [(T, f64)],
     above: f64,
     mass: f64,
     order: impl Fn(&T, &T) -> Ordering,
 ) -> Option<T> {
-    // Halves what is left until one is; the last of all if rounding leaves the sum of all below the mass of almost all.
-    let (mut rest, mut sum) = (weighed, above);
+    // Bisects until one entry is left; rounding may leave the total below `mass`, then it is the last entry.
+    let (mut rest, mut sum) = (weighted, above);
     while rest.len() > 1 {
         let middle = rest.len() / 2;
         rest.select_nth_unstable_by(middle, |(a, _), (b, _)| order(a, b));

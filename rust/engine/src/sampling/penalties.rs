@@ -1,8 +1,8 @@
-//! Less of what was said before.
+//! Repetition, frequency and presence penalties.
 //!
-//! Repetition (CTRL, <https://arxiv.org/abs/1909.05858>; Hugging Face's and vLLM's reading: prompt and continuation)
-//! divides positive logits and multiplies negative ones. Frequency and presence (OpenAI: continuation only) are
-//! subtracted, the former once for each occurrence.
+//! Repetition (CTRL, <https://arxiv.org/abs/1909.05858>, as in Hugging Face and vLLM: prompt and output) divides
+//! positive logits and multiplies negative ones. Frequency and presence (as in OpenAI: output only) are subtracted, the
+//! former once per occurrence.
 
 use crate::SamplingParams;
 
@@ -10,7 +10,7 @@ use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct Penalties;
 
-/// Whether any of the three would change something.
+/// Returns whether any of the three has an effect.
 pub(super) fn are_on(params: &SamplingParams) -> bool {
     params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0
 }
@@ -33,7 +33,7 @@ impl Stage for Penalties {
                 if times > 0 {
                     penalized -= frequency_penalty * f64::from(times) + presence_penalty;
                 }
-                // No logit is infinite: two that would be are equal.
+                // Clamped to finite logits, because infinite ones would be equal.
                 penalized.min(f64::from(f32::MAX)) as f32
             });
         }

@@ -1,71 +1,71 @@
-//! What has followed the end of a text before: an index of all repeats in it.
+//! Suffix automaton: an index of all repetitions in a text.
 //!
 //! A suffix automaton (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985). A state
-//! stands for all those parts of the text that end at the same places; its link leads to the longest shorter part that
-//! ends at more of them. So the links from the end of the text go through all of its suffixes, and the edges of a state
-//! are the tokens that have followed those parts: without comparing tokens, however often a text repeats itself. It
-//! grows by one token in constant time on average, to less than two states and three edges a token.
+//! represents all substrings that end at the same positions; its link points to the longest shorter substring that ends
+//! at more positions. So the links from the end of the text visit all suffixes, and the edges of a state are the tokens
+//! that followed those substrings, without comparing tokens. Adding a token takes amortized constant time and at most
+//! two states and three edges.
 
 use std::collections::HashMap;
 
-/// No state, or no edge.
+/// No state or edge.
 const NONE: u32 = u32::MAX;
-/// The empty text.
+/// State of the empty string.
 const ROOT: u32 = 0;
 
-/// Parts of the text that end at the same places.
+/// Substrings of the text that end at the same positions.
 #[derive(Debug, Clone, Copy)]
 struct State {
-    /// Tokens of the longest of them.
+    /// Length of the longest of them, in tokens.
     len: u32,
-    /// The state of the longest part that ends at these places and at others.
+    /// State of the longest substring that ends at these positions and at others.
     link: u32,
-    /// The first of its edges.
+    /// First edge.
     edge: u32,
 }
 
-/// A token that has followed the parts of a state.
+/// A token that followed the substrings of a state.
 #[derive(Debug, Clone, Copy)]
 struct Edge {
     token: u32,
-    /// The state of the parts with the token at their end.
+    /// State of the substrings extended by the token.
     target: u32,
-    /// Where the token last did so, of states whose shortest part is not longer than a suffix that is asked for.
+    /// Latest position of the token after them, for states whose shortest substring is at most `longest` tokens.
     latest: u32,
-    /// The next edge of the same state.
+    /// Next edge of the same state.
     next: u32,
 }
 
-/// The index of a text that grows at its end.
+/// Index of a growing text.
 #[derive(Debug, Clone)]
 pub(super) struct Repeats {
     states: Vec<State>,
     edges: Vec<Edge>,
-    /// The edge of a state and a token.
+    /// Edge of a state and a token.
     index: HashMap<(u32, u32), u32>,
-    /// The state of the whole text.
+    /// State of the whole text.
     whole: u32,
-    /// Tokens of the longest suffix that is asked for.
+    /// Maximum length of queried suffixes.
     longest: u32,
-    /// Whether it is asked where tokens last followed. To know takes up to `longest` steps a token.
+    /// Whether latest positions are maintained, which takes up to `longest` operations per token.
     knows_latest: bool,
-    /// The state of the suffix of so many tokens, or of the whole text if that is shorter.
+    /// State of the suffix of `longest` tokens, or of the whole text if that is shorter.
     suffix: u32,
 }
 
-/// A token that has followed a suffix of the text.
+/// A token that followed a suffix of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Follower {
     /// The token.
     pub token: u32,
-    /// Tokens of the longest suffix that it followed; never more than are asked for.
+    /// Length of the longest suffix that it followed, up to the queried maximum.
     pub len: usize,
-    /// Where it last did so, its own place in the text.
+    /// Its latest position in the text.
     pub latest: usize,
 }
 
 impl Repeats {
-    /// The index of no text yet, where nothing is asked about suffixes of more than `longest` tokens.
+    /// Creates the index of an empty text for queries of suffixes up to `longest` tokens.
     pub fn new(longest: usize) -> Self {
         Self {
             states: vec![State { len: 0, link: NONE, edge: NONE }],
@@ -78,12 +78,12 @@ impl Repeats {
         }
     }
 
-    /// The same where only [`Repeats::followers_of_longest`] is asked: a token takes constant time on average.
+    /// Creates an index for [`Repeats::followers_of_longest`] only, with amortized constant time per token.
     pub fn of_longest(longest: usize) -> Self {
         Self { knows_latest: false, ..Self::new(longest) }
     }
 
-    /// Tokens of the text.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.states[self.whole as usize].len as usize
     }
@@ -99,27 +99,27 @@ impl Repeats {
             state = self.states[state as usize].link;
         }
         self.extend(token, position);
-        // What was split off the suffix's state is its link now.
+        // The suffix's state may have been split; then its link is the state.
         self.shorten(position.min(self.longest));
         self.suffix = self.index.get(&(self.suffix, token)).map_or(ROOT, |&edge| self.edges[edge as usize].target);
         self.shorten((position + 1).min(self.longest));
     }
 
-    /// The tokens that have followed the suffix of exactly `longest` tokens; none if the text is shorter.
+    /// Returns the tokens that followed the suffix of exactly `longest` tokens; none if the text is shorter.
     pub fn followers_of_longest(&self) -> impl Iterator<Item = u32> {
         let is_there = self.len() >= self.longest as usize;
         self.edges_of(if is_there { self.suffix } else { NONE }).map(|edge| edge.token)
     }
 
-    /// The tokens that have followed suffixes of `shortest` to `longest` tokens, longest suffixes first; a token comes
-    /// once for each set of suffixes that it followed at the same places.
+    /// Returns the tokens that followed suffixes of `shortest` to `longest` tokens, longest suffixes first; a token
+    /// occurs once per set of suffixes that it followed at the same positions.
     pub fn followers(&self, shortest: usize, longest: usize) -> impl Iterator<Item = Follower> {
         let link = |state: &u32| Some(self.states[*state as usize].link).filter(|link| *link != NONE);
         let shortest_of = move |state: u32| link(&state).map_or(0, |link| self.states[link as usize].len as usize + 1);
         let longest = longest.min(self.longest as usize);
         std::iter::successors(Some(self.suffix), link)
             .map(move |state| (state, longest.min(self.states[state as usize].len as usize)))
-            // What followed a longer suffix has followed the shorter ones too.
+            // A token that followed a longer suffix also followed the shorter ones.
             .skip_while(move |&(state, _)| shortest_of(state) > longest)
             .take_while(move |&(_, len)| len >= shortest)
             .flat_map(move |(state, len)| {
@@ -133,7 +133,7 @@ impl Repeats {
         std::iter::successors(first, move |previous| edge(previous.next))
     }
 
-    /// Makes the suffix's state that of its last `len` tokens.
+    /// Moves `suffix` to the state of its last `len` tokens.
     fn shorten(&mut self, len: u32) {
         loop {
             let link = self.states[self.suffix as usize].link;
@@ -164,7 +164,7 @@ impl Repeats {
             self.states[new as usize].link = known;
             return;
         }
-        // The shorter parts of the known state end here too, the longer ones do not.
+        // The shorter substrings of the existing state end here too, the longer ones do not: split it.
         let shorter = self.add_state(len);
         for edge in self.edges_of(known).collect::<Vec<_>>() {
             self.add_edge(shorter, edge);
@@ -205,9 +205,8 @@ mod tests {
 
     use super::*;
 
-    /// For each token the longest suffix, of `shortest` to `longest` tokens, that it has followed, and where it last
-    /// followed each suffix of that length: every place is looked at.
-    fn plain(text: &[u32], shortest: usize, longest: usize) -> BTreeMap<(u32, usize), usize> {
+    /// Brute-force oracle: for each token and suffix length, the latest position after that suffix.
+    fn brute_force(text: &[u32], shortest: usize, longest: usize) -> BTreeMap<(u32, usize), usize> {
         let mut found = BTreeMap::new();
         for place in 0..text.len() {
             for len in shortest..=longest.min(place) {
@@ -223,7 +222,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn every_repeat_is_found_where_it_last_was(
+        fn followers_match_a_brute_force_search(
             text in prop_oneof![prop::collection::vec(0..3_u32, 0..60), prop::collection::vec(0..12_u32, 0..120)],
             shortest in 0..4_usize,
             asked in 0..9_usize,
@@ -235,10 +234,10 @@ mod tests {
                 repeats.push(token);
                 let text = &text[..=done];
                 let asked = asked.min(longest);
-                let wanted = plain(text, shortest, asked);
+                let wanted = brute_force(text, shortest, asked);
                 let mut found: BTreeMap<(u32, usize), usize> = BTreeMap::new();
                 for follower in repeats.followers(shortest, asked) {
-                    // What followed suffixes of this length, it did after shorter ones, at the same place or later.
+                    // A token that followed a suffix also followed its shorter suffixes.
                     for len in shortest..=follower.len {
                         let latest = found.entry((follower.token, len)).or_default();
                         *latest = follower.latest.max(*latest);
@@ -250,7 +249,7 @@ mod tests {
                 without.sort_unstable();
                 let mut after_longest: Vec<u32> = repeats.followers_of_longest().collect();
                 after_longest.sort_unstable();
-                let wanted = plain(text, longest, longest);
+                let wanted = brute_force(text, longest, longest);
                 let wanted: Vec<u32> =
                     wanted.keys().map(|(token, _)| *token).filter(|_| text.len() >= longest).collect();
                 prop_assert_eq!(&after_longest, &wanted);
@@ -259,7 +258,7 @@ mod tests {
         }
     }
 
-    /// The text that has the most repeats takes no more states and edges than any other.
+    /// The most repetitive text needs no more states and edges than others.
     #[test]
     fn a_text_of_one_token_is_small() {
         let mut repeats = Repeats::new(50);
@@ -270,9 +269,9 @@ mod tests {
         assert_eq!(repeats.followers(2, 50).count(), 49);
     }
 
-    /// Where nobody asks for places, a token takes no time that grows with the suffix.
+    /// Without latest positions, the time per token does not depend on the suffix length.
     #[test]
-    fn a_long_suffix_takes_no_longer() {
+    fn the_time_per_token_does_not_depend_on_the_suffix_length() {
         let begin = Instant::now();
         let mut repeats = Repeats::of_longest(1023);
         (0..300_000).for_each(|_| repeats.push(7));

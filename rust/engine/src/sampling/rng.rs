@@ -1,14 +1,14 @@
-//! Random numbers by counting: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+//! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 //!
-//! A number is a function of key and counter, with no state in between: the one for a position is the same whatever
-//! was drawn before it, by whom, or how often.
+//! A number is a pure function of key and counter, so the number of a position does not depend on what was drawn
+//! before.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// The golden ratio and sqrt(3) - 1, as the paper's Weyl sequence has them.
+/// The golden ratio and sqrt(3) - 1, the Weyl sequence constants of the paper.
 const KEY_INCREMENTS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// The 128 random bits of a counter under a key.
+/// Returns the 128 random bits of a counter under a key.
 #[must_use]
 pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut c0, mut c1, mut c2, mut c3] = counter;
@@ -24,23 +24,32 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
-/// What a number is drawn for: each purpose has numbers of its own.
+/// Purpose of a random number; each has an independent stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Purpose {
-    /// Which token is picked.
+    /// Token sampling.
     Token = 0,
-    /// Whether `xtc` drops the most likely tokens.
+    /// Whether `xtc` is applied.
     Xtc = 1,
 }
 
-/// The uniform number in [0, 1) with which a request of this seed draws the token at `position`.
+/// Returns the uniform number in [0, 1) that samples the token at `position` for a seed.
+///
+/// # Examples
+/// ```
+/// use ferrule_engine::sampling::rng::uniform;
+///
+/// // A pure function of seed and position.
+/// assert_eq!(uniform(42, 7), uniform(42, 7));
+/// assert_ne!(uniform(42, 7), uniform(42, 8));
+/// ```
 #[must_use]
 pub fn uniform(seed: u64, position: u64) -> f64 {
     uniform_for(Purpose::Token, seed, position)
 }
 
-/// The uniform number in [0, 1) that a request of this seed has for a purpose at `position`.
+/// Returns the uniform number in [0, 1) of a seed for a purpose at `position`.
 ///
 /// The counter is the position, low half first, then the purpose and a zero; the key is the seed, low half first. The
 /// number is the top 53 of the first 64 bits.

@@ -1,4 +1,4 @@
-//! Only the tokens that the request's grammar allows: before anything else, so that no stage counts on another one.
+//! Keeps only the tokens that the grammar allows. Runs first, so that no other stage counts forbidden tokens.
 
 use super::{Candidates, Context, SampleError, Stage};
 

@@ -1,4 +1,4 @@
-//! Divides the logits: below 1 the likely become likelier, above 1 the unlikely do.
+//! Divides the logits by the temperature: below 1 sharpens the distribution, above 1 flattens it.
 
 use super::{Candidates, Context, SampleError, Stage, dynamic_temperature};
 

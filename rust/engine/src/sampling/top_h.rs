@@ -1,12 +1,12 @@
-//! Keeps the most likely tokens whose part of the entropy is at most so much of the whole, counting the [`MOST`] most
-//! likely alone (<https://arxiv.org/abs/2509.02510>; Hugging Face's `top_h`).
+//! Keeps the most likely tokens that hold at most the given share of the entropy of the [`MAX_TOKENS`] most likely tokens
+//! (<https://arxiv.org/abs/2509.02510>; Hugging Face's `top_h`).
 
 use ferrule_kernels::logits::weight;
 
 use super::{Candidates, Context, SampleError, Stage};
 
-/// Tokens that are looked at.
-const MOST: usize = 100;
+/// Maximum number of tokens considered.
+const MAX_TOKENS: usize = 100;
 
 pub(super) struct TopH;
 
@@ -20,8 +20,8 @@ impl Stage for TopH {
     }
 
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {
-        candidates.divide_now();
-        let first = candidates.first(MOST);
+        candidates.apply_pending_temperature();
+        let first = candidates.first(MAX_TOKENS);
         let highest = first[0].logit;
         let weights: Vec<f64> = first.iter().map(|candidate| weight(candidate.logit, highest)).collect();
         let total: f64 = weights.iter().sum();

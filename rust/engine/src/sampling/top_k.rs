@@ -1,4 +1,4 @@
-//! Keeps the `top_k` most likely tokens, and all that are as likely as the last of them: so do Hugging Face and vLLM.
+//! Keeps the `top_k` most likely tokens and all that tie with the last of them, like Hugging Face and vLLM.
 
 use super::{Candidates, Context, SampleError, Stage};
 

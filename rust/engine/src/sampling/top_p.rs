@@ -1,27 +1,26 @@
-//! Keeps the smallest set of most likely tokens whose probabilities add up to `top_p` or more
-//! (nucleus sampling, <https://arxiv.org/abs/1904.09751>).
+//! Keeps the smallest set of most likely tokens whose probabilities reach `top_p` (nucleus sampling,
+//! <https://arxiv.org/abs/1904.09751>).
 //!
-//! Sorting a vocabulary takes ten milliseconds. Instead a sample of its logits is sorted, which tells about where the
-//! last of the nucleus lies; a few passes over all weights tell between which two of the sample it does, and only what
-//! lies there is put in order.
+//! Sorting a vocabulary takes about ten milliseconds. Instead, a sorted sample of the logits locates the end of the
+//! nucleus roughly, a few passes over all weights narrow it to a gap between two sampled logits, and only the tokens in
+//! that gap are ordered.
 
 use ferrule_kernels::logits;
 
-use super::candidates::{Candidate, Weighed, by_likelihood};
+use super::candidates::{Candidate, Weighted, by_likelihood};
 use super::nucleus::last_to_reach;
 use super::{Candidates, Context, SampleError, Stage};
 
-/// Logits of a large row that are looked at first.
+/// Size of the sample.
 const SAMPLE: usize = 1024;
 
-/// Rows that are not longer need no sample.
+/// Rows up to this length need no sample.
 const SHORT: usize = 2 * SAMPLE;
 
-/// So many of the sample may be left between two of them: what lies there is put in order as fast as the row is looked
-/// through again.
+/// Number of sampled logits in the gap at which ordering the gap is as fast as another pass.
 const CLOSE: usize = 8;
 
-/// Places among which the last of many equal ones is looked for at once.
+/// Block size for finding the last of many equal logits.
 const STRETCH: usize = 1024;
 
 pub(super) struct TopP;
@@ -42,8 +41,8 @@ impl Stage for TopP {
     }
 }
 
-/// The least likely candidate of the nucleus that holds `share` of all weight.
-fn last_of_nucleus(row: Weighed<'_>, share: f64) -> Candidate {
+/// Returns the least likely candidate of the nucleus that holds `share` of the total weight.
+fn last_of_nucleus(row: Weighted<'_>, share: f64) -> Candidate {
     let mass = share * row.total();
     let Gap { lowest, highest, above, .. } = gap(row, mass);
     if lowest == highest {
@@ -51,30 +50,31 @@ fn last_of_nucleus(row: Weighed<'_>, share: f64) -> Candidate {
     }
     let mut places = Vec::new();
     logits::places_between(row.isa, row.logits, lowest, highest, &mut places);
-    let weighed = places.into_iter().map(|place| (row.candidate(place as usize), row.weight(place as usize)));
-    let mut weighed: Vec<(Candidate, f64)> = weighed.filter(|(_, weight)| *weight > 0.0).collect();
-    last_to_reach(&mut weighed, above, mass, by_likelihood).unwrap_or(row.last)
+    let weighted = places.into_iter().map(|place| (row.candidate(place as usize), row.weight(place as usize)));
+    let mut weighted: Vec<(Candidate, f64)> = weighted.filter(|(_, weight)| *weight > 0.0).collect();
+    last_to_reach(&mut weighted, above, mass, by_likelihood).unwrap_or(row.last)
 }
 
-/// Between which logits the last of the nucleus lies, both included.
+/// Range of logits that contains the end of the nucleus, inclusive.
 struct Gap {
     lowest: f32,
     highest: f32,
-    /// The weight of all that is at least `lowest`: it is enough.
+    /// Weight of all tokens with a logit of at least `lowest`; it reaches the mass.
     down_to_lowest: f64,
-    /// The weight of all that is more likely than `highest`: it is not enough.
+    /// Weight of all tokens above `highest`; it does not reach the mass.
     above: f64,
 }
 
-/// A gap with little in it but equal logits, for the nucleus of weight `mass`.
-fn gap(row: Weighed<'_>, mass: f64) -> Gap {
+/// Returns a small gap (apart from equal logits) for a nucleus of weight `mass`.
+fn gap(row: Weighted<'_>, mass: f64) -> Gap {
     let mut gap = Gap { lowest: row.last.logit, highest: row.highest, down_to_lowest: row.total(), above: 0.0 };
     let sample = sample(row);
     let (mut low, mut high) = (0, sample.len());
     while high - low > CLOSE {
         let inside = &sample[low..high];
-        let (guess, margin) = (guess(inside, &gap, mass), inside.len().isqrt() * 3 / 4);
-        let probes = [guess.saturating_sub(margin), (guess + margin).min(inside.len() - 1)].map(|at| inside[at].0);
+        let (estimate, margin) = (estimate(inside, &gap, mass), inside.len().isqrt() * 3 / 4);
+        let probes =
+            [estimate.saturating_sub(margin), (estimate + margin).min(inside.len() - 1)].map(|at| inside[at].0);
         for (probe, sum) in probes.into_iter().zip(logits::sums_at_least(row.isa, row.logits, row.weights, probes)) {
             if sum >= mass {
                 (gap.lowest, gap.down_to_lowest) = (probe, sum);
@@ -86,7 +86,7 @@ fn gap(row: Weighed<'_>, mass: f64) -> Gap {
             }
         }
     }
-    // What was found more than once is likely to be all over the row.
+    // A logit sampled more than once is likely to be frequent in the row.
     if low >= 2 && sample[low - 2].0 == gap.lowest {
         let end = gap.lowest.next_up();
         let [above] = logits::sums_at_least(row.isa, row.logits, row.weights, [end]);
@@ -99,8 +99,8 @@ fn gap(row: Weighed<'_>, mass: f64) -> Gap {
     gap
 }
 
-/// Logits from places at equal distances with their weights, logits ascending.
-fn sample(row: Weighed<'_>) -> Vec<(f32, f64)> {
+/// Samples logits and weights at equal distances, logits ascending.
+fn sample(row: Weighted<'_>) -> Vec<(f32, f64)> {
     if row.logits.len() <= SHORT {
         return Vec::new();
     }
@@ -110,8 +110,8 @@ fn sample(row: Weighed<'_>) -> Vec<(f32, f64)> {
     sample
 }
 
-/// About which of what was sampled inside a gap is the last of the nucleus, if it stands for all that is there.
-fn guess(inside: &[(f32, f64)], gap: &Gap, mass: f64) -> usize {
+/// Estimates which sampled logit in the gap is the end of the nucleus, if the sample is representative.
+fn estimate(inside: &[(f32, f64)], gap: &Gap, mass: f64) -> usize {
     let sampled: f64 = inside.iter().map(|(_, weight)| weight).sum();
     let each = (gap.down_to_lowest - gap.above) / sampled;
     let mut sum = gap.above;
@@ -122,8 +122,8 @@ fn guess(inside: &[(f32, f64)], gap: &Gap, mass: f64) -> usize {
     reached.unwrap_or_default()
 }
 
-/// The last of those that equal `logit` which must be taken, lower ids first, to have `mass` of them.
-fn last_of_equals(row: Weighed<'_>, logit: f32, mass: f64) -> Candidate {
+/// Returns the last of the tokens with this `logit`, lower ids first, that is needed to reach `mass`.
+fn last_of_equals(row: Weighted<'_>, logit: f32, mass: f64) -> Candidate {
     let mut missing = (mass / logits::weight(logit, row.highest)).ceil().max(1.0) as usize;
     for (index, stretch) in row.logits.chunks(STRETCH).enumerate() {
         let count = |at_least| logits::count_at_least(row.isa, stretch, at_least);
@@ -134,6 +134,6 @@ fn last_of_equals(row: Weighed<'_>, logit: f32, mass: f64) -> Candidate {
         }
         missing -= equal;
     }
-    // Rounding can ask for one more than there are.
+    // Rounding can ask for one token too many.
     row.candidate(row.logits.iter().rposition(|other| *other == logit).unwrap_or_default())
 }

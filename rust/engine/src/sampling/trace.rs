@@ -1,75 +1,74 @@
-//! How a token was picked, for those who want to see it.
+//! Sampling traces: how each token was chosen.
 //!
-//! Watching changes nothing: what is left after a stage is read, and probabilities are computed beside.
+//! Tracing does not change results: it reads the candidates after each stage and computes probabilities separately.
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::logits::weight;
 
 use super::Candidates;
-use super::candidates::{Candidate, Weighed, most_likely};
+use super::candidates::{Candidate, Weighted, most_likely};
 use super::logprobs::Softmax;
 
-/// A token that could have been picked.
+/// A candidate token in a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceCandidate {
     /// The token.
     pub id: u32,
-    /// Its raw logit.
+    /// Raw logit.
     pub logit: f32,
-    /// Its probability by the raw logits.
+    /// Probability from the raw logits.
     pub probability: f64,
-    /// Its probability after each stage of the trace.
+    /// Probability after each stage of the trace.
     pub stage_probabilities: Vec<f64>,
-    /// Its probability after all stages: what it was drawn with.
+    /// Probability after all stages, used for sampling.
     pub final_probability: f64,
-    /// The stage that dropped it, if one did; `model` if its raw logit already was negative infinity.
+    /// Stage that dropped it; `model` if its raw logit is negative infinity.
     pub dropped_by: Option<&'static str>,
 }
 
-/// What an active stage left.
+/// Effect of an active stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageEffect {
-    /// The stage.
+    /// Name of the stage.
     pub name: &'static str,
-    /// Tokens that have not been dropped.
+    /// Number of remaining tokens.
     pub left: usize,
-    /// The entropy of their probabilities, in nats.
+    /// Entropy of their probabilities, in nats.
     pub entropy: f64,
 }
 
-/// How a token was picked.
+/// Trace of one sampled token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleTrace {
-    /// The most likely tokens by the raw logits, most likely first, as many as asked for; then the one that was
-    /// picked, if it is not among them.
+    /// The most likely tokens by raw logit, most likely first, then the sampled token if it is not among them.
     pub candidates: Vec<TraceCandidate>,
-    /// The active stages, in their order.
+    /// Active stages in order.
     pub stages: Vec<StageEffect>,
-    /// The uniform number in [0, 1) that picked it; none when greedy.
+    /// Uniform random number in [0, 1) that selected it; `None` for greedy sampling.
     pub draw: Option<f64>,
-    /// The token that was picked.
+    /// The sampled token.
     pub chosen: u32,
 }
 
-/// Watches some candidates go through the stages.
+/// Records candidates through the stages.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    watched: Vec<(u32, Option<&'static str>)>,
-    /// The active stages so far, and what each has left.
-    stages: Vec<(&'static str, Left)>,
+    tracked: Vec<(u32, Option<&'static str>)>,
+    /// Active stages so far, with the candidates that remained.
+    stages: Vec<(&'static str, Remaining)>,
 }
 
-/// What a stage has left.
+/// Candidates that remained after a stage.
 #[derive(Debug)]
-struct Left {
-    /// Ids ascending.
+struct Remaining {
+    /// Candidates, ids ascending.
     candidates: Vec<Candidate>,
     highest: f32,
-    /// The sum of all weights.
+    /// Sum of all weights.
     total: f64,
 }
 
-impl Left {
+impl Remaining {
     fn probability(&self, id: u32) -> f64 {
         let place = self.candidates.binary_search_by_key(&id, |candidate| candidate.id);
         place.map_or(0.0, |place| weight(self.candidates[place].logit, self.highest) / self.total)
@@ -85,48 +84,48 @@ impl Left {
 }
 
 impl Recorder {
-    /// Watches the `count` most likely tokens of a row.
+    /// Records the `count` most likely tokens of a row.
     pub fn new(isa: Isa, logits: &[f32], count: usize) -> Self {
         let dropped_by = |id: u32| (logits[id as usize] == f32::NEG_INFINITY).then_some(super::MODEL);
-        let watched = most_likely(isa, logits, count).into_iter().map(|id| (id, dropped_by(id))).collect();
-        Self { watched, stages: Vec::new() }
+        let tracked = most_likely(isa, logits, count).into_iter().map(|id| (id, dropped_by(id))).collect();
+        Self { tracked, stages: Vec::new() }
     }
 
-    /// Takes note of what a stage has left.
+    /// Records the candidates that remained after a stage.
     pub fn record(&mut self, stage: &'static str, candidates: &Candidates<'_>) {
-        for (id, dropped_by) in &mut self.watched {
+        for (id, dropped_by) in &mut self.tracked {
             if dropped_by.is_none() && candidates.logit(*id).is_none() {
                 *dropped_by = Some(stage);
             }
         }
         let highest = candidates.highest_logit();
-        let left: Vec<Candidate> = candidates.left().collect();
+        let left: Vec<Candidate> = candidates.remaining().collect();
         let total = left.iter().map(|candidate| weight(candidate.logit, highest)).sum();
-        self.stages.push((stage, Left { candidates: left, highest, total }));
+        self.stages.push((stage, Remaining { candidates: left, highest, total }));
     }
 
-    /// The trace of the token that was picked.
-    pub fn finish(mut self, logits: &[f32], weighed: Weighed<'_>, chosen: u32, draw: Option<f64>) -> SampleTrace {
-        if self.watched.iter().all(|&(id, _)| id != chosen) {
-            self.watched.push((chosen, None));
+    /// Returns the trace of the sampled token.
+    pub fn finish(mut self, logits: &[f32], weighted: Weighted<'_>, chosen: u32, draw: Option<f64>) -> SampleTrace {
+        if self.tracked.iter().all(|&(id, _)| id != chosen) {
+            self.tracked.push((chosen, None));
         }
-        let raw = Softmax::of(weighed.isa, logits);
-        let total = weighed.total();
+        let raw = Softmax::of(weighted.isa, logits);
+        let total = weighted.total();
         let describe = |&(id, dropped_by): &(u32, Option<&'static str>)| TraceCandidate {
             id,
             logit: logits[id as usize],
             probability: raw.probability(logits[id as usize]),
             stage_probabilities: self.stages.iter().map(|(_, left)| left.probability(id)).collect(),
-            final_probability: weighed.weight_of(id) / total,
+            final_probability: weighted.weight_of(id) / total,
             dropped_by,
         };
-        let effect = |(name, left): &(&'static str, Left)| StageEffect {
+        let effect = |(name, left): &(&'static str, Remaining)| StageEffect {
             name,
             left: left.candidates.len(),
             entropy: left.entropy(),
         };
         SampleTrace {
-            candidates: self.watched.iter().map(describe).collect(),
+            candidates: self.tracked.iter().map(describe).collect(),
             stages: self.stages.iter().map(effect).collect(),
             draw,
             chosen,

@@ -1,4 +1,4 @@
-//! One sequence on its way through a grammar.
+//! Grammar state of one sequence.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,107 +9,114 @@ use super::vocabulary::first_line;
 use super::{ConstraintError, Grammar, TokenMask};
 use crate::FinishReason;
 
-/// What may come next.
+/// Allowed continuations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// One of these tokens; the stop ids are among them where the output may end.
+    /// One of these tokens, including the stop tokens if the output may end.
     Tokens(TokenMask),
-    /// Nothing: the output is complete.
+    /// None: the output is complete.
     End,
 }
 
 impl Next {
-    /// What a matcher allows where it is.
-    pub fn of(matcher: &mut Matcher, vocab_size: usize, stop_ids: &[u32]) -> Result<Self, Stuck> {
-        let mask = matcher.compute_mask().map_err(|error| Stuck::new(&error.to_string()))?;
-        // The vocabulary has one more token, which stands for the end.
+    /// Returns what a matcher allows in its current state.
+    pub fn of(matcher: &mut Matcher, vocab_size: usize, stop_ids: &[u32]) -> Result<Self, MatcherError> {
+        let mask = matcher.compute_mask().map_err(|error| MatcherError::new(&error.to_string()))?;
+        // The vocabulary has one extra token that stands for the end.
         let may_end = mask.is_allowed(vocab_size as u32);
         let mask = TokenMask::new(mask.into(), vocab_size).without(stop_ids);
         match (mask.count(), may_end) {
             (0, true) => Ok(Self::End),
-            (0, false) => Err(Stuck::NothingAllowed),
+            (0, false) => Err(MatcherError::NothingAllowed),
             (_, true) => Ok(Self::Tokens(mask.with(stop_ids))),
             (_, false) => Ok(Self::Tokens(mask)),
         }
     }
 }
 
-/// Why a matcher does not go on.
+/// Reason why a matcher cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stuck {
-    /// No token is allowed, and this is no end.
+pub(crate) enum MatcherError {
+    /// No token is allowed, but the output is not complete.
     NothingAllowed,
-    /// What it said.
+    /// The matcher's error message.
     Matcher(String),
 }
 
-impl Stuck {
+impl MatcherError {
     fn new(message: &str) -> Self {
-        // So the matcher says that the mask is empty.
+        // The matcher's message for an empty mask.
         if message.starts_with("NoExtension") { Self::NothingAllowed } else { Self::Matcher(first_line(message)) }
     }
 }
 
-/// A grammar, and how far a sequence has come in it.
+/// A grammar and a sequence's state in it.
 pub(crate) struct Constraint {
     matcher: Matcher,
-    ahead: Ahead,
+    lookahead: Lookahead,
     vocab_size: usize,
-    /// Tokens that end the request; no text of the grammar's, whatever their bytes.
+    /// Tokens that end the request. They never match grammar text, whatever their bytes.
     stop_ids: Vec<u32>,
-    /// Tokens so far.
+    /// Number of tokens so far.
     tokens: usize,
-    /// Of the tokens so far, once it was asked for.
+    /// Allowed continuations of the tokens so far, once computed.
     next: Option<Result<Next, ConstraintError>>,
-    /// How long the latest mask took.
+    /// Time of the latest mask computation.
     took: Duration,
 }
 
-/// Where guesses are walked. What they lead to fills tables and may meet a limit, for good: so it has tables of its
-/// own, and what the sequence gets depends on its own tokens alone.
-enum Ahead {
-    /// Nothing was guessed yet.
-    Unmade,
-    /// A matcher, and the tokens of the sequence that it has not followed yet.
-    At(Box<Matcher>, Vec<u32>),
-    /// It met a limit. The sequence goes on without guesses.
-    Lost,
+/// Matcher for draft tokens. Drafts fill lexer tables and may hit a limit permanently, so they use separate tables, and
+/// a sequence's output depends on its own tokens alone.
+enum Lookahead {
+    /// Not used yet.
+    Unused,
+    /// A matcher, and the tokens of the sequence that it has not consumed yet.
+    Active(Box<Matcher>, Vec<u32>),
+    /// It hit a limit; the sequence continues without drafts from the grammar.
+    Failed,
 }
 
-/// A mask that takes longer is worth a thread: starting one takes some tens of microseconds, and where all processors
-/// compute the forward pass it holds one of them up. Of 128,256 tokens one of a usual schema takes 10 (`llguidance`
-/// keeps what it has found out), of one with hundreds of optional properties some hundreds.
-const SLOW: Duration = Duration::from_micros(300);
-/// Tokens that can be each other's beginning: none of a real vocabulary has more that are.
-const FEW: usize = 64;
+/// Masks slower than this are computed on another thread: starting one takes tens of microseconds and occupies a
+/// processor of the forward pass. For 128,256 tokens a mask of a typical schema takes 10 microseconds (`llguidance`
+/// caches results), and of one with hundreds of optional properties some hundreds.
+const SLOW_MASK: Duration = Duration::from_micros(300);
+/// Maximum number of allowed tokens that can be prefixes of each other; real vocabularies have fewer.
+const MAX_FORCED_ALTERNATIVES: usize = 64;
 
 impl Constraint {
-    /// At the beginning of the output.
+    /// Creates the state at the start of the output.
     pub fn new(grammar: &Grammar, stop_ids: &[u32]) -> Self {
         let (matcher, vocab_size) = (grammar.matcher(), grammar.vocab_size());
         let stop_ids = stop_ids.to_vec();
-        Self { matcher, ahead: Ahead::Unmade, vocab_size, stop_ids, tokens: 0, next: None, took: Duration::ZERO }
+        Self {
+            matcher,
+            lookahead: Lookahead::Unused,
+            vocab_size,
+            stop_ids,
+            tokens: 0,
+            next: None,
+            took: Duration::ZERO,
+        }
     }
 
-    /// Makes the mask, if it is not there yet.
+    /// Computes the mask, unless it is already computed.
     pub fn prepare(&mut self) {
         if self.next.is_none() {
             let begin = Instant::now();
             let next = Next::of(&mut self.matcher, self.vocab_size, &self.stop_ids);
             self.took = begin.elapsed();
-            self.next = Some(next.map_err(|stuck| self.error(stuck)));
+            self.next = Some(next.map_err(|error| self.error(error)));
         }
     }
 
-    /// Whether its masks take so long that they are better made beside something else.
+    /// Returns whether its masks are slow enough to compute on another thread.
     pub fn is_slow(&self) -> bool {
-        self.next.is_none() && self.took > SLOW
+        self.next.is_none() && self.took > SLOW_MASK
     }
 
-    /// What may come next.
+    /// Returns the allowed continuations.
     ///
-    /// # Errors
-    /// [`ConstraintError`] where the sequence cannot go on.
+    /// Returns [`ConstraintError`] if the sequence cannot continue.
     pub fn next(&mut self) -> Result<&Next, ConstraintError> {
         self.prepare();
         match &self.next {
@@ -119,9 +126,9 @@ impl Constraint {
         }
     }
 
-    /// Up to so many tokens for what must come next, the longest that fit; none where there is a choice, or masks take
-    /// long. The model may write the same with other tokens: this is a guess, and no mask.
-    pub fn forced(&mut self, most: usize) -> Vec<u32> {
+    /// Returns up to `limit` tokens that the grammar forces, the longest ones that fit; empty if there is a choice or
+    /// masks are slow. The model may tokenize the same text differently, so these are drafts.
+    pub fn forced(&mut self, limit: usize) -> Vec<u32> {
         let mut tokens = Vec::new();
         if self.is_slow() {
             return tokens;
@@ -132,40 +139,40 @@ impl Constraint {
             return tokens;
         }
         let (vocab_size, stop_ids) = (self.vocab_size, self.stop_ids.clone());
-        // A copy shares the tables of what is copied, and that is no concern of the sequence.
-        let Some(mut ahead) = self.ahead().map(|ahead| ahead.clone()) else { return tokens };
-        while let Some(token) = next.filter(|_| tokens.len() < most) {
+        // A shallow copy shares tables with the lookahead matcher only.
+        let Some(mut lookahead) = self.lookahead().map(|lookahead| lookahead.clone()) else { return tokens };
+        while let Some(token) = next.filter(|_| tokens.len() < limit) {
             tokens.push(token);
-            if ahead.consume_token(token).is_err() || ahead.is_stopped() {
+            if lookahead.consume_token(token).is_err() || lookahead.is_stopped() {
                 break;
             }
-            next = Next::of(&mut ahead, vocab_size, &stop_ids).ok().and_then(|next| self.longest(&next));
+            next = Next::of(&mut lookahead, vocab_size, &stop_ids).ok().and_then(|next| self.longest(&next));
         }
         tokens
     }
 
-    /// A matcher for guesses, where the sequence is; none where one has met a limit.
-    fn ahead(&mut self) -> Option<&mut Matcher> {
-        if let Ahead::Unmade = self.ahead {
-            self.ahead = Ahead::At(Box::new(self.matcher.deep_clone()), Vec::new());
+    /// Returns the lookahead matcher in the sequence's state; `None` if it has hit a limit.
+    fn lookahead(&mut self) -> Option<&mut Matcher> {
+        if let Lookahead::Unused = self.lookahead {
+            self.lookahead = Lookahead::Active(Box::new(self.matcher.deep_clone()), Vec::new());
         }
-        if let Ahead::At(matcher, behind) = &mut self.ahead {
-            let followed = matcher.consume_tokens(behind);
-            behind.clear();
-            if followed.is_err() || matcher.is_error() {
-                self.ahead = Ahead::Lost;
+        if let Lookahead::Active(matcher, pending) = &mut self.lookahead {
+            let consumed = matcher.consume_tokens(pending);
+            pending.clear();
+            if consumed.is_err() || matcher.is_error() {
+                self.lookahead = Lookahead::Failed;
             }
         }
-        match &mut self.ahead {
-            Ahead::At(matcher, _) => Some(matcher),
-            Ahead::Unmade | Ahead::Lost => None,
+        match &mut self.lookahead {
+            Lookahead::Active(matcher, _) => Some(matcher),
+            Lookahead::Unused | Lookahead::Failed => None,
         }
     }
 
-    /// The one of a few tokens that all others are the beginning of.
+    /// Returns the longest of the allowed tokens, if all others are prefixes of it.
     fn longest(&self, next: &Next) -> Option<u32> {
         let Next::Tokens(mask) = next else { return None };
-        if mask.count() > FEW {
+        if mask.count() > MAX_FORCED_ALTERNATIVES {
             return None;
         }
         let environment = self.matcher.tok_env().ok()?;
@@ -174,40 +181,40 @@ impl Constraint {
         mask.tokens().all(|token| bytes(longest).starts_with(bytes(token))).then_some(longest)
     }
 
-    /// How many of some tokens, the first ones, may come next; none where that cannot be told.
-    pub fn admitted(&mut self, tokens: &[u32]) -> usize {
+    /// Returns how many leading tokens the grammar allows; 0 if unknown.
+    pub fn allowed_prefix(&mut self, tokens: &[u32]) -> usize {
         if tokens.is_empty() {
             return 0;
         }
-        let validated = self.ahead().map(|ahead| ahead.validate_tokens(tokens));
+        let validated = self.lookahead().map(|lookahead| lookahead.validate_tokens(tokens));
         match validated {
             Some(Ok(count)) => count,
             Some(Err(_)) => {
-                self.ahead = Ahead::Lost;
+                self.lookahead = Lookahead::Failed;
                 0
             }
             None => 0,
         }
     }
 
-    /// Takes note of a token that is no stop id. Gives why the request ends with it, if it does.
-    pub fn end_with(&mut self, token: u32) -> Option<FinishReason> {
+    /// Consumes a token that is not a stop token. Returns the finish reason if the request ends with it.
+    pub fn consume(&mut self, token: u32) -> Option<FinishReason> {
         self.next = None;
         if let Err(error) = self.matcher.consume_token(token) {
-            return Some(FinishReason::Constraint(self.error(Stuck::new(&error.to_string()))));
+            return Some(FinishReason::Constraint(self.error(MatcherError::new(&error.to_string()))));
         }
         self.tokens += 1;
-        if let Ahead::At(_, behind) = &mut self.ahead {
-            behind.push(token);
+        if let Lookahead::Active(_, pending) = &mut self.lookahead {
+            pending.push(token);
         }
-        // It stops where nothing can follow.
+        // The matcher stops if nothing can follow.
         self.matcher.is_stopped().then_some(FinishReason::Complete)
     }
 
-    fn error(&self, stuck: Stuck) -> ConstraintError {
-        match stuck {
-            Stuck::NothingAllowed => ConstraintError::NothingAllowed { tokens: self.tokens },
-            Stuck::Matcher(reason) => ConstraintError::Matcher { tokens: self.tokens, reason },
+    fn error(&self, error: MatcherError) -> ConstraintError {
+        match error {
+            MatcherError::NothingAllowed => ConstraintError::NothingAllowed { tokens: self.tokens },
+            MatcherError::Matcher(reason) => ConstraintError::Matcher { tokens: self.tokens, reason },
         }
     }
 }

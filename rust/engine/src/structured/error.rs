@@ -1,99 +1,98 @@
-//! Why a grammar was refused, and why a request with one ended.
+//! Errors of structured outputs.
 
-/// Why what a request asked for gives no grammar. It was never queued.
+/// Reason why a structured output constraint cannot be compiled. The request is not queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// Longer than anyone means.
+    /// The source is too long.
     #[error("{field} has {bytes} bytes; the limit is {limit}")]
     TooLong {
         /// The parameter's name.
         field: &'static str,
-        /// What was given.
+        /// Bytes given.
         bytes: usize,
-        /// What is allowed.
+        /// Maximum bytes.
         limit: usize,
     },
-    /// Brackets within brackets: whatever reads these calls itself for each.
-    #[error("{field} is nested more than {limit} levels deep: the limit is {limit}")]
+    /// The source is nested too deeply for a recursive parser.
+    #[error("{field} must be nested at most {limit} levels deep")]
     TooDeep {
         /// The parameter's name.
         field: &'static str,
-        /// Levels allowed.
+        /// Maximum nesting depth.
         limit: usize,
     },
-    /// A list that is empty or too long.
-    #[error("{field} has {count} items; there must be 1 to {limit}")]
+    /// A list is empty or too long.
+    #[error("{field} must have 1 to {limit} items, got {count}")]
     Count {
         /// The parameter's name.
         field: &'static str,
-        /// Items given.
+        /// Number of items given.
         count: usize,
-        /// Items allowed.
+        /// Maximum number of items.
         limit: usize,
     },
-    /// It took too long to compile.
-    #[error("{field} is too complex: it was not compiled within the limit of {limit_seconds} seconds")]
+    /// Compilation took too long.
+    #[error("{field} is too complex: compilation exceeded the time limit of {limit_seconds} seconds")]
     TimeLimit {
         /// The parameter's name.
         field: &'static str,
-        /// The limit.
+        /// Time limit in seconds.
         limit_seconds: u64,
     },
-    /// As many as may are being compiled, none of them within its time.
-    #[error("{field} was not compiled: {limit} others that are too complex still are; try again later")]
+    /// Too many overdue compilations are still running.
+    #[error("{field} was not compiled: {limit} overdue compilations are still running; try again later")]
     Busy {
         /// The parameter's name.
         field: &'static str,
-        /// How many may be.
+        /// Maximum number of overdue compilations.
         limit: usize,
     },
-    /// It is malformed, nothing satisfies it, it has a keyword that is not supported, or it is larger than the
-    /// compiler's limits.
-    #[error("{field} cannot be followed: {reason} (given: {given})")]
+    /// The source is malformed, unsatisfiable, uses an unsupported keyword, or exceeds the compiler's limits.
+    #[error("{field} cannot be compiled: {reason} (given: {given})")]
     Refused {
         /// The parameter's name.
         field: &'static str,
-        /// What was given, shortened.
+        /// The source, truncated.
         given: String,
-        /// What the compiler said.
+        /// The compiler's message.
         reason: String,
     },
-    /// Not a description of a structure.
+    /// The description is not valid JSON or has unknown fields.
     #[error("structured_outputs: {0}")]
     Malformed(String),
 }
 
-/// Why tokens give no vocabulary.
+/// Reason why tokens cannot form a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
-    /// Masks could not name the last ones.
-    #[error("a vocabulary of {tokens} tokens is larger than structured output allows: the limit is {limit}")]
+    /// The vocabulary is larger than token masks support.
+    #[error("structured output supports vocabularies of at most {limit} tokens, got {tokens}")]
     TooLarge {
-        /// Tokens given.
+        /// Number of tokens.
         tokens: usize,
-        /// Tokens allowed.
+        /// Maximum number of tokens.
         limit: usize,
     },
-    /// Their bytes cannot be made a tree of.
-    #[error("the tokenizer's tokens cannot be used for structured output: {0}")]
+    /// The tokens cannot form a trie.
+    #[error("the tokenizer's vocabulary is not supported by structured output: {0}")]
     Unusable(String),
 }
 
-/// Why a sequence cannot go on within its grammar. Only its request is concerned.
+/// Reason why a sequence cannot continue within its grammar. Other requests are not affected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
-    /// The mask took more work than it may, or the matcher has a defect.
-    #[error("structured_outputs: after {tokens} tokens of output, {reason}")]
+    /// The mask exceeded a limit of work, or the matcher failed.
+    #[error("structured_outputs: after {tokens} output tokens: {reason}")]
     Matcher {
-        /// Tokens sampled before.
+        /// Number of output tokens.
         tokens: usize,
-        /// What the matcher said.
+        /// The matcher's message.
         reason: String,
     },
-    /// No token of the model goes on where the grammar must.
-    #[error("structured_outputs: after {tokens} tokens of output, no token of the model continues as the grammar must")]
+    /// No token of the vocabulary continues the grammar.
+    #[error("structured_outputs: after {tokens} output tokens: no token of the vocabulary continues the grammar")]
     NothingAllowed {
-        /// Tokens sampled before.
+        /// Number of output tokens.
         tokens: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! What a request asks for, checked and compiled.
+//! Structured output constraints of a request, and their compilation.
 
 use std::fmt;
 
@@ -7,67 +7,66 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
 use serde::Deserialize;
 
-use super::constraint::{Next, Stuck};
+use super::constraint::{MatcherError, Next};
 use super::vocabulary::first_line;
 use super::{GrammarError, lark, limits, schema};
 
-/// What the output must be. Texts are as the caller wrote them.
+/// A structured output constraint. Strings are as given by the caller.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum StructuredOutputs {
-    /// JSON that a schema (<https://json-schema.org>) allows.
+    /// JSON that matches a schema (<https://json-schema.org>).
     Json {
-        /// The schema, as JSON.
+        /// The schema as JSON text.
         schema: String,
-        /// Between the parts.
+        /// Allowed whitespace between the parts.
         #[serde(default)]
         whitespace: Whitespace,
     },
     /// Text that matches a regular expression as a whole.
     Regex {
-        /// In Rust's syntax (<https://docs.rs/regex/latest/regex/#syntax>), without look-around.
+        /// The pattern in Rust's syntax (<https://docs.rs/regex/latest/regex/#syntax>), without look-around.
         pattern: String,
     },
-    /// One of some texts.
+    /// One of the given texts.
     Choice {
-        /// The texts, none of them empty.
+        /// The texts; none may be empty.
         choices: Vec<String>,
     },
     /// Text that a context-free grammar derives.
     Grammar {
-        /// In Lark's syntax, as `llguidance` reads it.
+        /// The grammar in the Lark dialect of `llguidance`.
         grammar: String,
     },
-    /// Free text with parts that have a structure, each between a begin and an end.
+    /// Free text with tagged parts, each of which matches a schema.
     StructuralTag {
-        /// JSON of the kind that vLLM's `structural_tag` takes.
+        /// JSON in the format of vLLM's `structural_tag`.
         tag: String,
     },
 }
 
-/// White space between the parts of JSON.
+/// Whitespace between the parts of JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whitespace {
-    /// Up to 32 characters of it in each place.
+    /// Up to 32 whitespace characters in each place.
     #[default]
     Some,
-    /// None at all.
+    /// No whitespace.
     None,
-    /// What a regular expression matches, in each place or nothing.
+    /// Text that matches a regular expression, or nothing, in each place.
     Pattern(String),
 }
 
 impl StructuredOutputs {
-    /// Reads a description written as JSON.
+    /// Parses a constraint from JSON.
     ///
-    /// # Errors
-    /// [`GrammarError::Malformed`].
+    /// Returns [`GrammarError::Malformed`] for invalid JSON or unknown fields.
     pub fn from_json(text: &str) -> Result<Self, GrammarError> {
         serde_json::from_str(text).map_err(|error| GrammarError::Malformed(error.to_string()))
     }
 
-    /// The parameter's name, for errors.
+    /// Returns the parameter's name, for errors.
     pub(super) fn field(&self) -> &'static str {
         match self {
             Self::Json { .. } => "structured_outputs.json",
@@ -78,7 +77,7 @@ impl StructuredOutputs {
         }
     }
 
-    /// What was given, for errors.
+    /// Returns the truncated source, for errors.
     pub(super) fn shown(&self) -> String {
         const LENGTH: usize = 64;
         let text = match self {
@@ -92,7 +91,7 @@ impl StructuredOutputs {
         if text.chars().nth(LENGTH).is_some() { format!("{line}…") } else { line }
     }
 
-    /// Checks what can be told without compiling.
+    /// Checks the limits that need no compilation.
     pub(super) fn check(&self) -> Result<(), GrammarError> {
         let field = self.field();
         match self {
@@ -109,7 +108,7 @@ impl StructuredOutputs {
         }
     }
 
-    /// A matcher at the beginning of the output, or why there is none.
+    /// Compiles a matcher at the start of the output, or returns the error message.
     pub(super) fn compile(&self, factory: &ParserFactory, vocab_size: usize) -> Result<Matcher, String> {
         let grammar = match self {
             Self::Json { schema, whitespace } => GrammarWithLexer::from_json_schema(schema::read(schema, whitespace)?),
@@ -129,33 +128,33 @@ impl StructuredOutputs {
         if let Some(error) = matcher.get_error() {
             return Err(error);
         }
-        // What the compiler lets pass with a warning it does not follow.
+        // The compiler ignores what it warns about, so a warning is an error.
         if let Some(warning) = matcher.grammar_warnings().first() {
             return Err(first_line(warning));
         }
-        // The first mask shows whether there is any output at all, and every sequence begins with it.
+        // The first mask shows whether any output exists, and every sequence starts with it.
         match Next::of(&mut matcher, vocab_size, &[]) {
             Ok(Next::Tokens(_)) => take_first_steps(matcher.deep_clone(), vocab_size).map(|()| matcher),
-            Ok(Next::End) => Err("nothing but the empty text satisfies it".into()),
-            Err(Stuck::NothingAllowed) => Err("no output satisfies it that the model has tokens for".into()),
-            Err(Stuck::Matcher(reason)) => Err(reason),
+            Ok(Next::End) => Err("only the empty text satisfies it".into()),
+            Err(MatcherError::NothingAllowed) => Err("no output of the model's tokens satisfies it".into()),
+            Err(MatcherError::Matcher(reason)) => Err(reason),
         }
     }
 }
 
-/// What dies at once is refused, and not queued.
+/// Rejects grammars that fail within the first tokens.
 fn take_first_steps(mut matcher: Matcher, vocab_size: usize) -> Result<(), String> {
     const STEPS: usize = 4;
     let environment = matcher.tok_env().map_err(|error| error.to_string())?;
     for _ in 0..STEPS {
         let mask = match Next::of(&mut matcher, vocab_size, &[]) {
             Ok(Next::Tokens(mask)) => mask,
-            Err(Stuck::Matcher(reason)) => return Err(reason),
-            Ok(Next::End) | Err(Stuck::NothingAllowed) => break,
+            Err(MatcherError::Matcher(reason)) => return Err(reason),
+            Ok(Next::End) | Err(MatcherError::NothingAllowed) => break,
         };
-        // White space leads nowhere.
-        let leads = |&token: &u32| !environment.tok_trie().token(token).trim_ascii().is_empty();
-        let Some(token) = mask.tokens().find(leads).or_else(|| mask.tokens().next()) else { break };
+        // Skip whitespace tokens, which make no progress.
+        let is_text = |&token: &u32| !environment.tok_trie().token(token).trim_ascii().is_empty();
+        let Some(token) = mask.tokens().find(is_text).or_else(|| mask.tokens().next()) else { break };
         matcher.consume_token(token).map_err(|error| first_line(&error.to_string()))?;
         if matcher.is_stopped() {
             break;
@@ -164,31 +163,31 @@ fn take_first_steps(mut matcher: Matcher, vocab_size: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// What a request asked for, ready to be followed by any number of sequences.
+/// A compiled constraint, shared by any number of sequences.
 pub struct Grammar {
-    asked: StructuredOutputs,
-    /// At the beginning of the output; sequences walk copies of it.
+    source: StructuredOutputs,
+    /// State at the start of the output; sequences copy it.
     matcher: Matcher,
     vocab_size: usize,
 }
 
 impl Grammar {
-    pub(super) fn new(asked: StructuredOutputs, matcher: Matcher, vocab_size: usize) -> Self {
-        Self { asked, matcher, vocab_size }
+    pub(super) fn new(source: StructuredOutputs, matcher: Matcher, vocab_size: usize) -> Self {
+        Self { source, matcher, vocab_size }
     }
 
-    /// What was asked for.
+    /// Returns the constraint that was compiled.
     #[must_use]
-    pub fn asked(&self) -> &StructuredOutputs {
-        &self.asked
+    pub fn source(&self) -> &StructuredOutputs {
+        &self.source
     }
 
-    /// Tokens of the vocabulary that it was compiled for.
+    /// Returns the size of the vocabulary that it was compiled for.
     pub(crate) fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// A matcher of a sequence's own, tables included: what a neighbour fills in his cannot count against its limits.
+    /// Returns a matcher with separate tables, so that other sequences do not count against its limits.
     pub(super) fn matcher(&self) -> Matcher {
         self.matcher.deep_clone()
     }
@@ -196,13 +195,13 @@ impl Grammar {
 
 impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").field("asked", &self.asked).finish_non_exhaustive()
+        f.debug_struct("Grammar").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
 impl PartialEq for Grammar {
-    /// Whether both ask for the same.
+    /// Compares the constraints and the vocabulary sizes.
     fn eq(&self, other: &Self) -> bool {
-        self.asked == other.asked && self.vocab_size == other.vocab_size
+        self.source == other.source && self.vocab_size == other.vocab_size
     }
 }

@@ -1,49 +1,49 @@
-//! What has no compiler of its own, written in Lark's syntax.
+//! Translation of choices, patterns and structural tags into Lark grammars.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{schema, size};
 
-/// A regular expression without the anchors at its ends. It matches the output as a whole anyway, so they change
-/// nothing, but the compiler knows none.
+/// Removes the anchors at the ends of a regular expression. It matches the whole output anyway, and the compiler does
+/// not support anchors.
 pub(super) fn unanchored(pattern: &str) -> Result<&str, String> {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
     let before_end = pattern.strip_suffix('$').filter(|rest| backslashes(rest).is_multiple_of(2));
     let pattern = before_end.unwrap_or(pattern);
     match pattern {
-        "" => Err("it matches nothing but the empty text".into()),
+        "" => Err("it matches only the empty text".into()),
         _ if !backslashes(pattern).is_multiple_of(2) => Err("it ends with a single backslash".into()),
         _ => size::check_regex(pattern).map(|()| pattern),
     }
 }
 
-/// Backslashes at the end of a text.
+/// Returns the number of trailing backslashes.
 fn backslashes(text: &str) -> usize {
     text.len() - text.trim_end_matches('\\').len()
 }
 
-/// A grammar of some texts.
+/// Returns a grammar that matches one of the texts.
 pub(super) fn one_of(choices: &[String]) -> Result<String, String> {
     if let Some(index) = choices.iter().position(String::is_empty) {
         return Err(format!("choice {index} is empty"));
     }
     let texts: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
-    // One terminal: the lexer makes a tree of it, however many there are and whichever begin alike.
+    // A single terminal, for which the lexer builds a trie, however many choices share prefixes.
     Ok(format!("start: CHOICE\nCHOICE: {}\n", texts.join(" | ")))
 }
 
-/// A text as Lark writes it: as JSON does, which leaves one control character as it is.
+/// Returns a Lark string literal: JSON's, except for one control character.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\x7f', "\\u007f")
 }
 
-/// A grammar with its schemas prepared as others are; refused if it is not Lark's.
+/// Prepares the schemas inside a grammar; rejects other grammar syntaxes.
 pub(super) fn prepared(text: &str) -> Result<String, String> {
     const SCHEMA: &str = "%json";
     if text.lines().any(is_ebnf) {
-        return Err("it is GBNF or EBNF, and Lark's syntax is expected: a rule is `name: …` instead of \
-                    `name ::= …`, the first one is `start` instead of `root`, characters are /[a-z]/ instead of \
+        return Err("it is GBNF or EBNF, but Lark's syntax is expected: a rule is `name: …` instead of \
+                    `name ::= …`, the first rule is `start` instead of `root`, characters are /[a-z]/ instead of \
                     [a-z], and a comment begins with // instead of #"
             .into());
     }
@@ -53,7 +53,7 @@ pub(super) fn prepared(text: &str) -> Result<String, String> {
         let (before, after) = rest.split_at(place + SCHEMA.len());
         (prepared, rest) = (prepared + before, after);
         let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
-        // Without JSON behind it it is part of a text or a comment, or else the compiler says what is wrong.
+        // Without JSON after it, `%json` is part of a string or comment, or the compiler reports the error.
         let Some(Ok(given)) = values.next() else { continue };
         let mut schema = given.clone();
         schema::prepare(&mut schema)?;
@@ -65,13 +65,13 @@ pub(super) fn prepared(text: &str) -> Result<String, String> {
     Ok(prepared + rest)
 }
 
-/// Whether a line begins a rule as GBNF and EBNF have it.
+/// Returns whether a line starts a rule in GBNF or EBNF syntax.
 fn is_ebnf(line: &str) -> bool {
     let name = line.split_once("::=").map_or("", |(name, _)| name.trim());
     !name.is_empty() && name.chars().all(|each| each.is_alphanumeric() || "_-<>".contains(each))
 }
 
-/// vLLM's structural tag: wherever the text has one of the triggers, one of the structures follows that begin with it.
+/// vLLM's structural tag: after each trigger, one of the structures that begin with it must follow.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StructuralTag {
@@ -89,11 +89,11 @@ struct Structure {
     end: String,
 }
 
-/// The grammar of a structural tag.
+/// Returns the grammar of a structural tag.
 pub(super) fn structural_tag(text: &str) -> Result<String, String> {
     let tag: StructuralTag = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if tag.structures.is_empty() {
-        return Err("it has no structures".into());
+        return Err("its list of structures is empty".into());
     }
     let mut grammar = String::from("%llguidance {}\n");
     let names: Vec<String> = (0..tag.structures.len()).map(|index| format!("tag_{index}")).collect();
@@ -102,7 +102,7 @@ pub(super) fn structural_tag(text: &str) -> Result<String, String> {
         schema::prepare(&mut schema)?;
         let triggers = tag.triggers.iter().filter(|trigger| !trigger.is_empty() && begin.starts_with(trigger.as_str()));
         let trigger = triggers.max_by_key(|trigger| trigger.len());
-        let trigger = trigger.ok_or_else(|| format!("no trigger begins structures[{index}].begin"))?;
+        let trigger = trigger.ok_or_else(|| format!("structures[{index}].begin starts with none of the triggers"))?;
         let rest = &begin[trigger.len()..];
         let parts = [rest, end.as_str()].map(|part| if part.is_empty() { String::new() } else { quoted(part) });
         grammar += &format!("tag_{index}: begin_{index} {} body_{index} {}\n", parts[0], parts[1]);
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anchors_at_the_ends_go() {
+    fn anchors_at_the_ends_are_removed() {
         for (pattern, expected) in [("^a$", "a"), ("a|b$", "a|b"), (r"a\$", r"a\$"), (r"a\\$", r"a\\"), ("^^", "^")] {
             assert_eq!(unanchored(pattern), Ok(expected));
         }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn other_syntaxes_are_known() {
+    fn other_grammar_syntaxes_are_recognized() {
         for text in ["root ::= \"a\"", "x: y\n <expr>::= y", "start ::= \"a\" | start"] {
             assert!(prepared(text).unwrap_err().contains("Lark"), "{text}");
         }

@@ -1,7 +1,7 @@
-//! What a grammar may take to be read, to be compiled and to be followed.
+//! Limits on reading, compiling and matching a grammar.
 //!
-//! All but one count work and not time, so that the same request always ends the same way; the one on a clock is only
-//! for what none of the others has stopped, before a request is queued.
+//! All limits except one count work instead of time, so that the same request always ends the same way. The time limit
+//! applies only to compilation, before a request is queued.
 
 use std::time::Duration;
 
@@ -9,43 +9,43 @@ use llguidance::api::ParserLimits;
 
 use super::GrammarError;
 
-/// Bytes of a schema.
+/// Maximum bytes of a JSON schema.
 const MAX_JSON_BYTES: usize = 1 << 20;
-/// Bytes of a grammar. Each of some thousand rules may lead to the next, and the compiler calls itself for each.
+/// Maximum bytes of a Lark grammar. The compiler recurses for each of up to thousands of chained rules.
 const MAX_LARK_BYTES: usize = 1 << 16;
-/// Bytes of a regular expression.
+/// Maximum bytes of a regular expression.
 const MAX_REGEX_BYTES: usize = 1 << 16;
-/// Levels of a schema within another, counted in brackets.
+/// Maximum nesting depth of a schema in brackets.
 const MAX_DEPTH: usize = 100;
-/// Choices.
+/// Maximum number of choices.
 const MAX_CHOICES: usize = 10_000;
-/// States of a lexer, one or two kilobytes each; a request that needs more ends.
+/// Maximum lexer states, one or two kilobytes each; a request that needs more fails.
 const MAX_LEXER_STATES: usize = 50_000;
 
-/// Nodes of the regular expressions behind a grammar. The largest schemas in use come near it.
+/// Maximum nodes of a grammar's regular expressions. The largest schemas in use come close.
 const LEXER_FUEL: u64 = 500_000;
 
-/// Items of a row of the parser: as many as 499 optional properties of an object make.
+/// Maximum parser items per row: as many as 499 optional object properties create.
 const ROW_ITEMS: usize = 2000;
-/// Items of a row of a caller's grammar. Where that is ambiguous the work of a row grows with the third power of them,
-/// and all who are in the batch wait for it: so many take ten milliseconds.
+/// Maximum parser items per row of a caller's own grammar. In ambiguous grammars the work grows with their cube and
+/// delays the whole batch; this many take ten milliseconds.
 const GRAMMAR_ROW_ITEMS: usize = 800;
-/// Items that one mask may make.
+/// Maximum parser items created per mask.
 const STEP_ITEMS: usize = 50_000;
-/// Nodes of regular expressions that one mask may make, some 70 nanoseconds each.
+/// Maximum regular expression nodes created per mask, about 70 nanoseconds each.
 const STEP_LEXER_FUEL: u64 = 200_000;
 
-/// Bytes of stack for those who read and match grammars: they call themselves for each level of nesting.
+/// Stack size in bytes of threads that parse and match grammars, which recurse per nesting level.
 pub(super) const STACK_BYTES: usize = 64 << 20;
 
-/// What compiling may take, and making one mask.
+/// Limits on compilation and masks.
 #[derive(Debug, Clone)]
 pub(super) struct Limits {
     pub parser: ParserLimits,
-    /// How long a compilation may take before its request is refused.
+    /// Time after which a compilation is abandoned and its request rejected.
     pub compile_time: Duration,
-    /// Compilations that may go on beyond that at once: each ends by itself, but has a processor until then.
-    pub max_late: usize,
+    /// Maximum number of overdue compilations running at once; each ends by itself but uses a processor until then.
+    pub max_overdue: usize,
 }
 
 impl Default for Limits {
@@ -56,25 +56,25 @@ impl Default for Limits {
             step_max_items: STEP_ITEMS,
             step_lexer_fuel: STEP_LEXER_FUEL,
             max_items_in_row: ROW_ITEMS,
-            // Schemas are the callers', and may be confidential: errors say what is wrong, not what the grammar was.
+            // Schemas may be confidential: errors describe the problem without the grammar.
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Self { parser, compile_time: Duration::from_secs(3), max_late: 4 }
+        Self { parser, compile_time: Duration::from_secs(3), max_overdue: 4 }
     }
 }
 
-/// Those of a caller's own grammar, of these.
+/// Returns the limits for a caller's own grammar.
 pub(super) fn of_grammar(limits: &ParserLimits) -> ParserLimits {
     ParserLimits { max_items_in_row: limits.max_items_in_row.min(GRAMMAR_ROW_ITEMS), ..limits.clone() }
 }
 
-/// Checks the length of a grammar; how deep it may be nested its parser knows.
+/// Checks the length of a grammar; its parser limits the nesting.
 pub(super) fn check_lark(field: &'static str, text: &str) -> Result<(), GrammarError> {
     check_length(field, text.len(), MAX_LARK_BYTES)
 }
 
-/// Checks the length of JSON, and how deep it is nested.
+/// Checks the length and nesting depth of JSON.
 pub(super) fn check_json(field: &'static str, text: &str) -> Result<(), GrammarError> {
     check_length(field, text.len(), MAX_JSON_BYTES)?;
     let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
@@ -94,12 +94,12 @@ pub(super) fn check_json(field: &'static str, text: &str) -> Result<(), GrammarE
     Ok(())
 }
 
-/// Checks the length of a regular expression; how deep it may be nested its parser knows.
+/// Checks the length of a regular expression; its parser limits the nesting.
 pub(super) fn check_regex(field: &'static str, pattern: &str) -> Result<(), GrammarError> {
     check_length(field, pattern.len(), MAX_REGEX_BYTES)
 }
 
-/// Checks how many choices there are, and their length together.
+/// Checks the number of choices and their total length.
 pub(super) fn check_choices(field: &'static str, choices: &[String]) -> Result<(), GrammarError> {
     let count = choices.len();
     if !(1..=MAX_CHOICES).contains(&count) {

@@ -1,15 +1,15 @@
-//! A set of tokens, one bit each.
+//! Token masks: sets of tokens, one bit each.
 
-/// The tokens that may come next.
+/// Set of allowed tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
-    /// `[ceil(vocab / 32)]`; the lowest bit of the first word is token 0. No bit beyond the vocabulary is set.
+    /// `[ceil(vocab / 32)]`; the lowest bit of the first word is token 0. Bits beyond the vocabulary are zero.
     words: Vec<u32>,
     count: usize,
 }
 
 impl TokenMask {
-    /// The tokens below `vocab_size` whose bits are set.
+    /// Creates the set of tokens below `vocab_size` whose bits are set.
     pub(crate) fn new(mut words: Vec<u32>, vocab_size: usize) -> Self {
         words.truncate(vocab_size.div_ceil(32));
         if let (Some(last), rest @ 1..) = (words.last_mut(), vocab_size % 32) {
@@ -19,7 +19,7 @@ impl TokenMask {
         Self { words, count }
     }
 
-    /// The same with other tokens, all of the vocabulary.
+    /// Adds tokens of the vocabulary.
     pub(super) fn with(mut self, tokens: &[u32]) -> Self {
         for &token in tokens {
             if let Some(word) = self.words.get_mut(token as usize / 32) {
@@ -30,7 +30,7 @@ impl TokenMask {
         self
     }
 
-    /// The same without some tokens.
+    /// Removes tokens.
     pub(super) fn without(mut self, tokens: &[u32]) -> Self {
         for &token in tokens {
             if let Some(word) = self.words.get_mut(token as usize / 32) {
@@ -41,24 +41,24 @@ impl TokenMask {
         self
     }
 
-    /// How many there are.
+    /// Returns the number of tokens in the set.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Whether a token is one of them.
+    /// Returns whether a token is in the set.
     #[must_use]
     pub fn allows(&self, token: u32) -> bool {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// Thirty-two tokens a word, the lowest bit first.
+    /// Returns the bits, 32 tokens per word, lowest bit first.
     pub(crate) fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// All of them, ascending.
+    /// Returns the tokens in ascending order.
     pub fn tokens(&self) -> impl Iterator<Item = u32> {
         (0..).step_by(32).zip(&self.words).flat_map(|(first, &word)| Bits(word).map(move |bit| first + bit))
     }
@@ -68,7 +68,7 @@ fn count(words: &[u32]) -> usize {
     words.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// The places of the bits that are set, ascending.
+/// Indices of the set bits, ascending.
 struct Bits(u32);
 
 impl Iterator for Bits {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_beyond_the_vocabulary_are_not_there() {
+    fn bits_beyond_the_vocabulary_are_cleared() {
         for vocab_size in [1, 31, 32, 33, 64, 70] {
             let mask = TokenMask::new(vec![u32::MAX; 4], vocab_size);
             assert_eq!(mask.count(), vocab_size);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_and_go() {
+    fn tokens_are_added_and_removed() {
         let mask = TokenMask::new(vec![0b101, 0], 40).with(&[33, 0]);
         assert_eq!((mask.count(), mask.tokens().collect::<Vec<_>>()), (3, vec![0, 2, 33]));
         let mask = mask.without(&[2, 5]);

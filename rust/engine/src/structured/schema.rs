@@ -1,4 +1,4 @@
-//! JSON schemas: what the compiler's own limits do not bound is bounded here, by counting.
+//! Preparation of JSON schemas: bounds, by counting, what the compiler's own limits do not bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,47 +6,47 @@ use serde_json::{Map, Number, Value, json};
 
 use super::{Whitespace, size};
 
-/// White space between the parts of JSON, in one place: enough for pretty-printing, and no model gets lost in it.
+/// Whitespace between the parts of JSON, per place: enough for pretty-printing, and bounded so that a model cannot emit
+/// it endlessly.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
-/// Where the compiler looks for its own options in a schema.
+/// Member in which the compiler looks for its own options.
 const OPTIONS: &str = "x-guidance";
 
-/// Properties of an object: the work of compiling them grows with their square, and so does that of a mask.
+/// Maximum properties of an object; compilation and mask time grow with their square.
 const MAX_PROPERTIES: usize = 1000;
-/// Properties of an object that may be left out: there are four items of the parser for each.
+/// Maximum optional properties of an object, with four parser items each.
 const MAX_OPTIONAL: usize = 480;
-/// The number that others must be multiples of: there is a state of the lexer for each remainder.
+/// Maximum `multipleOf` in units of the last decimal; the lexer has a state per remainder.
 const MAX_MULTIPLE: u128 = 10_000;
-/// Schemas within schemas, through references too: the compiler calls itself for each, with some kilobytes of stack.
+/// Maximum nesting of schemas, including references; the compiler recurses with some kilobytes of stack per level.
 const MAX_LEVELS: usize = 5000;
 
-/// What a schema in a grammar may say to the compiler, of all that it reads.
-const BETWEEN: [&str; 4] = ["whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"];
+/// Compiler options that a schema inside a grammar may set.
+const ALLOWED_OPTIONS: [&str; 4] = ["whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"];
 
-/// The largest integer that the compiler can read as a bound, on either side of zero: the float below 2^63.
+/// Largest magnitude of integer bounds in the compiler: the largest float below 2^63.
 const LARGEST: i128 = (1 << 63) - 1024;
-/// Integers up to here are floats too.
+/// Integers up to here are exact in f64.
 const EXACT: i128 = 1 << 53;
-/// From here on the next power of ten is more than 64 bits.
+/// From here on the next power of ten exceeds 64 bits.
 const POWER: f64 = 1e18;
-/// Members of a schema that are data, or none of the compiler's concern.
+/// Members that hold data or are ignored by the compiler.
 const DATA: [&str; 5] = ["const", "enum", "default", "example", "examples"];
-/// Members of a schema whose own members have names of the caller's, and are schemas.
+/// Members whose own members have user-defined names and are schemas.
 const NAMING: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
-/// Values in a schema, of all kinds: compiling what is made of objects and lists takes more than their number.
+/// Maximum JSON values in a schema; compilation time of objects and lists grows faster than their number.
 const MAX_VALUES: usize = 25_000;
-/// Regular expressions that may have to hold of one text: whether one does is found out with all of them together,
-/// which takes twice as long for each more.
+/// Maximum regular expressions that may have to match the same text; the time to intersect them doubles with each.
 const MAX_TOGETHER: usize = 12;
 
-/// Where a schema may have others that hold at the same time.
+/// Members that combine schemas.
 const COMBINING: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 
-/// What holds of a value together with what a reference beside it leads to, and may have patterns.
+/// Members that, beside a `$ref`, apply to the same value and may contain patterns.
 const JOINED: [&str; 7] = ["pattern", "format", "properties", "items", "anyOf", "oneOf", "additionalProperties"];
 
-/// A schema with what the compiler reads beside it. Members keep their order, which is that of the output.
+/// Parses a schema and adds the compiler's options. Members keep their order, which is that of the output.
 pub(super) fn read(text: &str, whitespace: &Whitespace) -> Result<Value, String> {
     let mut schema: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     check(&schema)?;
@@ -61,28 +61,28 @@ pub(super) fn read(text: &str, whitespace: &Whitespace) -> Result<Value, String>
     };
     match &mut schema {
         Value::Object(members) if members.contains_key(OPTIONS) => {
-            return Err(format!("{OPTIONS} is not supported: some of it would allow what the schema forbids"));
+            return Err(format!("{OPTIONS} is not supported: it could allow output that violates the schema"));
         }
         Value::Object(members) => _ = members.insert(OPTIONS.into(), options),
         Value::Bool(true) => schema = json!({OPTIONS: options}),
-        Value::Bool(false) => return Err("nothing satisfies the schema false".into()),
-        _ => return Err("a schema is an object, or true".into()),
+        Value::Bool(false) => return Err("no value satisfies the schema false".into()),
+        _ => return Err("a schema must be an object or true".into()),
     }
     Ok(schema)
 }
 
-/// Makes a schema ready that is part of a grammar, where it may say for itself what stands between its parts.
+/// Prepares a schema that is part of a grammar, where it may set separators itself.
 pub(super) fn prepare(schema: &mut Value) -> Result<(), String> {
     let options = schema.get(OPTIONS).and_then(Value::as_object).into_iter().flatten();
-    if let Some((name, _)) = options.into_iter().find(|(name, _)| !BETWEEN.contains(&name.as_str())) {
-        return Err(format!("{OPTIONS}.{name} is not supported: only {}", BETWEEN.join(", ")));
+    if let Some((name, _)) = options.into_iter().find(|(name, _)| !ALLOWED_OPTIONS.contains(&name.as_str())) {
+        return Err(format!("{OPTIONS}.{name} is not supported; supported options: {}", ALLOWED_OPTIONS.join(", ")));
     }
     check(schema)?;
     bound_integers(schema, false)
 }
 
-/// Brings the bounds of integers to numbers that the compiler can read and compute with: 64 bits, through a `f64`. The
-/// new bounds are within the old ones. `names` says whether the members of an object have names of the caller's.
+/// Adjusts integer bounds to numbers that the compiler can handle (64 bits, via f64). The new bounds lie within the old
+/// ones. `names` is true if the object's members have user-defined names.
 fn bound_integers(value: &mut Value, names: bool) -> Result<(), String> {
     match value {
         Value::Array(items) => items.iter_mut().try_for_each(|item| bound_integers(item, false)),
@@ -99,7 +99,7 @@ fn bound_integers(value: &mut Value, names: bool) -> Result<(), String> {
     }
 }
 
-/// Whether a type allows integers and no other numbers.
+/// Returns whether a type allows integers only.
 fn is_integer(kind: Option<&Value>) -> bool {
     let has = |name: &str| match kind {
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == name),
@@ -112,7 +112,7 @@ fn bound_integer(members: &mut Map<String, Value>) -> Result<(), String> {
     let bound = |name: &str, round: fn(f64) -> f64, beyond: i128| {
         let number = members.get(name).and_then(Value::as_number)?;
         let exact = number.as_i64().map(i128::from).or(number.as_u64().map(i128::from));
-        // A float beyond what an integer can hold saturates, far outside what is followed.
+        // The cast saturates far outside the supported range.
         let at = exact.or(number.as_f64().map(|float| round(float) as i128))?;
         Some((name.to_owned(), at.saturating_add(beyond)))
     };
@@ -126,7 +126,7 @@ fn bound_integer(members: &mut Map<String, Value>) -> Result<(), String> {
         return Ok(());
     }
     let refused = |(name, at): (String, i128)| {
-        Err(format!("the {name} of an integer is {at} there; integers are followed from -{LARGEST} to {LARGEST}"))
+        Err(format!("{name} of an integer must be from -{LARGEST} to {LARGEST}, got {at}"))
     };
     let (mut least, mut most) = (None, None);
     if let Some((name, at)) = lower {
@@ -143,7 +143,7 @@ fn bound_integer(members: &mut Map<String, Value>) -> Result<(), String> {
         let float = at.min(LARGEST) as f64;
         most = Some(if float as i128 > at { float.next_down() } else { float });
     }
-    // Without a bound on the other side the compiler counts in powers of ten, up to one that it cannot hold.
+    // With a single bound the compiler counts powers of ten up to one that overflows.
     let largest = LARGEST as f64;
     most = most.or(least.filter(|least| *least >= POWER).map(|_| largest));
     least = least.or(most.filter(|most| *most <= -POWER).map(|_| -largest));
@@ -152,54 +152,54 @@ fn bound_integer(members: &mut Map<String, Value>) -> Result<(), String> {
             members.remove(name);
         }
     }
-    // Floats, written as whole numbers: so they are read as they are.
+    // Floats written as integers, so that they are parsed exactly.
     members.extend(least.map(|least| ("minimum".into(), Value::from(least as i64))));
     members.extend(most.map(|most| ("maximum".into(), Value::from(most as i64))));
     Ok(())
 }
 
-/// Checks what compiling takes.
+/// Checks the limits on compilation work.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
-    let mut found = Found::default();
+    let mut found = SchemaStatistics::default();
     let values = count(schema);
     if values > MAX_VALUES {
         return Err(format!("it has {values} values; the limit is {MAX_VALUES}"));
     }
-    found.look_through(schema, "", 0)?;
+    found.collect(schema, "", 0)?;
     found.check_multiples()?;
     found.check_patterns()?;
     let levels = found.levels(schema);
     if levels > MAX_LEVELS {
-        return Err(format!("its references lead {levels} levels deep; the limit is {MAX_LEVELS}"));
+        return Err(format!("its references nest {levels} levels deep; the limit is {MAX_LEVELS}"));
     }
     Ok(())
 }
 
-/// What a schema has in it.
+/// Statistics of a schema.
 #[derive(Default)]
-struct Found {
+struct SchemaStatistics {
     multiples: Vec<Number>,
-    /// Whether several may hold of one number.
+    /// Whether several may apply to one number.
     combines: bool,
-    /// The different regular expressions beneath properties, by their names: those of several schemas of one property
-    /// may have to hold together.
+    /// Distinct regular expressions by property name; those of several schemas of one property may have to match
+    /// together.
     patterns: BTreeMap<String, BTreeSet<String>>,
-    /// Whether several schemas hold at once.
+    /// Whether several schemas apply at once.
     joins: bool,
-    /// References, and how deep each is nested at the most.
+    /// References and their maximum nesting depth.
     references: BTreeMap<String, usize>,
 }
 
-impl Found {
-    /// Takes note of what is in a schema of the property `of`.
-    fn look_through(&mut self, value: &Value, of: &str, depth: usize) -> Result<(), String> {
+impl SchemaStatistics {
+    /// Collects the statistics of a schema of property `of`.
+    fn collect(&mut self, value: &Value, of: &str, depth: usize) -> Result<(), String> {
         match value {
-            Value::Array(items) => items.iter().try_for_each(|item| self.look_through(item, of, depth + 1)),
+            Value::Array(items) => items.iter().try_for_each(|item| self.collect(item, of, depth + 1)),
             Value::Object(members) => members.iter().try_for_each(|(name, member)| {
                 match member {
                     Value::Object(properties) if name == "properties" => {
                         check_properties(properties, members.get("required"))?;
-                        return properties.iter().try_for_each(|(of, each)| self.look_through(each, of, depth + 2));
+                        return properties.iter().try_for_each(|(of, each)| self.collect(each, of, depth + 2));
                     }
                     Value::Number(number) if name == "multipleOf" => self.multiples.push(number.clone()),
                     Value::String(pattern) if name == "pattern" || name == "format" => {
@@ -218,7 +218,7 @@ impl Found {
                 self.joins |=
                     name == "allOf" || name == "$ref" && members.keys().any(|name| JOINED.contains(&name.as_str()));
                 self.combines |= COMBINING.contains(&name.as_str());
-                self.look_through(member, of, depth + 1)
+                self.collect(member, of, depth + 1)
             }),
             _ => Ok(()),
         }
@@ -228,14 +228,14 @@ impl Found {
         let most = self.patterns.iter().filter(|_| self.joins).map(|(name, patterns)| (patterns.len(), name)).max();
         match most {
             Some((count, name)) if count > MAX_TOGETHER => Err(format!(
-                "{count} patterns may have to hold of one text (of the property {name:?}); the limit is {MAX_TOGETHER} \
-                 where there is allOf, or something beside $ref"
+                "{count} patterns may have to match the same text (property {name:?}); the limit is {MAX_TOGETHER} \
+                 with allOf or with members beside $ref"
             )),
             _ => Ok(()),
         }
     }
 
-    /// Checks each multiple, or where several may hold at once what is a multiple of all.
+    /// Checks each `multipleOf`, or their least common multiple where several may apply.
     fn check_multiples(&self) -> Result<(), String> {
         let parts: Vec<(u128, i32)> = self.multiples.iter().filter_map(digits).collect();
         let lowest = parts.iter().map(|(_, exponent)| *exponent).min().unwrap_or(0).min(0);
@@ -251,11 +251,13 @@ impl Found {
         if largest <= MAX_MULTIPLE {
             return Ok(());
         }
-        Err(format!("its multipleOf come to {largest} units of their last decimal; the limit is {MAX_MULTIPLE}"))
+        Err(format!(
+            "its multipleOf constraints combine to {largest} units of the last decimal; the limit is {MAX_MULTIPLE}"
+        ))
     }
 
-    /// Levels that the compiler may be in at once, at the most: each target of a reference is compiled once, in the
-    /// midst of whatever refers to it first.
+    /// Returns the maximum recursion depth of the compiler: each target of a reference is compiled once, inside
+    /// whatever refers to it first.
     fn levels(&self, schema: &Value) -> usize {
         let deepest = |target: &str| {
             let target = target.strip_prefix('#').and_then(|pointer| schema.pointer(pointer)).unwrap_or(&Value::Null);
@@ -265,7 +267,7 @@ impl Found {
     }
 }
 
-/// Checks how many properties an object has, and how many of them may be left out.
+/// Checks the number of properties of an object, and of its optional ones.
 fn check_properties(properties: &Map<String, Value>, required: Option<&Value>) -> Result<(), String> {
     let count = properties.len();
     if count > MAX_PROPERTIES {
@@ -275,12 +277,12 @@ fn check_properties(properties: &Map<String, Value>, required: Option<&Value>) -
         required.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
     let optional = properties.keys().filter(|name| !required.contains(name.as_str())).count();
     if optional > MAX_OPTIONAL {
-        return Err(format!("an object has {optional} properties that are not required; the limit is {MAX_OPTIONAL}"));
+        return Err(format!("an object has {optional} optional properties; the limit is {MAX_OPTIONAL}"));
     }
     Ok(())
 }
 
-/// How many values there are, with those within others.
+/// Returns the number of values, including nested ones.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -289,7 +291,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// How deep the deepest reference is nested, if there is one.
+/// Returns the nesting depth of the deepest reference, if any.
 fn deepest_reference(value: &Value) -> Option<usize> {
     match value {
         Value::Array(items) => items.iter().filter_map(deepest_reference).max().map(|depth| depth + 1),
@@ -301,7 +303,7 @@ fn deepest_reference(value: &Value) -> Option<usize> {
     }
 }
 
-/// The decimal digits of a number as a whole number, and the exponent of ten that goes with it.
+/// Returns a number's decimal digits as an integer and its power of ten.
 fn digits(number: &Number) -> Option<(u128, i32)> {
     let text = format!("{:e}", number.as_f64()?.abs());
     let (mantissa, exponent) = text.split_once('e')?;
@@ -352,7 +354,7 @@ mod tests {
             (json!({"minimum": 0.5, "maximum": u64::MAX}), json!({"minimum": 1.0, "maximum": largest})),
             (json!({"exclusiveMinimum": -1e19, "maximum": 0}), json!({"minimum": -largest, "maximum": 0.0})),
             (json!({"minimum": 4e18}), json!({"minimum": 4e18, "maximum": largest})),
-            // 2^53 + 3 is no float: the one above it is too many.
+            // 2^53 + 3 is not an f64 and the next one above exceeds the bound.
             (json!({"maximum": 9_007_199_254_740_995_i64}), json!({"maximum": 9_007_199_254_740_994.0})),
             (json!({"exclusiveMinimum": 9_007_199_254_740_992_i64}), json!({"minimum": 9_007_199_254_740_994.0})),
             (json!({"minimum": -5, "exclusiveMaximum": 7}), json!({"minimum": -5, "exclusiveMaximum": 7})),
@@ -369,7 +371,7 @@ mod tests {
             let error = bounded(int(beyond.clone())).unwrap_err();
             assert!(error.contains("9223372036854774784") && error.contains("imum"), "{beyond}: {error}");
         }
-        // What is no schema of an integer stays as it is.
+        // Other schemas stay unchanged.
         let int64 = json!({"type": "integer", "minimum": i64::MIN});
         for same in [
             json!({"type": "number", "minimum": -1e30}),

@@ -1,13 +1,13 @@
-//! How large a compiler's work becomes, counted before it begins: what it takes on it does not let go of.
+//! Estimates the compiler's work before it starts, because a running compilation cannot be stopped.
 //!
-//! Of parts in a row that may all be empty it looks at each one's followers, which takes the square of their number:
-//! two thousand take half a second. They are counted as they are written, a few too many rather than one too few.
+//! For consecutive optional parts the compiler visits each one's followers, which takes quadratic time: two thousand
+//! take half a second. They are counted in the source text, overestimating slightly.
 
 use std::collections::HashMap;
 
-/// Parts of one regular expression, terminal or rule that may be empty, such as `a?` or `b*`.
+/// Maximum optional parts, such as `a?` or `b*`, of a regular expression, terminal or rule.
 const MAX_OPTIONAL: usize = 2000;
-/// Classes of hundreds of ranges in one of them, such as `\w`, each some kilobytes.
+/// Maximum large character classes, such as `\w`, of one of them, some kilobytes each.
 const MAX_CLASSES: usize = 5000;
 
 /// Checks a regular expression.
@@ -15,7 +15,7 @@ pub(super) fn check_regex(pattern: &str) -> Result<(), String> {
     Size::of(pattern).check("it")
 }
 
-/// Checks the terminals of a grammar, with all that they are made of, and its rules.
+/// Checks the terminals of a grammar, with the terminals that they contain, and its rules.
 pub(super) fn check_lark(text: &str) -> Result<(), String> {
     let definitions = Definitions::read(text);
     let mut known = HashMap::new();
@@ -39,7 +39,7 @@ impl Size {
                     bytes.next();
                     size.classes += usize::from(b"wWdDsSpP".contains(&escaped));
                 }
-                // `(?:` and its like.
+                // `(?:` and similar.
                 (b'(', Some(b'?')) => _ = bytes.next(),
                 (b'?' | b'*', _) | (b'{', Some(b'0' | b',')) | (b'(', Some(b'|')) | (b'|', Some(b'|' | b')')) => {
                     size.optional += 1;
@@ -58,7 +58,7 @@ impl Size {
     fn check(self, name: &str) -> Result<(), String> {
         let Self { optional, classes } = self;
         if optional > MAX_OPTIONAL {
-            return Err(format!("{name} is too large: {optional} parts may be empty; the limit is {MAX_OPTIONAL}"));
+            return Err(format!("{name} is too large: {optional} parts are optional; the limit is {MAX_OPTIONAL}"));
         }
         if classes > MAX_CLASSES {
             return Err(format!("{name} is too large: {classes} classes such as \\w; the limit is {MAX_CLASSES}"));
@@ -67,12 +67,12 @@ impl Size {
     }
 }
 
-/// What the names of a grammar stand for: what is written there, and the names of terminals in it.
+/// Definitions of a grammar: for each name its text and the terminals in it.
 #[derive(Debug, Default)]
 struct Definitions(HashMap<String, (String, Vec<String>)>);
 
 impl Definitions {
-    /// A name before a colon begins a definition, and the next one ends it.
+    /// Parses the definitions: a name before a colon starts a definition, which ends at the next one.
     fn read(text: &str) -> Self {
         let mut found = Self::default();
         let mut name = String::new();
@@ -98,7 +98,8 @@ impl Definitions {
         found
     }
 
-    /// The size of a definition, for a terminal with those that it names; a circle is the compiler's to refuse.
+    /// Returns the size of a definition, for a terminal including the terminals in it. Cycles are left to the compiler
+    /// to reject.
     fn size(&self, name: &str, known: &mut HashMap<String, Size>) -> Size {
         if let Some(&size) = known.get(name) {
             return size;
@@ -112,7 +113,7 @@ impl Definitions {
     }
 }
 
-/// Whether there is a colon behind a name, or behind the priority or the attributes that follow it.
+/// Returns whether a colon follows a name, possibly after its priority or attributes.
 fn begins_definition(after: &str) -> bool {
     let rest = match after.strip_prefix('[') {
         Some(within) => within.split_once(']').map_or(after, |(_, rest)| rest),
@@ -125,12 +126,12 @@ fn is_named(each: char) -> bool {
     each.is_ascii_alphanumeric() || each == '_'
 }
 
-/// Names of terminals are upper case.
+/// Returns whether a name is a terminal's, which is upper case.
 fn is_terminal(name: &str) -> bool {
     name.chars().any(|each| each.is_ascii_uppercase()) && !name.chars().any(|each| each.is_ascii_lowercase())
 }
 
-/// Bytes of a text in quotes, with them.
+/// Returns the length in bytes of a quoted string, including the quotes.
 fn quoted(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (place, each) in text.char_indices().skip(1) {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_empty_is_counted() {
+    fn optional_parts_are_counted() {
         for (pattern, expected) in [
             ("abc(?:d|e)+", size(0, 0)),
             ("a?b*c{0,3}d{,2}(e|)(|f)", size(6, 0)),
@@ -168,11 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn terminals_are_counted_with_what_they_are_made_of() {
+    fn terminals_are_counted_with_their_parts() {
         let text = "start: (A \"?\" | b)? // ???\nb[lazy]: A A B?\nA.-1: B? /x*\\/:y?/ B\n  | C\nB : \"\\\"\" C?\nC: C";
         let definitions = Definitions::read(text);
         let counted = |name| definitions.size(name, &mut HashMap::new()).optional;
-        // Marks in a text count as others do.
+        // Operators inside strings are counted too.
         assert_eq!([counted("start"), counted("b"), counted("A"), counted("B"), counted("D")], [2, 1, 5, 1, 0]);
         let doubled = |times: usize| {
             let each = (0..times).map(|index| format!("T{index}: T{0} T{0}\n", index + 1)).collect::<String>();

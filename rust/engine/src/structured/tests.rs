@@ -1,4 +1,5 @@
-//! Grammars over a vocabulary of single bytes and a few longer tokens, and what no request may do to them.
+//! Tests of structured output over a vocabulary of single bytes and a few longer tokens, including limits on hostile
+//! grammars.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +9,15 @@ use super::limits::Limits;
 use super::*;
 use crate::FinishReason;
 
-/// The stop id of these tests.
+/// Stop token of these tests.
 const STOP: u32 = 256;
 
-/// Tokens of more than a byte.
+/// Tokens longer than one byte.
 const LONGER: [&str; 9] = ["{\"", "\":", "true", "  ", "aa", "ab", "\",\"", "12", "é"];
-/// The first of them.
+/// Id of the first of them.
 const FIRST_LONGER: usize = 259;
 
-/// The bytes of a token of text.
+/// Returns the bytes of a text token.
 fn bytes_of(token: u32) -> Vec<u8> {
     u8::try_from(token).map_or_else(|_| LONGER[token as usize - FIRST_LONGER].into(), |byte| vec![byte])
 }
@@ -25,7 +26,7 @@ fn vocabulary() -> Vocabulary {
     with_limits(Limits::default())
 }
 
-/// All bytes, a mark that stops, one more mark, an id that stands for nothing, and longer tokens.
+/// Creates a vocabulary of all bytes, a special stop token, another special token, an unused id, and longer tokens.
 fn with_limits(limits: Limits) -> Vocabulary {
     let bytes = (0..=255).map(|byte| Token::Text(vec![byte]));
     let marks = [Token::Special(b"<|end|>".into()), Token::Special(b"<|tool|>".into()), Token::Text(Vec::new())];
@@ -56,7 +57,7 @@ fn allowed(constraint: &mut Constraint) -> Vec<u32> {
     }
 }
 
-/// Whether a text is all of an output: byte by byte, and then a stop id or nothing.
+/// Returns whether the constraint accepts a text as the whole output, byte by byte, then a stop token or nothing.
 fn derives(asked: &StructuredOutputs, text: &str) -> bool {
     let mut constraint = start(asked);
     let last = text.len() - 1;
@@ -64,7 +65,7 @@ fn derives(asked: &StructuredOutputs, text: &str) -> bool {
         if !allowed(&mut constraint).contains(&u32::from(byte)) {
             return false;
         }
-        match constraint.end_with(byte.into()) {
+        match constraint.consume(byte.into()) {
             Some(FinishReason::Complete) => return place == last,
             Some(other) => panic!("{other:?}"),
             None => {}
@@ -75,7 +76,7 @@ fn derives(asked: &StructuredOutputs, text: &str) -> bool {
 }
 
 #[test]
-fn each_kind_derives_what_it_should() {
+fn each_constraint_type_accepts_matching_text_only() {
     let schema =
         r#"{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}"#;
     let choices = |choices: &[&str]| StructuredOutputs::Choice { choices: choices.iter().map(|&c| c.into()).collect() };
@@ -109,7 +110,7 @@ fn each_kind_derives_what_it_should() {
 }
 
 #[test]
-fn integers_of_64_bits_are_followed() {
+fn integers_of_64_bits_are_supported() {
     let int64 = format!(r#"{{"type":"integer","minimum":{},"maximum":{}}}"#, i64::MIN, i64::MAX);
     for number in ["0", "-1", "9223372036854774784", "-9223372036854774784", "-123456789012345678"] {
         assert!(derives(&json(&int64), number), "{number}");
@@ -123,7 +124,7 @@ fn integers_of_64_bits_are_followed() {
 }
 
 #[test]
-fn white_space_is_bounded_or_as_asked() {
+fn whitespace_is_bounded_or_as_configured() {
     let with = |whitespace| StructuredOutputs::Json { schema: r#"{"type":"array"}"#.into(), whitespace };
     let spaces = |count: usize| format!("[{}1]", " ".repeat(count));
     assert!(derives(&with(Whitespace::Some), &spaces(32)) && !derives(&with(Whitespace::Some), &spaces(33)));
@@ -133,33 +134,33 @@ fn white_space_is_bounded_or_as_asked() {
 }
 
 #[test]
-fn a_stop_id_comes_where_the_output_may_end_and_nowhere_else() {
+fn stop_tokens_are_allowed_only_where_the_output_may_end() {
     let mut constraint = start(&regex("a+|b"));
     assert!(!allowed(&mut constraint).contains(&STOP));
-    assert_eq!(constraint.end_with(b'a'.into()), None);
+    assert_eq!(constraint.consume(b'a'.into()), None);
     let next = allowed(&mut constraint);
     assert!(next.contains(&STOP) && next.contains(&u32::from(b'a')) && !next.contains(&u32::from(b'b')));
-    // A stop id with bytes is no text, where the grammar has it.
+    // A stop token with bytes does not match grammar text.
     let compiled = vocabulary().compile(&regex("a(b|c)?")).unwrap();
     let mut constraint = Constraint::new(&compiled, &[b'b'.into(), STOP]);
     assert!(!allowed(&mut constraint).contains(&u32::from(b'b')));
-    assert_eq!(constraint.end_with(b'a'.into()), None);
+    assert_eq!(constraint.consume(b'a'.into()), None);
     assert_eq!(allowed(&mut constraint), [b'b'.into(), b'c'.into(), STOP]);
 }
 
 #[test]
-fn it_ends_where_nothing_can_follow() {
+fn the_output_ends_where_nothing_can_follow() {
     let mut constraint = start(&regex("a+|b"));
-    assert_eq!(constraint.end_with(b'b'.into()), Some(FinishReason::Complete));
-    // Where only a token could follow that means something else to the request, too.
+    assert_eq!(constraint.consume(b'b'.into()), Some(FinishReason::Complete));
+    // Also where the only continuation is a stop token of the request.
     let compiled = vocabulary().compile(&regex("x<?")).unwrap();
     let mut constraint = Constraint::new(&compiled, &[b'<'.into()]);
-    assert_eq!(constraint.end_with(b'x'.into()), None);
+    assert_eq!(constraint.consume(b'x'.into()), None);
     assert_eq!(constraint.next(), Ok(&Next::End));
 }
 
 #[test]
-fn marks_are_no_text_but_can_be_asked_for() {
+fn special_tokens_match_no_text_but_can_be_named() {
     let mark = 257;
     let mut constraint = start(&regex("(?s:.*)"));
     let next = allowed(&mut constraint);
@@ -169,7 +170,7 @@ fn marks_are_no_text_but_can_be_asked_for() {
 }
 
 #[test]
-fn sequences_of_one_grammar_do_not_share_what_they_learn() {
+fn sequences_of_one_grammar_do_not_share_lexer_tables() {
     let vocabulary = vocabulary();
     let compiled = vocabulary.compile(&json("true")).unwrap();
     assert!(std::sync::Arc::ptr_eq(&compiled, &vocabulary.compile(&json("true")).unwrap()), "compiled twice");
@@ -178,14 +179,14 @@ fn sequences_of_one_grammar_do_not_share_what_they_learn() {
     let before = allowed(&mut other);
     for byte in b"[\"x\",{\"y\":1." {
         one.next().unwrap();
-        assert_eq!(one.end_with((*byte).into()), None);
+        assert_eq!(one.consume((*byte).into()), None);
     }
     other.prepare();
     assert_eq!(allowed(&mut other), before);
 }
 
 #[test]
-fn what_is_forced_is_known_and_changes_no_mask() {
+fn forced_tokens_are_proposed_and_change_no_mask() {
     let schema = r#"{"type":"object","properties":{"name":{"enum":["true","x"]}},"required":["name"],
         "additionalProperties":false}"#;
     let asked = StructuredOutputs::Json { schema: schema.into(), whitespace: Whitespace::None };
@@ -194,19 +195,19 @@ fn what_is_forced_is_known_and_changes_no_mask() {
     assert_eq!(written(&one.forced(15)), b"{\"name\":\"");
     assert!(one.forced(15).len() < 9, "the longest tokens that fit");
     assert_eq!(one.forced(3).len(), 3);
-    assert_eq!(one.admitted(&[b'{'.into(), b'"'.into(), b'm'.into()]), 2);
+    assert_eq!(one.allowed_prefix(&[b'{'.into(), b'"'.into(), b'm'.into()]), 2);
     for &byte in b"{\"name\":\"true\"}" {
         one.forced(15);
-        one.admitted(&[byte.into(), byte.into()]);
+        one.allowed_prefix(&[byte.into(), byte.into()]);
         assert_eq!(one.next(), other.next());
-        assert_eq!(one.end_with(byte.into()), other.end_with(byte.into()));
+        assert_eq!(one.consume(byte.into()), other.consume(byte.into()));
     }
     assert!(start(&regex("a|b")).forced(15).is_empty());
 }
 
-/// What guesses lead to counts against no limit of the sequence's, and ends nothing.
+/// Lookahead counts against no limit of the sequence and never ends it.
 #[test]
-fn guesses_use_up_nothing() {
+fn lookahead_uses_separate_limits() {
     let mut limits = Limits::default();
     limits.parser.max_lexer_states = 600;
     let compiled = with_limits(limits).compile(&regex("[ab]*a[ab]{40}c")).unwrap();
@@ -217,14 +218,14 @@ fn guesses_use_up_nothing() {
         u32::from(b'a') + (random >> 60) as u32 % 2
     };
     let (mut lost, mut tokens) = (false, 0);
-    // To the limit of the tokens themselves, which is the same for both.
+    // Up to the limit of the sequence's own tokens, which is the same for both.
     for _ in 0..2000 {
         let guess: Vec<u32> = (0..60).map(|_| next()).collect();
-        lost |= one.admitted(&guess) < 60;
+        lost |= one.allowed_prefix(&guess) < 60;
         one.forced(15);
         assert_eq!(one.next(), other.next());
         let token = next();
-        let (ended, as_well) = (one.end_with(token), other.end_with(token));
+        let (ended, as_well) = (one.consume(token), other.consume(token));
         assert_eq!(ended, as_well);
         if ended.is_some() {
             break;
@@ -236,26 +237,26 @@ fn guesses_use_up_nothing() {
 }
 
 #[test]
-fn a_guess_follows_the_sequence() {
+fn lookahead_follows_the_sequence() {
     let mut constraint = start(&grammar("start: \"ab\" /[0-9]/ \"{\\\"x\\\":\" start?"));
     for _ in 0..3 {
-        assert_eq!(constraint.admitted(&[b'a'.into(), b'b'.into(), b'5'.into(), b'5'.into()]), 3);
+        assert_eq!(constraint.allowed_prefix(&[b'a'.into(), b'b'.into(), b'5'.into(), b'5'.into()]), 3);
         for byte in b"ab7" {
             constraint.next().unwrap();
-            assert_eq!(constraint.end_with((*byte).into()), None);
+            assert_eq!(constraint.consume((*byte).into()), None);
         }
         let forced = constraint.forced(15);
         assert_eq!(forced.iter().flat_map(|&token| bytes_of(token)).collect::<Vec<_>>(), b"{\"x\":");
         for token in forced {
-            assert_eq!(constraint.end_with(token), None);
+            assert_eq!(constraint.consume(token), None);
         }
     }
 }
 
-/// What is too late goes on by itself, few at once, and comes to an end.
+/// Overdue compilations continue in the background, a few at once, and end.
 #[test]
 fn compilations_are_limited_in_time_and_number() {
-    let limits = Limits { compile_time: Duration::from_millis(2), max_late: 2, ..Limits::default() };
+    let limits = Limits { compile_time: Duration::from_millis(2), max_overdue: 2, ..Limits::default() };
     let vocabulary = with_limits(limits);
     let slow = |index: usize| regex(&format!("{}{index}", "a*b?".repeat(900)));
     let error = vocabulary.compile(&slow(0)).unwrap_err();
@@ -271,9 +272,9 @@ fn compilations_are_limited_in_time_and_number() {
     }
 }
 
-/// Those that take part in a step with it wait for its masks: it ends while they are quickly made.
+/// A batch waits for the masks of all sequences, so an ambiguous grammar must end while its masks are fast.
 #[test]
-fn an_ambiguous_grammar_holds_nobody_up() {
+fn an_ambiguous_grammar_does_not_delay_the_batch() {
     let ambiguous = "start: e\ne: e e | \"a\" | \"b\" | e \"+\" e | \"(\" e \")\" | e e e";
     let mut constraint = start(&grammar(ambiguous));
     for step in 0..160 {
@@ -281,7 +282,7 @@ fn an_ambiguous_grammar_holds_nobody_up() {
         let next = constraint.next().cloned();
         assert!(begin.elapsed() < Duration::from_secs(1), "{step}: {:?}", begin.elapsed());
         assert!(next.is_ok_and(|next| matches!(next, Next::Tokens(mask) if mask.allows(b'a'.into()))));
-        if let Some(reason) = constraint.end_with(b'a'.into()) {
+        if let Some(reason) = constraint.consume(b'a'.into()) {
             let FinishReason::Constraint(error) = reason else { panic!("{reason:?}") };
             assert!(error.to_string().contains("items; max is 800"), "{error}");
             return;
@@ -291,16 +292,16 @@ fn an_ambiguous_grammar_holds_nobody_up() {
 }
 
 #[test]
-fn a_defect_ends_the_sequence_alone() {
+fn a_matcher_panic_ends_only_its_sequence() {
     let mut constraint = start(&regex("ab"));
-    let Some(FinishReason::Constraint(error)) = constraint.end_with(b'z'.into()) else { panic!("went on") };
+    let Some(FinishReason::Constraint(error)) = constraint.consume(b'z'.into()) else { panic!("went on") };
     assert!(error.to_string().contains("after 0 tokens"), "{error}");
     assert!(constraint.next().is_err() && start(&regex("ab")).next().is_ok());
 }
 
-/// Row 54 of what goes wrong: within a second, and with the reason.
+/// Invalid, unsatisfiable or oversized constraints are rejected quickly and with the reason.
 #[test]
-fn what_cannot_be_followed_is_refused() {
+fn invalid_constraints_are_rejected_with_the_reason() {
     let vocabulary = vocabulary();
     let nested = |open: &str, close: &str, count: usize| format!("{}true{}", open.repeat(count), close.repeat(count));
     let wide = (0..1001).map(|index| format!("\"p{index}\":{{}}")).collect::<Vec<_>>().join(",");
@@ -327,7 +328,7 @@ fn what_cannot_be_followed_is_refused() {
     );
     for (asked, reason) in [
         (json("{"), "EOF"),
-        (json("3"), "a schema is an object"),
+        (json("3"), "a schema must be an object"),
         (json("false"), "false"),
         (json(r#"{"type":"nonsense"}"#), "nonsense"),
         (json(r#"{"type":"integer","minimum":5,"maximum":3}"#), "minimum (5)"),
@@ -356,7 +357,7 @@ fn what_cannot_be_followed_is_refused() {
         (grammar(&format!("start: A\nA: {}", "\"a\"? ".repeat(8000))), "8000 parts"),
         (regex(&"a?".repeat(30_000)), "30000 parts"),
         (regex(&r"\w".repeat(30_000)), "30000 classes"),
-        // Met after the first token.
+        // The limit is hit after the first token.
         (grammar(&format!("start: \"x\" ({}\"y\")", "\"a\"? ".repeat(2000))), "items"),
         (json(&format!("{{\"description\":\"{}\"}}", "x".repeat(1 << 20))), "1048576"),
         (regex("("), "regex"),
@@ -382,7 +383,7 @@ fn what_cannot_be_followed_is_refused() {
         let compiled = vocabulary.compile(&asked);
         let shown = asked.shown();
         if reason.is_empty() {
-            // Endless, but the length ends it.
+            // Infinite, but the length limit ends it.
             assert!(compiled.is_ok(), "{shown}: {compiled:?}");
         } else {
             let error = compiled.expect_err(&shown).to_string();
@@ -393,9 +394,9 @@ fn what_cannot_be_followed_is_refused() {
     }
 }
 
-/// What is allowed but large: compiled in time, and each mask within the limits of its work.
+/// Large but allowed constraints compile in time, and each mask stays within the limits of work.
 #[test]
-fn what_is_large_is_followed_or_ends() {
+fn large_constraints_stay_within_the_limits() {
     let vocabulary = vocabulary();
     let options = (0..20_000).map(|index| format!("\"v{}\"", index * 7919)).collect::<Vec<_>>().join(",");
     let optional = (0..480).map(|index| format!("\"p{index}\":{{}}")).collect::<Vec<_>>().join(",");
@@ -425,7 +426,7 @@ fn what_is_large_is_followed_or_ends() {
             };
             assert!(begin.elapsed() < Duration::from_secs(5), "{}: {:?}", asked.shown(), begin.elapsed());
             let Some(token) = next.filter(|token| *token != STOP) else { break };
-            if constraint.end_with(token).is_some() {
+            if constraint.consume(token).is_some() {
                 break;
             }
         }
@@ -433,9 +434,9 @@ fn what_is_large_is_followed_or_ends() {
 }
 
 proptest! {
-    /// Nothing that is written in a grammar's place does more than be refused.
+    /// Arbitrary text as a grammar is rejected or works, without a panic.
     #[test]
-    fn noise_is_refused_or_followed(text in "[ -~\n]{0,60}", kind in 0..5) {
+    fn arbitrary_grammars_do_not_panic(text in "[ -~\n]{0,60}", kind in 0..5) {
         let asked = match kind {
             0 => json(&text),
             1 => regex(&text),
@@ -450,7 +451,7 @@ proptest! {
     }
 }
 
-/// Whoever steps has a stack for what is matched, however it is nested: musl's threads have 128 KiB.
+/// Threads that compute masks have a stack for nested grammars, even with musl's default of 128 KiB.
 #[test]
 fn a_small_stack_is_enough() {
     let vocabulary = vocabulary();
@@ -472,8 +473,8 @@ fn a_small_stack_is_enough() {
                 let Ok(Next::Tokens(mask)) = constraint.next() else { break };
                 let Some(token) = mask.tokens().filter(|&token| token != STOP).nth(step % 2) else { continue };
                 constraint.forced(8);
-                constraint.admitted(&[token; 8]);
-                if constraint.end_with(token).is_some() {
+                constraint.allowed_prefix(&[token; 8]);
+                if constraint.consume(token).is_some() {
                     break;
                 }
             }

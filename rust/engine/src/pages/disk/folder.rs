@@ -1,9 +1,8 @@
-//! The cache's directory: nobody else's, and never trusted.
+//! The cache directory: private to the user, and never trusted.
 //!
-//! It holds what users asked. It is therefore opened once, found to be a directory that nobody else can look into or
-//! write to, and from then on reached through that handle alone: whoever moves something else into its place later
-//! changes nothing. Files in it may still be anything, or vanish while they are looked at, since several processes
-//! share it and processes are killed.
+//! It contains users' prompts. It is opened once, checked to be a directory without access for others, and then used
+//! through that handle only, so replacing the path later has no effect. Files in it may still be anything or vanish at
+//! any time, because several processes share it and processes get killed.
 
 use std::ffi::CStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -19,59 +18,59 @@ use rustix::io::Errno;
 use super::DiskCacheError;
 use crate::pages::digest::Digest;
 
-/// Bits of the mode that let others read, write or enter.
+/// Mode bits that give group and others access.
 const OTHERS: u32 = 0o077;
 
-/// A temporary file of this age belongs to a process that was killed.
+/// Age at which a temporary file is considered abandoned by a killed process.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 const TEMPORARY: &str = "tmp-";
 
-/// The open directory.
+/// The opened cache directory.
 #[derive(Debug)]
 pub(super) struct Folder {
     root: File,
-    /// Tells temporary files of this process from those of others, with their numbers.
+    /// Distinguishes temporary files of this process from others.
     opened: u128,
     temporaries: AtomicU64,
 }
 
-/// A record's file as a scan found it.
+/// A file found by a scan.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Below the directory.
+    /// Path relative to the directory.
     pub path: String,
     pub bytes: u64,
-    /// When it was last used, in nanoseconds since 1970.
+    /// Time of last use, in nanoseconds since 1970.
     pub used: i128,
     pub is_temporary: bool,
 }
 
-/// Why a record's file was not read.
+/// Reason why a record's file was not read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReadError {
-    /// Nothing there, or not to be read now.
+    /// The file is missing or cannot be read now.
     Missing,
-    /// Something is there that cannot be the record.
+    /// The file cannot be the record.
     Invalid,
 }
 
 impl Folder {
-    /// Opens a directory; makes it first if it is missing.
+    /// Opens a directory, creating it if needed.
     pub fn open(path: &Path) -> Result<Self, DiskCacheError> {
-        // Without a slash at the end, behind which the system would follow a symbolic link.
+        // Strip a trailing slash, after which the system would follow a symbolic link.
         let path = path.components().as_path();
         let failed = |action: &'static str| {
             move |error: io::Error| DiskCacheError::Io { path: path.into(), action, reason: error.to_string() }
         };
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            fs::create_dir_all(parent).map_err(failed("make the directory above"))?;
+            fs::create_dir_all(parent).map_err(failed("create the parent of"))?;
         }
         match DirBuilder::new().mode(0o700).create(path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed("make")(error)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed("create")(error)),
             _ => {}
         }
-        let found = fs::symlink_metadata(path).map_err(failed("look at"))?.file_type();
+        let found = fs::symlink_metadata(path).map_err(failed("inspect"))?.file_type();
         if !found.is_dir() {
             let found = if found.is_symlink() { "a symbolic link" } else { "not a directory" };
             return Err(DiskCacheError::NotDirectory { path: path.into(), found });
@@ -79,7 +78,7 @@ impl Folder {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let root = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
         let root = root.map_err(failed("open"))?;
-        let metadata = root.metadata().map_err(failed("look at"))?;
+        let metadata = root.metadata().map_err(failed("inspect"))?;
         let required = rustix::process::geteuid().as_raw();
         if metadata.uid() != required {
             return Err(DiskCacheError::Owner { path: path.into(), found: metadata.uid(), required });
@@ -92,19 +91,19 @@ impl Folder {
         Ok(Self { root, opened, temporaries: AtomicU64::new(0) })
     }
 
-    /// Whether there is a file for a record, whatever is in it.
+    /// Returns whether a record's file exists, with any contents.
     pub fn contains(&self, digest: &Digest) -> bool {
         let found = statat(&self.root, path_of(digest), AtFlags::SYMLINK_NOFOLLOW);
         found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
     }
 
-    /// Reads a record's file of exactly `len` bytes, and notes that it was used now.
+    /// Reads a record's file of exactly `len` bytes and updates its time of use.
     pub fn read(&self, digest: &Digest, len: u64) -> Result<Vec<u8>, ReadError> {
-        // A pipe that nobody writes to must not hold this up.
+        // Non-blocking, so that a pipe without a writer cannot block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(&self.root, path_of(digest), flags, Mode::empty()) {
             Ok(file) => File::from(file),
-            // A symbolic link; a socket.
+            // A symbolic link or a socket.
             Err(Errno::LOOP | Errno::NXIO) => return Err(ReadError::Invalid),
             Err(_) => return Err(ReadError::Missing),
         };
@@ -114,12 +113,12 @@ impl Folder {
         }
         let mut bytes = Vec::with_capacity(usize::try_from(len).map_err(|_| ReadError::Invalid)?);
         (&file).take(len).read_to_end(&mut bytes).map_err(|_| ReadError::Missing)?;
-        // On a disk that cannot be written any more records grow old, which is as well.
+        // On a read-only disk the time of use is not updated, which is harmless.
         let _ = file.set_modified(SystemTime::now());
         Ok(bytes)
     }
 
-    /// Writes a record's file, whole or not at all.
+    /// Writes a record's file atomically.
     pub fn write(&self, digest: &Digest, bytes: &[u8]) -> io::Result<()> {
         let path = path_of(digest);
         let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
@@ -133,7 +132,7 @@ impl Folder {
             },
             created => created,
         };
-        // Not synced: a file that a crash of the machine tears is found by its checksum.
+        // Not synced: a file torn by a machine crash is detected by its checksum.
         let written = File::from(file?).write_all(bytes);
         let moved = written.and_then(|()| Ok(renameat(&self.root, &temporary, &self.root, &path)?));
         if moved.is_err() {
@@ -142,7 +141,7 @@ impl Folder {
         moved
     }
 
-    /// Removes whatever has the name of a record, except a directory with something in it.
+    /// Removes whatever has a record's name, except a non-empty directory.
     pub fn remove(&self, digest: &Digest) {
         let path = path_of(digest);
         if self.remove_file(&path).is_err() {
@@ -155,7 +154,7 @@ impl Folder {
         Ok(unlinkat(&self.root, path, AtFlags::empty())?)
     }
 
-    /// All records and temporary files, except those that killed processes left behind, which it removes.
+    /// Returns all records and temporary files, after removing abandoned temporary files.
     pub fn scan(&self) -> Vec<Entry> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
         let mut entries = Vec::new();
@@ -188,13 +187,14 @@ impl Folder {
     }
 }
 
-/// Where a record lies: in one of 256 directories, since some file systems are slow with very many files in one.
+/// Returns the relative path of a record: one of 256 subdirectories, since some file systems are slow with many files
+/// in one directory.
 fn path_of(digest: &Digest) -> String {
     let name = digest.to_string();
     format!("{}/{name}", &name[..2])
 }
 
-/// The name of a file in a subdirectory and whether it is a temporary one, if the name is one that we give.
+/// Returns a file's name and whether it is temporary, if it is a name that the cache uses.
 fn record_or_temporary<'a>(subdirectory: &str, name: &'a CStr) -> Option<(&'a str, bool)> {
     let name = name.to_str().ok()?;
     let is_temporary = name.starts_with(TEMPORARY);

@@ -1,9 +1,9 @@
-//! Pages on a disk: what memory no longer holds, and what outlives the process.
+//! Disk tier of the prefix cache: pages that outlive memory and the process.
 //!
-//! The tier below the prefix cache. It may forget anything at any time, and is never believed: a record is found by
-//! the digest of all its tokens, and read only if every byte is as it was written ([`super::record`]). Reading happens
-//! where it is asked for, since a page that is read need not be computed; writing happens on a thread of its own
-//! ([`writer`]). Several processes may use one directory ([`folder`]).
+//! The tier may lose anything at any time and is never trusted: a record is found by the digest of all its tokens and
+//! accepted only if every byte is as written ([`super::record`]). Reads are synchronous, because a page that is read
+//! need not be computed; writes happen on a separate thread ([`writer`]). Several processes may share a directory
+//! ([`folder`]).
 
 mod folder;
 mod writer;
@@ -22,43 +22,43 @@ use super::record::{self, record_len};
 use folder::{Folder, ReadError};
 use writer::{Job, Writer};
 
-/// How long a process that ends waits for a disk.
+/// Maximum wait for pending writes when a process ends.
 const CLOSE_TIME: Duration = Duration::from_millis(500);
 
-/// Why a directory cannot be a disk cache.
+/// Reason why a directory cannot be used as a disk cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiskCacheError {
-    /// The system refused something.
-    #[error("cannot {action} the disk cache's directory {}: {reason}", path.display())]
+    /// A file system operation failed.
+    #[error("cannot {action} the disk cache directory {}: {reason}", path.display())]
     Io {
         /// The directory.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// What the system said.
+        /// Error message of the system.
         reason: String,
     },
-    /// Something else is there.
-    #[error("the disk cache's directory {} is {found}, must be a directory", path.display())]
+    /// The path is not a directory.
+    #[error("the disk cache path {} must be a directory, found {found}", path.display())]
     NotDirectory {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// Kind of file found.
         found: &'static str,
     },
-    /// Another user could look into it.
-    #[error("the disk cache's directory {} belongs to user {found}, must belong to user {required}", path.display())]
+    /// The directory belongs to another user, who could read it.
+    #[error("the disk cache directory {} must belong to user {required}, but belongs to user {found}", path.display())]
     Owner {
         /// The directory.
         path: PathBuf,
         /// Its owner.
         found: u32,
-        /// The user as whom this process runs.
+        /// User id of this process.
         required: u32,
     },
-    /// Others could look into it, or put pages there.
+    /// The directory's mode lets other users read or write it.
     #[error(
-        "the disk cache's directory {} has mode {found:o}, must give nothing to group and others (chmod 700)",
+        "the disk cache directory {} has mode {found:o}; group and others must have no access (chmod 700)",
         path.display()
     )]
     Mode {
@@ -69,28 +69,28 @@ pub enum DiskCacheError {
     },
 }
 
-/// What a disk cache did since it was opened.
+/// Statistics of a disk cache since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskStatistics {
     /// Records read.
     pub hits: u64,
-    /// Records asked for that were not there, or damaged.
+    /// Records that were missing or damaged.
     pub misses: u64,
     /// Records written.
     pub stored: u64,
-    /// Files that were not the record that their name says; they were removed.
+    /// Invalid files that were removed.
     pub damaged: u64,
-    /// Records that were not written, because too much waited, or the disk refused them.
+    /// Records not written because the queue was full or the disk failed.
     pub dropped: u64,
-    /// Bytes in the directory, as far as is known: other processes may use it too.
+    /// Bytes in the directory at the last scan; other processes may use it too.
     pub bytes: u64,
 }
 
-/// What the cache and its writer both use.
+/// State shared by the cache and its writer thread.
 #[derive(Debug)]
 struct Shared {
     folder: Folder,
-    /// Bytes that the directory may hold.
+    /// Maximum size of the directory in bytes.
     limit: u64,
     stored: AtomicU64,
     dropped: AtomicU64,
@@ -106,15 +106,15 @@ impl Shared {
         counter.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// Counts what is in the directory; if that is over the limit, removes what was not used for longest, down to nine
-    /// tenths of it, so that not every record scans anew.
+    /// Measures the directory. Above the limit, removes the least recently used records down to nine tenths of it, so
+    /// that not every new record causes a scan.
     fn evict_to_limit(&self) {
         let mut entries = self.folder.scan();
-        // Sizes are what the file system says: a few sparse files can be more than a number holds.
+        // Sizes come from the file system: a few sparse files can overflow the sum.
         let mut bytes = entries.iter().map(|entry| entry.bytes).fold(0, u64::saturating_add);
         if bytes > self.limit {
             let target = self.limit - self.limit / 10;
-            // What others are writing is left to them.
+            // Temporary files belong to other writers.
             entries.retain(|entry| !entry.is_temporary);
             entries.sort_unstable_by_key(|entry| entry.used);
             for entry in entries {
@@ -132,18 +132,18 @@ impl Shared {
     }
 }
 
-/// A writer with the process that it belongs to.
+/// A writer and the id of the process that started it.
 #[derive(Debug)]
 struct OwnedWriter {
     process: u32,
     writer: Writer,
 }
 
-/// The pages in one directory.
+/// Cached pages in one directory.
 #[derive(Debug)]
 pub(crate) struct DiskCache {
     shared: Arc<Shared>,
-    /// Started by the first record to write.
+    /// Writer thread, started by the first record.
     writer: Option<OwnedWriter>,
     hits: u64,
     misses: u64,
@@ -151,11 +151,10 @@ pub(crate) struct DiskCache {
 }
 
 impl DiskCache {
-    /// Opens a directory for at most `limit` bytes of records; makes it if it is missing. What is over the limit, and
-    /// what killed processes left half written, is removed.
+    /// Opens a directory for at most `limit` bytes of records, creating it if needed. Evicts records over the limit and
+    /// removes incomplete files of killed processes.
     ///
-    /// # Errors
-    /// [`DiskCacheError`] if the directory cannot be used, or is not this user's alone.
+    /// Returns [`DiskCacheError`] if the directory cannot be used or is accessible to other users.
     pub fn open(directory: &Path, limit: u64) -> Result<Self, DiskCacheError> {
         let counter = AtomicU64::default;
         let folder = Folder::open(directory)?;
@@ -164,14 +163,14 @@ impl DiskCache {
         Ok(Self { shared: Arc::new(shared), writer: None, hits: 0, misses: 0, damaged: 0 })
     }
 
-    /// Whether there is a file for a record; it may still turn out to be damaged, or vanish. What waits to be written
-    /// is not there yet.
+    /// Returns whether a record's file exists. It may still be damaged or vanish; records waiting to be written do not
+    /// exist yet.
     pub fn contains(&self, digest: &Digest) -> bool {
         self.shared.folder.contains(digest)
     }
 
-    /// The payload of the page `digest`: of `tokens`, which follow those of `parent`. `None` if it is not there, or not
-    /// whole; then it is there no more.
+    /// Reads the payload of the page `digest`, whose `tokens` follow the prefix `parent`. Returns `None` if it is
+    /// missing or damaged; a damaged file is removed.
     pub fn load(
         &mut self,
         digest: &Digest,
@@ -208,19 +207,19 @@ impl DiskCache {
         Ok(bytes)
     }
 
-    /// Hands the payload of a page over to be written. False if it will not be: too much waits already, or the disk has
-    /// lately failed. Never waits for the disk.
+    /// Queues the payload of a page for writing, without waiting for the disk. Returns false if the queue is full or
+    /// the disk has recently failed.
     pub fn store(&mut self, digest: &Digest, parent: &Digest, tokens: &[u32; PAGE_TOKENS], payload: Vec<u8>) -> bool {
         let job = Job { digest: *digest, parent: *parent, tokens: *tokens, payload };
-        let fits = record_len(job.payload.len()) <= self.shared.limit;
-        let accepted = fits && self.writer().is_some_and(|writer| writer.push(job));
+        let is_within_limit = record_len(job.payload.len()) <= self.shared.limit;
+        let accepted = is_within_limit && self.writer().is_some_and(|writer| writer.push(job));
         if !accepted {
             self.shared.count(&self.shared.dropped, 1);
         }
         accepted
     }
 
-    /// The writer of this process, started if there is none.
+    /// Returns the writer of this process, starting it if needed.
     fn writer(&mut self) -> Option<&Writer> {
         self.forget_writer_of_other_process();
         if self.writer.is_none() {
@@ -230,15 +229,15 @@ impl DiskCache {
         self.writer.as_ref().map(|owned| &owned.writer)
     }
 
-    /// After a fork the parent still has the thread and writes what waited; here its locks may be held for ever.
+    /// After a fork only the parent has the thread and writes the queue; in the child the thread's locks may be held
+    /// forever.
     fn forget_writer_of_other_process(&mut self) {
         if self.writer.as_ref().is_some_and(|owned| owned.process != process::id()) {
             std::mem::forget(self.writer.take());
         }
     }
 
-    /// Takes records back, those that still wait to be written too, unless the disk is so slow that waiting for it would
-    /// hold others up.
+    /// Deletes records, including queued ones; waits at most `CLOSE_TIME` for a slow disk.
     pub fn discard(&mut self, digests: &[Digest]) {
         if digests.is_empty() {
             return;
@@ -250,7 +249,7 @@ impl DiskCache {
         digests.iter().for_each(|digest| self.shared.folder.remove(digest));
     }
 
-    /// Waits until all that was handed over is written, or was found not to be writable.
+    /// Waits until all queued records are written or dropped.
     #[cfg(test)]
     pub fn flush(&mut self) {
         self.forget_writer_of_other_process();
@@ -259,7 +258,7 @@ impl DiskCache {
         }
     }
 
-    /// What happened so far.
+    /// Returns the statistics so far.
     pub fn statistics(&self) -> DiskStatistics {
         DiskStatistics {
             hits: self.hits,
@@ -272,7 +271,7 @@ impl DiskCache {
     }
 }
 
-/// Writes what waits, as far as that takes a few seconds.
+/// Writes queued records, for at most `CLOSE_TIME`.
 impl Drop for DiskCache {
     fn drop(&mut self) {
         self.forget_writer_of_other_process();

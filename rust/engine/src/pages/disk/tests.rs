@@ -1,4 +1,4 @@
-//! Whatever is in the directory, a load gives the bytes that were stored or nothing, and does not wait.
+//! Tests of the disk cache: whatever is in the directory, a load returns the stored bytes or nothing, and never blocks.
 
 use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -13,14 +13,14 @@ use crate::pages::Namespace;
 
 const PAYLOAD_BYTES: usize = 1000;
 
-/// Limit without which tests are not about eviction.
+/// A limit that no test of other behaviour reaches.
 const PLENTY: u64 = 1 << 30;
 
 fn record_bytes() -> u64 {
     record_len(PAYLOAD_BYTES)
 }
 
-/// The first page of a sequence, told from others by a number.
+/// Returns the first page of a sequence, distinguished by a number.
 struct Page {
     digest: Digest,
     parent: Digest,
@@ -34,7 +34,7 @@ fn page(number: u32) -> Page {
     Page { digest: parent.child(&tokens), parent, tokens, payload: vec![number as u8; PAYLOAD_BYTES] }
 }
 
-/// A private directory within one that is removed in the end.
+/// Returns a private directory inside a temporary one.
 fn directory() -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("cache");
@@ -54,7 +54,7 @@ fn file_of(directory: &Path, page: &Page) -> PathBuf {
     directory.join(&name[..2]).join(name)
 }
 
-/// A cache with the given pages written.
+/// Returns a cache after writing the given pages.
 fn filled(directory: &Path, limit: u64, numbers: impl IntoIterator<Item = u32>) -> DiskCache {
     let mut cache = DiskCache::open(directory, limit).unwrap();
     for number in numbers {
@@ -76,7 +76,7 @@ fn all_files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_is_stored_outlives_the_cache() {
+fn stored_records_outlive_the_cache() {
     let (_guard, path) = directory();
     let mut cache = DiskCache::open(&path, PLENTY).unwrap();
     assert_eq!(load(&mut cache, &page(1)), None);
@@ -88,7 +88,7 @@ fn what_is_stored_outlives_the_cache() {
     let expected = DiskStatistics { hits: 1, misses: 1, stored: 2, bytes: 2 * record_bytes(), ..Default::default() };
     assert_eq!(cache.statistics(), expected);
     assert!(store(&mut cache, &page(3)));
-    // Dropping writes what waits.
+    // Dropping the cache writes the queue.
     drop(cache);
 
     let mut cache = DiskCache::open(&path, PLENTY).unwrap();
@@ -96,7 +96,7 @@ fn what_is_stored_outlives_the_cache() {
     for number in 1..=3 {
         assert_eq!(load(&mut cache, &page(number)), Some(page(number).payload));
     }
-    // What is there is not written again.
+    // Existing records are not written again.
     let before = fs::metadata(file_of(&path, &page(1))).unwrap().ino();
     assert!(store(&mut cache, &page(1)));
     cache.flush();
@@ -105,7 +105,7 @@ fn what_is_stored_outlives_the_cache() {
 }
 
 #[test]
-fn files_are_the_users_alone_and_no_others_are_left() {
+fn files_are_private_and_no_temporary_files_remain() {
     let (_guard, path) = directory();
     let cache = filled(&path, PLENTY, 0..20);
     drop(cache);
@@ -134,7 +134,7 @@ fn two_caches_share_a_directory() {
         assert_eq!(load(&mut second, &page(number)), Some(page(number).payload));
     }
     assert_eq!(all_files(&path).len(), 300);
-    // What one removes is a miss to the other.
+    // A record that one cache removes is a miss for the other.
     first.shared.folder.remove(&page(7).digest);
     assert_eq!(load(&mut second, &page(7)), None);
     assert_eq!(second.statistics().damaged, 0);
@@ -157,10 +157,10 @@ fn the_least_recently_used_record_is_evicted_first() {
 }
 
 #[test]
-fn a_cache_is_never_larger_than_its_limit_for_long() {
+fn the_directory_stays_within_its_limit() {
     let (_guard, path) = directory();
     let limit = 20 * record_bytes();
-    // Two that know nothing of each other but what they find.
+    // Two caches that only see each other's files.
     let mut caches = [filled(&path, limit, []), filled(&path, limit, [])];
     for number in 0..100 {
         let cache = &mut caches[number as usize % 2];
@@ -169,13 +169,13 @@ fn a_cache_is_never_larger_than_its_limit_for_long() {
         let bytes: u64 = all_files(&path).iter().map(|file| fs::metadata(file).unwrap().len()).sum();
         assert!(bytes <= limit + 2 * limit / 10, "{bytes} bytes after {number} records");
     }
-    // Opened with a smaller limit, it is within that at once.
+    // A cache opened with a smaller limit evicts at once.
     let cache = DiskCache::open(&path, 5 * record_bytes()).unwrap();
     assert!(all_files(&path).len() <= 5 && cache.statistics().bytes <= 5 * record_bytes());
 }
 
 #[test]
-fn a_record_beyond_the_limit_is_dropped() {
+fn a_record_larger_than_the_limit_is_dropped() {
     let (_guard, path) = directory();
     let mut cache = DiskCache::open(&path, record_bytes() - 1).unwrap();
     assert!(!store(&mut cache, &page(0)));
@@ -183,7 +183,7 @@ fn a_record_beyond_the_limit_is_dropped() {
 }
 
 #[test]
-fn what_killed_processes_left_behind_is_removed_after_an_hour() {
+fn abandoned_temporary_files_are_removed_after_an_hour() {
     let (_guard, path) = directory();
     drop(filled(&path, PLENTY, [0]));
     let beside = |name: &str| {
@@ -195,14 +195,14 @@ fn what_killed_processes_left_behind_is_removed_after_an_hour() {
     set_age(&old, 3700);
     set_age(&foreign, 3700);
     fs::write(path.join("README"), b"not ours").unwrap();
-    // Far over the limit, but for what it must not touch.
+    // Far over the limit, except for files that must not be touched.
     let cache = DiskCache::open(&path, 1).unwrap();
     assert!(!old.exists() && new.exists() && foreign.exists() && path.join("README").exists());
     assert!(!cache.contains(&page(0).digest));
 }
 
 #[test]
-fn other_things_in_place_of_a_record_are_removed_without_waiting() {
+fn non_files_in_place_of_a_record_are_removed_without_blocking() {
     let (guard, path) = directory();
     let outside = guard.path().join("outside");
     let mut cache = filled(&path, PLENTY, [0]);
@@ -235,7 +235,7 @@ fn other_things_in_place_of_a_record_are_removed_without_waiting() {
 }
 
 #[test]
-fn a_directory_with_files_in_place_of_a_record_costs_that_record_alone() {
+fn a_non_empty_directory_in_place_of_a_record_affects_only_that_record() {
     let (_guard, path) = directory();
     let mut cache = DiskCache::open(&path, PLENTY).unwrap();
     fs::create_dir_all(file_of(&path, &page(0)).join("inner")).unwrap();
@@ -253,7 +253,7 @@ fn a_directory_with_files_in_place_of_a_record_costs_that_record_alone() {
 }
 
 #[test]
-fn a_record_of_another_sequence_is_refused() {
+fn a_record_of_another_sequence_is_rejected() {
     let (_guard, path) = directory();
     let mut cache = filled(&path, PLENTY, [0, 1]);
     fs::copy(file_of(&path, &page(0)), file_of(&path, &page(1))).unwrap();
@@ -266,7 +266,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_damaged_file_is_believed_and_none_is_kept(
+    fn damaged_files_are_rejected_and_removed(
         place in any::<prop::sample::Index>(),
         flip in 1_u8..,
         is_truncated: bool,
@@ -289,10 +289,10 @@ proptest! {
 }
 
 #[test]
-fn a_disk_that_refuses_is_left_alone_and_reads_go_on() {
+fn a_failing_disk_pauses_writes_but_not_reads() {
     let (_guard, path) = directory();
     let mut cache = filled(&path, PLENTY, [0]);
-    // Nothing can be made below what is a file, whoever tries (the tests may run as root, to whom modes are nothing).
+    // Nothing can be created below a regular file, even by root (whom modes do not restrict).
     let odd =
         (1..).find(|&number| file_of(&path, &page(number)).parent() != file_of(&path, &page(0)).parent()).unwrap();
     fs::write(file_of(&path, &page(odd)).parent().unwrap(), b"").unwrap();
@@ -306,11 +306,11 @@ fn a_disk_that_refuses_is_left_alone_and_reads_go_on() {
 }
 
 #[test]
-fn a_directory_that_is_removed_is_empty_from_then_on() {
+fn a_removed_directory_behaves_as_empty() {
     let (_guard, path) = directory();
     let mut cache = filled(&path, PLENTY, [0]);
     fs::remove_dir_all(&path).unwrap();
-    // Someone else's directory in its place is not written to.
+    // A directory put in its place is not written to.
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
     assert_eq!(load(&mut cache, &page(0)), None);
@@ -321,10 +321,10 @@ fn a_directory_that_is_removed_is_empty_from_then_on() {
 }
 
 #[test]
-fn a_directory_must_be_the_users_alone() {
+fn a_directory_with_access_for_others_is_rejected() {
     let (guard, path) = directory();
     let refused = |path: &Path| DiskCache::open(path, PLENTY).map(|_| ()).unwrap_err();
-    // Those above are made too.
+    // Parent directories are created too.
     DiskCache::open(&path.join("deep/er"), PLENTY).unwrap();
     for mode in [0o701, 0o710, 0o720, 0o740, 0o755, 0o777] {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -350,12 +350,12 @@ fn a_directory_must_be_the_users_alone() {
     }
 }
 
-/// Names the directory to the process that is to be killed.
+/// Environment variable that passes the directory to the process to be killed.
 const DIRECTORY_OF_CHILD: &str = "FERRULE_TEST_DISK_CACHE";
 
 #[test]
-fn a_process_killed_while_it_writes_leaves_whole_records() {
-    // Large enough that most of the time is spent in the middle of one.
+fn a_process_killed_while_writing_leaves_only_complete_records() {
+    // Large enough that the process is most likely killed in the middle of a record.
     const LARGE: usize = 4 << 20;
     let large = |number| Page { payload: vec![number as u8; LARGE], ..page(number) };
     if let Some(path) = std::env::var_os(DIRECTORY_OF_CHILD) {
@@ -369,7 +369,7 @@ fn a_process_killed_while_it_writes_leaves_whole_records() {
     let (_guard, path) = directory();
     for round in 1..=3 {
         let (_, module) = module_path!().split_once("::").unwrap();
-        let name = format!("{module}::a_process_killed_while_it_writes_leaves_whole_records");
+        let name = format!("{module}::a_process_killed_while_writing_leaves_only_complete_records");
         let mut child = process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &name])
             .env(DIRECTORY_OF_CHILD, &path)
@@ -393,10 +393,10 @@ fn a_process_killed_while_it_writes_leaves_whole_records() {
 }
 
 #[test]
-fn another_process_starts_a_writer_of_its_own() {
+fn a_forked_process_starts_its_own_writer() {
     let (_guard, path) = directory();
     let mut cache = filled(&path, PLENTY, [0]);
-    // What a forked child finds: a writer of another process, whose thread it does not have and whose lock is held.
+    // The state in a forked child: a writer of another process without its thread, with the lock held.
     let owned = cache.writer.as_mut().unwrap();
     owned.process = 0;
     let held = owned.writer.hold_lock();
@@ -410,7 +410,7 @@ fn another_process_starts_a_writer_of_its_own() {
 }
 
 #[test]
-fn a_drop_does_not_wait_for_the_writer_of_another_process() {
+fn dropping_does_not_wait_for_the_writer_of_another_process() {
     let (_guard, path) = directory();
     let mut cache = filled(&path, PLENTY, [0]);
     let owned = cache.writer.as_mut().unwrap();

@@ -1,7 +1,7 @@
-//! The thread that writes records, so that no step of the engine waits for a disk.
+//! Writer thread, so that no engine step waits for the disk.
 //!
-//! What waits to be written is bounded in bytes, and dropped where the disk is too slow, full, or gone: a cache may
-//! forget. It also keeps the directory within its limit, since that belongs to writing.
+//! The queue is bounded in bytes, and records are dropped if the disk is too slow, full or missing: a cache may lose
+//! entries. The thread also keeps the directory within its size limit.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -16,16 +16,16 @@ use super::Shared;
 use crate::pages::digest::Digest;
 use crate::pages::record;
 
-/// Bytes of payloads that may wait. About a second's writing.
+/// Maximum bytes of queued payloads, about one second of writing.
 const QUEUE_BYTES: usize = 64 << 20;
 
-/// How long nothing is written after the disk refused a file.
+/// Pause after a failed write.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// How often who waits for the writer looks whether it still lives.
+/// Interval at which waiting callers check that the writer is alive.
 const WAIT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A record to be written.
+/// A record to write.
 #[derive(Debug)]
 pub(super) struct Job {
     pub digest: Digest,
@@ -34,21 +34,21 @@ pub(super) struct Job {
     pub payload: Vec<u8>,
 }
 
-/// What waits.
+/// Queue of records to write.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     jobs: VecDeque<Job>,
-    /// Digests of the jobs, the one that is being written among them.
+    /// Digests of the queued jobs and of the one being written.
     pending: HashSet<Digest>,
-    /// Bytes of their payloads.
+    /// Total bytes of their payloads.
     bytes: usize,
-    /// Nothing is accepted before this.
+    /// No record is accepted before this time.
     paused_until: Option<Instant>,
     closing: bool,
 }
 
 impl Queue {
-    /// Takes a job, unless there is no room for it or the disk has lately failed. One is taken however large it is.
+    /// Adds a job, unless the queue is full or writing is paused. An empty queue accepts a job of any size.
     pub fn push(&mut self, job: Job) -> bool {
         if self.pending.contains(&job.digest) {
             return true;
@@ -68,34 +68,34 @@ impl Queue {
         self.bytes -= bytes;
     }
 
-    /// Forgets what waits, and accepts nothing for a while; gives how many jobs were forgotten.
+    /// Drops all queued jobs and pauses. Returns the number of dropped jobs.
     fn pause(&mut self) -> usize {
         self.paused_until = Some(Instant::now() + PAUSE);
-        let forgotten: Vec<Job> = self.jobs.drain(..).collect();
-        forgotten.iter().for_each(|job| self.done(&job.digest, job.payload.len()));
-        forgotten.len()
+        let dropped_jobs: Vec<Job> = self.jobs.drain(..).collect();
+        dropped_jobs.iter().for_each(|job| self.done(&job.digest, job.payload.len()));
+        dropped_jobs.len()
     }
 }
 
-/// The queue with its two ends.
+/// The queue with its condition variables.
 #[derive(Debug, Default)]
 struct Channel {
     queue: Mutex<Queue>,
-    /// There is something to write, or it is time to end.
+    /// Signals a new job, or the end.
     filled: Condvar,
-    /// Nothing waits any more.
+    /// Signals an empty queue.
     emptied: Condvar,
 }
 
 impl Channel {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // A panic between two lines of bookkeeping leaves nothing that could do harm.
+        // A panic cannot leave the queue inconsistent in a harmful way.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The handle to the thread. It belongs to the process that started it; in a forked child it must be forgotten, since
-/// the thread is not there and may have held the lock.
+/// Handle of the thread. It belongs to the process that started it; in a forked child it must be leaked, since the
+/// thread does not exist there and its lock may be held.
 #[derive(Debug)]
 pub(super) struct Writer {
     channel: Arc<Channel>,
@@ -103,22 +103,22 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread; none if the system grants none.
+    /// Starts the thread; `None` if the system refuses.
     pub fn start(shared: Arc<Shared>) -> Option<Self> {
         let channel = Arc::new(Channel::default());
-        let of_thread = Arc::clone(&channel);
-        let thread = thread::Builder::new().name("ferrule-disk".into()).spawn(move || run(&shared, &of_thread));
+        let thread_channel = Arc::clone(&channel);
+        let thread = thread::Builder::new().name("ferrule-disk".into()).spawn(move || run(&shared, &thread_channel));
         Some(Self { channel, thread: thread.ok()? })
     }
 
-    /// Hands a record over, if there is room.
+    /// Queues a record, if there is room.
     pub fn push(&self, job: Job) -> bool {
         let accepted = self.channel.lock().push(job);
         self.channel.filled.notify_one();
         accepted
     }
 
-    /// Waits until all is written, at most up to `deadline`; false if that was not enough.
+    /// Waits until the queue is empty, at most until `deadline`. Returns whether it is.
     pub fn flush(&self, deadline: Option<Instant>) -> bool {
         let mut queue = self.channel.lock();
         while !queue.pending.is_empty() && !self.thread.is_finished() {
@@ -131,22 +131,22 @@ impl Writer {
         true
     }
 
-    /// Holds the lock until what it gives is dropped, as a thread that a fork has taken away does for ever.
+    /// Holds the lock until the returned sender is dropped, like a thread that a fork removed.
     #[cfg(test)]
     pub fn hold_lock(&self) -> std::sync::mpsc::Sender<()> {
         let channel = Arc::clone(&self.channel);
         let ((is_held, held), (drop_to_release, release)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
         thread::spawn(move || {
             let _lock = channel.lock();
-            is_held.send(()).expect("the caller waits");
-            // Ends when the other end is dropped.
+            is_held.send(()).expect("the caller receives");
+            // Ends when the sender is dropped.
             let _: Result<(), _> = release.recv();
         });
-        held.recv().expect("the thread says when");
+        held.recv().expect("the thread holds the lock");
         drop_to_release
     }
 
-    /// Ends the thread after what waits is written; after `deadline` it is left to itself.
+    /// Ends the thread after the queue is written; after `deadline` it is detached.
     pub fn close(self, deadline: Instant) {
         let is_flushed = self.flush(Some(deadline));
         self.channel.lock().closing = true;
@@ -172,11 +172,11 @@ fn run(shared: &Shared, channel: &Channel) {
         };
         drop(queue);
         let written = write(shared, &job);
-        // Room is made before the record counts as written, so that who flushes finds the directory within its limit.
+        // Evict before the record counts as written, so that `flush` leaves the directory within its limit.
         match &written {
             Ok(bytes) => {
                 written_since_scan += bytes;
-                // Others write here too: what they add is seen by a scan alone.
+                // Other processes write too; only a scan sees their files.
                 if shared.bytes() > shared.limit || written_since_scan > shared.limit / 10 {
                     shared.evict_to_limit();
                     written_since_scan = 0;
@@ -187,8 +187,8 @@ fn run(shared: &Shared, channel: &Channel) {
         let mut queue = channel.lock();
         queue.done(&job.digest, job.payload.len());
         if written.is_err_and(|error| stops_writing(&error)) {
-            let forgotten = queue.pause();
-            shared.count(&shared.dropped, forgotten as u64);
+            let dropped_jobs = queue.pause();
+            shared.count(&shared.dropped, dropped_jobs as u64);
         }
         if queue.pending.is_empty() {
             channel.emptied.notify_all();
@@ -196,7 +196,7 @@ fn run(shared: &Shared, channel: &Channel) {
     }
 }
 
-/// Writes a record that is not there yet; gives the bytes that the directory grew by.
+/// Writes a record unless it exists. Returns the bytes added.
 fn write(shared: &Shared, job: &Job) -> io::Result<u64> {
     if shared.folder.contains(&job.digest) {
         return Ok(0);
@@ -208,7 +208,7 @@ fn write(shared: &Shared, job: &Job) -> io::Result<u64> {
     Ok(bytes.len() as u64)
 }
 
-/// Whether the next record would fail too. It would not where something odd has the name of this one.
+/// Returns whether the next record would fail too; not if just this name is occupied by something else.
 fn stops_writing(error: &io::Error) -> bool {
     !matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::DirectoryNotEmpty)
 }
@@ -225,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_waits_once() {
+    fn the_queue_is_bounded_and_without_duplicates() {
         let mut queue = Queue::default();
-        assert!(queue.push(job(0, QUEUE_BYTES + 1)), "the first is taken however large it is");
+        assert!(queue.push(job(0, QUEUE_BYTES + 1)), "an empty queue accepts any size");
         assert!(!queue.push(job(1, 0)));
         let first = queue.jobs.pop_front().unwrap();
-        assert!(!queue.push(job(1, 0)), "what is being written takes room");
+        assert!(!queue.push(job(1, 0)), "the record being written counts");
         queue.done(&first.digest, first.payload.len());
         for _ in 0..5 {
             assert!(queue.push(job(1, QUEUE_BYTES / 2)));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_forgets_what_waits_and_takes_nothing() {
+    fn a_pause_drops_the_queue_and_accepts_nothing() {
         let mut queue = Queue::default();
         queue.push(job(0, 10));
         queue.push(job(1, 10));

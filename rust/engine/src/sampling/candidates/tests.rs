@@ -117,7 +117,7 @@ fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
                 logits.iter_mut().for_each(|logit| *logit = (*logit / 2.0) + added);
                 Ok::<(), ()>(())
             });
-            assert_eq!((rewritten, candidates.check_sound()), (Ok(()), Ok(())));
+            assert_eq!((rewritten, candidates.check_valid()), (Ok(()), Ok(())));
             plain.iter_mut().for_each(|entry| entry.1 = (entry.1 / 2.0) + added);
         }
         Step::First(count) => {
@@ -127,19 +127,19 @@ fn apply(step: &Step, candidates: &mut Candidates<'_>, plain: &mut Plain) {
             assert_eq!(candidates.first(count), sorted);
         }
         Step::Weigh => {
-            let weighed = candidates.weigh();
+            let weighted = candidates.weigh();
             let highest = nth_most_likely(plain, 1).logit;
             let wanted: Vec<(u32, f64)> =
                 plain.iter().map(|&(id, logit)| (id, logits::weight(logit, highest))).collect();
-            assert_eq!(weighed.left().collect::<Vec<_>>(), wanted);
+            assert_eq!(weighted.remaining().collect::<Vec<_>>(), wanted);
             let total: f64 = wanted.iter().map(|(_, weight)| weight).sum();
-            assert!((weighed.total() - total).abs() <= 1e-12 * total);
+            assert!((weighted.total() - total).abs() <= 1e-12 * total);
             for &(id, weight) in &wanted {
-                assert_eq!(weighed.weight_of(id), weight);
+                assert_eq!(weighted.weight_of(id), weight);
             }
             let parts = wanted.iter().map(|(_, weight)| weight / total).filter(|share| *share > 0.0);
             let entropy: f64 = parts.map(|share| -share * share.ln()).sum();
-            assert!((weighed.entropy() - entropy).abs() <= 1e-9 * entropy.max(1.0));
+            assert!((weighted.entropy() - entropy).abs() <= 1e-9 * entropy.max(1.0));
         }
     }
     plain.retain(|entry| entry.1 > f32::NEG_INFINITY);
@@ -155,12 +155,12 @@ proptest! {
         same_room: bool,
     ) {
         for isa in Isa::available() {
-            let mut room = Room::default();
+            let mut buffers = Buffers::default();
             if same_room {
-                // What is left in the room from another row is not seen.
-                Candidates::new(isa, &[1.0; 5000], &mut room).unwrap().weigh();
+                // What is left in the buffers from another row is not seen.
+                Candidates::new(isa, &[1.0; 5000], &mut buffers).unwrap().weigh();
             }
-            let mut candidates = Candidates::new(isa, &row, &mut room).unwrap();
+            let mut candidates = Candidates::new(isa, &row, &mut buffers).unwrap();
             let mut plain: Plain = (0..).zip(row.iter().copied()).filter(|(_, logit)| logit.is_finite()).collect();
             for step in &steps {
                 if plain.is_empty() {
@@ -170,7 +170,7 @@ proptest! {
                 let left: Plain =
                     (0..row.len() as u32).filter_map(|id| Some((id, candidates.logit(id)?))).collect();
                 prop_assert_eq!(&left, &plain, "{:?}", step);
-                let left: Plain = candidates.left().map(|candidate| (candidate.id, candidate.logit)).collect();
+                let left: Plain = candidates.remaining().map(|candidate| (candidate.id, candidate.logit)).collect();
                 prop_assert_eq!(&left, &plain, "{:?}", step);
                 let highest = plain.iter().map(|entry| entry.1).fold(f32::NEG_INFINITY, f32::max);
                 prop_assert_eq!(candidates.highest_logit(), highest);

@@ -1,15 +1,15 @@
-//! Masks that take long are made while the model computes the logits that they will be laid on.
+//! Computes slow grammar masks on another thread while the model computes the logits.
 //!
-//! One thread for all of a step's masks, begun with the step and over with it: so nothing of it is left when a step is
-//! cancelled, and none is there when the process forks. Starting it takes some tens of microseconds.
+//! One thread computes all masks of a step and ends with it, so nothing remains when a step is cancelled or the process
+//! forks. Starting it takes tens of microseconds.
 
 use std::thread;
 
 use super::Constraint;
 use super::limits::STACK_BYTES;
 
-/// Runs `work` in this thread, and meanwhile prepares the masks in another one.
-pub(crate) fn beside<'a, T>(
+/// Runs `work` on this thread while another one prepares the masks.
+pub(crate) fn prepare_masks_during<'a, T>(
     constraints: impl ExactSizeIterator<Item = &'a mut Constraint> + Send,
     work: impl FnOnce() -> T,
 ) -> T {
@@ -19,7 +19,7 @@ pub(crate) fn beside<'a, T>(
     thread::scope(|scope| {
         let prepare = move || constraints.for_each(Constraint::prepare);
         let thread = thread::Builder::new().name("ferrule-masks".into()).stack_size(STACK_BYTES);
-        // Where none can be started, each mask is made when its token is sampled.
+        // If no thread can be started, each mask is computed at sampling time.
         _ = thread.spawn_scoped(scope, prepare);
         work()
     })
