@@ -1,12 +1,12 @@
-"""A model inside a FastAPI program: routes of its own, and the OpenAI-compatible server mounted beside them.
+"""FastAPI program with its own routes and the mounted OpenAI-compatible server.
 
     python examples/fastapi_app.py [PORT]
     curl localhost:8000/capitals/France
     curl localhost:8000/stories/fox
     curl localhost:8000/llm/v1/models
 
-Both use one engine, so that their requests share its steps. The model is loaded in the lifespan, in a thread, and
-closed when the program ends. Needs `pip install 'ferrule[server]'`.
+Both use one engine, so their requests are batched together. The lifespan loads the model in a thread and closes it when
+the program exits. Needs `pip install 'ferrule[server]'`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ models = Models()
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-    """Loads the model before the first request; until then /llm says that it is loading."""
+    """Loads the model before the first request; until then /llm/health reports that it is loading."""
     async with await asyncio.to_thread(AsyncLLM) as llm:
         app.state.llm = llm
         models.set({"tiny": llm})
@@ -39,7 +39,7 @@ app.mount("/llm", create_app(models))
 
 @app.get("/capitals/{country}")
 async def capital(country: str, request: Request) -> dict[str, str]:
-    """The capital of a country. Who hangs up ends the request: the task is cancelled, and the generator closed."""
+    """Returns the capital of a country. A disconnect cancels the task, which ends the request."""
     llm: AsyncLLM = request.app.state.llm
     messages = [{"role": "user", "content": f"What is the capital of {country}?"}]
     text = ""
@@ -50,7 +50,7 @@ async def capital(country: str, request: Request) -> dict[str, str]:
 
 @app.get("/stories/{hero}")
 async def story(hero: str, request: Request) -> StreamingResponse:
-    """A story, as it is written."""
+    """Streams a story."""
     llm: AsyncLLM = request.app.state.llm
 
     async def text() -> AsyncIterator[str]:

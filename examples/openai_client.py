@@ -1,10 +1,10 @@
-"""OpenAI's own Python client, talking to `ferrule serve`: a chat, a stream, and an answer held to a schema.
+"""OpenAI's Python client with `ferrule serve`: chat, streaming and a JSON schema.
 
     ferrule serve                                   # in one terminal; or ferrule serve org/repo
-    python examples/openai_client.py [URL]          # in another; http://127.0.0.1:8000 unless it is elsewhere
+    python examples/openai_client.py [URL]          # in another; default http://127.0.0.1:8000
 
-Needs `pip install openai`. Programs that were written for OpenAI's API want two changes: the base URL, and a key, which
-any text is as long as the server was started without keys.
+Needs `pip install openai`. Programs written for OpenAI's API need two changes: the base URL, and an API key, which can
+be any text if the server has no keys.
 """
 
 import sys
@@ -13,7 +13,7 @@ from openai import OpenAI
 
 
 def main(url: str = "http://127.0.0.1:8000") -> None:
-    """Asks three times."""
+    """Sends three requests."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     print("model:", model)
@@ -37,7 +37,7 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
         elif chunk.usage is not None:  # the last chunk
             print(f" ({chunk.usage.completion_tokens} tokens)")
 
-    held = client.chat.completions.create(
+    structured = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "What colour is the sky?"}],
         temperature=0,
@@ -54,7 +54,7 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
             },
         },
     )
-    print("schema:", " ".join((held.choices[0].message.content or "").split()))
+    print("schema:", " ".join((structured.choices[0].message.content or "").split()))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Answers from documents (RAG): embeds them, finds those nearest to a question, and lets the model read these first.
+"""Retrieval-augmented generation (RAG): embeds documents, finds the nearest ones, and adds them to the prompt.
 
     python examples/retrieval.py [EMBEDDING_MODEL [MODEL]]
 
-Any model that generates embeds too, so that the embedded one does both here. It goes by words more than by meaning, and
-finds little that is put otherwise: take an embedding model (`LLM("org/repo")` of BERT's kind, of Qwen3-Embedding, of
-EmbeddingGemma) for anything but trying it out. Vectors have length 1, so a product of matrices is all cosines at once;
-a few hundred thousand documents need no database.
+Any generative model can embed too, so the embedded model does both here. Its embeddings match words rather than
+meaning: use an embedding model (`LLM("org/repo")` with BERT, Qwen3-Embedding, EmbeddingGemma) for real work. Vectors
+have length 1, so one matrix product computes all cosine similarities; no database is needed below a few
+hundred thousand documents.
 """
 
 import sys
@@ -18,26 +18,26 @@ from ferrule import LLM, SamplingParams
 DOCUMENTS = (
     "Quantization stores weights in fewer bits, so that less memory is read for each token.",
     "The capital of Japan is Tokyo.",
-    "Speculative decoding verifies several guessed tokens at once.",
+    "Speculative decoding verifies several draft tokens at once.",
     "The capital of France is Paris.",
 )
 
 
 def embed(llm: LLM, texts: list[str]) -> npt.NDArray[np.float32]:
-    """Float32 `[texts, dimensions]`, rows of length 1."""
-    # An embedding model's files say how it pools: leave `pooling` out for one.
+    """Returns embeddings, float32 `[texts, dimensions]`, with rows of length 1."""
+    # The files of an embedding model set its pooling: omit `pooling` for one.
     pooling = "mean" if llm.info()["model"] == "tiny" else None
     return np.stack([output.embedding for output in llm.embed(texts, pooling=pooling)])
 
 
 def nearest(query: npt.NDArray[np.float32], index: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:
-    """The documents most like a query, with their cosines, the nearest first."""
+    """Returns index and cosine similarity of the `count` documents nearest to a query, the nearest first."""
     cosines = index @ query
     return [(int(place), float(cosines[place])) for place in np.argsort(-cosines)[:count]]
 
 
 def main(embedding_model: str | None = None, model: str | None = None) -> None:
-    """Finds and answers."""
+    """Retrieves two documents and answers a question with them."""
     question = "What is the capital of France?"
     with LLM(embedding_model) as llm:
         index = embed(llm, list(DOCUMENTS))

@@ -1,9 +1,9 @@
-"""Fills a dataclass from text: its fields become a JSON schema, the output is held to it, and nothing needs repair.
+"""Structured extraction: converts a dataclass to a JSON schema and fills it from text.
 
     python examples/structured_extraction.py [MODEL]
 
-The schema is kept token by token, so the output always parses into the class. Whether the values are right is up to
-the model: the embedded one is a toy and puts down the wrong animal.
+The schema is enforced token by token, so the output always parses into the class. The values are only as good as the
+model: the embedded one is a toy and reports the wrong animal.
 """
 
 import json
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass
 class Character:
-    """Who a story is about."""
+    """Main character of a story."""
 
     animal: Literal["cat", "dog", "duck", "fish", "fox"]
     name: str
@@ -27,12 +27,12 @@ class Character:
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a type hint: what a field of a dataclass may be."""
+    """Returns the JSON schema of a type hint."""
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if get_origin(kind) is list:
         return {"type": "array", "items": schema_of(get_args(kind)[0]), "maxItems": 3}
-    # Bounds, so that a model which does not know when to stop must.
+    # The bounds end the output of a model that repeats itself.
     return {
         str: {"type": "string", "minLength": 1, "maxLength": 20},
         int: {"type": "integer", "minimum": 0, "maximum": 1000},
@@ -41,7 +41,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 
 def extract(llm: LLM, text: str, kind: type[T]) -> T:
-    """What a text says, as an instance of a dataclass."""
+    """Extracts an instance of a dataclass from a text."""
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
     schema = {

@@ -1,11 +1,11 @@
-"""An agent: the model calls Python functions in a loop, reads what they return, and then answers.
+"""Tool calling agent: the model calls Python functions in a loop and then answers.
 
     python examples/tool_agent.py [MODEL]
 
-Models that were trained to call tools have a form of their own for it, which `llm.chat(messages, tools=TOOLS,
-tool_call_parser="auto")` reads. The embedded model was not, so a call is forced, as by OpenAI's `tool_choice`
-`"required"`: the output is held to a schema, that of a call of one of the tools. So every call is one that can be made.
-Whether it is a clever one is up to the model; the toy is lucky with France.
+Models trained for tool calling have their own call format, which `llm.chat(messages, tools=TOOLS,
+tool_call_parser="auto")` parses. The embedded model is not, so the call is forced, as with OpenAI's `tool_choice`
+`"required"`: structured output restricts it to the schema of the tools. Every call is therefore valid; whether it is
+useful depends on the model.
 """
 
 import json
@@ -16,7 +16,7 @@ from ferrule import LLM, SamplingParams, StructuredOutputsParams
 from ferrule._text.chat import tool_schemas
 
 MAX_CALLS = 4
-"""After these the model must answer: an agent that never ends is no use."""
+"""Maximum number of tool calls before the answer."""
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo"}
 POPULATIONS = {"Paris": 2.1, "Rome": 2.7, "Tokyo": 14.2}
 
@@ -32,7 +32,7 @@ def capital_of(country: Literal["France", "Italy", "Japan"]) -> str:
 
 
 def population_of(city: Literal["Paris", "Rome", "Tokyo"]) -> float:
-    """Looks up how many people live in a city, in millions.
+    """Looks up the population of a city, in millions.
 
     Args:
         city: The city.
@@ -45,12 +45,12 @@ TOOLS = {"capital_of": capital_of, "population_of": population_of}
 
 
 def object_of(**properties: Any) -> dict[str, Any]:
-    """The schema of an object that has these properties and no others."""
+    """Returns the schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def call_schema() -> dict[str, Any]:
-    """The schema of a call: the name of one of the tools, with its arguments."""
+    """Returns the schema of a call: the name of a tool and its arguments."""
     functions = [schema["function"] for schema in tool_schemas(list(TOOLS.values()))]
     return {
         "anyOf": [
@@ -61,14 +61,14 @@ def call_schema() -> dict[str, Any]:
 
 
 def converse(llm: LLM, question: str) -> list[dict[str, Any]]:
-    """The conversation from the question to the answer."""
+    """Returns the conversation from the question to the answer."""
     structure = StructuredOutputsParams(json=call_schema(), disable_any_whitespace=True)
     calling = SamplingParams(temperature=0, max_tokens=100, structured_outputs=structure)
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(MAX_CALLS):
         text = llm.chat(messages, calling)[0].outputs[0].text
         if any(message["content"] == text for message in messages):
-            break  # it has asked that before: nothing new would come of it
+            break  # a repeated call gives no new information
         call = json.loads(text)
         result = TOOLS[call["name"]](**call["arguments"])
         messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": json.dumps(result)}]

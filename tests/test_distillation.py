@@ -212,7 +212,7 @@ def test_an_index_that_lists_nonsense(shards: object, tmp_path: Path, teacher: L
 
 def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "evaluate.md").read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    *_, example = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "docs/evaluate.md", "exec"), {})
     assert [output.top_ids.shape[1] for output in read_export(tmp_path / "teacher")] == [20, 20]

@@ -34,7 +34,7 @@ TABLES: list[list[list[str]]] = [
     [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     for table in re.findall(r"(?:^\|.*\|\n)+", PAGE, re.MULTILINE)
 ]
-SWITCHES = next(table[2:] for table in TABLES if table[0] == ["What the reference does", "How it is said", "Look at"])
+SWITCHES = next(table[2:] for table in TABLES if table[0] == ["Reference", "Description", "Example"])
 
 SAID_BY_DECODER = {"config", "modules", "tied", "head", "final_norm"}
 """Arguments that are explained in words, beside those that the table has."""
