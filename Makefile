@@ -1,17 +1,17 @@
-# For everyone: `make demo` and `make test`. For work on ferrule itself: the rest; `make check` is what CI runs.
+# Users need `make demo` and `make test`. The other targets are for development; .ci/run shows what CI runs.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv installs what uv.lock pins into that venv, and trusts the certificates that pip trusts.
+# uv installs the versions of uv.lock into the venv, with the certificates of the system.
 UV := UV_SYSTEM_CERTS=1 UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv --quiet
-# maturin installs into the venv that these name, whatever environment make was called in.
+# VIRTUAL_ENV selects the venv that maturin installs into; CONDA_PREFIX would override it.
 MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 
-# rustup installs here, and tells new shells only.
+# rustup installs here, and only new shells have it in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# Two at a time, a file's tests side by side, since they share what was set up for them.
+# Two processes; tests of one file run in the same process, because they share fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -21,26 +21,26 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: release ## build, install into .venv, and let the embedded model speak
+demo: release ## build, install into .venv, and generate text with the embedded model
 	$(BIN)/ferrule run "The capital of France is"
 
-test: ## all tests: Rust and Python
+test: ## run all tests: Rust and Python
 	@scripts/require-tools $(PYTHON) test
 	$(MAKE) --keep-going rust-test python-test
 
-check: lint test ## what CI runs: formatting, lints, types, tests
+check: lint test ## run lint and test
 
-rust-test: tools ## the tests of the crates
+rust-test: tools ## run the tests of the crates
 	cargo test --workspace --exclude ferrule-python
 
-python-test: develop ## the tests of the package, on a developer build
+python-test: develop ## run the tests of the Python package with a developer build
 	$(PYTEST) tests
-	@# The promises that rest on kernels hold on every instruction set of this machine, not on the fastest alone.
+	@# Parity and determinism depend on kernels: test them on every instruction set of this machine.
 	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
 	    FERRULE_ISA=$$isa $(PYTEST) tests/test_parity.py tests/test_invariance.py || exit 1; \
 	done
 
-lint: $(VENV)/ready ## formatting, lints and types; changes nothing
+lint: $(VENV)/ready ## check formatting, lints, types, import layers and prose; changes nothing
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
@@ -55,32 +55,32 @@ develop: $(VENV)/ready ## install a developer build (optimized, no LTO)
 release: $(VENV)/ready ## install the release build
 	$(MATURIN) develop --quiet --release
 
-harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py, which skips without it
+harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py
 	$(UV) sync --frozen --inexact --no-install-project --extra eval
 
-versions: develop ## a part of the tests with the lowest and the highest versions of the libraries that are allowed
+versions: develop ## run some tests with the lowest and highest allowed versions of the dependencies
 	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON)
 
-docs: $(VENV)/ready ## target/site, the documentation as a site; a warning is an error
+docs: $(VENV)/ready ## build the documentation site in target/site; warnings are errors
 	$(BIN)/zensical build --strict --clean
 
-dist: $(VENV)/ready ## dist/*.tar.gz and, built from it, dist/*.whl, tested in a fresh venv without a Rust toolchain
+dist: $(VENV)/ready ## build dist/*.tar.gz and dist/*.whl, and test the wheel in a new venv without a Rust toolchain
 	rm -f dist/*.tar.gz dist/*.whl
 	$(MATURIN) build --release --sdist --out dist
 	scripts/try-wheel $(PYTHON) dist/*.whl
 
-bench: release ## this machine's ceilings, and the embedded model's prefill and decode beside them
+bench: release ## measure the ceilings of this machine, and prefill and decode of the embedded model
 	$(BIN)/ferrule bench --machine
 	$(BIN)/ferrule bench --context 512 --batch 1,4,16
 
-clean: ## remove what was built
+clean: ## remove build outputs
 	cargo clean
 	rm -rf $(VENV) dist .cache .pytest_cache .ruff_cache .hypothesis
 
 tools:
 	@scripts/require-tools $(PYTHON)
 
-# Made again when the lock file changes: it lists what developers need.
+# Updated when the lock file changes.
 $(VENV)/ready: pyproject.toml uv.lock | tools
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip 'uv>=0.9,<1'
