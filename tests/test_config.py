@@ -98,7 +98,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "31 experts of all layers",
         {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16},
-        "num_hidden_layers is 3; it must be fewer, or with fewer experts or heads: together they have 196608",
+        "num_hidden_layers is 3; it must be fewer, or with fewer experts or heads: all layers have 196608",
     ),
     (
         "31 heads of all layers",
@@ -109,7 +109,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
             "num_hidden_layers": 4096,
             "num_attention_heads": 1024,
         },
-        "num_hidden_layers is 4096; it must be fewer, or with fewer experts or heads: together they have 4194304",
+        "num_hidden_layers is 4096; it must be fewer, or with fewer experts or heads: all layers have 4194304",
     ),
     ("33 unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
     ("33 not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
@@ -188,7 +188,7 @@ READ = "read_model_files(Path(arguments[0]))"
                 LLAMA
                 | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16, "num_hidden_layers": 4096}
             ),
-            "together they have 268435456",
+            "all layers have 268435456",
         ),
         (
             json.dumps(

@@ -94,7 +94,7 @@ def test_base_class_generates_if_embeddings_are_tied() -> None:
 def test_multimodal_classifiers_are_unsupported() -> None:
     text = dict(config_of("gemma3", DECODERS, architectures=...).values)
     outer = {"architectures": ["Gemma3ForSequenceClassification"], "model_type": "gemma3", "text_config": text}
-    with pytest.raises(UnsupportedModelError, match="a half of a model classifies nothing"):
+    with pytest.raises(UnsupportedModelError, match="classifiers of multimodal models are not supported"):
         model_spec(Config(outer, Path("config.json")))
 
 

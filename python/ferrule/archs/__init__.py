@@ -82,7 +82,7 @@ from ferrule.archs.solar_open import solar_open
 from ferrule.archs.spec import ModelSpec
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
-from ferrule.archs.text_half import text_half
+from ferrule.archs.text_model import text_config
 from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
 from ferrule.archs.youtu import youtu
@@ -92,24 +92,24 @@ CLASSIFIER = "ForSequenceClassification"
 BASE = "Model"
 
 GENERATOR_ENDINGS = ("ForCausalLM", "LMHeadModel", BASE, "ForConditionalGeneration", CLASSIFIER)
-"""Of decoders' classes: what stands on top of the layers, or beside them."""
+"""Endings of decoders' class names; the ending says what follows the layers."""
 ENCODER_ENDINGS = (BASE, "ForMaskedLM", "ForPreTraining", CLASSIFIER)
-"""Of encoders' classes. What was there for training alone is not looked at."""
+"""Endings of encoders' class names; heads for pretraining are ignored."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a checkpoint may call itself, and how its configuration is read."""
+    """An architecture: the names that a checkpoint gives it, and the function that reads its configuration."""
 
     name: str
-    """The beginning of the classes in config.json's `architectures`; their endings say what stands on top."""
+    """Beginning of the class names in config.json's `architectures`, for example "Llama"."""
     model_type: str
-    """In config.json's `model_type`, which decides where `architectures` is missing."""
+    """config.json's `model_type`, which decides if `architectures` is missing."""
     read: Callable[[Config], ModelSpec]
     endings: tuple[str, ...] = GENERATOR_ENDINGS
-    """The first is that of most."""
+    """Endings of the class names that load, the usual one first."""
     classifier: Callable[[Config], Classified] = decoder_classifier
-    """What a class that ends in ForSequenceClassification has on top."""
+    """Reads the classifier of a class that ends in ForSequenceClassification."""
 
 
 REGISTRY = (
@@ -199,11 +199,12 @@ _registered: list[Architecture] = []
 
 
 def register(architecture: Architecture) -> None:
-    """Makes an architecture of another package's known to this process.
+    """Registers an architecture of another package in this process.
 
-    One that was registered under the same name or model_type before gives way, as when a cell of a notebook runs again.
+    It replaces an architecture that was registered earlier under the same name or model_type, so that a notebook cell
+    may run again.
 
-    Raises InvalidParameterError for a name or a model_type that is one of ferrule's own.
+    Raises InvalidParameterError for a name or model_type of a built-in architecture.
     """
     if not isinstance(cast("object", architecture), Architecture):
         raise InvalidParameterError(f"architecture is {shown(architecture)}; it must be an Architecture")
@@ -218,32 +219,34 @@ def register(architecture: Architecture) -> None:
 
 
 def architectures() -> tuple[Architecture, ...]:
-    """Those of ferrule, and those that were registered."""
+    """Returns the built-in and the registered architectures."""
     return (*REGISTRY, *_registered)
 
 
 def model_spec(config: Config) -> ModelSpec:
-    """The spec of a checkpoint; of one that sees pictures too, that of the half that reads and writes text.
+    """Returns the spec of a checkpoint, or of the text model of a multimodal checkpoint.
 
-    Raises ConfigError for a value outside its limits, UnsupportedModelError for what ferrule does not run.
+    Raises ConfigError for a value outside its limits, UnsupportedModelError for an unsupported model or value.
     """
     whole = config
     if "text_config" in whole:
-        config = text_half(whole)
+        config = text_config(whole)
     architecture, ending = _find(config)
     classes = [ending, *whole.texts("architectures")]
     if config is not whole and any(name.endswith(CLASSIFIER) for name in classes):
-        raise whole.unsupported("architectures", "a class that generates: a half of a model classifies nothing")
+        raise whole.unsupported(
+            "architectures", "a class that generates: classifiers of multimodal models are not supported"
+        )
     spec = architecture.read(config)
     if ending == CLASSIFIER:
         spec = with_classifier(spec, architecture.classifier(config))
     elif ending == BASE and spec.head is not None and not spec.head.tied:
-        spec = replace(spec, head=None)  # such a class has no matrix to continue a text with
+        spec = replace(spec, head=None)  # the base class has no lm_head
     return replace(spec, prefixes=_prefixes(spec))
 
 
 def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
-    """Other names of the same tensors: saved without the head around the model, or as a part of one that sees."""
+    """Other prefixes of the same tensors: saved from the base class, or as part of a multimodal model."""
     base, dot, _ = spec.tensors["embedding.weight"].names[0].partition(".")
     base += dot
     wrapped = [(base, f"{base}language_model."), ("", "language_model."), (base, f"{base}text_model.")]
@@ -251,7 +254,7 @@ def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
 
 
 def _find(config: Config) -> tuple[Architecture, str]:
-    """The architecture, and what its class ends in."""
+    """Returns the architecture and the ending of its class name."""
     classes = config.texts("architectures")
     field, found = ("architectures", classes[0]) if classes else ("model_type", config.text("model_type"))
     known = _known(architectures(), by_class=bool(classes))
@@ -270,21 +273,21 @@ def _find(config: Config) -> tuple[Architecture, str]:
 
 
 def _known(found: Iterable[Architecture], *, by_class: bool) -> dict[str, tuple[Architecture, str]]:
-    """By the name of a class, or by model_type, the architecture and the ending of its class."""
+    """Maps class names, or model types, to the architecture and the ending of its class name."""
     if by_class:
         return {each.name + ending: (each, ending) for each in found for ending in each.endings}
     return {each.model_type: (each, each.endings[0]) for each in found}
 
 
 def _installed(failures: list[str]) -> Iterator[Architecture]:
-    """The architectures that installed packages name; of those that cannot be loaded, `failures` gets why."""
+    """Yields the architectures of installed packages; adds the reason to `failures` if one cannot be loaded."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             loaded = cast("Architecture", entry.load())
             register(loaded)
-        except Exception as error:  # a package of others may fail in any way
+        except Exception as error:  # third-party code may raise anything
             failures.append(
                 f"the entry point {entry.name} ({entry.value}) of {ENTRY_POINTS} cannot be loaded: "
                 f"{type(error).__name__}: {error}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 
 def alibi_slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
-    """A geometric sequence from 2^-(largest / n) to 2^-largest, where n is the power of two that holds all heads.
+    """Returns a geometric sequence from 2^-(largest / n) to 2^-largest, where n is the next power of two >= heads.
 
-    Of n slopes for fewer heads the even ones go first, and then the odd ones: those are the ones that half as many
-    heads have, and then those between them.
+    For fewer than n heads, the slopes of n / 2 heads come first, then those between them.
     """
     power = 1 << (heads - 1).bit_length()
     slopes = [2.0 ** (-largest * (index + 1) / power) for index in range(power)]

@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, ModelSpec
 
 
 def arcee(config: Config) -> ModelSpec:
-    """Biases where the file asks for them."""
+    """Biases are set by the file."""
     config = config.with_defaults(hidden_act="relu2", max_position_embeddings=4096, rms_norm_eps=1e-5)
     bias = config.flag("attention_bias", default=False)
     mlp_bias = config.flag("mlp_bias", default=False)

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018): learned positions, kinds of tokens, and norms after the sums."""
+"""BERT (Devlin et al. 2018): learned positions, token types, and norms on the residual sums."""
 
 from ferrule.archs.classifier import Classified, label_names
 from ferrule.archs.config import Config
@@ -7,12 +7,12 @@ from ferrule.archs.spec import Classifier, Dense, Embedding, LayerNorm, LearnedP
 
 
 def bert(config: Config) -> ModelSpec:
-    """The pooler, which its makers trained for another task, takes part in classification alone."""
+    """The pooler is used for classification only; it was trained for another task."""
     return bert_like(config, base="bert", first_position=0)
 
 
 def bert_classifier(config: Config) -> Classified:
-    """On the first token, as the pooler makes it."""
+    """The classifier reads the pooled first token."""
     classifier = Classifier(
         labels=len(label_names(config)), pooling="cls", activation="tanh", dense_bias=True, bias=True
     )
@@ -20,7 +20,7 @@ def bert_classifier(config: Config) -> Classified:
 
 
 def bert_like(config: Config, *, base: str, first_position: int) -> ModelSpec:
-    """BERT, or one of its kin: `base` is the module that holds it, `first_position` the row of the first position."""
+    """Returns the spec of BERT and related models; `base` is the outer module, `first_position` the first row."""
     config = config.with_defaults(hidden_act="gelu", max_position_embeddings=512, layer_norm_eps=1e-12)
     config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     rows = config.whole("max_position_embeddings", low=first_position + 1)

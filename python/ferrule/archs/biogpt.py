@@ -1,4 +1,4 @@
-"""BioGPT (Luo et al. 2022): learned positions, of which the first two rows are for none, and scaled embeddings."""
+"""BioGPT (Luo et al. 2022): learned positions that start at row 2, and scaled embeddings."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -7,7 +7,7 @@ from ferrule.archs.spec import Dense, Embedding, LayerNorm, LearnedPositions, Mo
 
 
 def biogpt(config: Config) -> ModelSpec:
-    """The norms' eps is not that of the file."""
+    """The epsilon of the norms is a constant; the file's value is ignored."""
     config = config.with_defaults(hidden_act="gelu", max_position_embeddings=1024)
     scaled = config.flag("scale_embedding", default=True)
     block = "biogpt.layers.{layer}"

@@ -1,4 +1,4 @@
-"""BLOOM (Le Scao et al. 2022): ALiBi in place of positions, and a norm over the embeddings."""
+"""BLOOM (Le Scao et al. 2022): ALiBi in place of position embeddings, and a norm over the embeddings."""
 
 from ferrule.archs.alibi import alibi_slopes
 from ferrule.archs.config import Config
@@ -8,7 +8,7 @@ from ferrule.archs.tensors import fused
 
 
 def bloom(config: Config) -> ModelSpec:
-    """What a block adds to may be its normed input. The context is the one trained with: nothing else limits it."""
+    """The residual may be the normed input. The context is the training length; the model has no other limit."""
     config = config.spelled(
         hidden_size="n_embed",
         num_hidden_layers="n_layer",

@@ -1,4 +1,4 @@
-"""Classes that end in ForSequenceClassification: a score for each label in place of a head."""
+"""Classes that end in ForSequenceClassification: a classifier in place of the lm_head."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ferrule.archs.spec import Classifier, ModelSpec
 from ferrule.archs.tensors import tensors_named
 
 Classified: TypeAlias = tuple[Classifier, dict[str, str]]
-"""A classifier, and the checkpoint's modules of its roles."""
+"""A classifier, and the checkpoint's module names of its roles."""
 
 MAX_LABELS = 1 << 20
 
 
 def with_classifier(spec: ModelSpec, classified: Classified) -> ModelSpec:
-    """The model with a classifier, and without a head."""
+    """Returns the spec with a classifier in place of the lm_head."""
     classifier, modules = classified
     spec = replace(spec, head=None, classifier=classifier)
     return replace(spec, tensors=tensors_named(spec, modules, spec.tensors))
 
 
 def decoder_classifier(config: Config) -> Classified:
-    """What decoders have: a projection of the last token's hidden state."""
+    """Returns the classifier of decoders: a projection of the last token's hidden state."""
     return Classifier(labels=len(label_names(config)), pooling="last"), {"classifier": "score"}
 
 
 def label_names(config: Config) -> tuple[str, ...]:
-    """The names of the labels, in their order: `LABEL_0` and so on where the file counts them only.
+    """Returns the label names in order; `LABEL_0` and so on if the file has only their number.
 
-    A file that says nothing has two, as in transformers.
+    The default is two labels, as in transformers.
     """
     if "id2label" not in config:
         count = config.whole("num_labels", default=2, high=MAX_LABELS)

@@ -7,11 +7,11 @@ from ferrule.archs.spec import ModelSpec
 from ferrule.archs.tensors import fused
 
 SHARDS = 4
-"""The accelerators of the first training: each wrote its heads' queries, values and keys."""
+"""Tensor-parallel ranks of the original training; each stored its heads' queries, values and keys."""
 
 
 def codegen(config: Config) -> ModelSpec:
-    """A quarter of the heads' queries, values and keys follow one another, four times."""
+    """The fused tensor repeats queries, values and keys of a quarter of the heads four times."""
     spelled = config.spelled(**SPELLINGS)
     if spelled.heads % SHARDS:
         raise spelled.error("num_attention_heads", f"a multiple of {SHARDS}")

@@ -1,4 +1,4 @@
-"""Command R (Cohere 2024): both blocks read one norm of the layer's input; pairs that rotate are neighbours."""
+"""Command R (Cohere 2024): parallel blocks with one norm; interleaved rotary embedding."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Head, HeadNorm, LayerNorm, ModelSpec
 
 
 def cohere(config: Config) -> ModelSpec:
-    """Command R+ has norms of queries and keys, whose weights differ from head to head."""
+    """Command R+ normalizes queries and keys with separate weights for each head."""
     config = config.with_defaults(max_position_embeddings=8192, rope_theta=500_000.0)
     bias = config.flag("attention_bias", default=False)
     norm = cohere_norm(config)
@@ -23,12 +23,12 @@ def cohere(config: Config) -> ModelSpec:
 
 
 def cohere_norm(config: Config) -> LayerNorm:
-    """Without a bias."""
+    """LayerNorm without a bias."""
     return LayerNorm(config.number("layer_norm_eps", default=1e-5), bias=False)
 
 
 def cohere_head(config: Config) -> Head:
-    """Tied, with scaled logits."""
+    """Tied lm_head with scaled logits."""
     return Head(
         tied=config.flag("tie_word_embeddings", default=True),
         scale=config.number("logit_scale", default=0.0625),

@@ -1,4 +1,4 @@
-"""Command R7B and Command A (Cohere 2025): Command R with windows, and no rotation in layers without one."""
+"""Command R7B and Command A (Cohere 2025): Command R with sliding windows; full-attention layers are not rotated."""
 
 from ferrule.archs.cohere import cohere_head, cohere_norm
 from ferrule.archs.config import Config
@@ -7,7 +7,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def cohere2(config: Config) -> ModelSpec:
-    """Three layers of four have a window."""
+    """Three of four layers have a window."""
     config = config.with_defaults(max_position_embeddings=8192).with_absent(sliding_window=4096)
     pattern = config.whole("sliding_window_pattern", default=4)
     windows = layer_windows(

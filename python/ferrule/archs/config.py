@@ -14,16 +14,16 @@ from ferrule.archs.spec import Activation
 from ferrule.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 
 MAX_FILE_BYTES = 16 << 20
-"""No configuration is larger; one that is, is something else."""
+"""Largest configuration file, in bytes."""
 MAX_LAYERS = 4096
 MAX_HEADS = 1024
-"""Of a layer: specs hold a slope or a norm for each."""
+"""Most attention heads of a layer; specs hold a slope or a norm for each."""
 MAX_EXPERTS = 1 << 16
-"""Of a layer, as the native module has it."""
-MAX_NAMED_APART = 1 << 17
-"""Experts and heads of all layers with tensors of their own: each of them is several names in the spec."""
+"""Most experts of a layer; the native module has the same limit."""
+MAX_SEPARATE_TENSORS = 1 << 17
+"""Most experts and heads with separate tensors in all layers; each adds several names to the spec."""
 MAX_SIZE = 1 << 28
-"""Widths, vocabulary and context: keeps every product of two far from overflow."""
+"""Largest width, vocabulary and context; products of two such sizes cannot overflow."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -43,7 +43,7 @@ Json: TypeAlias = Mapping[str, Any]
 
 
 class Config:
-    """A JSON object of a model's configuration, which may lie within another."""
+    """A JSON object of a model's configuration; it may be nested in another."""
 
     def __init__(self, values: Json, file: Path, path: str = "", spellings: Mapping[str, str] | None = None) -> None:
         self.values = values
@@ -61,55 +61,55 @@ class Config:
 
     @classmethod
     def read_optional(cls, file: Path) -> Config:
-        """Reads a file of one JSON object; empty where there is none.
+        """Reads a file of one JSON object; empty if it is missing.
 
         Raises ModelFileError, ConfigError.
         """
-        # A link whose target is gone counts as there, so that reading it says what is wrong.
+        # A dangling link counts as present, so that the error names it.
         return cls.read(file) if file.exists() or file.is_symlink() else cls({}, file)
 
     def with_defaults(self, **defaults: object) -> Config:
-        """This configuration, with values for fields that are missing or null."""
+        """Returns this configuration with values for fields that are missing or null."""
         filled = {field: value for field, value in defaults.items() if field not in self}
         return Config({**self.values, **filled}, self.file, self.path, self._spellings)
 
     def with_values(self, **values: object) -> Config:
-        """This configuration, with other values."""
+        """Returns this configuration with other values."""
         return Config({**self.values, **values}, self.file, self.path, self._spellings)
 
     def with_absent(self, **defaults: object) -> Config:
-        """This configuration, with values for fields that are missing; one that is null stays so."""
+        """Returns this configuration with values for fields that are missing; null fields stay null."""
         return Config({**defaults, **self.values}, self.file, self.path, self._spellings)
 
     def without(self, *fields: str) -> Config:
-        """This configuration without fields that mean something else here."""
+        """Returns this configuration without the given fields."""
         values = {field: value for field, value in self.values.items() if field not in fields}
         return Config(values, self.file, self.path, self._spellings)
 
     def spelled(self, **names: str) -> Config:
-        """This configuration, whose file has its own names for fields: `spelled(hidden_size="n_embd")`.
+        """Returns this configuration with fields under the file's names: `spelled(hidden_size="n_embd")`.
 
-        A field under its usual name goes first.
+        A field under its usual name takes precedence.
         """
         own = {field: name for field, name in names.items() if field not in self.values}
         values = {field: self.values[name] for field, name in own.items() if name in self.values}
         return Config({**self.values, **values}, self.file, self.path, {**self._spellings, **own})
 
     def __contains__(self, field: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.values.get(field) is not None
 
     def error(self, field: str, limit: str) -> ConfigError:
-        """What is wrong with a field."""
+        """Returns the error for a field that is outside its limit."""
         found = f"is {shown(self.values[field])}" if field in self.values else "is missing"
         return ConfigError(f"{self.file}: {self.path}{self._spellings.get(field, field)} {found}; it must be {limit}")
 
     def unsupported(self, field: str, limit: str) -> UnsupportedModelError:
-        """What ferrule does not run, though it may well mean something."""
+        """Returns the error for a valid value that ferrule does not support."""
         return UnsupportedModelError(str(self.error(field, limit)))
 
     def require(self, **values: object) -> None:
-        """Refuses other values than these of switches that ferrule does not run otherwise; missing ones are right.
+        """Refuses other values of fields that are supported with these values only; missing fields pass.
 
         Raises UnsupportedModelError.
         """
@@ -142,11 +142,11 @@ class Config:
         return number
 
     def whole_or_none(self, field: str) -> int | None:
-        """As `whole`; None where it is missing or null."""
+        """Like `whole`; None if the field is missing or null."""
         return self.whole(field) if field in self else None
 
     def number_or_none(self, field: str) -> float | None:
-        """As `number`; None where it is missing or null."""
+        """Like `number`; None if the field is missing or null."""
         return self.number(field) if field in self else None
 
     def flag(self, field: str, *, default: bool) -> bool:
@@ -168,7 +168,7 @@ class Config:
         return value
 
     def texts(self, field: str) -> list[str]:
-        """A list of strings; empty where it is missing."""
+        """A list of strings; empty if the field is missing."""
         value: object = self.values.get(field)
         if value is None:
             return []
@@ -190,7 +190,7 @@ class Config:
         return numbers
 
     def wholes(self, field: str, *, low: int, high: int) -> list[int]:
-        """A list of whole numbers from `low` to `high`; empty where it is missing."""
+        """A list of whole numbers from `low` to `high`; empty if the field is missing."""
         value: object = self.values.get(field)
         items = cast("list[object]", value) if isinstance(value, list) else []
         wholes = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
@@ -199,7 +199,7 @@ class Config:
         return wholes
 
     def inner(self, field: str) -> Config:
-        """An object within this one; empty where it is missing."""
+        """An object within this one; empty if the field is missing."""
         value: object = self.values.get(field)
         if value is None:
             return Config({}, self.file, f"{self.path}{field}.")
@@ -208,7 +208,7 @@ class Config:
         return Config(cast("Json", value), self.file, f"{self.path}{field}.")
 
     def token_ids(self, field: str, vocab_size: int) -> list[int]:
-        """One token id or a list of them; empty where it is missing."""
+        """One token id or a list of them; empty if the field is missing."""
         value: object = self.values.get(field)
         if value is None:
             return []
@@ -218,7 +218,7 @@ class Config:
             raise self.error(field, f"a token id, or a list of them, from 0 to {vocab_size - 1}")
         return ids
 
-    # What decoders have in common, whatever the spelling.
+    # Fields that all decoders share, under their usual names.
 
     @property
     def layers(self) -> int:
@@ -232,7 +232,7 @@ class Config:
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads of a layer: as many as query heads where the file does not say."""
+        """Key-value heads of a layer; as many as query heads by default."""
         heads = self.heads
         kv_heads = self.whole("num_key_value_heads", default=heads)
         if heads % kv_heads:
@@ -241,7 +241,7 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head: hidden_size / num_attention_heads where the file does not say."""
+        """Width of a head; hidden_size / num_attention_heads by default."""
         if "head_dim" in self:
             return self.whole("head_dim")
         hidden, heads = self.whole("hidden_size"), self.heads
@@ -255,11 +255,11 @@ class Config:
 
     @property
     def activation(self) -> Activation:
-        """The feed-forward network's activation."""
+        """Activation of the feed-forward network."""
         return self.activation_named("hidden_act", default="silu")
 
     def activation_named(self, field: str, *, default: str) -> Activation:
-        """The activation that a field names."""
+        """Returns the activation that a field names."""
         name = self.text(field, default=default)
         if name not in _ACTIVATIONS:
             raise self.unsupported(field, f"one of {', '.join(_ACTIVATIONS)}")
@@ -267,7 +267,7 @@ class Config:
 
 
 def _finite(value: object) -> float | None:
-    """A number as a float; None for what is none, and for one that no float can hold."""
+    """Returns a number as a float; None for other types and for numbers that no float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -280,7 +280,7 @@ def _finite(value: object) -> float | None:
 def read_json_object(file: Path) -> Json:
     """Reads a small file of one JSON object.
 
-    Raises as `read_json`; ConfigError for anything else in it.
+    Raises as `read_json`; ConfigError for any other JSON value.
     """
     values = read_json(file)
     if not isinstance(values, dict):
@@ -291,7 +291,7 @@ def read_json_object(file: Path) -> Json:
 def read_json(file: Path) -> object:
     """Reads a small file of JSON.
 
-    Raises ModelNotFoundError where there is no file, ModelFileError where it cannot be read, else ConfigError.
+    Raises ModelNotFoundError if it is missing, ModelFileError if it cannot be read, ConfigError if it is not JSON.
     """
     try:
         status = file.stat()

@@ -1,4 +1,4 @@
-"""CWM (FAIR CodeGen Team 2025): Llama with windows on three layers of four."""
+"""CWM (FAIR CodeGen Team 2025): Llama with windows on three of four layers."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
@@ -11,11 +11,11 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
 }
-"""The rotation where the file has none."""
+"""Default rotary embedding."""
 
 
 def cwm(config: Config) -> ModelSpec:
-    """The first layer and every fourth one from there on see everything."""
+    """The first layer and every fourth layer after it use full attention."""
     config = config.with_defaults(
         head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=1e6
     ).with_absent(num_key_value_heads=8, sliding_window=8192)

@@ -1,4 +1,4 @@
-"""A decoder from the switches in which families differ; what is not said is as in Llama."""
+"""Builds the spec of a decoder from the switches in which families differ; defaults are Llama's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ferrule.archs.config import MAX_NAMED_APART, Config
+from ferrule.archs.config import MAX_SEPARATE_TENSORS, Config
 from ferrule.archs.rope import context_length, read_rope
 from ferrule.archs.spec import (
     Attention,
@@ -47,7 +47,7 @@ MODULES = {
     "final_norm": "model.norm",
     "head": "lm_head",
 }
-"""Where Llama's checkpoints keep each role, and Qwen's those of mixtures."""
+"""Module names of each role in Llama's checkpoints, and of experts in Qwen's."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -83,16 +83,22 @@ def decoder(
     tied: bool = False,
     modules: Mapping[str, str | Fused] | None = None,
 ) -> ModelSpec:
-    """A spec from the keys that most families share and the switches in which they differ.
+    """Returns a spec from the keys that most families share and the switches in which they differ.
 
-    `norm` is the norm used throughout: Llama's, with `rms_norm_eps`, where it is left out. `norms` says where
-    it stands: before a block, after it, around it (both), or after the sum; `parallel` blocks have one norm before both
-    or one each. `windows` holds the sliding window of each layer, None where it has none; `rotated` whether each
-    layer's heads are rotated; `partial_rotary` the default of `partial_rotary_factor` in families that have it,
-    `rotary_dim` the rotated elements of a head in families that count them; `rope_of` reads the rotation of a type of
-    layer in families that spell it in their own way. `scale` is one for all layers or a list, `ffn` one network or a
-    list: a gated one from `intermediate_size` where it is left out. `tied` is the default of `tie_word_embeddings`.
-    `modules` adds to MODULES and replaces entries there. The other arguments are fields of the spec.
+    - `norm`: the norm of all blocks; RMSNorm with `rms_norm_eps` by default.
+    - `norms`: position of the norms: before a block, after it, around it (both), or on the residual sum.
+    - `parallel`: attention and feed-forward network read the same input, with one shared norm or one norm each.
+    - `windows`: sliding window of each layer in tokens, None for full attention.
+    - `rotated`: whether each layer applies the rotary embedding.
+    - `partial_rotary`: default of `partial_rotary_factor`, for families that have it.
+    - `rotary_dim`: rotated elements of a head, for families that count them.
+    - `rope_of`: reads the rotary embedding of a layer type, for families with other keys.
+    - `scale`: factor on attention scores, for all layers or for each.
+    - `ffn`: feed-forward network of all layers or of each; gated with `intermediate_size` by default.
+    - `tied`: default of `tie_word_embeddings`.
+    - `modules`: entries that are added to MODULES or replace entries there.
+
+    The other arguments are fields of the spec.
     """
     layers = config.layers
     norm = RmsNorm(eps=config.number("rms_norm_eps", default=1e-6)) if norm is None else norm
@@ -100,11 +106,11 @@ def decoder(
         ffn = Dense(config.whole("intermediate_size"), config.activation, bias=mlp_bias)
     ffns = [ffn] * layers if not isinstance(ffn, Sequence) else ffn
     heads_apart = layers * config.heads if qk_norm is not None and qk_norm.over == "each_head" else 0
-    _check_named_apart(config, sum(each.experts for each in ffns if isinstance(each, Experts)) + heads_apart)
+    _check_separate_tensors(config, sum(each.experts for each in ffns if isinstance(each, Experts)) + heads_apart)
     windows = [None] * layers if windows is None else windows
     rotated = [rotated] * layers if isinstance(rotated, bool) else rotated
 
-    # The rotation of each layer: files may give each type of layer its own.
+    # A file may give each layer type its own rotary embedding.
     width = config.head_dim if projections is None else projections.rope_dim
     types = [LAYER_TYPES[window is not None] for window in windows]
     needed = dict.fromkeys(kind for kind, rotate in zip(types, rotated, strict=True) if rotate)
@@ -165,15 +171,15 @@ def decoder(
     return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}))
 
 
-def _check_named_apart(config: Config, count: int) -> None:
-    """Refuses layers with so many experts or heads, each with tensors of its own, that their names alone take long."""
-    if count > MAX_NAMED_APART:
-        limit = f"fewer, or with fewer experts or heads: together they have {count}, and the limit is {MAX_NAMED_APART}"
+def _check_separate_tensors(config: Config, count: int) -> None:
+    """Refuses models with so many separate expert or head tensors that listing their names takes long."""
+    if count > MAX_SEPARATE_TENSORS:
+        limit = f"fewer, or with fewer experts or heads: all layers have {count}, the limit is {MAX_SEPARATE_TENSORS}"
         raise config.error("num_hidden_layers", limit)
 
 
 def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int | None) -> list[int | None]:
-    """The window of each layer: `window` in those that `layer_types` names, or, in old files, `sliding` says."""
+    """Returns the window of each layer, from `layer_types` or, in old files, from `sliding`."""
     layers = config.layers
     types = config.texts("layer_types") or [LAYER_TYPES[sliding(index)] for index in range(layers)]
     if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):

@@ -1,13 +1,13 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024): keys and values out of one latent vector, and small experts beside shared ones."""
+"""DeepSeek-V2 (DeepSeek-AI 2024): multi-head latent attention, and small experts beside shared experts."""
 
 from ferrule.archs.config import Config
+from ferrule.archs.experts import experts_after_dense, routed_experts
 from ferrule.archs.latent import latent_decoder
-from ferrule.archs.mixtures import mixture, mixtures_after_dense
 from ferrule.archs.spec import ModelSpec, Router
 
 
 def deepseek_v2(config: Config) -> ModelSpec:
-    """Weights of experts are their softmax scores, times a factor."""
+    """Expert weights are softmax scores times a factor."""
     config = config.spelled(n_routed_experts="num_experts").with_absent(q_lora_rank=1536)
     config = config.with_defaults(
         max_position_embeddings=2048,
@@ -16,7 +16,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
         n_routed_experts=64,
         n_shared_experts=2,
     )
-    # With these DeepSeek's own code and transformers' differ.
+    # For these values DeepSeek's code and transformers' differ.
     config.require(norm_topk_prob=False)
     config.require(scoring_func="softmax")
     method = config.text("topk_method", default="greedy")
@@ -29,4 +29,4 @@ def deepseek_v2(config: Config) -> ModelSpec:
         groups_chosen=config.whole("topk_group") if limited else 1,
         group_score="max",
     )
-    return latent_decoder(config, mixtures_after_dense(config, mixture(config, router)), interleaved=True)
+    return latent_decoder(config, experts_after_dense(config, routed_experts(config, router)), interleaved=True)

@@ -1,13 +1,13 @@
-"""DeepSeek-V3 and R1 (DeepSeek-AI 2024): V2 with sigmoid scores, and a bias that balances the choice of experts."""
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024): V2 with sigmoid scores and a router correction bias."""
 
 from ferrule.archs.config import Config
+from ferrule.archs.experts import corrected_router, experts_after_dense, routed_experts
 from ferrule.archs.latent import latent_decoder
-from ferrule.archs.mixtures import corrected_router, mixture, mixtures_after_dense
 from ferrule.archs.spec import ModelSpec
 
 
 def deepseek_v3(config: Config) -> ModelSpec:
-    """The layers that predict further tokens are left aside."""
+    """Multi-token prediction layers are ignored."""
     config = config.spelled(n_routed_experts="num_local_experts").with_absent(q_lora_rank=1536)
     config = config.with_defaults(
         max_position_embeddings=4096,
@@ -19,5 +19,5 @@ def deepseek_v3(config: Config) -> ModelSpec:
     )
     config.require(scoring_func="sigmoid")
     config.require(topk_method="noaux_tc")
-    ffns = mixtures_after_dense(config, mixture(config, corrected_router(config)))
+    ffns = experts_after_dense(config, routed_experts(config, corrected_router(config)))
     return latent_decoder(config, ffns, interleaved=config.flag("rope_interleave", default=True))

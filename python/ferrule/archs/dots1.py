@@ -1,13 +1,13 @@
-"""dots.llm1 (rednote-hilab 2025): Qwen3's attention, and DeepSeek-V3's mixtures."""
+"""dots.llm1 (rednote-hilab 2025): Qwen3's attention and DeepSeek-V3's experts."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, mixture, mixtures_after_dense
+from ferrule.archs.experts import EXPERT_MODULES, corrected_router, experts_after_dense, routed_experts
 from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def dots1(config: Config) -> ModelSpec:
-    """Windows from `max_window_layers` on, which no published model reaches."""
+    """Layers from `max_window_layers` on have windows; no published model has that many layers."""
     config = config.with_defaults(
         max_position_embeddings=2048,
         first_k_dense_replace=0,
@@ -26,6 +26,6 @@ def dots1(config: Config) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps", default=1e-6))),
-        ffn=mixtures_after_dense(config, mixture(config, corrected_router(config))),
-        modules=MIXTURE_MODULES,
+        ffn=experts_after_dense(config, routed_experts(config, corrected_router(config))),
+        modules=EXPERT_MODULES,
     )

@@ -1,4 +1,4 @@
-"""What encoders have in common: a token sees those after it too, and there is no head to continue a text with."""
+"""Encoders: bidirectional attention and no lm_head."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from ferrule.archs.spec import Head, ModelSpec
 
 
 def encoder(config: Config, **switches: Any) -> ModelSpec:
-    """A spec from the switches that `decoder` takes."""
+    """Returns the spec of an encoder from the switches of `decoder`."""
     return replace(decoder(config, head=Head(tied=True), **switches), causal=False, head=None)

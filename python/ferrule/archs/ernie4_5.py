@@ -1,4 +1,4 @@
-"""ERNIE 4.5's dense models (Baidu 2025): Llama with neighbours paired in its rotation."""
+"""ERNIE 4.5's dense models (Baidu 2025): Llama with an interleaved rotary embedding."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from ferrule.archs.spec import Ffn, Head, ModelSpec
 
 
 def ernie4_5(config: Config) -> ModelSpec:
-    """One switch for all biases."""
+    """`use_bias` sets all biases."""
     return ernie_decoder(config.with_defaults(head_dim=128).with_absent(num_key_value_heads=2))
 
 
@@ -18,7 +18,7 @@ def ernie_decoder(
     head: Head | None = None,
     modules: Mapping[str, str] | None = None,
 ) -> ModelSpec:
-    """What dense models and mixtures have in common; arguments as `decoder` takes them."""
+    """Returns the spec of dense and MoE models; arguments are those of `decoder`."""
     config = config.with_defaults(max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=5e5)
     bias = config.flag("use_bias", default=False)
     return decoder(

@@ -1,16 +1,16 @@
-"""ERNIE 4.5's mixtures (Baidu 2025): softmax scores with a bias that balances the choice, and shared experts."""
+"""ERNIE 4.5's MoE models (Baidu 2025): softmax scores with a correction bias, and shared experts."""
 
 from ferrule.archs.config import MAX_LAYERS, Config
 from ferrule.archs.ernie4_5 import ernie_decoder
-from ferrule.archs.mixtures import MIXTURE_MODULES
+from ferrule.archs.experts import EXPERT_MODULES
 from ferrule.archs.spec import Dense, Experts, Ffn, Head, ModelSpec, Router
 
 SMALLEST_SUM = 1e-6
-"""Of the weights of the experts chosen, below which a larger `moe_norm_min` would show."""
+"""Smallest sum of the chosen experts' weights; a larger `moe_norm_min` would change results."""
 
 
 def ernie4_5_moe(config: Config) -> ModelSpec:
-    """Layers from `moe_layer_start_index` to `moe_layer_end_index` have mixtures, each or at intervals."""
+    """Layers from `moe_layer_start_index` to `moe_layer_end_index` have experts, each one or at intervals."""
     config = config.spelled(num_experts="moe_num_experts", num_experts_per_tok="moe_k")
     config = config.with_absent(num_key_value_heads=4)
     if config.number("moe_norm_min", default=1e-12) > SMALLEST_SUM:
@@ -21,7 +21,7 @@ def ernie4_5_moe(config: Config) -> ModelSpec:
         ffn=_ffns(config, bias=bias),
         head=Head(tied=config.flag("tie_word_embeddings", default=True), bias=bias),
         modules={
-            **MIXTURE_MODULES,
+            **EXPERT_MODULES,
             "ffn.router.correction_bias": "model.layers.{layer}.mlp.moe_statics.e_score_correction_bias",
         },
     )
@@ -30,7 +30,7 @@ def ernie4_5_moe(config: Config) -> ModelSpec:
 def _ffns(config: Config, *, bias: bool) -> list[Ffn]:
     width = config.whole("moe_intermediate_size", default=1536)
     shared = config.whole("moe_num_shared_experts", default=2, low=0)
-    mixture = Experts(
+    experts = Experts(
         experts=config.experts("num_experts", default=64),
         experts_per_token=config.whole("num_experts_per_tok", default=6),
         expert=Dense(width, config.activation),
@@ -45,4 +45,4 @@ def _ffns(config: Config, *, bias: bool) -> list[Ffn]:
     def is_sparse(index: int) -> bool:
         return first <= index and (last == -1 or index <= last) and (index + 1) % interval == 0
 
-    return [mixture if is_sparse(index) else dense for index in range(config.layers)]
+    return [experts if is_sparse(index) else dense for index in range(config.layers)]

@@ -1,4 +1,4 @@
-"""EXAONE 4.0 (LG AI Research 2025): norms after the blocks and of each head; rotation beside a window alone."""
+"""EXAONE 4.0 (LG AI Research 2025): norms after the blocks and for each head; only sliding layers are rotated."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
@@ -7,7 +7,7 @@ from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def exaone4(config: Config) -> ModelSpec:
-    """The 1.2B model has no windows, and rotates in all layers."""
+    """The 1.2B model has no windows and rotates all layers."""
     config = exaone_defaults(config)
     windows = exaone_windows(config)
     return decoder(
@@ -21,14 +21,14 @@ def exaone4(config: Config) -> ModelSpec:
 
 
 def exaone_defaults(config: Config) -> Config:
-    """As transformers' classes have them."""
+    """Defaults are those of transformers' classes."""
     return config.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5).with_absent(
         num_key_value_heads=32, sliding_window=4096
     )
 
 
 def exaone_windows(config: Config) -> list[int | None]:
-    """Three layers of four have a window, where there is one."""
+    """Three of four layers have a window if the model has windows."""
     window = config.whole_or_none("sliding_window")
 
     def sliding(index: int) -> bool:
@@ -38,5 +38,5 @@ def exaone_windows(config: Config) -> list[int | None]:
 
 
 def exaone_rotated(config: Config, windows: list[int | None]) -> list[bool]:
-    """Beside layers with a window, those without are not rotated."""
+    """Full-attention layers of models with windows are not rotated."""
     return [window is not None or "sliding_window" not in config for window in windows]

@@ -1,4 +1,4 @@
-"""Falcon (Almazrouei et al. 2023), in its three forms: 1B and 7B, 40B and 180B, 11B."""
+"""Falcon (Almazrouei et al. 2023) in three variants: 1B and 7B, 40B and 180B, 11B."""
 
 from ferrule.archs.alibi import alibi_slopes
 from ferrule.archs.config import Config
@@ -8,10 +8,9 @@ from ferrule.archs.tensors import fused
 
 
 def falcon(config: Config) -> ModelSpec:
-    """The new form has groups of queries and blocks side by side with two norms; the old one has a switch for each.
+    """The new form has grouped queries and parallel blocks with two norms; the old form has a switch for each.
 
-    ALiBi is exact. transformers rounds slopes, and their products with positions, to bf16: the same up to 8 heads and
-    256 tokens, whose products bf16 holds, and else off by what that rounding comes to.
+    ALiBi is exact here. transformers rounds slopes and biases to bf16, which is exact up to 8 heads and 256 tokens.
     """
     config = config.spelled(
         hidden_size="n_embed",
@@ -36,7 +35,7 @@ def falcon(config: Config) -> ModelSpec:
         rotated=not alibi,
         qkv_bias=bias,
         output_bias=bias,
-        # What ALiBi takes off is scaled as the scores are.
+        # ALiBi biases are scaled like the scores.
         alibi_slopes=[slope * width**-0.5 for slope in alibi_slopes(config.heads)] if alibi else None,
         ffn=Dense(config.whole("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=bias),
         tied=True,

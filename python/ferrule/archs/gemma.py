@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Embedding, ModelSpec, RmsNorm
 
 
 def gemma(config: Config) -> ModelSpec:
-    """The first files say `gelu` where they mean its tanh approximation."""
+    """The first files say `gelu` and mean its tanh approximation."""
     config = config.with_defaults(head_dim=256, max_position_embeddings=8192).with_absent(num_key_value_heads=16)
     config.require(use_bidirectional_attention=False)
     activation = config.activation_named("hidden_act", default="gelu_pytorch_tanh")
@@ -23,10 +23,10 @@ def gemma(config: Config) -> ModelSpec:
 
 
 def gemma_norm(config: Config) -> RmsNorm:
-    """Stored weights are offsets from 1."""
+    """Norm weights are stored as offsets from 1."""
     return RmsNorm(config.number("rms_norm_eps", default=1e-6), weight_offset=1.0)
 
 
 def gemma_embedding(config: Config) -> Embedding:
-    """Scaled by the square root of the width."""
+    """Embedding scaled by the square root of the hidden size."""
     return Embedding(scale=config.whole("hidden_size") ** 0.5)

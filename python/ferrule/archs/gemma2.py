@@ -12,11 +12,11 @@ NORMS_AROUND = {
     "ffn_norm": "model.layers.{layer}.pre_feedforward_layernorm",
     "ffn_post_norm": "model.layers.{layer}.post_feedforward_layernorm",
 }
-"""Where Gemma's checkpoints keep the norms around the blocks."""
+"""Module names of the norms around the blocks in Gemma's checkpoints."""
 
 
 def gemma2(config: Config, norms: Literal["before", "around"] = "around") -> ModelSpec:
-    """The first layer and every other one from there on have a window. `norms` as `decoder` takes it."""
+    """Every other layer has a window, starting with the first. `norms` is that of `decoder`."""
     config = config.with_defaults(head_dim=256, max_position_embeddings=8192).with_absent(
         num_key_value_heads=4, sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
     )

@@ -1,4 +1,4 @@
-"""Gemma 3 (Gemma Team 2025): Gemma 2 with norms of queries and keys for its cap, and two rotations."""
+"""Gemma 3 (Gemma Team 2025): Gemma 2 with query and key norms instead of soft caps, and two rotary embeddings."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from ferrule.archs.spec import Dense, Head, HeadNorm, ModelSpec, Rope
 
 
 def gemma3(config: Config) -> ModelSpec:
-    """Five layers of six have a window; EmbeddingGemma's are as wide, but lie around the token."""
+    """Five of six layers have a window; EmbeddingGemma's windows are centred."""
     config = config.with_defaults(head_dim=256, max_position_embeddings=131_072).with_absent(
         num_key_value_heads=4, sliding_window=4096
     )
@@ -45,7 +45,7 @@ def gemma3(config: Config) -> ModelSpec:
 
 
 def _rope(config: Config, layer_type: str) -> Rope:
-    """Old files have a base of their own for sliding layers, and scale the others alone."""
+    """Old files give sliding layers a separate base and scale only the full-attention layers."""
     if layer_type == "sliding_attention":
         config = config.without("rope_theta", "rope_scaling").spelled(rope_theta="rope_local_base_freq")
         config = config.with_defaults(rope_theta=10_000.0)

@@ -1,4 +1,4 @@
-"""GLM-4 of 2024 (GLM Team 2024): Llama with half of each head rotated, neighbours paired, and a fused gate."""
+"""GLM-4 of 2024 (GLM Team 2024): Llama with half of each head rotated, interleaved, and a fused gate."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -12,7 +12,7 @@ from ferrule.archs.tensors import fused
 def glm(
     config: Config, norms: Literal["before", "around"] = "before", modules: Mapping[str, str] | None = None
 ) -> ModelSpec:
-    """`norms` and `modules` as `decoder` takes them."""
+    """`norms` and `modules` are those of `decoder`."""
     config = config.with_defaults(head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1.5625e-7)
     config = config.with_absent(num_key_value_heads=2)
     intermediate = config.whole("intermediate_size")

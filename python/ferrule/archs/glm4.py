@@ -1,4 +1,4 @@
-"""GLM-4-0414 (GLM Team 2025): GLM-4 with norms after both blocks too."""
+"""GLM-4-0414 (GLM Team 2025): GLM-4 with additional norms after both blocks."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.glm import glm
@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def glm4(config: Config) -> ModelSpec:
-    """The defaults are those of GLM-4."""
+    """Missing fields have GLM-4's defaults."""
     return glm(
         config,
         norms="around",

@@ -1,13 +1,13 @@
-"""GLM-4.5 to 4.7 (GLM Team 2025): half of each head rotated, and DeepSeek-V3's mixtures."""
+"""GLM-4.5 to 4.7 (GLM Team 2025): half of each head rotated, and DeepSeek-V3's experts."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, mixture, mixtures_after_dense
+from ferrule.archs.experts import EXPERT_MODULES, corrected_router, experts_after_dense, routed_experts
 from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def glm4_moe(config: Config) -> ModelSpec:
-    """The large models norm each query and key head. The layers that predict further tokens are left aside."""
+    """Large models normalize each query and key head. Multi-token prediction layers are ignored."""
     config = config.spelled(n_routed_experts="num_local_experts").with_absent(num_key_value_heads=8)
     config = config.with_defaults(
         max_position_embeddings=131_072,
@@ -27,6 +27,6 @@ def glm4_moe(config: Config) -> ModelSpec:
         partial_rotary=0.5,
         qkv_bias=config.flag("attention_bias", default=False),
         qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps"))) if normed else None,
-        ffn=mixtures_after_dense(config, mixture(config, corrected_router(config))),
-        modules=MIXTURE_MODULES,
+        ffn=experts_after_dense(config, routed_experts(config, corrected_router(config))),
+        modules=EXPERT_MODULES,
     )

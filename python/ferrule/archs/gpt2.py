@@ -13,11 +13,11 @@ SPELLINGS = {
     "max_position_embeddings": "n_positions",
     "hidden_act": "activation_function",
 }
-"""GPT-2's names for the common fields, which its descendants took over."""
+"""GPT-2's names for the common fields, which later families share."""
 
 
 def gpt2(config: Config) -> ModelSpec:
-    """Scores may be divided by the layer's number as well, or not scaled at all."""
+    """Scores may also be divided by the layer number, or not scaled."""
     config = config.spelled(**SPELLINGS).with_defaults(hidden_act="gelu_new", max_position_embeddings=1024)
     config.require(add_cross_attention=False)
     hidden, layers = config.whole("hidden_size"), config.layers

@@ -8,7 +8,7 @@ from ferrule.archs.tensors import fused
 
 
 def gpt_bigcode(config: Config) -> ModelSpec:
-    """`multi_query` false means as many key-value heads as query heads, each with its rows together."""
+    """With `multi_query` false each query head has its key-value head, and the rows of a head are adjacent."""
     config = config.spelled(**SPELLINGS)
     config = config.with_defaults(hidden_act="gelu_pytorch_tanh", max_position_embeddings=1024)
     config.require(add_cross_attention=False)

@@ -1,4 +1,4 @@
-"""GPT-Neo (Black et al. 2021): learned positions, scores that are not scaled, and windows on every other layer."""
+"""GPT-Neo (Black et al. 2021): learned positions, unscaled scores, and windows on every other layer."""
 
 from typing import cast
 
@@ -10,7 +10,7 @@ TYPES = ("global", "local")
 
 
 def gpt_neo(config: Config) -> ModelSpec:
-    """`attention_types` says, run by run, which layers have the window."""
+    """`attention_types` lists the layers with a window, run by run."""
     config = config.spelled(
         num_hidden_layers="num_layers", num_attention_heads="num_heads", hidden_act="activation_function"
     ).with_defaults(hidden_act="gelu_new", max_position_embeddings=2048)
@@ -43,7 +43,7 @@ def gpt_neo(config: Config) -> ModelSpec:
 
 
 def _types(config: Config) -> list[str]:
-    """The type of each layer: of `[[["global", "local"], 12]]` one after the other, twelve times."""
+    """Returns the type of each layer: `[[["global", "local"], 12]]` repeats the two types twelve times."""
     layers = config.layers
     value: object = config.values.get("attention_types") or [[list(TYPES), 12]]
     types: list[str] = []

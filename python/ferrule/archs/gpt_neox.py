@@ -1,4 +1,4 @@
-"""GPT-NeoX (Black et al. 2022), Pythia among them: blocks side by side; each head's rows together."""
+"""GPT-NeoX and Pythia (Black et al. 2022): parallel blocks; the rows of a head are adjacent."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -7,10 +7,10 @@ from ferrule.archs.tensors import fused
 
 
 def gpt_neox(config: Config) -> ModelSpec:
-    """A quarter of each head is rotated unless the file says otherwise."""
+    """A quarter of each head is rotated by default."""
     config = config.spelled(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
     config = config.with_defaults(hidden_act="gelu", max_position_embeddings=2048)
-    config = config.with_values(num_key_value_heads=config.heads)  # some files have another number, which says nothing
+    config = config.with_values(num_key_value_heads=config.heads)  # ignored in some files
     bias = config.flag("attention_bias", default=True)
     width = config.head_dim
     block = "gpt_neox.layers.{layer}"

@@ -1,6 +1,6 @@
-"""gpt-oss (OpenAI 2025): sinks, windows on every other layer, and a mixture with clamped gates and biases throughout.
+"""gpt-oss (OpenAI 2025): sinks, windows on every other layer, and experts with clamped gates and biases.
 
-Checkpoints in bf16, and those whose experts are in MXFP4 under the same names.
+Checkpoints are in bf16, or have MXFP4 experts under the same names.
 """
 
 from ferrule.archs.config import Config
@@ -9,11 +9,11 @@ from ferrule.archs.spec import Clamp, Dense, Experts, ModelSpec, Router
 from ferrule.archs.tensors import fused
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
-"""The rotation where the file has none."""
+"""Default rotary embedding."""
 
 
 def gpt_oss(config: Config) -> ModelSpec:
-    """The rows of gates and ups alternate."""
+    """Rows of gate and up projections alternate."""
     config = config.spelled(num_local_experts="num_experts")
     config = config.with_defaults(
         head_dim=64, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_parameters=YARN, rope_theta=150_000.0

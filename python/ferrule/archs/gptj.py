@@ -1,4 +1,4 @@
-"""GPT-J (Wang and Komatsuzaki 2021): both blocks read one norm; neighbouring elements are rotated."""
+"""GPT-J (Wang and Komatsuzaki 2021): parallel blocks with one norm; interleaved rotary embedding."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from ferrule.archs.tensors import Fused
 
 
 def gptj(config: Config, projections: Mapping[str, Fused] | None = None) -> ModelSpec:
-    """`rotary_dim` elements of each head are rotated. `projections` is where queries, keys and values lie elsewhere."""
+    """`rotary_dim` elements of each head are rotated. `projections` overrides the query, key and value modules."""
     config = config.spelled(**SPELLINGS).with_defaults(hidden_act="gelu_new", max_position_embeddings=2048)
     hidden = config.whole("hidden_size")
     rotary_dim = config.with_defaults(rotary_dim=64).whole("rotary_dim", low=2, high=config.head_dim)

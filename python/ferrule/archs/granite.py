@@ -1,4 +1,4 @@
-"""Granite (Granite Team, IBM 2024): Llama with factors on embeddings, scores, sums and logits."""
+"""Granite (Granite Team, IBM 2024): Llama with multipliers on embeddings, scores, residuals and logits."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from ferrule.archs.tensors import Fused
 
 
 def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | Fused] | None = None) -> ModelSpec:
-    """Factors that are left out are 1, that on scores too. `ffn` and `modules` as `decoder` takes them."""
+    """Missing multipliers are 1, including that of scores. `ffn` and `modules` are those of `decoder`."""
     bias = config.flag("attention_bias", default=False)
     return decoder(
         config.with_defaults(max_position_embeddings=2048),

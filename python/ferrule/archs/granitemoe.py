@@ -1,4 +1,4 @@
-"""Granite's mixtures (Granite Team, IBM 2024): experts in one tensor, weighed by the softmax of those chosen."""
+"""Granite's MoE models (Granite Team, IBM 2024): stacked experts, weighted by the softmax of the chosen logits."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from ferrule.archs.tensors import Fused, fused
 def granitemoe(
     config: Config, shared: Dense | None = None, modules: Mapping[str, str | Fused] | None = None
 ) -> ModelSpec:
-    """`shared` is the network for all tokens that another family has, and `modules` where it lies."""
+    """`shared` is the shared expert of the granitemoeshared family, `modules` its module names."""
     config.require(mlp_bias=False)
     intermediate, experts = config.whole("intermediate_size"), config.experts("num_local_experts", default=8)
     block = "model.layers.{layer}.block_sparse_moe"

@@ -1,4 +1,4 @@
-"""Granite's mixtures with a network for all tokens (Granite Team, IBM 2024)."""
+"""Granite's MoE models with a shared expert (Granite Team, IBM 2024)."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.granitemoe import granitemoe
@@ -7,7 +7,7 @@ from ferrule.archs.tensors import fused
 
 
 def granitemoeshared(config: Config) -> ModelSpec:
-    """None where `shared_intermediate_size` is 0."""
+    """There is no shared expert if `shared_intermediate_size` is 0."""
     width = config.whole("shared_intermediate_size", default=0, low=0)
     if not width:
         return granitemoe(config)

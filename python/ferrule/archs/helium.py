@@ -1,4 +1,4 @@
-"""Helium (Kyutai 2025): Llama with neighbours paired in its rotation."""
+"""Helium (Kyutai 2025): Llama with an interleaved rotary embedding."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder

@@ -1,4 +1,4 @@
-"""Hunyuan's dense models (Tencent 2025): Llama with norms of each query and key head, after they were rotated."""
+"""HunYuan's dense models (Tencent 2025): Llama with query and key norms after the rotary embedding."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,20 @@ from ferrule.archs.rope import read_rope, rope_parameters, rope_theta
 from ferrule.archs.spec import Ffn, HeadNorm, ModelSpec, RmsNorm, Rope
 
 LEAST_WIDTH = 4
-"""Of a head whose base can be stretched: one of two elements has a single frequency, which does not depend on it."""
+"""Smallest head width whose base can be scaled: a width of 2 has one frequency, which is independent of the base."""
 LARGEST_LOG = 80.0
-"""Of a base that is finite in f32."""
+"""Largest base that is finite in f32."""
 
 
 def hunyuan_v1_dense(config: Config) -> ModelSpec:
-    """Nothing beyond what its mixtures have too."""
+    """All switches are shared with the MoE models."""
     return hunyuan_decoder(config)
 
 
 def hunyuan_decoder(
     config: Config, ffn: Sequence[Ffn] | None = None, modules: Mapping[str, str] | None = None
 ) -> ModelSpec:
-    """What the files call dynamic scaling is, with their `alpha`, another base. `ffn`, `modules` as for `decoder`."""
+    """Dynamic scaling with `alpha` is a fixed change of the base here. `ffn` and `modules` are those of `decoder`."""
     config = config.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
     bias = config.flag("attention_bias", default=False)
     return decoder(

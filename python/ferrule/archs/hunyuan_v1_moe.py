@@ -1,4 +1,4 @@
-"""Hunyuan's mixtures (Tencent 2025): its dense models with experts, and a network for all tokens."""
+"""HunYuan's MoE models (Tencent 2025): the dense models with experts and a shared expert."""
 
 from ferrule.archs.config import MAX_EXPERTS, Config
 from ferrule.archs.hunyuan_v1_dense import hunyuan_decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Experts, Ffn, ModelSpec, Router
 
 
 def hunyuan_v1_moe(config: Config) -> ModelSpec:
-    """Numbers of experts are one for all layers, or a list."""
+    """Expert counts are one number for all layers or a list."""
     config = config.spelled(num_experts="num_local_experts", num_experts_per_tok="moe_topk")
     block = "model.layers.{layer}.mlp"
     return hunyuan_decoder(

@@ -1,4 +1,4 @@
-"""HyperCLOVA X (NAVER 2025): Granite's factors, and norms around both blocks."""
+"""HyperCLOVA X (NAVER 2025): Granite's multipliers, and norms around both blocks."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Embedding, Head, ModelSpec
 
 
 def hyperclovax(config: Config) -> ModelSpec:
-    """Logits are multiplied by `logits_scaling`, where Granite divides."""
+    """Logits are multiplied by `logits_scaling`; Granite divides."""
     bias = config.flag("attention_bias", default=False)
     block = "model.layers.{layer}"
     return decoder(

@@ -1,4 +1,4 @@
-"""InternLM3 (Shanghai AI Laboratory 2025): Llama with names of its own for the switches of its biases."""
+"""InternLM3 (Shanghai AI Laboratory 2025): Llama with other names for the bias switches."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def internlm3(config: Config) -> ModelSpec:
-    """`bias` is for the output projection too."""
+    """`bias` sets the bias of the output projection too."""
     config = config.spelled(attention_bias="qkv_bias", mlp_bias="bias").with_absent(num_key_value_heads=2)
     bias = config.flag("mlp_bias", default=False)
     return decoder(

@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, LayerNorm, ModelSpec
 
 
 def jais2(config: Config) -> ModelSpec:
-    """Biases unless the file says otherwise."""
+    """Biases are on by default."""
     config = config.with_defaults(hidden_act="relu2", max_position_embeddings=8192)
     bias = config.flag("attention_bias", default=True)
     mlp_bias = config.flag("mlp_bias", default=True)

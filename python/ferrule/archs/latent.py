@@ -1,4 +1,4 @@
-"""Decoders with latent attention (MLA): the keys and values of all heads come out of one vector (DeepSeek-V2, 2024)."""
+"""Decoders with multi-head latent attention (MLA; DeepSeek-V2, 2024)."""
 
 import math
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from typing import Any
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import LAYER_TYPES, decoder
-from ferrule.archs.mixtures import MIXTURE_MODULES
+from ferrule.archs.experts import EXPERT_MODULES
 from ferrule.archs.rope import read_rope, rope_parameters, yarn_mscale
 from ferrule.archs.spec import Ffn, LatentProjections, ModelSpec, NoScaling, RmsNorm, Rope, YarnScaling
 
 LATENT_EPS = 1e-6
-"""Of the latents' norms; it is not in the file."""
+"""Epsilon of the latents' norms, which config.json does not hold."""
 
 
 def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: bool, **switches: Any) -> ModelSpec:
-    """What families with latent attention have in common; `ffn` and `switches` as `decoder` takes them."""
+    """Returns the spec of a decoder with latent attention; `switches` are those of `decoder`."""
     config.require(mlp_bias=False)
     projections = LatentProjections(
         query_rank=config.whole_or_none("q_lora_rank"),
@@ -32,7 +32,7 @@ def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: boo
         rope_of=lambda layer_type: rope,
         projections=projections,
         output_bias=projections.bias,
-        scale=(projections.nope_dim + projections.rope_dim) ** -0.5 * _sharpening(config, rope),
+        scale=(projections.nope_dim + projections.rope_dim) ** -0.5 * _score_factor(config, rope),
         ffn=ffn,
         **switches,
         modules={
@@ -42,13 +42,13 @@ def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: boo
             "attention.kv_a": "model.layers.{layer}.self_attn.kv_a_proj_with_mqa",
             "attention.kv_a_norm": "model.layers.{layer}.self_attn.kv_a_layernorm",
             "attention.kv_b": "model.layers.{layer}.self_attn.kv_b_proj",
-            **MIXTURE_MODULES,
+            **EXPERT_MODULES,
         },
     )
 
 
-def _sharpening(config: Config, rope: Rope) -> float:
-    """What a scaled rotation does to the scores beyond `attention_factor`, which is for the rotated elements alone."""
+def _score_factor(config: Config, rope: Rope) -> float:
+    """Returns YaRN's factor on all scores; `attention_factor` applies to the rotated elements only."""
     parameters = rope_parameters(config, LAYER_TYPES[0])
     all_dim = parameters.number("mscale_all_dim", default=0.0, low=0.0)
     if isinstance(rope.scaling, NoScaling) or not all_dim:

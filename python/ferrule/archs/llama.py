@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def llama(config: Config) -> ModelSpec:
-    """Grouped queries; biases on all projections where the file asks for them."""
+    """Grouped-query attention; biases are set by the file."""
     bias = config.flag("attention_bias", default=False)
     return decoder(
         config.with_defaults(max_position_embeddings=2048),

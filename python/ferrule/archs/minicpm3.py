@@ -1,4 +1,4 @@
-"""MiniCPM3 (OpenBMB 2024): DeepSeek's latent attention, and factors on embeddings, sums and logits."""
+"""MiniCPM3 (OpenBMB 2024): DeepSeek's latent attention, and multipliers on embeddings, residuals and logits."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.latent import latent_decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Embedding, Head, ModelSpec
 
 
 def minicpm3(config: Config) -> ModelSpec:
-    """What blocks add shrinks with the number of layers; null stands for a factor of 1."""
+    """The residual scale decreases with the number of layers; null means a factor of 1."""
     config = config.with_defaults(
         max_position_embeddings=32_768,
         rms_norm_eps=1e-5,
@@ -18,7 +18,7 @@ def minicpm3(config: Config) -> ModelSpec:
     hidden = config.whole("hidden_size")
     depth = config.number("scale_depth", default=config.layers**0.5)
     return latent_decoder(
-        # The file's head_dim is what rotates of a head, or nothing.
+        # The file's head_dim is the rotated width of a head, or is missing.
         config.with_defaults(v_head_dim=config.without("head_dim").head_dim),
         Dense(config.whole("intermediate_size"), config.activation),
         interleaved=False,

@@ -1,4 +1,4 @@
-"""MiniMax-M2 (MiniMax 2025): small experts chosen with a bias, and one norm over all queries and one over all keys."""
+"""MiniMax-M2 (MiniMax 2025): small experts with a correction bias; query and key norms over all heads."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Rou
 
 
 def minimax_m2(config: Config) -> ModelSpec:
-    """The layers that predict further tokens are left aside."""
+    """Multi-token prediction layers are ignored."""
     config = config.spelled(num_local_experts="num_experts").with_absent(num_key_value_heads=8)
     config = config.with_defaults(head_dim=128, max_position_embeddings=196_608, rope_theta=5e6)
     if "rotary_dim" in config:

@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def ministral(config: Config) -> ModelSpec:
-    """On all of them where there is a window and `layer_types` is missing."""
+    """All layers have the window if `layer_types` is missing."""
     config = config.with_defaults(max_position_embeddings=131_072)
     config = config.with_absent(num_key_value_heads=8, sliding_window=4096)
     window = config.whole_or_none("sliding_window")

@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def mistral(config: Config) -> ModelSpec:
-    """`sliding_window` null means none; left out, it means the 4096 of the first release."""
+    """`sliding_window` null means full attention; a missing field means 4096, as in the first release."""
     config = config.with_defaults(max_position_embeddings=131_072).with_absent(
         num_key_value_heads=8, sliding_window=4096
     )

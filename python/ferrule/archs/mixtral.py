@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts, whose weights sum to 1."""
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts whose weights sum to 1."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Experts, ModelSpec, Router
 
 
 def mixtral(config: Config) -> ModelSpec:
-    """One window for all layers, if any."""
+    """All layers share one window, if any."""
     config = config.spelled(num_local_experts="num_experts").with_absent(num_key_value_heads=8)
     config = config.with_defaults(max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=1e6)
     block = "model.layers.{layer}.block_sparse_moe"

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): rotated heads, gated networks, and windows on most layers."""
+"""ModernBERT (Warner et al. 2024): rotary embedding, gated networks, and windows on most layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from ferrule.archs.tensors import fused, tensors_named
 
 
 def modernbert(config: Config) -> ModelSpec:
-    """Every third layer sees the whole text; the first has no norm before attention, since the embedding has one."""
+    """Every third layer uses full attention; the first has no attention norm, since the embedding has one."""
     config = config.with_defaults(max_position_embeddings=8192)
     hidden, inner = config.whole("hidden_size"), config.whole("intermediate_size")
     bias = config.flag("attention_bias", default=False)
@@ -27,7 +27,7 @@ def modernbert(config: Config) -> ModelSpec:
         windows=layer_windows(
             config,
             sliding=lambda index: index % every != 0,
-            window=config.whole("local_attention", default=128) // 2 + 1,  # on either side, the token itself in both
+            window=config.whole("local_attention", default=128) // 2 + 1,  # on either side, own token included
         ),
         rope_of=partial(_rope, config),
         qkv_bias=bias,
@@ -52,7 +52,7 @@ def modernbert(config: Config) -> ModelSpec:
 
 
 def modernbert_classifier(config: Config) -> Classified:
-    """On the first token or on the mean, through the layer that its masked language model has too."""
+    """The classifier reads the first token or the mean, through the dense layer of the masked language model."""
     pooling = config.text("classifier_pooling", default="cls")
     if pooling not in ("cls", "mean"):
         raise config.unsupported("classifier_pooling", "cls or mean")
@@ -76,7 +76,7 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _rope(config: Config, layer_type: str) -> Rope:
-    """Old files have a base for each type of layers beside the sizes; one for windows that is null is the other."""
+    """Old files have one base for each layer type; a null base for sliding layers means the other base."""
     theta = config.number("global_rope_theta", default=160_000.0, above=1.0)
     if layer_type == "sliding_attention":
         missing = 10_000.0 if "local_rope_theta" not in config.values else theta

@@ -8,7 +8,7 @@ from ferrule.archs.tensors import fused
 
 
 def mpt(config: Config) -> ModelSpec:
-    """Of the trainer's many switches those that published models use."""
+    """Only the trainer's switches that published models use are supported."""
     config = config.spelled(
         hidden_size="d_model",
         num_hidden_layers="n_layers",
@@ -31,7 +31,7 @@ def mpt(config: Config) -> ModelSpec:
         clip=attention.number("clip_qkv", low=0.0, default=0.0) or None,
         scale=attention.number("softmax_scale", default=config.head_dim**-0.5),
         alibi_slopes=alibi_slopes(config.heads, attention.number("alibi_bias_max", default=8.0)),
-        # Whatever expansion_ratio says: transformers' class has four times the width, and its files are in that form.
+        # transformers ignores expansion_ratio: the width is always four times the hidden size.
         ffn=Dense(4 * hidden, "gelu", gated=False),
         tied=True,
         modules={

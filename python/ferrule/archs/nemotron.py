@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, LayerNorm, ModelSpec
 
 
 def nemotron(config: Config) -> ModelSpec:
-    """Half of each head is rotated unless the file says otherwise."""
+    """Half of each head is rotated by default."""
     config = config.with_defaults(hidden_act="relu2", max_position_embeddings=4096)
     bias = config.flag("attention_bias", default=False)
     mlp_bias = config.flag("mlp_bias", default=False)

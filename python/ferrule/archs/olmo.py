@@ -1,4 +1,4 @@
-"""OLMo (Groeneveld et al. 2024): Llama with norms that have no weights, and clipped queries, keys and values."""
+"""OLMo (Groeneveld et al. 2024): Llama with norms without weights, and clipped queries, keys and values."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import LayerNorm, ModelSpec
 
 
 def olmo(config: Config) -> ModelSpec:
-    """The norms' eps is not in the file."""
+    """The epsilon of the norms is a constant."""
     bias = config.flag("attention_bias", default=False)
     return decoder(
         config.with_defaults(max_position_embeddings=2048),

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2024): Llama with norms after its blocks, and one over all queries and one over all keys."""
+"""OLMo 2 (OLMo Team 2024): Llama with norms after the blocks; query and key norms over all heads."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ NORMS_AFTER = {
     "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",
     "ffn_post_norm": "model.layers.{layer}.post_feedforward_layernorm",
 }
-"""Where OLMo 2's checkpoints keep the norms after the blocks."""
+"""Module names of the norms after the blocks in OLMo 2's checkpoints."""
 
 
 def olmo2(
@@ -19,7 +19,7 @@ def olmo2(
     rope_of: Callable[[str], Rope] | None = None,
     ffn: Ffn | None = None,
 ) -> ModelSpec:
-    """Nothing is normed before a block. The other arguments as `decoder` takes them."""
+    """Blocks have no pre-norms. The other arguments are those of `decoder`."""
     config = config.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
     bias = config.flag("attention_bias", default=False)
     return decoder(

@@ -1,4 +1,4 @@
-"""OLMo 3 (OLMo Team 2025): OLMo 2 with windows on three layers of four, whose rotation is not scaled."""
+"""OLMo 3 (OLMo Team 2025): OLMo 2 with windows on three of four layers, whose rotary embedding is not scaled."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import layer_windows
@@ -8,7 +8,7 @@ from ferrule.archs.spec import ModelSpec, Rope
 
 
 def olmo3(config: Config) -> ModelSpec:
-    """Every fourth layer sees everything."""
+    """Every fourth layer uses full attention."""
     config = config.with_defaults(max_position_embeddings=2048, rope_theta=5e5).with_absent(sliding_window=4096)
     return olmo2(
         config,
@@ -20,7 +20,7 @@ def olmo3(config: Config) -> ModelSpec:
 
 
 def _rope(config: Config, layer_type: str) -> Rope:
-    """Old files have one object, which is for the layers that see everything."""
+    """Old files have one scaling, which applies to full-attention layers."""
     if layer_type == "sliding_attention":
         config = config.without("rope_scaling")
     return read_rope(config, config.head_dim, layer_type)

@@ -1,4 +1,4 @@
-"""OLMoE (Muennighoff et al. 2024): a mixture of experts, and one norm over all queries and one over all keys."""
+"""OLMoE (Muennighoff et al. 2024): a mixture of experts; query and key norms over all heads."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Experts, HeadNorm, ModelSpec, RmsNorm, Rou
 
 
 def olmoe(config: Config) -> ModelSpec:
-    """Every layer has a mixture."""
+    """All layers have experts."""
     config = config.spelled(num_experts="num_local_experts")
     config = config.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5)
     bias = config.flag("attention_bias", default=False)

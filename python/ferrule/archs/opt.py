@@ -1,4 +1,4 @@
-"""OPT (Zhang et al. 2022): learned positions, of which the first two rows are for none."""
+"""OPT (Zhang et al. 2022): learned positions that start at row 2."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -8,7 +8,7 @@ OFFSET = 2
 
 
 def opt(config: Config) -> ModelSpec:
-    """The 350M model has its norms after the sums, no last norm, and embeddings narrower than its layers."""
+    """The 350M model has post-norms, no final norm, and embeddings narrower than its layers."""
     config = config.spelled(hidden_act="activation_function", intermediate_size="ffn_dim")
     config = config.with_defaults(hidden_act="relu", max_position_embeddings=2048)
     affine = config.flag("layer_norm_elementwise_affine", default=True)

@@ -1,4 +1,4 @@
-"""Persimmon (Adept 2023): layer norms, a squared ReLU, half of each head rotated; each head's rows together."""
+"""Persimmon (Adept 2023): layer norms, a squared ReLU, half of each head rotated; the rows of a head are adjacent."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -7,7 +7,7 @@ from ferrule.archs.tensors import fused
 
 
 def persimmon(config: Config) -> ModelSpec:
-    """Biases everywhere, in the norms of each query and key head too."""
+    """All projections and norms have biases, query and key norms included."""
     config = config.with_defaults(hidden_act="relu2", max_position_embeddings=16_384).without("num_key_value_heads")
     norm = LayerNorm(config.number("layer_norm_eps", default=1e-5))
     width = config.head_dim

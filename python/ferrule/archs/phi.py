@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023): both blocks read one norm; half of each head is rotated."""
+"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023): parallel blocks with one norm; half of each head is rotated."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, Head, HeadNorm, LayerNorm, ModelSpec
 
 
 def phi(config: Config) -> ModelSpec:
-    """Biases everywhere, the head among them."""
+    """All projections have biases, the lm_head included."""
     config = config.with_defaults(hidden_act="gelu_new", max_position_embeddings=2048)
     norm = LayerNorm(config.number("layer_norm_eps", default=1e-5))
     block = "model.layers.{layer}"

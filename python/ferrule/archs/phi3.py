@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama with fused projections, LongRoPE, and partly rotated heads in some."""
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama with fused projections, LongRoPE, and partially rotated heads."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -8,7 +8,7 @@ from ferrule.archs.tensors import fused
 
 
 def phi3(config: Config) -> ModelSpec:
-    """One window for all layers, if any."""
+    """All layers share one window, if any."""
     positions = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
     config = config.with_defaults(rms_norm_eps=1e-5, **positions)
     parameters = rope_parameters(config)

@@ -1,20 +1,20 @@
-"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with mixtures of small experts and one that all tokens see."""
+"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with many small experts and a shared expert."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
-from ferrule.archs.mixtures import sparse_layers
+from ferrule.archs.experts import sparse_layers
 from ferrule.archs.spec import Dense, Experts, ModelSpec, Router
 
 
 def qwen2_moe(config: Config) -> ModelSpec:
-    """Where windows are switched on, every other layer below `max_window_layers` has one."""
+    """With windows enabled, every other layer below `max_window_layers` has one."""
     config = config.with_defaults(max_position_embeddings=32_768).with_absent(
         num_key_value_heads=16, sliding_window=4096
     )
     switched = config.flag("use_sliding_window", default=False)
     window = config.whole_or_none("sliding_window") if switched else None
     end = config.whole("max_window_layers", default=28, low=0)
-    mixture = Experts(
+    experts = Experts(
         experts=config.experts("num_experts", default=60),
         experts_per_token=config.whole("num_experts_per_tok", default=4),
         expert=Dense(config.whole("moe_intermediate_size", default=1408), config.activation),
@@ -26,7 +26,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
         config,
         windows=layer_windows(config, sliding=lambda index: switched and index % 2 == 0 and index < end, window=window),
         qkv_bias=config.flag("qkv_bias", default=True),
-        ffn=sparse_layers(config, mixture),
+        ffn=sparse_layers(config, experts),
         modules={
             "ffn.shared.gate": "model.layers.{layer}.mlp.shared_expert.gate_proj",
             "ffn.shared.up": "model.layers.{layer}.mlp.shared_expert.up_proj",

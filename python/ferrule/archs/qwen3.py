@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): a norm over each query and key head, and a head width of its own."""
+"""Qwen3 (Yang et al. 2025): query and key norms for each head, and an independent head width."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -7,7 +7,7 @@ from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 
 
 def qwen3(config: Config) -> ModelSpec:
-    """Biases on the attention's projections where the file asks for them."""
+    """Biases of attention's projections are set by the file."""
     bias = config.flag("attention_bias", default=False)
     config = config.with_defaults(head_dim=128, max_position_embeddings=32_768).with_absent(num_key_value_heads=32)
     return decoder(

@@ -1,6 +1,6 @@
-"""The text halves of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024, Bai et al. 2025).
+"""Text models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024, Bai et al. 2025).
 
-Positions have three axes for pictures; for text all three are the position, which leaves the usual rotation.
+Images have positions on three axes; for text all three are equal, which gives the usual rotary embedding.
 """
 
 from ferrule.archs.config import Config
@@ -23,7 +23,7 @@ def qwen3_vl(config: Config) -> ModelSpec:
 
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:
-    """Qwen3's mixtures with other defaults and the matrices of all experts in one tensor."""
+    """Qwen3's MoE model with other defaults and stacked experts."""
     config = config.spelled(num_experts="num_local_experts").with_absent(num_key_value_heads=16)
     config = config.with_defaults(
         max_position_embeddings=128_000,

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019) and XLM-RoBERTa (Conneau et al. 2019): BERT whose positions begin after the padding's."""
+"""RoBERTa (Liu et al. 2019) and XLM-RoBERTa (Conneau et al. 2019): BERT with positions after the padding's."""
 
 from ferrule.archs.bert import bert_like
 from ferrule.archs.classifier import Classified, label_names
@@ -7,12 +7,12 @@ from ferrule.archs.spec import Classifier, ModelSpec
 
 
 def roberta(config: Config) -> ModelSpec:
-    """Row `pad_token_id` of the positions is for padding; the first token has the one after it."""
+    """Position row `pad_token_id` is for padding; the first token has the next row."""
     return bert_like(config, base="roberta", first_position=config.whole("pad_token_id", default=1, low=0) + 1)
 
 
 def roberta_classifier(config: Config) -> Classified:
-    """On the first token."""
+    """The classifier reads the first token."""
     classifier = Classifier(
         labels=len(label_names(config)), pooling="cls", activation="tanh", dense_bias=True, bias=True
     )

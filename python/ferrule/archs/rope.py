@@ -1,4 +1,4 @@
-"""Rotary position embeddings in their old and new spellings; one function a scaling.
+"""Rotary embeddings in their old and new config spellings; one function for each scaling.
 
 Old files have `rope_theta` and `rope_scaling` beside the sizes; new ones have `rope_parameters`, which may hold one
 object for each type of layer. Defaults and priorities are those of transformers' modeling_rope_utils.
@@ -34,16 +34,16 @@ def read_rope(
     rotary_dim: int | None = None,
     interleaved: bool = False,
 ) -> Rope:
-    """The rotation of layers of a type.
+    """Reads the rotary embedding of a layer type.
 
-    `partial` is the default of `partial_rotary_factor`; without one this architecture rotates whole heads, or
+    `partial` is the default of `partial_rotary_factor`; without it the architecture rotates whole heads, or
     `rotary_dim` elements.
 
     Raises ConfigError, UnsupportedModelError.
     """
     parameters = rope_parameters(config, layer_type)
     if layer_type in rope_parameters(config).values:
-        config = config.without(ORIGINAL_LENGTH)  # there each type of layer has its own
+        config = config.without(ORIGINAL_LENGTH)  # each layer type has its own
     source = parameters if "partial_rotary_factor" in parameters else config
     factor = source.number("partial_rotary_factor", default=1.0 if partial is None else partial)
     if factor > 1 or (partial is None and factor != 1):
@@ -61,7 +61,7 @@ def read_rope(
 
 
 def rope_parameters(config: Config, layer_type: str | None = None) -> Config:
-    """The object that describes the rotation, whatever its name."""
+    """Returns the object that describes the rotary embedding: `rope_scaling` or `rope_parameters`."""
     parameters = config.inner("rope_scaling" if "rope_scaling" in config else "rope_parameters")
     by_layer_type = any(isinstance(value, dict) for value in parameters.values.values())
     if not by_layer_type or layer_type is None:
@@ -72,19 +72,19 @@ def rope_parameters(config: Config, layer_type: str | None = None) -> Config:
 
 
 def rope_theta(config: Config, parameters: Config) -> float:
-    """The base of the rotation that `parameters` describes."""
+    """Returns the base of the rotary embedding."""
     source = parameters if "rope_theta" in parameters else config
     return source.number("rope_theta", default=DEFAULT_THETA, above=1.0)
 
 
 def context_length(config: Config, rope: Rope) -> int:
-    """Tokens that the model can take: max_position_embeddings, or what the scaling stretches it to.
+    """Longest context in tokens: max_position_embeddings, extended by the scaling.
 
-    max_position_embeddings is the stretched length for linear and llama3 scaling, the original one for dynamic scaling,
+    max_position_embeddings is the extended length for linear and llama3 scaling, the original one for dynamic scaling,
     and either for YaRN.
     """
     positions = config.whole("max_position_embeddings")
-    # Beyond MAX_SIZE a factor stretches nothing: it may be so large that the product is infinite.
+    # The product is capped: a factor may be so large that it is infinite.
     match rope.scaling:
         case DynamicScaling(factor=factor):
             return max(positions, int(min(positions * factor, MAX_SIZE)))
@@ -116,7 +116,7 @@ def _linear(config: Config, parameters: Config) -> Scaling:
 
 
 def _dynamic(config: Config, parameters: Config) -> Scaling:
-    # Alone among the scalings it takes the original length from max_position_embeddings.
+    # Only this scaling takes the original length from max_position_embeddings.
     return DynamicScaling(
         factor=parameters.number("factor", low=1.0),
         original_max_position_embeddings=config.whole("max_position_embeddings"),
@@ -125,7 +125,7 @@ def _dynamic(config: Config, parameters: Config) -> Scaling:
 
 def _yarn(config: Config, parameters: Config) -> Scaling:
     original = _original_length(config, parameters)
-    # DeepSeek leaves the factor out: it is then the ratio of the lengths.
+    # DeepSeek omits the factor; the default is the ratio of the lengths.
     factor = parameters.number("factor", default=config.whole("max_position_embeddings") / original)
     if "attention_factor" in parameters:
         attention = parameters.number("attention_factor")
@@ -139,7 +139,7 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
             )
     else:
         attention = yarn_mscale(factor, 1.0)
-    # transformers reads 0 as "not given".
+    # transformers reads 0 as missing.
     slow = parameters.number("beta_slow", default=1.0, low=0.0) or 1.0
     fast = parameters.number("beta_fast", default=32.0, low=0.0) or 32.0
     if fast < slow:
@@ -155,12 +155,12 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """By how much YaRN sharpens attention; `mscale` weighs the logarithm (DeepSeek-V2, 2024)."""
+    """Returns YaRN's factor on attention; `mscale` weights the logarithm (DeepSeek-V2, 2024)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _given_number(parameters: Config, field: str) -> bool:
-    """Whether a field is there and not 0, which transformers reads as "not given"."""
+    """Whether a field is present and not 0; transformers reads 0 as missing."""
     return field in parameters and parameters.number(field, low=-math.inf) != 0
 
 
@@ -198,7 +198,7 @@ def _original_length(config: Config, parameters: Config) -> int:
 
 _SCALINGS: dict[str, Callable[[Config, Config], Scaling]] = {
     "default": _none,
-    "mrope": _none,  # three axes for pictures; for text all of them are the position
+    "mrope": _none,  # three axes for images; all equal the position for text
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,

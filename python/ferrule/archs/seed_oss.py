@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def seed_oss(config: Config) -> ModelSpec:
-    """A switch of its own for the output projection's bias."""
+    """The bias of the output projection has a separate switch."""
     config = config.with_defaults(head_dim=128, max_position_embeddings=524_288).with_absent(num_key_value_heads=8)
     return decoder(
         config,

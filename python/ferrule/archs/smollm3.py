@@ -1,4 +1,4 @@
-"""SmolLM3 (Bakouch et al. 2025): Llama with every fourth layer unrotated."""
+"""SmolLM3 (Bakouch et al. 2025): Llama without rotary embedding on every fourth layer."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
@@ -6,7 +6,7 @@ from ferrule.archs.spec import ModelSpec
 
 
 def smollm3(config: Config) -> ModelSpec:
-    """Where windows are switched on, it is the unrotated layers that have one."""
+    """If windows are enabled, the layers without rotary embedding have them."""
     config = config.with_defaults(max_position_embeddings=32_768, rope_theta=2e6).with_absent(num_key_value_heads=4)
     layers = config.layers
     interval = config.whole("no_rope_layer_interval", default=4)

@@ -1,8 +1,8 @@
-"""Solar Open (Upstage 2025): grouped queries, and DeepSeek-V3's mixtures in every layer."""
+"""Solar Open (Upstage 2025): grouped-query attention, and DeepSeek-V3's experts in every layer."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.mixtures import MIXTURE_MODULES, corrected_router, mixture
+from ferrule.archs.experts import EXPERT_MODULES, corrected_router, routed_experts
 from ferrule.archs.spec import ModelSpec
 
 
@@ -26,6 +26,6 @@ def solar_open(config: Config) -> ModelSpec:
         config,
         partial_rotary=1.0,
         qkv_bias=config.flag("attention_bias", default=False),
-        ffn=mixture(config, corrected_router(config)),
-        modules=MIXTURE_MODULES,
+        ffn=routed_experts(config, corrected_router(config)),
+        modules=EXPERT_MODULES,
     )

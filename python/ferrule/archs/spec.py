@@ -1,6 +1,6 @@
-"""A model as data: everything that tells one architecture from another, and which stored tensor plays which role.
+"""Model specs: an architecture as data, and the checkpoint tensor of each role.
 
-`archs/` write it from config.json; the native module reads its JSON, refuses switches that it does not know, and
+The files in `archs/` make a spec from config.json. The native module reads it as JSON, refuses unknown switches, and
 runs it.
 """
 
@@ -20,7 +20,7 @@ class RmsNorm:
     eps: float
     weight_offset: float = 0.0
     weight: bool = True
-    """Whether there is a weight; without one it counts as 1."""
+    """Whether the norm has a weight; without one it is 1."""
     type: Literal["rms"] = "rms"
 
 
@@ -44,7 +44,7 @@ class HeadNorm:
 
     norm: Norm
     over: Literal["head", "each_head", "heads"] = "head"
-    """Each head on its own, with one weight for all ("head") or one for each ("each_head"); or all heads as one row."""
+    """Unit that is normalized: each head with a shared weight ("head") or with its own ("each_head"), or all heads."""
     after_rope: bool = False
 
 
@@ -87,7 +87,7 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """As Llama 3.1 does: by wavelength, smoothly."""
+    """Llama 3.1's scaling: frequencies are scaled by wavelength, with a smooth transition."""
 
     factor: float
     low_freq_factor: float
@@ -98,12 +98,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """Each frequency divided by a factor of its own, of two sets: for short sequences and for long ones."""
+    """LongRoPE: one factor for each frequency, with separate sets for short and for long sequences."""
 
     short_factor: tuple[float, ...]
-    """Up to the original context."""
+    """Factors up to the original context length."""
     long_factor: tuple[float, ...]
-    """Beyond it."""
+    """Factors beyond the original context length."""
     original_max_position_embeddings: int
     attention_factor: float
     type: Literal["longrope"] = "longrope"
@@ -120,13 +120,13 @@ class Rope:
     rotary_dim: int
     """Number of leading elements of a head that are rotated."""
     interleaved: bool = False
-    """Pairs are neighbours (GPT-J), not element i and i + rotary_dim / 2 (Llama)."""
+    """Whether pairs are adjacent elements (GPT-J) rather than elements i and i + rotary_dim / 2 (Llama)."""
     scaling: Scaling = field(default_factory=NoScaling)
 
 
 @dataclass(frozen=True)
 class HeadProjections:
-    """Queries, keys and values are projected from the input, with any number of query heads to a key-value head."""
+    """Query, key and value projections of multi-head, grouped-query and multi-query attention."""
 
     kv_heads: int
     key_dim: int
@@ -134,30 +134,30 @@ class HeadProjections:
     bias: bool = False
     qk_norm: HeadNorm | None = None
     clip: float | None = None
-    """Largest magnitude of queries, keys and values, once normed."""
+    """Largest magnitude of queries, keys and values, after their norm."""
     type: Literal["heads"] = "heads"
 
 
 @dataclass(frozen=True)
 class LatentProjections:
-    """Keys and values of all heads come out of one latent vector (MLA; DeepSeek-V2, 2024)."""
+    """Multi-head latent attention (MLA): one latent vector holds all heads' keys and values (DeepSeek-V2, 2024)."""
 
     query_rank: int | None
-    """Width of the queries' latent; None where they are projected at once."""
+    """Width of the query latent; None if queries are projected directly."""
     kv_rank: int
-    """Width of the keys' and values' latent."""
+    """Width of the key-value latent."""
     nope_dim: int
-    """Leading elements of a head's query and key, which are not rotated."""
+    """Leading elements of a head's query and key that are not rotated."""
     rope_dim: int
-    """The others, which are; a key has one set of them for all heads."""
+    """Rotated elements of a head's query and key; all heads share those of the key."""
     value_dim: int
     norm: Norm
-    """Of both latents."""
+    """Norm of both latents."""
     bias: bool = False
-    """Of the projections from the input."""
+    """Whether the projections from the input have a bias."""
     split: bool = False
-    """Whether the way out of the keys' and values' latent is stored as two tensors, with a matrix for each head:
-    `[heads, kv_rank, nope_dim]` for the keys, the other way round, and `[heads, value_dim, kv_rank]`."""
+    """Whether the projection from the key-value latent is stored as two tensors with a matrix for each head: keys
+    `[heads, kv_rank, nope_dim]` (transposed) and values `[heads, value_dim, kv_rank]`."""
     type: Literal["latent"] = "latent"
 
 
@@ -171,20 +171,20 @@ class Attention:
     projections: HeadProjections | LatentProjections
     output_bias: bool = False
     rope: int | None = None
-    """Index in ModelSpec.ropes; None for no rotation."""
+    """Index in ModelSpec.ropes; None for no rotary embedding."""
     window: int | None = None
-    """Positions that a row sees, its own among them; None for all. Encoders see as many on either side."""
+    """Positions that a token attends to, its own included; None for all. In encoders the window is centred."""
     softcap: float | None = None
     """Scores s become softcap * tanh(s / softcap)."""
     alibi_slopes: tuple[float, ...] | None = None
-    """For each head the factor on the distance between positions (Press et al. 2022)."""
+    """ALiBi slope of each head: factor on the distance between positions (Press et al. 2022)."""
     sinks: bool = False
-    """Whether each head has a learned logit that takes part in the softmax and mixes in nothing."""
+    """Whether each head has a learned logit in the softmax without a value (attention sink)."""
 
 
 @dataclass(frozen=True)
 class Clamp:
-    """gpt-oss's gate: g = min(gate, limit), u = clamp(up, -limit, limit), (u + 1) * g * sigmoid(alpha * g)."""
+    """Clamped gate of gpt-oss: g = min(gate, limit), u = clamp(up, -limit, limit), (u + 1) * g * sigmoid(alpha * g)."""
 
     alpha: float
     limit: float
@@ -199,16 +199,16 @@ class Dense:
     gated: bool = True
     bias: bool = False
     clamp: Clamp | None = None
-    """In place of the activation."""
+    """Clamped gate in place of the activation."""
     type: Literal["dense"] = "dense"
 
 
 @dataclass(frozen=True)
 class Router:
-    """How a mixture chooses experts for a token and weighs them. Scores are f32; ties go to the lowest id."""
+    """Router: chooses and weights a token's experts. Scores are f32; ties go to the lowest id."""
 
     scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
-    """Of all experts' logits, or of those of the chosen ones alone."""
+    """Function from logits to scores, over all experts or over the chosen experts only."""
     normalize: bool = False
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float = 1.0
@@ -218,24 +218,25 @@ class Router:
     correction_bias: bool = False
     """Whether a bias takes part in the choice, but not in the weights (DeepSeek-V3)."""
     groups: int = 1
-    """Neighbouring experts form groups; only experts of the best ones are chosen."""
+    """Number of expert groups; experts are chosen from the best groups only."""
     groups_chosen: int = 1
+    """Number of groups from which experts are chosen."""
     group_score: Literal["max", "top2"] = "top2"
-    """A group's best score, or the sum of its best two."""
+    """Score of a group: its best score, or the sum of its best two."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture: of many networks a few run for each token, and perhaps one for all."""
+    """Mixture of experts: the router chooses a few networks for each token; a shared expert may run for all."""
 
     experts: int
     experts_per_token: int
     expert: Dense
     router: Router = field(default_factory=Router)
     shared: Dense | None = None
-    """A network that every token goes through."""
+    """Shared expert, which runs for every token."""
     shared_gate: bool = False
-    """Whether what it gives is multiplied by the sigmoid of a projection of the input."""
+    """Whether the shared expert's output is multiplied by the sigmoid of a projection of the input."""
     type: Literal["experts"] = "experts"
 
 
@@ -255,16 +256,16 @@ class Layer:
     ffn_post_norm: Norm | None = None
     ffn_sum_norm: Norm | None = None
     parallel: bool = False
-    """Both blocks read the layer's input. A network without a norm of its own reads what attention reads."""
+    """Whether both blocks read the layer's input. Without `ffn_norm` the network reads attention's normed input."""
     residual_scale: float = 1.0
-    """Factor on what a block adds."""
+    """Factor on the output of each block."""
     residual_after_norm: bool = False
-    """What is added to is the normed input, not the input."""
+    """Whether the residual is the normed input rather than the input."""
 
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """A learned vector for each position is added: row position + offset of a table."""
+    """Learned position embeddings: row position + offset of a table is added."""
 
     rows: int
     offset: int = 0
@@ -273,7 +274,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Sines and then cosines of position + offset are added (Vaswani et al. 2017)."""
+    """Sinusoidal position embeddings: sines and then cosines of position + offset are added (Vaswani et al. 2017)."""
 
     offset: int = 0
     type: Literal["sinusoidal"] = "sinusoidal"
@@ -281,24 +282,24 @@ class SinusoidalPositions:
 
 @dataclass(frozen=True)
 class Embedding:
-    """From token ids to hidden states."""
+    """Embedding: maps token ids to hidden states."""
 
     scale: float = 1.0
-    """Factor on the tokens' rows."""
+    """Factor on token embeddings."""
     width: int | None = None
-    """Of a row, where a projection leads from there to hidden_size (and back before the head)."""
+    """Width of a row if a projection maps it to hidden_size (and back before the lm_head); None for hidden_size."""
     positions: LearnedPositions | SinusoidalPositions | None = None
     token_types: int = 0
-    """Rows of a table for kinds of tokens; the first is for all tokens that nobody says otherwise of."""
+    """Rows of the token type table; row 0 is the default type."""
     norm: Norm | None = None
 
 
 @dataclass(frozen=True)
 class Head:
-    """From hidden states to logits."""
+    """lm_head: maps hidden states to logits."""
 
     tied: bool
-    """Whether the matrix is the embedding's."""
+    """Whether the matrix is that of the embedding."""
     bias: bool = False
     scale: float = 1.0
     """Factor on the logits."""
@@ -307,38 +308,38 @@ class Head:
 
 
 Pooling: TypeAlias = Literal["cls", "mean", "last"]
-"""Which hidden state stands for a whole text: the first token's, the mean of all, the last token's."""
+"""Pooled hidden state of a text: the first token's, the mean of all, or the last token's."""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A score for each label: labels(norm(activation(dense(pooled))))."""
+    """Classifier: scores labels by labels(norm(activation(dense(pooled))))."""
 
     labels: int
     pooling: Pooling
     activation: Activation | None = None
-    """After a square projection; None where there is neither."""
+    """Activation after the dense projection; None if the classifier has neither."""
     dense_bias: bool = False
-    """Whether that projection adds a bias."""
+    """Whether the dense projection has a bias."""
     norm: Norm | None = None
-    """After the activation."""
+    """Norm after the activation."""
     bias: bool = False
-    """Whether the labels have a bias."""
+    """Whether the label projection has a bias."""
 
 
 @dataclass(frozen=True)
 class TextProjection:
-    """activation(W x + b) of a text's pooled hidden state, on the way to its embedding."""
+    """Projection activation(W x + b) of a text's pooled hidden state to its embedding."""
 
     width: int
-    """Numbers that it gives."""
+    """Size of the output."""
     activation: Activation | None = None
     bias: bool = False
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a stored matrix that holds several: `rows` of every `stride`, from row `first` on."""
+    """Slice of a fused matrix: `rows` of every `stride` rows, from row `first` on."""
 
     first: int
     rows: int
@@ -347,7 +348,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stack:
-    """One of several matrices that are stored as one tensor."""
+    """Slice of a stacked tensor: matrix `index` of `of`."""
 
     index: int
     of: int
@@ -355,58 +356,58 @@ class Stack:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a role's weights lie in the checkpoint."""
+    """Checkpoint tensor, or slice of one, that holds a role's weights."""
 
     names: tuple[str, ...]
-    """One tensor, or several whose rows follow one another. `2_Dense/linear.weight` is one of a folder within."""
+    """Name of the tensor, or of several whose rows are concatenated; `2_Dense/linear.weight` is in a subfolder."""
     transposed: bool = False
-    """Stored as [inputs, outputs]."""
+    """Whether the tensor is stored as [inputs, outputs]."""
     part: Part | None = None
     stack: Stack | None = None
 
 
 @dataclass(frozen=True)
 class Gptq:
-    """Whole numbers by group, outputs side by side (Frantar et al. 2022), as AutoGPTQ and GPTQModel save them."""
+    """GPTQ weights (Frantar et al. 2022) as AutoGPTQ and GPTQModel save them."""
 
     bits: int
-    """Of a code: 2, 3, 4 or 8."""
+    """Bits of a code: 2, 3, 4 or 8."""
     group_size: int | None
-    """Inputs that share a scale; None for all of a row."""
+    """Inputs that share a scale; None for a whole row."""
     desc_act: bool = False
-    """Whether the inputs' groups are listed, as they were quantized in another order than they have."""
+    """Whether each input's group is listed (act-order)."""
     zeros_less_one: bool = True
-    """Whether zero points are stored less 1, as in the format's first version."""
+    """Whether zero points are stored minus 1, as in version 1 of the format."""
     method: Literal["gptq"] = "gptq"
 
 
 @dataclass(frozen=True)
 class Awq:
-    """Codes of four bits by group, as AutoAWQ saves them for its GEMM kernels (Lin et al. 2023)."""
+    """AWQ weights of 4 bits as AutoAWQ saves them for its GEMM kernels (Lin et al. 2023)."""
 
     group_size: int | None
-    """Inputs that share a scale; None for all of a row."""
+    """Inputs that share a scale; None for a whole row."""
     method: Literal["awq"] = "awq"
 
 
 @dataclass(frozen=True)
 class CompressedWeights:
-    """A kind of weights of compressed-tensors."""
+    """One weight scheme of a compressed-tensors checkpoint."""
 
     kind: Literal["int", "float"]
     bits: int
-    """Of a code: 2, 4 or 8; of a floating-point one 8."""
+    """Bits of a code: 2, 4 or 8; 8 for floating-point codes."""
     symmetric: bool = True
-    """Whether the code of the number 0 is in the middle."""
+    """Whether zero is the middle code."""
     group_size: int | None = None
-    """Inputs that share a scale; None where an output's do, or all of a tensor."""
+    """Inputs that share a scale; None for a scale for each output or for the tensor."""
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale."""
 
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """What LLM Compressor saves; which of its kinds a weight is of its tensors tell."""
+    """Weights as LLM Compressor saves them; the tensors of a weight determine its scheme."""
 
     weights: tuple[CompressedWeights, ...]
     method: Literal["compressed-tensors"] = "compressed-tensors"
@@ -414,16 +415,16 @@ class CompressedTensors:
 
 @dataclass(frozen=True)
 class Fp8:
-    """Floating-point numbers of 8 bits with scales."""
+    """8-bit floating-point weights with scales."""
 
     block: tuple[int, int] | None = None
-    """Outputs and inputs that share a scale; None where an output's do, or all of a tensor."""
+    """Outputs and inputs that share a scale; None for a scale for each output or for the tensor."""
     method: Literal["fp8"] = "fp8"
 
 
 @dataclass(frozen=True)
 class BitsAndBytes:
-    """Codes of four bits by table and block, or of eight by output (Dettmers et al. 2022, 2023)."""
+    """bitsandbytes weights: 4-bit codes by table and block, or 8-bit codes by output (Dettmers et al. 2022, 2023)."""
 
     codes: Literal["nf4", "fp4", "int8"]
     method: Literal["bitsandbytes"] = "bitsandbytes"
@@ -431,7 +432,7 @@ class BitsAndBytes:
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """Floating-point numbers of 4 bits, 32 to a power of two (OCP MX 1.0), as gpt-oss has its experts."""
+    """MXFP4 weights: 4-bit floating-point codes with a power-of-two scale for each 32 (OCP MX 1.0)."""
 
     method: Literal["mxfp4"] = "mxfp4"
 
@@ -441,42 +442,42 @@ StoredAs: TypeAlias = Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes | Mxfp
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model, completely."""
+    """Complete description of a model."""
 
     architecture: str
-    """Its family, for messages."""
+    """Model family, for messages."""
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
-    """Tokens of the longest context that the model is made for, RoPE scaling included."""
+    """Longest context in tokens, RoPE scaling included."""
     layers: list[Layer]
     final_norm: Norm | None
     head: Head | None
-    """None where the model gives hidden states only."""
+    """lm_head; None for models that return hidden states only."""
     embedding: Embedding = field(default_factory=Embedding)
     ropes: list[Rope] = field(default_factory=list[Rope])
     causal: bool = True
-    """Whether a token sees only those before it and itself."""
+    """Whether a token attends only to itself and earlier tokens."""
     classifier: Classifier | None = None
     text_projections: list[TextProjection] = field(default_factory=list[TextProjection])
-    """From a text's pooled hidden state to its embedding, one after the other; none where it is that itself."""
+    """Projections from the pooled hidden state to the embedding, applied in order."""
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """By role, as `tensors.roles` lists them."""
+    """Tensor of each role that `tensors.roles` lists."""
     prefixes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """A tensor that is not there under its name may have the second of a pair in place of the first before it."""
+    """Pairs of a name prefix and its replacement, tried if a tensor is missing under its name."""
     stored_as: StoredAs | None = None
-    """How the checkpoint stores what it has quantized; None where every weight is plain."""
+    """Quantization of the checkpoint; None if it is not quantized."""
 
     @property
     def generates(self) -> bool:
-        """Whether it gives logits that a text can be continued by."""
+        """Whether the model generates text."""
         return self.causal and self.head is not None
 
     @property
     def embedding_size(self) -> int:
-        """Numbers of a text's embedding."""
+        """Size of a text embedding."""
         return self.text_projections[-1].width if self.text_projections else self.hidden_size
 
     def to_json(self) -> str:
-        """As the native module reads it."""
+        """Returns the spec as JSON for the native module."""
         return json.dumps(self, default=vars, allow_nan=False)

@@ -6,7 +6,7 @@ from ferrule.archs.spec import HeadNorm, LayerNorm, ModelSpec
 
 
 def stablelm(config: Config) -> ModelSpec:
-    """The 12B model has its blocks side by side and a norm for each query and key head."""
+    """The 12B model has parallel blocks and a norm for each query and key head."""
     config = config.with_defaults(num_key_value_heads=32, max_position_embeddings=4096)
     eps = config.number("layer_norm_eps", default=1e-5)
     each_head = HeadNorm(LayerNorm(eps, bias=False), over="each_head")

@@ -1,4 +1,4 @@
-"""StarCoder 2 (Lozhkov et al. 2024): grouped queries, layer norms, biases, and one window for all layers."""
+"""StarCoder 2 (Lozhkov et al. 2024): grouped-query attention, layer norms, biases, and one window for all layers."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, LayerNorm, ModelSpec
 
 
 def starcoder2(config: Config) -> ModelSpec:
-    """No window where `sliding_window` is null or missing."""
+    """A null or missing `sliding_window` means full attention."""
     config = config.with_defaults(hidden_act="gelu_pytorch_tanh", num_key_value_heads=2, max_position_embeddings=4096)
     bias = config.flag("use_bias", default=True)
     window = config.whole("sliding_window") if "sliding_window" in config else None

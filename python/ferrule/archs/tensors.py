@@ -1,6 +1,6 @@
-"""Which tensors a model needs, and where a checkpoint keeps them.
+"""Roles of tensors, and the checkpoint's names for them.
 
-A role is what a tensor is for, as the native module names it: `layers.3.attention.q.weight`.
+A role is the native module's name of a tensor: `layers.3.attention.q.weight`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ferrule.archs.spec import (
 
 
 def roles(spec: ModelSpec) -> Iterator[str]:
-    """Every tensor that this model needs, as its switches say."""
+    """Yields the role of every tensor that a model needs."""
     embedding = spec.embedding
     yield "embedding.weight"
     if embedding.width is not None:
@@ -55,7 +55,7 @@ def roles(spec: ModelSpec) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Fused:
-    """A stored tensor of which a role is a part; see `fused`."""
+    """A stored tensor that holds several roles; see `fused`."""
 
     name: str
     part: Part | None = None
@@ -66,11 +66,11 @@ class Fused:
 def fused(
     name: str, rows: Mapping[str, int] | str, *, transposed: bool = False, stack: int | None = None
 ) -> dict[str, Fused]:
-    """Entries for `tensors_named`, of roles that lie in one tensor.
+    """Returns entries for `tensors_named` of roles that share one tensor.
 
-    `rows` gives each role's rows in the order in which they lie there; where the roles have several times as many,
-    that order repeats. A single role may be named alone. `transposed` where the tensor is [inputs, outputs], `stack`
-    the number of experts where those of all of them are one tensor.
+    `rows` gives the rows of each role in their order; the order repeats if the roles have a multiple of these rows. A
+    single role may be given by name. `transposed` is for tensors stored as [inputs, outputs]; `stack` is the number of
+    experts if one tensor holds all of them.
     """
     if isinstance(rows, str):
         return {rows: Fused(name, None, transposed, stack)}
@@ -85,12 +85,12 @@ def fused(
 def tensors_named(
     spec: ModelSpec, modules: Mapping[str, str | Fused], known: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The checkpoint's tensor for each role of `spec`; those of `known` stay as they are.
+    """Returns the checkpoint's tensor for each role of `spec`; entries of `known` are kept.
 
     `modules` maps a role without its `layers.N.`, an expert's number and `.weight` to the checkpoint's module:
     `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`. `{layer}` stands for the layer's index, `{expert}` for
-    the expert's, `{head}` for each of the heads whose tensors follow one another. A role with `.weight` or `.bias`
-    goes before one without and names the tensor itself.
+    the expert's, `{head}` for each head if the heads have separate tensors. A role with `.weight` or `.bias`
+    takes precedence over one without, and names the tensor itself.
     """
     tensors: dict[str, Tensor] = {}
     for role in roles(spec):
@@ -118,7 +118,7 @@ def tensors_named(
 
 
 def _heads(layer: Layer, role: str) -> int:
-    """How many heads the norm of queries or keys is over."""
+    """Number of heads of a query or key norm."""
     projections = layer.attention.projections
     if role.startswith("attention.k_norm") and isinstance(projections, HeadProjections):
         return projections.kv_heads
@@ -134,8 +134,8 @@ def _layer_roles(layer: Layer) -> Iterator[str]:
     match layer.ffn:
         case Dense() as dense:
             yield from _dense_roles("ffn", dense)
-        case Experts() as mixture:
-            yield from _mixture_roles(mixture)
+        case Experts() as experts:
+            yield from _expert_roles(experts)
     yield from _norm_roles("ffn_post_norm", layer.ffn_post_norm)
     yield from _norm_roles("ffn_sum_norm", layer.ffn_sum_norm)
 
@@ -170,15 +170,15 @@ def _classifier_roles(classifier: Classifier) -> Iterator[str]:
     yield from _projection_roles("classifier", bias=classifier.bias)
 
 
-def _mixture_roles(mixture: Experts) -> Iterator[str]:
-    yield from _projection_roles("ffn.router", bias=mixture.router.bias)
-    if mixture.router.correction_bias:
+def _expert_roles(experts: Experts) -> Iterator[str]:
+    yield from _projection_roles("ffn.router", bias=experts.router.bias)
+    if experts.router.correction_bias:
         yield "ffn.router.correction_bias"
-    for expert in range(mixture.experts):
-        yield from _dense_roles(f"ffn.experts.{expert}", mixture.expert)
-    if mixture.shared is not None:
-        yield from _dense_roles("ffn.shared", mixture.shared)
-    if mixture.shared_gate:
+    for expert in range(experts.experts):
+        yield from _dense_roles(f"ffn.experts.{expert}", experts.expert)
+    if experts.shared is not None:
+        yield from _dense_roles("ffn.shared", experts.shared)
+    if experts.shared_gate:
         yield "ffn.shared_gate.weight"
 
 

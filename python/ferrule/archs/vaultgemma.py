@@ -6,5 +6,5 @@ from ferrule.archs.spec import ModelSpec
 
 
 def vaultgemma(config: Config) -> ModelSpec:
-    """The defaults are those of Gemma 2."""
+    """Missing fields have Gemma 2's defaults."""
     return gemma2(config, norms="before")

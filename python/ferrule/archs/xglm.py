@@ -1,4 +1,4 @@
-"""XGLM (Lin et al. 2022): sines and cosines of positions, of which the first two are for none."""
+"""XGLM (Lin et al. 2022): sinusoidal positions that start at 2."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -6,11 +6,11 @@ from ferrule.archs.spec import Dense, Embedding, LayerNorm, ModelSpec, Sinusoida
 
 OFFSET = 2
 MAX_POSITIONS = 1 << 16
-"""Each has a row in memory, and no tensor of the file bounds their number."""
+"""Largest number of positions; each needs a row in memory, and no tensor of the file bounds them."""
 
 
 def xglm(config: Config) -> ModelSpec:
-    """Embeddings are multiplied by the square root of their width."""
+    """Embeddings are scaled by the square root of the hidden size."""
     config = config.spelled(
         hidden_size="d_model",
         num_hidden_layers="num_layers",
@@ -19,7 +19,7 @@ def xglm(config: Config) -> ModelSpec:
         hidden_act="activation_function",
     ).with_defaults(hidden_act="gelu", max_position_embeddings=2048)
     config.require(add_cross_attention=False)
-    # The padding token's row of the positions is zeros, which only a row before the first one may be.
+    # The padding token's position row is zero, so padding must precede the first position.
     if config.whole("pad_token_id", default=1, low=0) >= OFFSET:
         raise config.unsupported("pad_token_id", f"below {OFFSET}")
     config.whole("max_position_embeddings", high=MAX_POSITIONS)

@@ -6,7 +6,7 @@ from ferrule.archs.spec import Dense, ModelSpec
 
 
 def youtu(config: Config) -> ModelSpec:
-    """No mixtures."""
+    """All layers are dense."""
     config = config.with_defaults(max_position_embeddings=131_072, tie_word_embeddings=True).with_absent(
         q_lora_rank=1536, num_key_value_heads=16
     )

@@ -1,19 +1,19 @@
-"""What mixtures of experts have in common: a mixture from the usual keys, and which of the layers have one."""
+"""Mixture of experts from the usual config keys, and the layers that have one."""
 
 from ferrule.archs.config import MAX_LAYERS, Config
 from ferrule.archs.spec import Dense, Experts, Ffn, Router
 
-MIXTURE_MODULES = {
+EXPERT_MODULES = {
     "ffn.router.correction_bias": "model.layers.{layer}.mlp.gate.e_score_correction_bias",
     "ffn.shared.gate": "model.layers.{layer}.mlp.shared_experts.gate_proj",
     "ffn.shared.up": "model.layers.{layer}.mlp.shared_experts.up_proj",
     "ffn.shared.down": "model.layers.{layer}.mlp.shared_experts.down_proj",
 }
-"""Where the checkpoints keep what other families' mixtures lack."""
+"""Module names of correction biases and shared experts in DeepSeek's checkpoints."""
 
 
-def mixture(config: Config, router: Router) -> Experts:
-    """Experts of `moe_intermediate_size`, and for all tokens one network as wide as the shared ones together."""
+def routed_experts(config: Config, router: Router) -> Experts:
+    """Returns experts of `moe_intermediate_size`, and one shared expert as wide as `n_shared_experts` of them."""
     width = config.whole("moe_intermediate_size")
     return Experts(
         experts=config.experts("n_routed_experts"),
@@ -25,7 +25,7 @@ def mixture(config: Config, router: Router) -> Experts:
 
 
 def corrected_router(config: Config) -> Router:
-    """Sigmoid scores, and groups that are worth their best two with the bias."""
+    """Returns DeepSeek-V3's router: sigmoid scores, a correction bias, and groups scored by their best two."""
     return Router(
         scoring="sigmoid",
         normalize=config.flag("norm_topk_prob", default=True),
@@ -37,16 +37,16 @@ def corrected_router(config: Config) -> Router:
     )
 
 
-def mixtures_after_dense(config: Config, experts: Experts) -> list[Ffn]:
-    """The network of each layer: dense in the first `first_k_dense_replace`."""
+def experts_after_dense(config: Config, experts: Experts) -> list[Ffn]:
+    """Returns the network of each layer: dense in the first `first_k_dense_replace`, then experts."""
     config.require(moe_layer_freq=1)
     dense = min(config.whole("first_k_dense_replace", low=0), config.layers)
     first = [Dense(config.whole("intermediate_size"), config.activation)] * dense
     return [*first, *[experts] * (config.layers - dense)]
 
 
-def listed_mixtures(config: Config, experts: Experts) -> list[Ffn]:
-    """The network of each layer, as `mlp_layer_types` says; empty where it is missing."""
+def experts_by_layer_type(config: Config, experts: Experts) -> list[Ffn]:
+    """Returns the network of each layer by `mlp_layer_types`; empty if the field is missing."""
     types = config.texts("mlp_layer_types")
     if types and (len(types) != config.layers or any(kind not in ("dense", "sparse") for kind in types)):
         raise config.error("mlp_layer_types", f"a list of {config.layers}, each one dense or sparse")
@@ -56,12 +56,12 @@ def listed_mixtures(config: Config, experts: Experts) -> list[Ffn]:
     return [experts if kind == "sparse" else dense for kind in types]
 
 
-def sparse_layers(config: Config, mixture: Experts) -> list[Ffn]:
-    """The network of each layer: `mixture` in every `decoder_sparse_step`-th that `mlp_only_layers` leaves out."""
+def sparse_layers(config: Config, experts: Experts) -> list[Ffn]:
+    """Returns the network of each layer: experts in every `decoder_sparse_step`-th, except for `mlp_only_layers`."""
     step = config.whole("decoder_sparse_step", default=1)
     dense_layers = set(config.wholes("mlp_only_layers", low=0, high=MAX_LAYERS))
     sparse = [(index + 1) % step == 0 and index not in dense_layers for index in range(config.layers)]
     if all(sparse):
-        return [mixture] * len(sparse)
+        return [experts] * len(sparse)
     dense = Dense(config.whole("intermediate_size"), config.activation)
-    return [mixture if is_sparse else dense for is_sparse in sparse]
+    return [experts if is_sparse else dense for is_sparse in sparse]

@@ -1,9 +1,9 @@
-"""The half of a model that sees pictures which reads and writes text: config.json's `text_config`."""
+"""Text models of multimodal checkpoints: config.json's `text_config`."""
 
 from ferrule.archs.config import Config
 
 TIED_INSIDE = ("llava", "qwen2_5_vl", "qwen2_vl")
-"""Models of whose files some say in `text_config` alone that the head is tied; in others what stands beside counts."""
+"""Model types whose files may state tied embeddings in `text_config` only; for others the outer value counts."""
 
 SIZES = {
     "cohere2": (256_000, 8192, 22_528, 40, 64, None),
@@ -20,7 +20,7 @@ SIZES = {
     "qwen3_vl_moe_text": (151_936, 2048, 5632, 24, 16, 16),
     "qwen3_vl_text": (151_936, 4096, 22_016, 32, 32, 32),
 }
-"""By `model_type` the sizes that an object within config.json lacks: transformers writes there only what differs."""
+"""Default sizes by `model_type`: transformers writes only differing values into `text_config`."""
 
 _FIELDS = (
     "vocab_size",
@@ -32,15 +32,15 @@ _FIELDS = (
 )
 
 
-def text_half(config: Config) -> Config:
-    """The configuration of the text half, complete.
+def text_config(config: Config) -> Config:
+    """Returns the complete configuration of the text model.
 
-    Raises UnsupportedModelError for a model whose halves cannot be told apart.
+    Raises UnsupportedModelError for a model whose text model does not run alone.
     """
     if config.values.get("model_type") == "paligemma":
-        raise config.unsupported("model_type", "that of a model in which no token of the prompt sees those after it")
+        raise config.unsupported("model_type", "that of a model with causal attention over the prompt")
     half = config.inner("text_config")
-    # The class that stands in there may be that of the whole model.
+    # `architectures` in there may name the class of the whole model.
     half = half.without("architectures") if "model_type" in half else half.with_defaults(model_type="llama")
     inside = config.values.get("model_type") in TIED_INSIDE and half.flag("tie_word_embeddings", default=False)
     if "tie_word_embeddings" in config and not inside:
