@@ -1,8 +1,8 @@
-//! How long a token takes to sample: `cargo bench -p ferrule-engine --bench sampling [-- NAME...]`.
+//! Sampling time per token: `cargo bench -p ferrule-engine --bench sampling [-- NAME...]`.
 //!
-//! One thread, a vocabulary of 128k. The floor beside every row is one read of the logits in the plainest loop. Floors
-//! and rows take turns, and of each the best and the median of all rounds are shown: the machine may be shared. Rows of
-//! logits take turns too, so that they come from where a batch's logits would be, and not from the nearest cache.
+//! One thread, a vocabulary of 128k. The floor beside every row is one plain read of the logits. Floors and rows
+//! alternate, and the best and median of all rounds are shown, since the machine may be shared. Rows of logits
+//! alternate too, so that they are not in the nearest cache.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use std::time::Instant;
 use ferrule_engine::SamplingParams;
 use ferrule_engine::sampling::{History, Sampler, rng};
 
-/// Of Llama 3.
+/// Vocabulary size of Llama 3.
 const VOCAB: usize = 128_256;
 const ROWS: usize = 8;
 const ROUNDS: usize = 31;
 
-/// What is measured: the logits' kind, the parameters, the tokens before.
+/// A benchmark: kind of logits, parameters, number of earlier tokens.
 struct Case {
     name: &'static str,
     logits: fn(u64) -> f32,
@@ -23,7 +23,7 @@ struct Case {
     history: usize,
 }
 
-/// A normal number of this seed and place, by adding twelve uniform ones.
+/// Returns a normally distributed number, the sum of twelve uniform ones.
 fn normal(row: u64, place: u64) -> f32 {
     ((0..12).map(|part| rng::uniform(row, 12 * place + part)).sum::<f64>() - 6.0) as f32
 }
@@ -83,7 +83,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Microseconds that `work` takes for one of the rows, on average over all of them.
+/// Returns the mean time of `work` per row in microseconds.
 fn time(rows: &[f32], mut work: impl FnMut(&[f32])) -> f64 {
     let start = Instant::now();
     rows.chunks_exact(VOCAB).for_each(&mut work);
@@ -92,7 +92,7 @@ fn time(rows: &[f32], mut work: impl FnMut(&[f32])) -> f64 {
 
 fn main() {
     let names: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    println!("{:<38} {:>7} {:>7}   {:>7} {:>7}", "microseconds a token", "best", "median", "floor", "median");
+    println!("{:<38} {:>7} {:>7}   {:>7} {:>7}", "microseconds per token", "best", "median", "floor", "median");
     let mut sampler = Sampler::default();
     for case in cases().iter().filter(|case| names.is_empty() || names.iter().any(|name| case.name.contains(name))) {
         let rows: Vec<f32> = (0..(ROWS * VOCAB) as u64).map(case.logits).collect();

@@ -1,12 +1,12 @@
-//! Requests in, token ids out: the loop that serves many sequences from one model and one pool of pages.
+//! Inference engine: continuous batching of many requests on one model, with a paged KV cache. Token ids only; text
+//! processing is above.
 //!
-//! Read it as the life of a request: [`Request`] with its [`SamplingParams`] is checked once and becomes a sequence;
-//! the scheduler picks what every step computes and hands out pages; the model computes one ragged batch; the
-//! [`sampling`] chain turns logits into a token; the step's [`StepOutput`]s go up. Token ids only: text lives above.
+//! A [`Request`] with its [`SamplingParams`] is validated and becomes a sequence in the waiting queue. In each step the
+//! scheduler selects prefill chunks and decode rows and allocates pages, the model runs one ragged batch, the
+//! [`sampling`] chain turns logits into tokens, and the step returns [`StepOutput`]s.
 //!
-//! The promise kept here: **what a request gets depends on the request alone**. Not on its neighbours, on how its
-//! prompt was cut into chunks, on whether a part of it came from the prefix cache, or on whether it had to give its
-//! pages up and was computed again.
+//! The output of a request **depends on that request alone**: not on other requests, on how its prompt was split into
+//! chunks, on prefix cache hits, or on preemption.
 #![forbid(unsafe_code)]
 
 mod beams;

@@ -1,5 +1,5 @@
-//! Sequences with adapters: they share pages with those of the same adapter alone, in memory, on a disk, in saved states
-//! and as completions of one prompt; and what they hold of an adapter they give back.
+//! Sequences with LoRA adapters share pages only with sequences of the same adapter: in memory, on disk, in saved
+//! states and among completions of one prompt. Adapters are dropped with their last request.
 
 mod fake;
 
@@ -14,7 +14,7 @@ fn config() -> EngineConfig {
     EngineConfig { pages: vec![64], max_model_len: 600, ..fake::config() }
 }
 
-/// As if it had just been loaded.
+/// Returns an adapter as if it had just been loaded.
 fn adapter(number: u8) -> Option<Arc<Adapter>> {
     Some(Arc::new(Adapter::of_nothing([number; 32])))
 }
@@ -28,7 +28,7 @@ fn request(adapter: Option<Arc<Adapter>>, seed: u64) -> Request {
     Request { prompt: prompt(100), params, adapter }
 }
 
-/// The tokens that a prompt of 100 gets, and what the engine computed for them.
+/// Returns the tokens generated for a prompt of 100 tokens, and the number of tokens computed for them.
 fn ask(engine: &mut Engine<FakeModel>, adapter: Option<Arc<Adapter>>) -> (Vec<u32>, u64) {
     let before = engine.metrics().computed_tokens;
     engine.add_request(request(adapter, 1)).unwrap();
@@ -45,7 +45,7 @@ const ALL: u64 = 100 + 3;
 const REST: u64 = 100 - 96 + 3;
 
 #[test]
-fn pages_are_shared_by_one_adapter_loaded_twice_and_not_by_two() {
+fn an_adapter_loaded_twice_shares_pages_and_two_adapters_do_not() {
     let mut engine = engine(&config(), &[None]);
     for computed in [ALL, REST] {
         assert_eq!(ask(&mut engine, None), (alone(None), computed));
@@ -56,7 +56,7 @@ fn pages_are_shared_by_one_adapter_loaded_twice_and_not_by_two() {
 }
 
 #[test]
-fn a_disk_keeps_adapters_apart() {
+fn the_disk_tier_separates_adapters() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pages");
     let disk = PrefixCacheDir { path, limit: 1 << 30, step_bytes: 32 << 20 };
@@ -67,7 +67,7 @@ fn a_disk_keeps_adapters_apart() {
 }
 
 #[test]
-fn a_saved_state_is_continued_with_the_same_adapter() {
+fn a_saved_state_is_reused_with_the_same_adapter_only() {
     let mut first = engine(&config(), &[None]);
     let tokens: Vec<i64> = prompt(100).into_iter().map(i64::from).collect();
     let state = first.save_state(&tokens, None, adapter(1).as_deref(), &Cancel::new()).unwrap();
@@ -79,7 +79,7 @@ fn a_saved_state_is_continued_with_the_same_adapter() {
 }
 
 #[test]
-fn completions_share_their_prompt_where_their_adapter_is_the_same() {
+fn completions_share_their_prompt_if_they_have_the_same_adapter() {
     for (second, computed) in [(adapter(1), ALL + 4), (adapter(2), 2 * ALL), (None, 2 * ALL)] {
         let mut engine = engine(&EngineConfig { enable_prefix_caching: false, ..config() }, &[None]);
         let first = engine.add_request(request(adapter(1), 1)).unwrap();

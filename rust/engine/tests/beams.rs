@@ -1,4 +1,4 @@
-//! Beam searches on the fake model: what they find, what they hold, and how they end.
+//! Beam searches on the fake model: results, memory and termination.
 
 mod fake;
 
@@ -16,7 +16,7 @@ fn request(prompt: &[u32], beam_width: usize, max_tokens: usize) -> Request {
     Request { prompt: prompt.to_vec(), params, adapter: None }
 }
 
-/// What a request found that had the engine to itself.
+/// Returns the hypotheses of a request that runs alone.
 fn found(config: &EngineConfig, windows: &[Option<usize>], request: Request) -> Vec<Hypothesis> {
     let mut engine = engine(config, windows);
     engine.add_request(request).unwrap();
@@ -26,9 +26,8 @@ fn found(config: &EngineConfig, windows: &[Option<usize>], request: Request) -> 
     outputs.remove(0).beams
 }
 
-/// The likeliest sequences of `length` tokens after a prompt, where so many are gone on with: without stop ids that is
-/// all there is to it.
-fn plain(prompt: &[u32], beam_width: usize, length: usize) -> Vec<(Vec<u32>, f64)> {
+/// Beam search without stop tokens, written directly: the most likely sequences of `length` tokens after a prompt.
+fn reference(prompt: &[u32], beam_width: usize, length: usize) -> Vec<(Vec<u32>, f64)> {
     let after_prompt = prompt.iter().fold(first_state(prompt.len(), usize::MAX, None), |s, &t| mix(s, t.into()));
     let mut beams = vec![(Vec::new(), 0.0, after_prompt)];
     for _ in 0..length {
@@ -49,11 +48,11 @@ fn plain(prompt: &[u32], beam_width: usize, length: usize) -> Vec<(Vec<u32>, f64
 }
 
 #[test]
-fn what_is_found_is_what_a_plain_search_finds() {
+fn results_match_a_reference_search() {
     for (beam_width, length) in [(1, 5), (2, 1), (3, 9), (5, 40)] {
         let prompt: Vec<u32> = (0..20).collect();
         let beams = found(&config(), &[None], request(&prompt, beam_width, length));
-        let expected = plain(&prompt, beam_width, length);
+        let expected = reference(&prompt, beam_width, length);
         assert_eq!(beams.len(), beam_width);
         for (beam, (tokens, score)) in beams.iter().zip(expected) {
             assert_eq!((&beam.token_ids, beam.stop_token), (&tokens, None));
@@ -63,7 +62,7 @@ fn what_is_found_is_what_a_plain_search_finds() {
 }
 
 #[test]
-fn the_best_are_told_and_a_stop_id_ends_one_of_them() {
+fn the_best_hypotheses_are_returned_and_stop_tokens_end_hypotheses() {
     let mut asked = request(&[3, 4, 5], 4, 30);
     asked.params.stop_token_ids = (0..20).collect();
     let all = found(&config(), &[None], asked.clone());
@@ -77,13 +76,13 @@ fn the_best_are_told_and_a_stop_id_ends_one_of_them() {
     }
     asked.params.beam_search.as_mut().unwrap().n = 2;
     assert_eq!(found(&config(), &[None], asked.clone()), all[..2]);
-    // Not before there are so many tokens.
+    // Not before `min_tokens`.
     asked.params.min_tokens = 6;
     assert!(found(&config(), &[None], asked).iter().all(|beam| beam.token_ids.len() >= 6));
 }
 
 #[test]
-fn beams_share_the_pages_of_what_they_have_in_common() {
+fn beams_share_the_pages_of_their_common_tokens() {
     let mut engine = engine(&EngineConfig { enable_prefix_caching: false, ..config() }, &[None]);
     let prompt: Vec<u32> = (0..4 * PAGE_TOKENS as u32 + 1).map(|token| token % VOCAB as u32).collect();
     engine.add_request(request(&prompt, 8, 10)).unwrap();
@@ -94,7 +93,7 @@ fn beams_share_the_pages_of_what_they_have_in_common() {
         let pages = engine.page_statistics()[0];
         most_held = most_held.max(pages.total - pages.free);
     }
-    // The prompt's four whole pages, and one at the most for each beam: those from one beam share it until they write.
+    // The prompt's four full pages and at most one per beam: children of one beam share it until they write.
     assert!((4 + 2..=4 + 8).contains(&most_held), "{most_held}");
     assert_eq!(engine.metrics().preemptions, 0);
     // The prompt was computed once.
@@ -102,9 +101,9 @@ fn beams_share_the_pages_of_what_they_have_in_common() {
     assert_eq!((engine.metrics().generated_tokens, engine.metrics().requests_finished.length), (10, 1));
 }
 
-/// Beams that wait for their siblings give pages and places up, whoever has them, and know still how they may go on.
+/// Beams that wait for siblings can be preempted without losing their expansion.
 #[test]
-fn pools_that_hold_one_beam_or_two_change_nothing() {
+fn pools_of_one_or_two_beams_do_not_change_results() {
     for windows in [vec![None], vec![Some(20), None]] {
         let prompt: Vec<u32> = (0..30).collect();
         let large = EngineConfig { pages: vec![64; windows.len()], ..config() };
@@ -128,9 +127,9 @@ fn pools_that_hold_one_beam_or_two_change_nothing() {
     }
 }
 
-/// FAULTS row 69, in every step of a search: all of its pages are free at once.
+/// An abort in any step of a search frees all of its pages at once.
 #[test]
-fn an_aborted_search_leaves_nothing() {
+fn an_aborted_search_frees_all_pages() {
     for steps in 0..12 {
         let mut engine = engine(&EngineConfig { max_num_batched_tokens: 8, ..config() }, &[None]);
         let prompt: Vec<u32> = (0..20).collect();
@@ -146,9 +145,9 @@ fn an_aborted_search_leaves_nothing() {
     }
 }
 
-/// FAULTS row 71.
+/// Non-finite logits end the search, and its pages are not cached.
 #[test]
-fn logits_that_are_none_end_the_search_and_nothing_is_kept_of_it() {
+fn non_finite_logits_end_the_search_and_invalidate_its_pages() {
     let prompt: Vec<u32> = (0..33).collect();
     let best = found(&config(), &[None], request(&prompt, 3, 40));
     // A token of one of the beams, in the middle.
@@ -166,25 +165,25 @@ fn logits_that_are_none_end_the_search_and_nothing_is_kept_of_it() {
 }
 
 #[test]
-fn a_search_that_can_go_nowhere_says_so() {
+fn a_search_without_continuations_reports_an_error() {
     let mut asked = request(&[1, 2], 3, 9);
     asked.params.allowed_token_ids = Some(vec![7]);
     asked.params.no_repeat_ngram_size = 1;
-    // One sequence is all that there is: 7, which must not come again.
+    // Only token 7 is allowed, and it must not repeat.
     let mut engine = engine(&config(), &[None]);
     engine.add_request(asked.clone()).unwrap();
     let output = fake::run(&mut engine).remove(0);
     let finish = output.finish.unwrap();
     let FinishReason::Sampling(SampleError::NothingLeft { position: 3, stage }) = finish else { panic!("{finish:?}") };
     assert_eq!((stage, output.beams.len()), ("no_repeat_ngram_size", 0));
-    // It is complete where it may end there.
+    // The sequence is complete if it may end there.
     asked.params.max_tokens = 1;
     let beams = found(&config(), &[None], asked);
     assert_eq!(beams.iter().map(|beam| &beam.token_ids[..]).collect::<Vec<_>>(), [[7]]);
 }
 
 #[test]
-fn more_beams_than_places_or_pages_are_refused_at_once() {
+fn more_beams_than_slots_or_pages_are_rejected() {
     let mut engine = engine(&EngineConfig { pages: vec![9], ..config() }, &[None]);
     let prompt: Vec<u32> = (0..20).collect();
     let refused = engine.add_request(request(&prompt, 9, 5)).unwrap_err();
@@ -198,9 +197,9 @@ fn more_beams_than_places_or_pages_are_refused_at_once() {
     assert_eq!(fake::run(&mut engine)[0].beams.len(), 7);
 }
 
-/// A step computes something, however small the pool: one beam never holds pages that another needs to go on.
+/// Every step computes something, however small the pool: a beam never holds pages that another needs to progress.
 #[test]
-fn no_step_is_idle_in_the_smallest_of_pools() {
+fn no_step_is_idle_in_the_smallest_pool() {
     for (pages, window) in [(2, Some(15)), (3, Some(20)), (4, None)] {
         let config = EngineConfig {
             pages: vec![pages],

@@ -1,4 +1,4 @@
-//! Texts encoded side by side, each as it is alone; beside requests, which lose nothing by it.
+//! Encoding texts in batches gives the same results as encoding each alone, and does not affect requests.
 
 mod fake;
 
@@ -26,7 +26,7 @@ fn text(tokens: Vec<u32>) -> Text {
     Text { tokens, ..Text::default() }
 }
 
-fn reads_both_ways(config: &EngineConfig) -> Engine<FakeModel> {
+fn bidirectional(config: &EngineConfig) -> Engine<FakeModel> {
     let mut model = FakeModel::new(config, &[None]);
     model.causal = false;
     Engine::new(model, config.clone()).unwrap()
@@ -48,7 +48,7 @@ fn refused(engine: &mut Engine<FakeModel>, text: Text, task: &EncodeTask) -> Enc
 const MEAN: EncodeTask = EncodeTask::Embedding { pooling: Pooling::Mean, normalize: false, dimensions: None };
 const LAST: EncodeTask = EncodeTask::Embedding { pooling: Pooling::Last, normalize: false, dimensions: None };
 
-/// What a task makes of a text, from the fake's definition.
+/// Returns the result of a task, computed from the fake model's definition.
 fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
     let mut state = first_state(text.tokens.len(), usize::MAX, None);
     let step = |(i, &token): (usize, &u32)| {
@@ -71,7 +71,7 @@ fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
         Pooling::Mean => (0..HIDDEN).map(mean).collect(),
     };
     let unit = |row: &[f32]| -> Vec<f32> {
-        // A row of zeros stays one.
+        // A row of zeros stays zero.
         let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt().max(1e-12);
         row.iter().map(|x| (f64::from(*x) / length) as f32).collect()
     };
@@ -94,7 +94,7 @@ fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
     }
 }
 
-/// Ids, as bits, and log-probabilities of the most likely tokens of a row.
+/// Returns ids (as bit patterns) and log-probabilities of the most likely tokens of a row.
 fn top_of(logits: &[f32], count: usize) -> Vec<f32> {
     let logits: Vec<f64> = logits.iter().copied().map(f64::from).collect();
     let highest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -107,7 +107,7 @@ fn top_of(logits: &[f32], count: usize) -> Vec<f32> {
 }
 
 fn texts() -> impl Strategy<Value = Vec<Text>> {
-    // Many begin alike, so that there is something to share.
+    // Many texts share a prefix, so that there are pages to share.
     let tokens = prop_oneof![vec(0..3_u32, 1..120), vec(Just(5), 1..120)];
     let salt = option::weighted(0.2, Just(Arc::from("salt")));
     let one = (tokens, salt, vec(0..TOKEN_TYPES as u32, 120), any::<bool>());
@@ -135,7 +135,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_text_is_what_it_is_alone(
+    fn results_do_not_depend_on_the_batch(
         causal in any::<bool>(),
         texts in texts(),
         task in task(),
@@ -158,7 +158,7 @@ proptest! {
         for _ in 0..2 {
             let found = encode(&mut engine, &texts, &task).unwrap();
             if matches!(task, EncodeTask::TopLogprobs { .. }) {
-                // The last bit of a logarithm is the library's own; no two ids are so near.
+                // The last bit of a logarithm is library-specific; no two ids are that close.
                 prop_assert_eq!(found.len(), expected.len());
                 prop_assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()));
             } else {
@@ -170,7 +170,7 @@ proptest! {
 }
 
 #[test]
-fn requests_lose_nothing_by_texts_that_take_their_pages() {
+fn encoding_may_preempt_requests_without_changing_their_output() {
     let config = EngineConfig { pages: vec![10], max_model_len: 160, ..config() };
     let params = SamplingParams { temperature: 0.0, max_tokens: 60, ..SamplingParams::default() };
     let requests: Vec<_> =
@@ -199,7 +199,7 @@ fn requests_lose_nothing_by_texts_that_take_their_pages() {
 }
 
 #[test]
-fn what_begins_alike_is_computed_once_where_the_last_token_is_all_that_is_wanted() {
+fn common_prefixes_are_computed_once_if_only_the_last_row_is_read() {
     let begins = |own: u32| text([vec![5; 32], vec![own; 4]].concat());
     let computed = |task: &EncodeTask, salts: [Option<&str>; 2]| {
         let mut engine = engine(&config(), &[None]);
@@ -217,7 +217,7 @@ fn what_begins_alike_is_computed_once_where_the_last_token_is_all_that_is_wanted
 }
 
 #[test]
-fn a_cancelled_call_leaves_no_trace() {
+fn a_cancelled_call_has_no_effect() {
     for causal in [true, false] {
         let mut model = FakeModel::new(&config(), &[None]);
         model.causal = causal;
@@ -245,7 +245,7 @@ fn a_panic_ends_the_engine() {
 }
 
 #[test]
-fn what_is_not_finite_is_named_and_not_kept() {
+fn non_finite_results_are_reported_and_not_cached() {
     let mut model = FakeModel::new(&config(), &[None]);
     model.poison = Some(9);
     let mut engine = Engine::new(model, config()).unwrap();
@@ -260,7 +260,7 @@ fn what_is_not_finite_is_named_and_not_kept() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_runs() {
+fn invalid_tasks_and_texts_are_rejected_before_anything_runs() {
     let mut engine = engine(&config(), &[None]);
     let mut of_text = |text| refused(&mut engine, text, &MEAN);
     assert_eq!(of_text(text(vec![])), EncodeError::Empty { text: 1 });
@@ -287,8 +287,8 @@ fn what_cannot_be_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn a_model_that_reads_in_both_directions_generates_nothing_and_keeps_nothing() {
-    let mut engine = reads_both_ways(&config());
+fn a_bidirectional_model_neither_generates_nor_caches() {
+    let mut engine = bidirectional(&config());
     let no_logits = EngineError::Request(RequestError::NoLogits);
     assert_eq!(engine.logits(&[1], 0, None, &Cancel::new()), Err(no_logits.clone()));
     assert_eq!(engine.save_state(&[1], None, None, &Cancel::new()), Err(no_logits));
@@ -309,7 +309,7 @@ fn a_model_that_reads_in_both_directions_generates_nothing_and_keeps_nothing() {
 }
 
 #[test]
-fn tasks_and_texts_come_from_outside() {
+fn tasks_and_texts_are_parsed_from_untrusted_input() {
     let json = r#"{"type": "embedding", "pooling": "last", "normalize": false, "dimensions": null}"#;
     assert_eq!(EncodeTask::from_json(json), Ok(LAST));
     assert_eq!(EncodeTask::from_json(r#"{"type": "scores"}"#), Ok(EncodeTask::Scores {}));

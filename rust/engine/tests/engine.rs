@@ -1,4 +1,4 @@
-//! Examples of a request's life: how it ends, what it is told, what it is refused for, and what a fault does to it.
+//! Life of a request: finish reasons, outputs, rejection, and the effect of faults.
 
 mod fake;
 
@@ -38,7 +38,7 @@ fn free(engine: &Engine<FakeModel>) -> Vec<usize> {
 }
 
 #[test]
-fn a_request_ends_at_max_tokens_at_a_stop_id_or_where_the_context_does() {
+fn a_request_finishes_at_max_tokens_a_stop_token_or_the_context_length() {
     let mut engine = engine(&config(), &[None]);
     let plain = add(&mut engine, prompt(1, 10), greedy(12));
     let long = add(&mut engine, prompt(2, 250), greedy(1000));
@@ -51,13 +51,13 @@ fn a_request_ends_at_max_tokens_at_a_stop_id_or_where_the_context_does() {
     let stop = add(&mut engine, prompt(1, 10), SamplingParams { stop_token_ids: vec![token], ..greedy(12) });
     let outputs = run(&mut engine);
     let until = tokens.iter().position(|&other| other == token).unwrap();
-    // The stop id is the last of the tokens.
+    // The stop token is the last token.
     assert_eq!(tokens_of(&outputs, stop), tokens[..=until]);
     let finish = finish_of(&outputs, stop).unwrap();
     assert_eq!((finish.name(), finish.stop_token(), finish.error()), ("stop", Some(token), None));
 }
 
-/// Adds to every logit of an odd token, and fails at a length.
+/// A processor that raises the logits of odd tokens and fails at a given length.
 #[derive(Debug)]
 struct Odd {
     fails_at: usize,
@@ -76,7 +76,7 @@ impl LogitsProcessor for Odd {
 }
 
 #[test]
-fn a_processor_changes_its_own_requests_logits_and_fails_for_it_alone() {
+fn a_logits_processor_affects_only_its_request() {
     let mut engine = engine(&config(), &[None]);
     let with = |fails_at, bad| SamplingParams {
         logits_processor: Some(SharedProcessor(Arc::new(Odd { fails_at, bad }))),
@@ -106,7 +106,7 @@ fn a_processor_changes_its_own_requests_logits_and_fails_for_it_alone() {
 }
 
 #[test]
-fn min_tokens_forbids_stop_ids_and_nothing_else() {
+fn min_tokens_forbids_only_stop_tokens() {
     let mut engine = engine(&config(), &[None]);
     let stops: Vec<u32> = (0..VOCAB as u32 - 2).collect();
     let params = SamplingParams { stop_token_ids: stops.clone(), min_tokens: 4, ..greedy(30) };
@@ -118,7 +118,7 @@ fn min_tokens_forbids_stop_ids_and_nothing_else() {
 }
 
 #[test]
-fn a_long_prompt_comes_in_chunks_while_its_neighbours_decode_in_every_step() {
+fn a_long_prompt_is_prefilled_in_chunks_beside_decoding_sequences() {
     let mut engine = engine(&EngineConfig { max_num_batched_tokens: 16, ..config() }, &[None]);
     let neighbours: Vec<RequestId> = (0..4).map(|first| add(&mut engine, prompt(first, 3), greedy(100))).collect();
     engine.step(&Cancel::new()).unwrap();
@@ -132,7 +132,7 @@ fn a_long_prompt_comes_in_chunks_while_its_neighbours_decode_in_every_step() {
             break;
         }
     }
-    // Twelve tokens of each step's sixteen are left for the prompt.
+    // Twelve of each step's sixteen tokens are left for the prompt.
     assert_eq!(steps, 9);
     let batches = engine.model().batches.borrow();
     let wanted: Vec<LogitRows> =
@@ -141,7 +141,7 @@ fn a_long_prompt_comes_in_chunks_while_its_neighbours_decode_in_every_step() {
 }
 
 #[test]
-fn an_abort_frees_everything_at_once_in_any_state() {
+fn an_abort_frees_all_pages_in_any_state() {
     let mut engine = engine(&EngineConfig { max_num_seqs: 2, ..config() }, &[None]);
     let decoding = add(&mut engine, prompt(0, 20), greedy(100));
     let prefilling = add(&mut engine, prompt(1, 200), greedy(100));
@@ -158,9 +158,9 @@ fn an_abort_frees_everything_at_once_in_any_state() {
     assert_eq!(engine.step(&Cancel::new()), Ok(vec![]));
 }
 
-/// FAULTS rows 46 to 53: refused at once, with names and numbers, and never queued.
+/// Requests that can never be served are rejected with field names and numbers, and never queued.
 #[test]
-fn what_can_never_be_served_is_refused_at_once() {
+fn unservable_requests_are_rejected_at_once() {
     let mut small = engine(&EngineConfig { pages: vec![4], ..config() }, &[None]);
     let mut refuse = |prompt: Vec<u32>, params: SamplingParams| {
         let error = small.add_request(Request { prompt, params, adapter: None }).unwrap_err();
@@ -195,9 +195,9 @@ fn what_can_never_be_served_is_refused_at_once() {
 }
 
 #[test]
-fn a_configuration_that_leaves_no_room_is_refused() {
+fn an_unusable_configuration_is_rejected() {
     let refused = |config: EngineConfig, windows: &[Option<usize>]| {
-        // A fake of that many pages is never made: the check comes before.
+        // The check precedes the allocation of that many pages.
         let model = FakeModel::new(&EngineConfig { pages: vec![1], ..config.clone() }, windows);
         Engine::new(model, config).unwrap_err()
     };
@@ -209,7 +209,7 @@ fn a_configuration_that_leaves_no_room_is_refused() {
 }
 
 #[test]
-fn a_cancelled_step_loses_nothing() {
+fn a_cancelled_step_loses_no_token() {
     let two_groups = EngineConfig { pages: vec![32, 32], ..config() };
     let requests = |engine: &mut Engine<FakeModel>| -> Vec<RequestId> {
         (0..3).map(|first| add(engine, prompt(first, 40 + first as usize), greedy(20))).collect()
@@ -237,9 +237,9 @@ fn a_cancelled_step_loses_nothing() {
     }
 }
 
-/// FAULTS row 72: whether the pool caught the panic or nobody did.
+/// A panic ends the engine, whether or not the thread pool caught it.
 #[test]
-fn a_panic_ends_the_engine_and_every_request_is_told() {
+fn a_panic_ends_the_engine_with_an_error_for_every_request() {
     for (fault, words) in [(Fault::Panicked, "index out of bounds"), (Fault::Unwinds, "a slice was too short")] {
         let mut model = FakeModel::new(&config(), &[None]);
         model.faults.insert(2, fault);
@@ -271,7 +271,7 @@ fn run_until_dead(engine: &mut Engine<FakeModel>) -> Vec<StepOutput> {
 }
 
 #[test]
-fn a_panic_in_an_evaluation_is_told_to_the_requests_by_the_next_step() {
+fn after_a_panic_in_an_evaluation_the_next_step_returns_errors() {
     let mut model = FakeModel::new(&config(), &[None]);
     model.faults.insert(0, Fault::Panicked);
     let mut engine = Engine::new(model, config()).unwrap();
@@ -283,9 +283,9 @@ fn a_panic_in_an_evaluation_is_told_to_the_requests_by_the_next_step() {
     assert!(!engine.has_unfinished_requests() && engine.step(&Cancel::new()).is_err());
 }
 
-/// FAULTS row 71.
+/// Non-finite logits end only their request.
 #[test]
-fn logits_that_are_not_numbers_end_their_request_alone() {
+fn non_finite_logits_end_only_their_request() {
     let mut healthy = engine(&config(), &[None]);
     let neighbour = add(&mut healthy, prompt(0, 5), greedy(30));
     let expected = run(&mut healthy);
@@ -306,7 +306,7 @@ fn logits_that_are_not_numbers_end_their_request_alone() {
 }
 
 #[test]
-fn times_are_told_in_order() {
+fn timings_are_in_order() {
     let mut engine = engine(&config(), &[None]);
     add(&mut engine, prompt(0, 100), greedy(3));
     std::thread::sleep(Duration::from_millis(2));
@@ -317,7 +317,7 @@ fn times_are_told_in_order() {
     assert!(Duration::from_millis(2) <= scheduled && scheduled <= first && first <= last);
     assert_eq!(outputs[0].timing.first_token, timing.first_token);
     let metrics = engine.metrics();
-    // The last token is sampled and never computed.
+    // The last token is sampled but never computed.
     assert_eq!((metrics.computed_tokens, metrics.generated_tokens, metrics.steps), (102, 3, 4));
     assert_eq!((metrics.prompt_tokens, metrics.cached_prompt_tokens), (100, 0));
     let counts = [&metrics.queue_seconds, &metrics.inter_token_seconds, &metrics.decode_seconds, &metrics.step_seconds];

@@ -1,10 +1,10 @@
-//! Rows as large as vocabularies, where the sampler looks at little of them, against a sampler that sorts everything.
+//! Rows of vocabulary size, in which the sampler visits few tokens, compared with a sampler that sorts everything.
 
 use ferrule_engine::sampling::{distribution, rng};
 use ferrule_engine::{Distribution, SampleError, SamplingParams};
 use proptest::prelude::*;
 
-/// Every filter in the plainest way: f32 logits, f64 weights by the library's exponential, whole sorts.
+/// All filters written directly: f32 logits, f64 weights with the library's exponential, full sorts.
 mod naive {
     use super::*;
 
@@ -19,7 +19,7 @@ mod naive {
         left.sort_by(|a, b| (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0)));
     }
 
-    /// Ids kept and their probabilities, ids ascending.
+    /// Returns the remaining ids, ascending, with their probabilities.
     pub fn distribution(logits: &[f32], params: &SamplingParams) -> (Vec<u32>, Vec<f64>) {
         let mut left: Left = (0..).zip(logits.iter().copied()).collect();
         for &(id, bias) in &params.logit_bias {
@@ -63,12 +63,12 @@ enum Shape {
     Normal(f32),
     Coarse,
     Equal,
-    /// One far above all others, which are nearly equal.
+    /// One logit far above all others, which are nearly equal.
     Outlier,
-    /// One far below.
+    /// One logit far below.
     Straggler,
     Ascending,
-    /// Peaks at equal distances, as an unlucky sample would meet all or none of them.
+    /// Peaks at equal distances, which a sample at equal distances may hit or miss entirely.
     Periodic(usize),
     MostlyForbidden,
 }
@@ -127,13 +127,13 @@ fn params(len: usize) -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-/// The same ids, probabilities as near as the naive sampler's are to the truth (one unit in the last place for every
-/// summand, and for either sampler the exponential's few), and a draw from the share that holds the uniform number.
+/// Requires the same ids, probabilities within rounding of the naive sampler's (one unit in the last place per summand,
+/// plus the exponential's error), and a draw from the share that contains the uniform number.
 fn check(logits: &[f32], params: &SamplingParams) -> Result<(), TestCaseError> {
     let got: Distribution = distribution(logits, params, &[0], &[]).expect("a row with a token");
     let (ids, probabilities) = naive::distribution(logits, params);
     prop_assert_eq!(got.ids.len(), ids.len());
-    prop_assert!(got.ids == ids, "as many, but others");
+    prop_assert!(got.ids == ids, "same number of ids, but different ids");
     let bound = (logits.len() + 32) as f64 * f64::EPSILON;
     for ((got, wanted), id) in got.probabilities.iter().zip(&probabilities).zip(&ids) {
         prop_assert!((got - wanted).abs() <= bound * wanted, "{}: {} for {}", id, got, wanted);
@@ -160,9 +160,9 @@ proptest! {
     }
 }
 
-/// Where rounding decides what is the last of the nucleus, whatever is left holds all but nothing of the mass.
+/// Even where rounding decides the end of the nucleus, the kept tokens hold almost all of the mass.
 #[test]
-fn a_nucleus_of_nearly_everything_is_nearly_everything() {
+fn a_nucleus_of_almost_all_mass_keeps_almost_all_mass() {
     for shape in [Shape::Equal, Shape::Coarse, Shape::Normal(3.0), Shape::Outlier, Shape::MostlyForbidden] {
         let logits = row(shape, 20_021, 3);
         let params = SamplingParams { top_p: 1.0 - f64::EPSILON, ..SamplingParams::default() };
@@ -174,7 +174,7 @@ fn a_nucleus_of_nearly_everything_is_nearly_everything() {
 }
 
 #[test]
-fn what_is_no_logit_is_found_in_a_large_row() {
+fn non_finite_logits_are_found_in_large_rows() {
     let mut logits = row(Shape::Normal(1.0), 50_001, 1);
     (logits[40_000], logits[50_000]) = (f32::NAN, f32::INFINITY);
     let error = SampleError::NotFinite { count: 2, token: 40_000, vocab_size: 50_001, position: 1 };

@@ -1,5 +1,4 @@
-//! What requests share: pages of the same beginning, in memory, on a disk and in saved states. Whatever is shared, each
-//! gets what it would have got alone.
+//! Prefix caching in memory, on disk and in saved states: shared pages never change a request's output.
 
 mod fake;
 
@@ -26,12 +25,12 @@ fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::default() }
 }
 
-/// `len` tokens that all prompts begin with, and one of its own.
+/// Returns a prompt of `len` common tokens and one of its own.
 fn prompt(len: usize, own: u32) -> Vec<u32> {
     (0..len as u32).map(|index| index * 7 % VOCAB as u32).chain([own]).collect()
 }
 
-/// The tokens that a request gets, and what the engine computed for it.
+/// Returns the tokens of a request, and the number of tokens computed for it.
 fn ask(engine: &mut Engine<FakeModel>, prompt: Vec<u32>, params: SamplingParams) -> (Vec<u32>, u64) {
     let before = engine.metrics().computed_tokens;
     engine.add_request(Request { prompt, params, adapter: None }).unwrap();
@@ -45,13 +44,13 @@ fn alone(prompt: Vec<u32>, params: SamplingParams) -> Vec<u32> {
 }
 
 #[test]
-fn who_begins_alike_computes_the_rest() {
+fn requests_with_a_common_prefix_compute_only_the_rest() {
     let mut engine = engine(&config(), &[None]);
     assert_eq!(ask(&mut engine, prompt(100, 1), greedy(1)).1, 101);
-    // Six pages are there; the last token is computed again even where all are.
+    // Six pages are cached; the last token is always computed.
     assert_eq!(ask(&mut engine, prompt(100, 2), greedy(1)), (alone(prompt(100, 2), greedy(1)), 5));
     assert_eq!(ask(&mut engine, prompt(95, 35), greedy(1)).1, 16);
-    // What was sampled is there too.
+    // Sampled tokens are cached too.
     let (answer, computed) = ask(&mut engine, prompt(40, 3), greedy(30));
     assert_eq!(computed, 41 - 32 + 29);
     let next = [prompt(40, 3), answer, vec![5]].concat();
@@ -62,7 +61,7 @@ fn who_begins_alike_computes_the_rest() {
 }
 
 #[test]
-fn requests_that_begin_alike_at_once_compute_it_once() {
+fn concurrent_requests_compute_a_common_prefix_once() {
     let mut engine = engine(&EngineConfig { max_num_batched_tokens: 32, ..config() }, &[None]);
     let ids: Vec<RequestId> = (0..6)
         .map(|own| engine.add_request(Request { prompt: prompt(300, own), params: greedy(4), adapter: None }).unwrap())
@@ -81,7 +80,7 @@ fn outputs_of(outputs: &[StepOutput], id: RequestId) -> impl Iterator<Item = &St
 }
 
 #[test]
-fn salts_keep_tenants_apart() {
+fn cache_salts_separate_tenants() {
     let mut engine = engine(&config(), &[None]);
     let salted = |salt: &str| SamplingParams { cache_salt: Some(salt.into()), ..greedy(1) };
     assert_eq!(ask(&mut engine, prompt(100, 1), salted("a")).1, 101);
@@ -91,7 +90,7 @@ fn salts_keep_tenants_apart() {
 }
 
 #[test]
-fn log_probabilities_of_the_prompt_are_computed_and_the_tokens_before_them_are_not() {
+fn prompt_logprobs_recompute_only_the_tokens_from_the_first_requested_one() {
     let mut engine = engine(&config(), &[None]);
     ask(&mut engine, prompt(100, 1), greedy(1));
     let told = |from| SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_from: from, ..greedy(1) };
@@ -110,18 +109,18 @@ fn log_probabilities_of_the_prompt_are_computed_and_the_tokens_before_them_are_n
 }
 
 #[test]
-fn pages_that_depend_on_the_prompts_length_are_not_shared() {
+fn pages_that_depend_on_the_prompt_length_are_not_shared() {
     let mut model = FakeModel::new(&config(), &[None]);
     model.trained = 50;
     let mut engine = Engine::new(model, config()).unwrap();
     let mut computed = |len, params| ask(&mut engine, prompt(len, 1), params).1;
-    // Within the trained length they are, and up to it.
+    // Within the trained length they are shared.
     assert_eq!((computed(40, greedy(30)), computed(49, greedy(1))), (70, 50 - 32));
     assert_eq!((computed(100, greedy(1)), computed(100, greedy(1)), computed(49, greedy(1))), (101, 101, 2));
 }
 
 #[test]
-fn the_pages_used_least_recently_make_room() {
+fn the_least_recently_used_pages_are_evicted() {
     let mut engine = engine(&EngineConfig { pages: vec![16], ..config() }, &[None]);
     let first = |tenant: u32| [vec![tenant; 70], vec![0]].concat();
     for tenant in [1, 2, 3] {
@@ -129,7 +128,7 @@ fn the_pages_used_least_recently_make_room() {
     }
     assert_eq!(engine.page_statistics()[0].cached, 12);
     assert_eq!(ask(&mut engine, first(1), greedy(1)).1, 7);
-    // Sixteen pages hold three and a half of them: the fourth takes the place of the second.
+    // Sixteen pages hold three and a half prompts: the fourth evicts the second.
     assert_eq!(ask(&mut engine, first(4), greedy(1)).1, 71);
     assert_eq!(ask(&mut engine, first(1), greedy(1)).1, 7);
     assert_eq!(ask(&mut engine, first(3), greedy(1)).1, 7);
@@ -137,19 +136,19 @@ fn the_pages_used_least_recently_make_room() {
 }
 
 #[test]
-fn a_window_is_continued_where_all_that_it_sees_is_there() {
+fn a_windowed_prefix_is_reused_where_its_window_is_complete() {
     let two_groups = EngineConfig { pages: vec![64, 6], ..config() };
     let mut engine = engine(&two_groups, &[None, Some(20)]);
     let (answer, computed) = ask(&mut engine, prompt(100, 1), greedy(10));
     assert_eq!(computed, 110);
-    // A conversation goes on where it ended, and elsewhere only as far back as the window's pages are there.
+    // A conversation continues at its end; elsewhere only as far back as the window's pages exist.
     let next = [prompt(100, 1), answer, vec![9, 9]].concat();
     assert_eq!(ask(&mut engine, next.clone(), greedy(1)), (alone(next, greedy(1)), 113 - 96));
     assert_eq!(ask(&mut engine, prompt(40, 1), greedy(1)).1, 41);
 }
 
 #[test]
-fn completions_of_one_prompt_compute_it_once_even_where_nothing_is_kept() {
+fn forked_requests_compute_their_prompt_once_without_prefix_caching() {
     for enable_prefix_caching in [false, true] {
         let mut engine = engine(&EngineConfig { enable_prefix_caching, ..config() }, &[None]);
         let params = |seed| SamplingParams { seed, max_tokens: 5, ..SamplingParams::default() };
@@ -168,15 +167,15 @@ fn completions_of_one_prompt_compute_it_once_even_where_nothing_is_kept() {
             let tokens: Vec<u32> = outputs_of(&outputs, id).flat_map(|output| output.token_ids.clone()).collect();
             assert_eq!(tokens, alone(prompt(100, 1), params(seed)));
         }
-        // The last token of the prompt for each of the others, and what each samples but the last.
+        // The last prompt token of each other completion, and all sampled tokens except the last.
         assert_eq!(engine.metrics().computed_tokens, 101 + 3 + 4 * 4);
         assert!(most_held <= 6 + 4, "{most_held} pages held");
     }
 }
 
 #[test]
-fn the_last_completion_goes_on_where_no_page_is_free_for_a_copy() {
-    // The first fills the page that the second shares with it, so that it is kept, and all others are in use.
+fn the_last_completion_writes_in_place_if_no_page_is_free_for_a_copy() {
+    // The first fills the page that it shares with the second, so the page is cached and no page is free.
     let config = EngineConfig { pages: vec![4], max_model_len: 65, ..config() };
     let mut engine = engine(&config, &[Some(49)]);
     let request = Request { prompt: prompt(58, 1), params: greedy(6), adapter: None };
@@ -191,9 +190,9 @@ fn the_last_completion_goes_on_where_no_page_is_free_for_a_copy() {
     }
 }
 
-/// FAULTS row 71.
+/// Pages with non-finite values are not cached.
 #[test]
-fn what_led_to_logits_that_are_not_numbers_is_not_kept() {
+fn pages_that_led_to_non_finite_logits_are_invalidated() {
     let directory = tempfile::tempdir().unwrap();
     let poisoned = |config: &EngineConfig| {
         let mut model = FakeModel::new(config, &[None]);
@@ -205,18 +204,18 @@ fn what_led_to_logits_that_are_not_numbers_is_not_kept() {
     let id = engine.add_request(Request { prompt: prompt(100, 63), params: greedy(1), adapter: None }).unwrap();
     let outputs = run(&mut engine);
     assert!(matches!(outputs[0].finish, Some(FinishReason::Sampling(_))), "{id:?} {outputs:?}");
-    // What others had kept before stays, and is all there is.
+    // Pages cached earlier by other requests stay.
     assert_eq!(ask(&mut engine, prompt(100, 61), greedy(1)).1, 101 - 32);
     drop(engine);
-    // Nor on the disk: two pages of the first request, and what the last one added.
+    // The same on disk: two pages of the first request, and the last one's addition.
     assert_eq!(record_files(&directory.path().join("pages")).len(), 6);
     let mut restarted = poisoned(&on_disk(directory.path()));
     assert_eq!(ask(&mut restarted, prompt(100, 62), greedy(1)).1, 5);
 }
 
-/// The same after the request gave its pages up, and what was kept of it made room for others.
+/// The same after the request was preempted and its cached pages were evicted.
 #[test]
-fn what_led_there_is_not_kept_after_a_preemption_either() {
+fn pages_are_invalidated_after_a_preemption_too() {
     let config = EngineConfig { pages: vec![9], max_model_len: 140, ..config() };
     let mut model = FakeModel::new(&config, &[None]);
     model.poison = Some(63);
@@ -224,7 +223,7 @@ fn what_led_there_is_not_kept_after_a_preemption_either() {
     let poisoned = [vec![62; 100], vec![63]].concat();
     engine.add_request(Request { prompt: poisoned.clone(), params: greedy(1), adapter: None }).unwrap();
     engine.step(&Cancel::new()).unwrap();
-    // It has begun; one of a higher priority takes its place and its pages.
+    // It is running when a request of higher priority takes its slot and pages.
     let urgent = SamplingParams { priority: -1, ..greedy(10) };
     engine.add_request(Request { prompt: vec![5; 120], params: urgent, adapter: None }).unwrap();
     let outputs = run(&mut engine);
@@ -234,9 +233,9 @@ fn what_led_there_is_not_kept_after_a_preemption_either() {
     assert_eq!(ask(&mut engine, healthy, greedy(1)).1, 101);
 }
 
-/// A page larger than a step may read, and no room for what the disk has.
+/// A page larger than the read limit of a step, and no free pages for what the disk has.
 #[test]
-fn a_disk_never_holds_up_who_could_compute() {
+fn reads_from_disk_never_block_a_sequence_that_could_compute() {
     let directory = tempfile::tempdir().unwrap();
     let step_bytes = |step_bytes| {
         let config = on_disk(directory.path());
@@ -248,7 +247,7 @@ fn a_disk_never_holds_up_who_could_compute() {
         let mut restarted = engine(&step_bytes(bytes), &[None]);
         assert_eq!(ask(&mut restarted, prompt(300, 1), greedy(5)), (expected.clone(), 301 - 288 + 4));
     }
-    // Others fill the pool while the prompt is read page by page.
+    // Other requests fill the pool while the prompt is read page by page.
     let mut small = engine(&EngineConfig { pages: vec![22], ..step_bytes(0) }, &[None]);
     let long = small.add_request(Request { prompt: prompt(300, 1), params: greedy(5), adapter: None }).unwrap();
     small.add_request(Request { prompt: vec![9; 15], params: greedy(60), adapter: None }).unwrap();
@@ -258,12 +257,12 @@ fn a_disk_never_holds_up_who_could_compute() {
 }
 
 #[test]
-fn a_disk_outlives_the_engine_and_is_not_believed() {
+fn the_disk_tier_outlives_the_engine_and_is_verified() {
     let directory = tempfile::tempdir().unwrap();
     let config = on_disk(directory.path());
     for windows in [vec![None], vec![None, Some(20)]] {
         let config = EngineConfig { pages: vec![64; windows.len()], ..config.clone() };
-        // A model of other groups is another model.
+        // A model with other groups has another fingerprint.
         let fingerprint = [windows.len() as u8; 32];
         let start = || {
             let mut model = FakeModel::new(&config, &windows);
@@ -295,7 +294,7 @@ fn a_disk_outlives_the_engine_and_is_not_believed() {
             std::fs::write(file, bytes).unwrap();
             let (tokens, computed) = ask(&mut start(), prompt(200, 1), greedy(20));
             assert!(tokens == expected && computed >= 28);
-            // It was removed and written anew.
+            // It was removed and written again.
             assert_eq!(ask(&mut start(), prompt(200, 1), greedy(20)), (expected.clone(), 28));
         }
     }
@@ -307,7 +306,7 @@ fn record_files(directory: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn a_directory_that_others_can_read_is_refused() {
+fn a_directory_with_access_for_others_is_rejected() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let config = on_disk(directory.path());
@@ -319,7 +318,7 @@ fn a_directory_that_others_can_read_is_refused() {
 }
 
 #[test]
-fn a_saved_state_is_continued_by_another_engine() {
+fn a_saved_state_is_restored_by_another_engine() {
     for windows in [vec![None], vec![None, Some(20)]] {
         let config = EngineConfig { pages: vec![64; windows.len()], ..config() };
         let mut first = engine(&config, &windows);
@@ -328,7 +327,7 @@ fn a_saved_state_is_continued_by_another_engine() {
         assert_eq!(first.metrics().computed_tokens, 0, "nothing of it is a request's");
         assert_eq!(first.audit_pages(), Ok(()));
         if windows.len() == 1 {
-            // Of pages that a window has passed a second state has fewer.
+            // A second state has fewer pages, since some left the window.
             assert_eq!(first.save_state(&tokens, None, None, &Cancel::new()).as_ref(), Ok(&state));
         }
 
@@ -353,7 +352,7 @@ fn a_saved_state_is_continued_by_another_engine() {
 }
 
 #[test]
-fn a_state_larger_than_the_room_is_restored_as_far_as_there_is_room() {
+fn a_state_larger_than_the_free_pages_is_restored_partially() {
     let mut large = engine(&config(), &[None]);
     let tokens: Vec<i64> = prompt(400, 1).into_iter().map(i64::from).collect();
     let state = large.save_state(&tokens, Some("a".into()), None, &Cancel::new()).unwrap();
@@ -364,14 +363,14 @@ fn a_state_larger_than_the_room_is_restored_as_far_as_there_is_room() {
     assert_eq!(ask(&mut small, prompt(100, 1), greedy(1)).1, 101);
 }
 
-/// FAULTS row 68: refused at once, and told how many wait.
+/// Rejected at once, with the number of waiting requests.
 #[test]
-fn a_full_queue_refuses() {
+fn a_full_queue_rejects_requests() {
     let mut engine = engine(&EngineConfig { max_num_seqs: 2, max_queued_requests: Some(3), ..config() }, &[None]);
     let add = |engine: &mut Engine<FakeModel>| {
         engine.add_request(Request { prompt: vec![1], params: greedy(9), adapter: None })
     };
-    // Two places are free, and three may wait.
+    // Two slots are free, and three requests may wait.
     let ids: Vec<RequestId> = (0..5).map(|_| add(&mut engine).unwrap()).collect();
     assert_eq!(add(&mut engine), Err(RequestError::QueueFull { waiting: 5, limit: 3 }));
     engine.step(&Cancel::new()).unwrap();

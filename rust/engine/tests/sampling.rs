@@ -1,4 +1,4 @@
-//! The sampler against a plain one, against what transformers computed, and against the law of large numbers.
+//! Compares the sampler with a direct implementation, with transformers, and with the expected frequencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde::Deserialize;
 
-/// What the sampler should do, in the most obvious way: sort everything, compute everything in f64.
+/// Oracle: sorts everything and computes in f64.
 mod oracle {
     use super::*;
 
-    /// `(id, logit)` of what is left, most likely first.
+    /// Remaining `(id, logit)`, most likely first.
     type Left = Vec<(u32, f64)>;
 
     fn softmax(left: &Left) -> Vec<f64> {
@@ -25,8 +25,8 @@ mod oracle {
         left.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     }
 
-    /// The probability of each, its surprise, and what is to be expected of that.
-    fn surprises(left: &Left) -> (Vec<f64>, Vec<f64>, f64) {
+    /// Returns the probabilities, the surprisals and the entropy.
+    fn surprisals(left: &Left) -> (Vec<f64>, Vec<f64>, f64) {
         let probabilities = softmax(left);
         let surprises: Vec<f64> = probabilities.iter().map(|probability| -probability.ln()).collect();
         let parts = probabilities.iter().zip(&surprises).filter(|(probability, _)| **probability > 0.0);
@@ -34,7 +34,7 @@ mod oracle {
         (probabilities, surprises, entropy)
     }
 
-    /// What the token at the end of each earlier repeat of the end of the text would go on repeating.
+    /// Returns, per token that would extend a repetition, the repetition's length.
     fn repeats(text: &[u32], params: &SamplingParams) -> BTreeMap<u32, usize> {
         let begin = text.len() - params.dry_penalty_last_n.unwrap_or(usize::MAX).min(text.len());
         let text = &text[begin..];
@@ -51,7 +51,7 @@ mod oracle {
         repeats
     }
 
-    /// The stages before the temperature; what is dropped is negative infinity.
+    /// Applies the stages before the temperature; dropped tokens become negative infinity.
     fn change_logits(left: &mut Left, params: &SamplingParams, prompt: &[u32], output: &[u32]) {
         let text: Vec<u32> = prompt.iter().chain(output).copied().collect();
         let ngram = params.no_repeat_ngram_size;
@@ -91,14 +91,14 @@ mod oracle {
         if left.len() == 1 {
             return 1.0;
         }
-        let share = surprises(left).2 / (left.len() as f64).ln();
+        let share = surprisals(left).2 / (left.len() as f64).ln();
         let low = (temperature - dynatemp_range).max(0.0);
         low + (temperature + dynatemp_range - low) * share.powf(dynatemp_exponent)
     }
 
-    /// Version 1's number of tokens, by the formulas of the paper.
+    /// Returns mirostat version 1's number of tokens, by the formulas of the paper.
     fn zipf(left: &Left, mu: f64, vocab: usize) -> f64 {
-        // The logarithm of p[i] / p[i + 1], also where both are too small for the type.
+        // The logarithm of p[i] / p[i + 1], also where both underflow.
         let pairs: Vec<(f64, f64)> = left[..left.len().min(100)]
             .windows(2)
             .enumerate()
@@ -110,7 +110,7 @@ mod oracle {
         ((excess * mu.exp2()) / (1.0 - (vocab as f64).powf(-excess))).powf(1.0 / exponent)
     }
 
-    /// The stages from the temperature on, most likely first.
+    /// Applies the stages from the temperature on, most likely first.
     fn keep(left: &mut Left, params: &SamplingParams, position: usize, vocab: usize) {
         let logits: Vec<f64> = left.iter().map(|(_, logit)| *logit).collect();
         if params.top_n_sigma > 0.0 {
@@ -137,7 +137,7 @@ mod oracle {
             left.truncate(kept);
         }
         if params.typical_p < 1.0 {
-            let (probabilities, surprises, entropy) = surprises(left);
+            let (probabilities, surprises, entropy) = surprisals(left);
             let mut order: Vec<(f64, f64)> =
                 surprises.iter().map(|surprise| (surprise - entropy).abs()).zip(probabilities).collect();
             let far = order.clone();
@@ -149,19 +149,19 @@ mod oracle {
             });
             let farthest = order[reached.unwrap_or(order.len() - 1)].0;
             let mut places = 0..;
-            // Equal logits are equally far; in this arithmetic they may be so but for rounding.
+            // Equal logits have equal distances, up to rounding in this arithmetic.
             left.retain(|_| far[places.next().unwrap()].0 <= farthest + 1e-12);
         }
         let eta = |entropy: f64| params.eta_cutoff.min(params.eta_cutoff.sqrt() * (-entropy).exp());
         for cutoff in [&|_| params.epsilon_cutoff, &eta as &dyn Fn(f64) -> f64] {
-            let (probabilities, _, entropy) = surprises(left);
+            let (probabilities, _, entropy) = surprisals(left);
             let kept = probabilities.iter().filter(|probability| **probability >= cutoff(entropy)).count();
             let best = left.iter().filter(|(_, logit)| *logit == left[0].1).count();
             left.truncate(kept.max(best));
         }
         if params.top_h > 0.0 {
             left.truncate(100);
-            let (probabilities, surprises, entropy) = surprises(left);
+            let (probabilities, surprises, entropy) = surprisals(left);
             let mut sum = 0.0;
             let parts = probabilities.iter().zip(&surprises).map(|(probability, surprise)| probability * surprise);
             let kept = parts.take_while(|part| {
@@ -178,7 +178,7 @@ mod oracle {
         }
         let mu = 2.0 * params.mirostat_tau;
         if params.mirostat == 2 {
-            let kept = surprises(left).1.iter().filter(|surprise| *surprise / 2.0_f64.ln() <= mu).count();
+            let kept = surprisals(left).1.iter().filter(|surprise| *surprise / 2.0_f64.ln() <= mu).count();
             let best = left.iter().filter(|(_, logit)| *logit == left[0].1).count();
             left.truncate(kept.max(best));
         } else if params.mirostat == 1 {
@@ -190,7 +190,7 @@ mod oracle {
         }
     }
 
-    /// Ids kept and their probabilities, ids ascending; none if nothing is left.
+    /// Returns the remaining ids, ascending, with their probabilities; `None` if none remains.
     pub fn distribution(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<(u32, f64)> {
         let mut left: Left = logits.iter().enumerate().map(|(id, &logit)| (id as u32, f64::from(logit))).collect();
         change_logits(&mut left, params, prompt, output);
@@ -211,7 +211,7 @@ fn assert_same(got: &Distribution, expected: &[(u32, f64)]) -> Result<(), TestCa
     for (probability, (id, expected)) in got.probabilities.iter().zip(expected) {
         prop_assert!((probability - expected).abs() < 1e-6, "{}: {} and not {}", id, probability, expected);
     }
-    // The draw is the inverse of the distribution function at the uniform number, ids ascending.
+    // The draw inverts the distribution function at the uniform number, ids ascending.
     let place = got.ids.iter().position(|id| *id == got.chosen).expect("one of those kept is chosen");
     let below: f64 = got.probabilities[..place].iter().sum();
     if let Some(draw) = got.draw {
@@ -220,7 +220,8 @@ fn assert_same(got: &Distribution, expected: &[(u32, f64)]) -> Result<(), TestCa
     Ok(())
 }
 
-/// Multiples of a power of two, so that no rounding stands between the f32 sampler and the f64 oracle, and ties abound.
+/// Returns multiples of a power of two, so that the f32 sampler and the f64 oracle agree without rounding, and ties are
+/// frequent.
 fn coarse(range: i32, parts: f32) -> impl Strategy<Value = f32> {
     (-range..=range).prop_map(move |number| number as f32 / parts)
 }
@@ -261,7 +262,7 @@ fn coarse_params(vocab: u32) -> impl Strategy<Value = SamplingParams> {
     )
 }
 
-/// Off as often as on.
+/// Returns the default half of the time.
 fn or<T: Clone + std::fmt::Debug + 'static>(
     off: T,
     on: impl Strategy<Value = T> + 'static,
@@ -269,7 +270,7 @@ fn or<T: Clone + std::fmt::Debug + 'static>(
     prop_oneof![2 => Just(off), 1 => on]
 }
 
-/// The stages of [`coarse_params`] and all others.
+/// Returns parameters of all stages.
 fn all_params(vocab: u32) -> impl Strategy<Value = SamplingParams> {
     let filters = (
         or(1.0, 0.01..0.999),
@@ -320,7 +321,7 @@ fn all_params(vocab: u32) -> impl Strategy<Value = SamplingParams> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every stage that there is, alone or with others, after a text that repeats itself.
+    /// All stages, alone or combined, after a repetitive text.
     #[test]
     fn all_stages_agree_with_the_oracle(
         logits in vec(coarse(64, 8.0), 20),
@@ -335,7 +336,7 @@ proptest! {
         }
     }
 
-    /// Each filter alone: where many are on, few are left for the last ones.
+    /// Each filter alone: with many filters, few tokens are left for the last ones.
     #[test]
     fn each_filter_alone_agrees_with_the_oracle(
         logits in prop_oneof![vec(coarse(64, 8.0), 1..200), vec(-8.0_f32..8.0, 1..3000)],
@@ -363,7 +364,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// All stages together, with ties and every kind of history.
+    /// All stages combined, with ties and every kind of history.
     #[test]
     fn the_chain_agrees_with_the_oracle(
         logits in vec(coarse(64, 8.0), 20),
@@ -379,7 +380,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Rows long enough that top-p sorts in several rounds, with any logits.
+    /// Rows long enough that top-p needs several rounds, with arbitrary logits.
     #[test]
     fn long_rows_agree_with_the_oracle(
         logits in vec(-8.0_f32..8.0, 1000..6000),
@@ -405,7 +406,7 @@ struct Kept {
     probabilities: Vec<f64>,
 }
 
-/// What a filter's name in the golden file means.
+/// Returns the parameters of a filter name in the golden file.
 fn golden_params(filter: &str) -> SamplingParams {
     let (name, value) = filter.rsplit_once('_').unwrap();
     let number: f64 = value.parse().unwrap();
@@ -422,8 +423,8 @@ fn golden_params(filter: &str) -> SamplingParams {
     }
 }
 
-/// transformers' filters. Where equal logits lie on top-p's edge, which of them transformers keeps is an accident of its
-/// unstable sort: there we keep as many of them, the lowest ids.
+/// Filters of transformers. Where equal logits lie on the edge of top-p, transformers keeps an arbitrary subset
+/// (unstable sort); ours is as many of the lowest ids.
 #[test]
 fn filters_agree_with_transformers() {
     let rows: Vec<Golden> = serde_json::from_str(include_str!("../../../tests/golden/decoding/warpers.json")).unwrap();
@@ -474,7 +475,7 @@ fn draws_follow_the_distribution() {
         *counts.entry(distribution(&logits, &at(seed), &[0], &[]).unwrap().chosen).or_default() += 1.0;
     }
     assert_eq!(counts.keys().collect::<Vec<_>>(), probabilities.keys().collect::<Vec<_>>());
-    // Chi-squared with 3 degrees of freedom: above 21 once in ten thousand, and the seeds are fixed.
+    // Chi-squared with 3 degrees of freedom exceeds 21 once in ten thousand; the seeds are fixed.
     let chi_squared: f64 = probabilities
         .iter()
         .map(|(id, probability)| (counts[id] - DRAWS as f64 * probability).powi(2) / (DRAWS as f64 * probability))
@@ -494,7 +495,7 @@ fn the_draw_depends_on_seed_and_position_alone() {
 }
 
 #[test]
-fn equal_logits_are_kept_from_the_lowest_id_and_by_top_k_all() {
+fn ties_are_kept_from_the_lowest_id_and_by_top_k_entirely() {
     let logits = [1.0, 1.0, 0.0, 1.0, 1.0];
     let kept = |params: SamplingParams| distribution(&logits, &params, &[0], &[]).unwrap().ids;
     assert_eq!(kept(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), [0]);
@@ -502,9 +503,9 @@ fn equal_logits_are_kept_from_the_lowest_id_and_by_top_k_all() {
     assert_eq!(kept(SamplingParams { top_k: 2, ..SamplingParams::default() }), [0, 1, 3, 4]);
 }
 
-/// Values at the ends of their ranges, and logits at the ends of theirs.
+/// Parameters and logits at the ends of their ranges.
 #[test]
-fn extremes_neither_overflow_nor_lose_the_best() {
+fn extreme_values_neither_overflow_nor_lose_the_best_token() {
     let tiny = f64::MIN_POSITIVE;
     let logits = [f32::MAX, 5.0, f32::NEG_INFINITY, -f32::MAX];
     for params in [
@@ -517,7 +518,7 @@ fn extremes_neither_overflow_nor_lose_the_best() {
         assert_eq!(kept.chosen, 0, "{params:?}");
         assert!((kept.probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-12);
     }
-    // Both positive logits overflow: they are equal then, and neither is lost.
+    // Both positive logits overflow and become equal; neither is lost.
     let params = SamplingParams { repetition_penalty: tiny, temperature: tiny, ..SamplingParams::default() };
     let kept = distribution(&logits, &params, &[0, 1, 2, 3], &[]).unwrap();
     assert_eq!((&kept.ids[..2], &kept.probabilities[..2]), (&[0, 1][..], &[0.5, 0.5][..]));
@@ -526,7 +527,7 @@ fn extremes_neither_overflow_nor_lose_the_best() {
 }
 
 #[test]
-fn what_gives_no_token_is_an_error_that_says_why() {
+fn rows_without_a_token_report_the_reason() {
     let params = SamplingParams { stop_token_ids: vec![0, 1], min_tokens: 1, ..SamplingParams::default() };
     let nothing_left = |stage| Err(SampleError::NothingLeft { position: 1, stage });
     assert_eq!(distribution(&[1.0, 2.0], &params, &[0], &[]), nothing_left("min_tokens"));

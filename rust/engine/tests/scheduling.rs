@@ -1,5 +1,5 @@
-//! Random arrivals, aborts, forks, beams, evictions, drafts, cancelled steps and small pools: whatever happens, pages
-//! are conserved, the limits hold, every request ends, and gets what it would have got alone.
+//! Random scenarios of arrivals, aborts, forks, beams, evictions, drafts, cancelled steps and small pools: pages are
+//! conserved, limits hold, every request finishes, and its output is the same as alone.
 
 mod fake;
 
@@ -22,16 +22,16 @@ use proptest::prelude::*;
 
 const SCENARIOS: u32 = 10_000;
 
-/// Completions of a prompt, and what happens to them from outside.
+/// Completions of a prompt, and external events.
 #[derive(Debug, Clone)]
 struct Arrival {
     step: usize,
     request: Request,
-    /// Completions: the first as the request says, the others with other seeds.
+    /// Number of completions: the first with the request's seed, the others with other seeds.
     completions: u64,
-    /// When which of them is ended.
+    /// Step and index of the completion to abort.
     abort: Option<(usize, u64)>,
-    /// How many eighths of the output come true of what is predicted, and what decides which.
+    /// Eighths of the predicted output that match, and a seed that selects them.
     prediction: Option<(u64, u64)>,
 }
 
@@ -42,12 +42,12 @@ impl Arrival {
         request
     }
 
-    /// What the caller expects of a request that gets these tokens.
+    /// Returns the predicted output of a request with these tokens.
     fn prediction(&self, tokens: &[u32]) -> Vec<u32> {
         let Some((eighths, coins)) = self.prediction else { return Vec::new() };
         let mistake = |(index, &token): (u64, &u32)| match mix(coins, index) % 8 {
             coin if coin < eighths => Some(token),
-            // Another token in its place, or none.
+            // A substitution or a deletion.
             7 => None,
             _ => Some((token + 1) % VOCAB as u32),
         };
@@ -62,17 +62,17 @@ struct Scenario {
     arrivals: Vec<Arrival>,
     cancelled: Vec<usize>,
     poison: Option<u32>,
-    /// Whether it happens twice, with one disk below, from which a step reads so many bytes.
+    /// Whether the scenario runs twice with one disk tier, and the read limit of a step.
     disk: bool,
     step_bytes: usize,
-    /// Tokens of a prompt up to which its pages can be shared.
+    /// Prompt length up to which pages can be shared.
     trained: usize,
-    /// Steps before which so many tokens are evaluated, and texts of about so many encoded.
+    /// Steps before which this many tokens are evaluated, and texts of about this length encoded.
     evaluations: BTreeMap<usize, usize>,
     draft: Option<Draft>,
 }
 
-/// A model that guesses: pages and window of each group, eighths that it gets wrong, and how long a text it takes.
+/// A draft model: pages and window of each group, eighths that it gets wrong, and its context length.
 #[derive(Debug, Clone)]
 struct Draft {
     groups: Vec<(usize, Option<usize>)>,
@@ -91,7 +91,7 @@ impl Draft {
     }
 }
 
-/// All that a request got.
+/// Collected outputs of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Got {
     tokens: Vec<u32>,
@@ -102,12 +102,12 @@ struct Got {
     finish: Option<FinishReason>,
 }
 
-/// One of a few adapters, each time as if it had just been loaded.
+/// Returns one of a few adapters, as if it had just been loaded.
 fn adapter() -> impl Strategy<Value = Option<Arc<Adapter>>> {
     option::weighted(0.4, (0..3_u8).prop_map(|number| Arc::new(Adapter::of_nothing([number; 32]))))
 }
 
-/// For some of the requests, what their outputs must be: with choices, without, short, endless.
+/// Returns a grammar for some of the requests: with choices, without, short, infinite.
 fn grammar(seed: u64) -> Option<Arc<Grammar>> {
     static GRAMMARS: LazyLock<Vec<Arc<Grammar>>> = LazyLock::new(|| {
         let pieces = (b'a'..=b'z').chain(b'0'..=b'9').chain(*b"{}[]\":, -.").map(|byte| vec![byte]);
@@ -133,7 +133,7 @@ fn grammar(seed: u64) -> Option<Arc<Grammar>> {
     seed.is_multiple_of(3).then(|| Arc::clone(&GRAMMARS[seed as usize / 3 % GRAMMARS.len()]))
 }
 
-/// One in a few is a beam search.
+/// Some requests are beam searches.
 fn params() -> impl Strategy<Value = SamplingParams> {
     (sampled(), option::weighted(0.3, searched())).prop_map(|(sampled, search)| match search {
         None => sampled,
@@ -219,7 +219,7 @@ fn sampled() -> impl Strategy<Value = SamplingParams> {
     )
 }
 
-/// Stages that few ask for: those first that remember what they have seen.
+/// Returns less common stages, those with state first.
 fn further() -> impl Strategy<Value = SamplingParams> {
     let plain = SamplingParams::default;
     prop_oneof![
@@ -238,7 +238,7 @@ fn further() -> impl Strategy<Value = SamplingParams> {
     ]
 }
 
-/// Prompts that begin alike, for a while.
+/// Returns prompts with common prefixes.
 fn prompt() -> impl Strategy<Value = Vec<u32>> {
     let own = vec(0..VOCAB as u32, 1..40);
     (0..3_u32, 0..60_usize, own).prop_map(|(template, shared, own)| {
@@ -331,7 +331,7 @@ fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::Step
     }
 }
 
-/// What a request gets with the machine to itself, computed in one go and token by token.
+/// Returns the output of a request that runs alone, prefilled in one chunk and without speculation.
 fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     let config = EngineConfig {
         pages: vec![64; scenario.windows.len()],
@@ -356,7 +356,7 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     got.remove(&id).unwrap()
 }
 
-/// Logits of all tokens, in the middle of everything.
+/// Evaluates a sequence between the steps.
 fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
     let trained = engine.model().trained;
     let adapter = length.is_multiple_of(2).then(|| Adapter::of_nothing([9; 32]));
@@ -377,7 +377,7 @@ fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
     }
 }
 
-/// Texts that begin as the prompts do, in the middle of everything.
+/// Encodes texts with common prefixes between the steps.
 fn check_encoding(engine: &mut Engine<FakeModel>, length: usize) {
     let trained = engine.model().trained;
     let template = |length: usize| (0..length as u32).map(|index| index * 5 % VOCAB as u32).collect();
@@ -397,14 +397,14 @@ fn check_encoding(engine: &mut Engine<FakeModel>, length: usize) {
     }
 }
 
-/// The requests under way, and what they got so far.
+/// Running requests and their outputs so far.
 struct Play<'a> {
     scenario: &'a Scenario,
     engine: Engine<FakeModel>,
-    /// For each arrival its completions; none where it was refused or ended from outside.
+    /// Completions of each arrival; `None` if rejected or aborted.
     ids: Vec<Vec<Option<RequestId>>>,
     got: BTreeMap<RequestId, Got>,
-    /// What they get alone.
+    /// Expected outputs.
     expected: BTreeMap<RequestId, Got>,
 }
 
@@ -414,7 +414,7 @@ impl Play<'_> {
         let arrival = &scenario.arrivals[index];
         for completion in 0..arrival.completions {
             let mut request = arrival.request(completion);
-            // One that is too long is refused.
+            // A request that is too long is rejected.
             let most = engine.max_model_len();
             let alone = if request.prompt.len() < most { alone(scenario, &request, most) } else { Got::default() };
             request.params.prediction = arrival.prediction(&alone.tokens);
@@ -469,13 +469,13 @@ impl Play<'_> {
             Err(error) => {
                 prop_assert_eq!(error, EngineError::Cancelled);
                 if self.scenario.draft.is_some() {
-                    // It may have been the model that guesses.
+                    // The draft model may have caused it.
                     return Ok(());
                 }
             }
         }
         let done = self.engine.model().batches.borrow().len() - batches;
-        // A step that reads from the disk may have nothing left to compute.
+        // A step that reads from disk may have nothing to compute.
         let may_read = self.scenario.disk && done == 0;
         prop_assert!(may_read || done == usize::from(has_work), "a step does work");
         Ok(())
@@ -498,7 +498,7 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     let mut model = FakeModel::new(&config, &scenario.windows);
     model.faults = scenario.cancelled.iter().map(|&number| (number, Fault::CancelledMidway)).collect();
     model.trained = scenario.trained;
-    // Logits of evaluation are compared with ones that no poison touched.
+    // Evaluation is compared with logits of a model without faults.
     model.poison = scenario.poison.filter(|_| scenario.evaluations.is_empty());
     let scenario = &Scenario { poison: model.poison, ..scenario.clone() };
     let draft = scenario.draft.as_ref().map(|draft| draft.model(scenario));
@@ -507,7 +507,7 @@ fn play_once(scenario: &Scenario, config: EngineConfig) -> Result<(), TestCaseEr
     let mut play = Play { scenario, engine, ids, got: BTreeMap::new(), expected: BTreeMap::new() };
     let mut step = 0;
     while step < 70 || play.engine.has_unfinished_requests() {
-        prop_assert!(step < 20_000, "the requests do not end");
+        prop_assert!(step < 20_000, "the requests do not finish");
         for (index, arrival) in scenario.arrivals.iter().enumerate() {
             if arrival.step == step {
                 play.arrive(index)?;
@@ -537,14 +537,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: SCENARIOS, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_each_request_gets_what_it_would_alone(scenario in scenario()) {
+    fn every_request_gets_the_same_output_as_alone(scenario in scenario()) {
         play(&scenario)?;
     }
 }
 
-/// FAULTS row 67: four times what the pool holds.
+/// Requests need four times the pool's capacity.
 #[test]
-fn a_pool_at_a_quarter_of_the_demand_changes_nothing() {
+fn a_pool_of_a_quarter_of_the_demand_does_not_change_outputs() {
     let config = EngineConfig {
         pages: vec![16],
         max_model_len: 200,

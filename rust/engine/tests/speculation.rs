@@ -1,5 +1,5 @@
-//! Examples of speculation: what drafts save, what ends in the middle of them, and to whom they give way. That they never
-//! change what a request gets is what the random scenarios of `scheduling.rs` are about.
+//! Speculative decoding: saved steps, finish reasons inside drafts, and priorities. That drafts never change outputs is
+//! tested by the random scenarios in `scheduling.rs`.
 
 mod fake;
 
@@ -10,7 +10,7 @@ use ferrule_engine::{
 };
 use ferrule_kernels::Cancel;
 
-/// As many drafts as there are, up to so many.
+/// Returns a non-adaptive configuration.
 fn always(num_speculative_tokens: usize) -> SpeculativeConfig {
     SpeculativeConfig { method: None, num_speculative_tokens, adaptive: false }
 }
@@ -19,8 +19,8 @@ fn engine(speculative: SpeculativeConfig) -> Engine<FakeModel> {
     fake::engine(&EngineConfig { speculative, ..config() }, &[None])
 }
 
-/// An engine with a model that guesses and gets so many eighths wrong.
-fn guided(mistakes: u64, config: EngineConfig) -> Engine<FakeModel> {
+/// Returns an engine with a draft model that gets the given eighths wrong.
+fn with_draft_model(mistakes: u64, config: EngineConfig) -> Engine<FakeModel> {
     let mut draft = FakeModel::new(&config, &[None]);
     draft.mistakes = mistakes;
     let draft = DraftModel { model: draft, pages: config.pages.clone(), max_model_len: config.max_model_len };
@@ -39,7 +39,7 @@ fn tokens(outputs: &[StepOutput], id: RequestId) -> Vec<u32> {
     outputs.iter().filter(|output| output.request == id).flat_map(|output| output.token_ids.clone()).collect()
 }
 
-/// All that a request gets by itself, and what the engine says of it.
+/// Returns the output and metrics of a request that runs alone.
 fn outcome(engine: &mut Engine<FakeModel>, params: SamplingParams) -> (Vec<u32>, Option<FinishReason>, Metrics) {
     let id = engine.add_request(request(params)).unwrap();
     let outputs = run(engine);
@@ -57,18 +57,18 @@ fn plain(params: SamplingParams) -> Vec<u32> {
 }
 
 #[test]
-fn a_prediction_that_comes_true_saves_steps() {
+fn a_matching_prediction_saves_steps() {
     let expected = plain(params(1));
     let prediction = expected.clone();
     let (tokens, finish, metrics) = outcome(&mut engine(always(4)), SamplingParams { prediction, ..params(1) });
     assert_eq!((tokens, finish), (expected, Some(FinishReason::Length)));
-    // The prompt's step gives one token, seven give five, and the last one the four that are left: its own and three.
+    // The prefill step yields one token, seven steps yield five each, and the last one four: its own and three drafts.
     assert_eq!((metrics.steps, metrics.drafted_tokens, metrics.accepted_tokens), (9, 7 * 4 + 3, 7 * 4 + 3));
     assert_eq!((metrics.generated_tokens, metrics.computed_tokens), (40, 20 + 8 + 31));
 }
 
 #[test]
-fn one_that_does_not_costs_rows_and_nothing_else() {
+fn a_wrong_prediction_costs_only_rows() {
     let expected = plain(params(1));
     let prediction = expected.iter().map(|token| (token + 1) % VOCAB as u32).collect();
     let (tokens, _, metrics) = outcome(&mut engine(always(4)), SamplingParams { prediction, ..params(1) });
@@ -78,15 +78,15 @@ fn one_that_does_not_costs_rows_and_nothing_else() {
 }
 
 #[test]
-fn no_drafts_are_made_where_there_may_be_none() {
+fn zero_speculative_tokens_disable_drafts() {
     let prediction = plain(params(1));
     let (_, _, metrics) = outcome(&mut engine(always(0)), SamplingParams { prediction, ..params(1) });
     assert_eq!((metrics.steps, metrics.drafted_tokens), (40, 0));
 }
 
 #[test]
-fn a_text_that_repeats_is_looked_up() {
-    // Of two tokens that are likely by far the likelier one is taken every time.
+fn repetitive_text_is_drafted_by_prompt_lookup() {
+    // Greedy sampling always takes the most likely token.
     let repeats = SamplingParams { temperature: 0.0, logit_bias: vec![(5, 90.0)], ..params(0) };
     let method = Some(SpeculativeMethod::Ngram { shortest: 1, longest: 3 });
     let (tokens, _, metrics) = outcome(&mut engine(SpeculativeConfig { method, ..always(7) }), repeats);
@@ -95,21 +95,21 @@ fn a_text_that_repeats_is_looked_up() {
 }
 
 #[test]
-fn a_stop_id_within_the_drafts_is_the_last_token() {
+fn a_stop_token_among_the_drafts_ends_the_request() {
     let prediction = plain(params(2));
     let stop = prediction[12];
     let first = prediction.iter().position(|&token| token == stop).unwrap();
     let stopped = SamplingParams { stop_token_ids: vec![stop], prediction: prediction.clone(), ..params(2) };
     let (tokens, finish, _) = outcome(&mut engine(always(30)), stopped.clone());
     assert_eq!((&*tokens, finish), (&prediction[..=first], Some(FinishReason::Stop { token: stop })));
-    // Too early it may not be sampled, whatever was predicted.
+    // `min_tokens` forbids it even if it was predicted.
     let later = SamplingParams { min_tokens: 20, ..stopped };
     let expected = plain(SamplingParams { prediction: Vec::new(), ..later.clone() });
     assert_eq!(outcome(&mut engine(always(30)), later).0, expected);
 }
 
 #[test]
-fn nothing_is_computed_beyond_max_tokens_or_the_context() {
+fn no_draft_exceeds_max_tokens_or_the_context() {
     let prediction = plain(params(3));
     for max_tokens in 1..12 {
         let short = SamplingParams { max_tokens, prediction: prediction.clone(), ..params(3) };
@@ -124,11 +124,11 @@ fn nothing_is_computed_beyond_max_tokens_or_the_context() {
 }
 
 #[test]
-fn nobody_gives_way_to_a_draft() {
+fn no_sequence_is_preempted_for_drafts() {
     let expected: Vec<_> = (0..4).map(|seed| plain(params(seed))).collect();
     let mut preemptions = Vec::new();
     for num_speculative_tokens in [0, 9] {
-        // Room for three of the four, and tokens for one draft a step.
+        // Slots for three of the four, and tokens for one draft per step.
         let speculative = always(num_speculative_tokens);
         let config = EngineConfig { pages: vec![12], max_num_batched_tokens: 20, speculative, ..config() };
         let mut engine = fake::engine(&config, &[None]);
@@ -145,25 +145,25 @@ fn nobody_gives_way_to_a_draft() {
 }
 
 #[test]
-fn a_model_that_always_knows_saves_all_that_there_is_to_save() {
+fn a_perfect_draft_model_saves_the_most_steps() {
     let expected = plain(params(4));
     let config = EngineConfig { speculative: always(4), ..config() };
-    let (tokens, _, metrics) = outcome(&mut guided(0, config.clone()), params(4));
+    let (tokens, _, metrics) = outcome(&mut with_draft_model(0, config.clone()), params(4));
     assert_eq!((tokens, metrics.steps, metrics.accepted_tokens), (expected.clone(), 9, 31));
-    // One that is half wrong has the same effect on the tokens, and less on the steps.
-    let (tokens, _, metrics) = outcome(&mut guided(4, config.clone()), params(4));
+    // A model that is half wrong gives the same tokens in more steps.
+    let (tokens, _, metrics) = outcome(&mut with_draft_model(4, config.clone()), params(4));
     assert_eq!(tokens, expected);
     assert!((15..32).contains(&metrics.steps), "{} steps", metrics.steps);
-    // What a caller predicts is tried first.
+    // Predicted outputs are tried first.
     let predicted = SamplingParams { prediction: expected.clone(), ..params(4) };
-    let (tokens, _, metrics) = outcome(&mut guided(8, config), predicted);
+    let (tokens, _, metrics) = outcome(&mut with_draft_model(8, config), predicted);
     assert_eq!((tokens, metrics.steps), (expected, 9));
 }
 
 #[test]
-fn a_model_guesses_for_all_at_once_and_its_pages_come_back() {
+fn a_draft_model_drafts_for_all_sequences_and_frees_its_pages() {
     let config = EngineConfig { pages: vec![16], speculative: always(5), ..config() };
-    let mut engine = guided(1, config);
+    let mut engine = with_draft_model(1, config);
     let ids: Vec<_> = (0..6).map(|seed| engine.add_request(request(params(seed))).unwrap()).collect();
     for _ in 0..4 {
         engine.step(&Cancel::new()).unwrap();
@@ -178,7 +178,7 @@ fn a_model_guesses_for_all_at_once_and_its_pages_come_back() {
 }
 
 #[test]
-fn a_model_that_does_not_fit_is_refused() {
+fn a_draft_model_that_does_not_fit_is_rejected() {
     let config = config();
     let refused = |draft: FakeModel, pages: Vec<usize>| {
         let draft = DraftModel { model: draft, pages, max_model_len: 100 };
@@ -197,7 +197,7 @@ fn a_model_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_request_says_how_its_drafts_fared() {
+fn a_request_reports_drafted_and_accepted_tokens() {
     let mut engine = engine(always(4));
     let prediction = plain(params(1));
     engine.add_request(request(SamplingParams { prediction, ..params(1) })).unwrap();

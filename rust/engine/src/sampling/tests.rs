@@ -1,4 +1,4 @@
-//! What a sample tells about itself, against the obvious way to find it out.
+//! Log-probabilities and traces, compared with direct computations.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ fn sample(logits: &[f32], params: &SamplingParams) -> Sample {
     Sampler::default().sample(logits, params, &mut History::new(params, &[0], &[]), None, 1).unwrap()
 }
 
-/// Ids by likelihood with their log-probabilities.
+/// Returns ids by likelihood with their log-probabilities.
 fn ranked(logits: &[f32]) -> Vec<(u32, f64)> {
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
     let mut all: Vec<(u32, f64)> =
@@ -24,7 +24,7 @@ proptest! {
         count in 0..20_usize,
         seed: u64,
     ) {
-        // Every stage that could change them is on.
+        // All stages that could change them are active.
         let params = SamplingParams {
             seed, temperature: 0.5, top_k: 3, repetition_penalty: 2.0, logit_bias: vec![(0, 5.0)], logprobs: Some(count),
             ..SamplingParams::default()
@@ -60,7 +60,7 @@ fn a_trace_names_the_stage_that_dropped_each_candidate() {
     let sample = sample(&logits, &params);
     let trace = sample.trace.unwrap();
     let dropped: Vec<_> = trace.candidates.iter().map(|candidate| (candidate.id, candidate.dropped_by)).collect();
-    // Left after top-k are 4, 3 and 2.5, of which the first two hold 0.86 of the mass.
+    // After top-k 4, 3 and 2.5 remain, of which the first two hold 0.86 of the mass.
     let expected = [
         (0, None),
         (1, Some("min_tokens")),
@@ -82,7 +82,7 @@ fn a_trace_names_the_stage_that_dropped_each_candidate() {
     assert!((raw - 1.0).abs() < 1e-12);
 }
 
-/// Watching a choice does not change it, and the last stage's probabilities are those of the draw.
+/// Tracing does not change the result, and the last stage's probabilities are those of the draw.
 #[test]
 fn a_trace_has_the_probabilities_after_each_stage() {
     let logits = [2.0, 1.0, 0.0, -1.0, f32::NEG_INFINITY];
@@ -104,9 +104,9 @@ fn a_trace_has_the_probabilities_after_each_stage() {
     }
 }
 
-/// Mirostat's bound after each token is what the surprise of that token says, before anything was dropped.
+/// Mirostat's bound follows the surprisal of each token, before the stage dropped tokens.
 #[test]
-fn mirostat_moves_by_what_the_surprise_was_off() {
+fn mirostat_moves_by_the_surprisal_error() {
     let logits = [2.0_f32, 1.0, 0.0, -1.0];
     let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
     for (mirostat, seed) in [(1, 3), (1, 4), (2, 5), (2, 6)] {
@@ -124,7 +124,7 @@ fn mirostat_moves_by_what_the_surprise_was_off() {
 }
 
 #[test]
-fn a_trace_ends_with_what_was_picked_if_it_is_not_among_the_likeliest() {
+fn a_trace_ends_with_the_sampled_token_if_it_is_not_among_the_most_likely() {
     let greedy = SamplingParams { temperature: 0.0, logit_bias: vec![(2, 9.0)], trace: Some(1), ..Default::default() };
     let trace = sample(&[3.0, 2.0, 1.0], &greedy).trace.unwrap();
     let shown: Vec<_> = trace.candidates.iter().map(|candidate| (candidate.id, candidate.dropped_by)).collect();
@@ -133,13 +133,13 @@ fn a_trace_ends_with_what_was_picked_if_it_is_not_among_the_likeliest() {
 }
 
 #[test]
-fn a_history_grows_as_if_made_anew() {
+fn an_incremental_history_equals_a_new_one() {
     let params = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
     let mut grown = History::new(&params, &[1, 2, 2], &[]);
     [2, 3, 3].into_iter().for_each(|token| grown.push(token));
     let made = History::new(&params, &[1, 2, 2], &[2, 3, 3]);
     assert_eq!(grown.tokens().collect::<Vec<_>>(), made.tokens().collect::<Vec<_>>());
     assert_eq!((grown.output_len(), made.tokens().count()), (3, 3));
-    // Nobody asks for counts here, so none are kept.
+    // No stage needs counts, so none are kept.
     assert_eq!(History::new(&SamplingParams::default(), &[1], &[2]).tokens().count(), 0);
 }

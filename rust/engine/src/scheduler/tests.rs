@@ -18,7 +18,7 @@ fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
     Sequence::new(RequestId(id), request, None, scheduler.pages.private_tables(), Drafts::default())
 }
 
-/// A sequence whose first tokens are computed already.
+/// Starts a sequence whose first tokens are computed.
 fn start(scheduler: &mut Scheduler, id: u64, tokens: usize, computed: usize) {
     let mut new = sequence(scheduler, id, tokens);
     scheduler.pages.allocate_slots(&mut new.tables, 0, computed, &mut Vec::new());
@@ -44,18 +44,18 @@ fn decode_rows_come_first_then_chunks_within_the_budget() {
     assert_eq!(planned(&scheduler, &plan), [(1, 1), (2, 1), (0, 6), (3, 2)]);
     scheduler.running[0].computed = 37;
     let plan = scheduler.schedule(usize::MAX);
-    // Five tokens of the budget are left after the last three of the chunk, and one place.
+    // Five tokens of the budget and one slot are left after the last three tokens of the chunk.
     assert_eq!(planned(&scheduler, &plan), [(1, 1), (2, 1), (0, 3), (3, 5)]);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (4, 2));
 }
 
 #[test]
-fn a_planned_sequence_that_gives_way_leaves_the_plan() {
+fn a_preempted_sequence_leaves_the_plan() {
     let mut scheduler = scheduler(2, 4, 10);
     start(&mut scheduler, 0, 40, 16);
     start(&mut scheduler, 1, 10, 9);
     let plan = scheduler.schedule(usize::MAX);
-    // The younger one's row was planned first, on the page that the older one's chunk then needed.
+    // The younger sequence's row was planned first, on the page that the older one's chunk then needs.
     assert_eq!(planned(&scheduler, &plan), [(0, 10)]);
     assert_eq!(plan.tokens, 10);
     assert_eq!(scheduler.waiting[0].id, RequestId(1));
@@ -63,7 +63,7 @@ fn a_planned_sequence_that_gives_way_leaves_the_plan() {
 }
 
 #[test]
-fn one_that_finds_no_page_waits_for_older_ones_and_keeps_its_own() {
+fn a_sequence_without_a_free_page_keeps_its_pages_and_waits_for_older_ones() {
     let mut scheduler = scheduler(2, 4, 10);
     start(&mut scheduler, 0, 10, 9);
     start(&mut scheduler, 1, 17, 16);
@@ -73,19 +73,19 @@ fn one_that_finds_no_page_waits_for_older_ones_and_keeps_its_own() {
 }
 
 #[test]
-fn nobody_is_let_in_on_pages_that_a_prefill_under_way_will_need() {
+fn pages_that_a_running_prefill_needs_are_not_given_to_new_sequences() {
     let mut scheduler = scheduler(5, 4, 20);
     start(&mut scheduler, 0, 64, 50);
     scheduler.running[0].computed = 40;
     let new = sequence(&scheduler, 1, 17);
     scheduler.add(new);
-    // One page is free; the new one needs two.
+    // One page is free; the new sequence needs two.
     scheduler.schedule(usize::MAX);
     assert_eq!(scheduler.waiting.len(), 1);
 }
 
 #[test]
-fn a_long_prompt_leaves_half_to_those_behind_it_and_takes_what_they_leave() {
+fn a_long_prompt_leaves_half_of_a_step_to_others_and_takes_the_rest() {
     let mut scheduler = scheduler(100, 4, 20);
     start(&mut scheduler, 0, 400, 16);
     let plan = scheduler.schedule(usize::MAX);
@@ -99,7 +99,7 @@ fn a_long_prompt_leaves_half_to_those_behind_it_and_takes_what_they_leave() {
 }
 
 #[test]
-fn prompts_beside_decode_rows_get_no_more_than_their_share() {
+fn prefill_beside_decode_rows_is_limited() {
     let mut scheduler = scheduler(100, 4, 100);
     start(&mut scheduler, 0, 30, 29);
     start(&mut scheduler, 1, 400, 16);
@@ -111,7 +111,7 @@ fn prompts_beside_decode_rows_get_no_more_than_their_share() {
 }
 
 #[test]
-fn a_higher_priority_goes_first_and_takes_a_place_if_it_must() {
+fn a_higher_priority_goes_first_and_preempts_if_needed() {
     let mut scheduler = scheduler(100, 2, 50);
     for (id, priority) in [(0, 1), (1, 1), (2, 1), (3, 0), (4, 1)] {
         let mut new = sequence(&scheduler, id, 5);
@@ -125,9 +125,9 @@ fn a_higher_priority_goes_first_and_takes_a_place_if_it_must() {
     assert_eq!(ids(&mut scheduler.waiting.iter()), [3, 2, 4]);
     scheduler.schedule(usize::MAX);
     assert_eq!(ids(&mut scheduler.running.iter()), [3, 0]);
-    // The one that gave way is still the first of its priority.
+    // The preempted sequence is still the first of its priority.
     assert_eq!(ids(&mut scheduler.waiting.iter()), [1, 2, 4]);
-    // A level is worth a limited number of arrivals.
+    // A priority level outweighs a limited number of arrivals.
     let mut late = sequence(&scheduler, 300, 5);
     Arc::make_mut(&mut late.params).priority = 0;
     scheduler.add(late);
@@ -135,7 +135,7 @@ fn a_higher_priority_goes_first_and_takes_a_place_if_it_must() {
 }
 
 #[test]
-fn a_twin_waits_for_the_prompt_of_both_and_computes_its_last_token_alone() {
+fn a_forked_sequence_waits_for_the_prompt_and_computes_only_its_last_token() {
     let mut scheduler = scheduler(100, 4, 20);
     let leader = sequence(&scheduler, 0, 30);
     scheduler.add(leader);
@@ -156,7 +156,7 @@ fn a_twin_waits_for_the_prompt_of_both_and_computes_its_last_token_alone() {
     scheduler.running[0].push(7);
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(0, 1), (1, 1)]);
-    // Each writes to the second page.
+    // Both write to the second page.
     assert_eq!(plan.moves.len(), 1);
     assert_eq!(scheduler.pages.statistics()[0].free, 100 - 3);
 }
@@ -182,10 +182,10 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What the module says of itself: the first in rank of those that run advances, limits hold, and equal
-    /// priorities are let in by arrival.
+    /// The module's invariants: the highest-ranked running sequence progresses, limits hold, and equal priorities are
+    /// admitted by arrival.
     #[test]
-    fn the_first_in_rank_advances_and_equals_are_let_in_by_arrival(
+    fn the_highest_rank_progresses_and_equal_priorities_are_admitted_by_arrival(
         pages in 8..20_usize,
         max_num_seqs in 1..6_usize,
         budget in 1..40_usize,
@@ -234,7 +234,7 @@ proptest! {
                             sequence.push(0);
                         }
                     }
-                    // As in the engine, none grows beyond what the pool holds.
+                    // As in the engine, no sequence grows beyond the pool's capacity.
                     let grown = scheduler.sequences().filter(|sequence| sequence.tokens.len() >= pages * 16);
                     let grown: Vec<RequestId> = grown.map(|sequence| sequence.id).collect();
                     assert!(grown.into_iter().all(|id| scheduler.remove(id)));

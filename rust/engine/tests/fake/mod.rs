@@ -1,11 +1,11 @@
-//! A language model that computes nothing and checks everything.
+//! Fake language model that computes nothing and checks everything.
 //!
-//! Each slot of a page keeps the token written there, its position, and a hash of all tokens up to it. A forward pass
-//! reads the hash of the position before its chunk from the page (and checks that everything a row may see is what
-//! belongs there), so that logits, made from the hash, are right only if every page is. It also refuses batches that
-//! break the limits, and fails when told to.
+//! Each slot of a page stores the token, its position, and a hash of all tokens up to it. A forward pass reads the hash
+//! of the position before its chunk from the page, and checks that everything a row attends to is as expected. So the
+//! logits, derived from the hash, are right only if every page is. The fake also rejects batches that exceed the
+//! limits, and fails on request.
 
-// Every test binary compiles this file and uses a part of it.
+// Every test binary compiles this file and uses part of it.
 #![allow(dead_code)]
 
 use std::cell::RefCell;
@@ -20,23 +20,23 @@ use ferrule_model::{
     Abilities, Adapter, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, Pooling, SequenceChunk,
 };
 
-/// Token ids of the fake.
+/// Vocabulary size.
 pub const VOCAB: usize = 64;
 
-/// Numbers of a hidden state, of an embedding, and of the classifier's scores; kinds of tokens.
+/// Sizes of hidden states, embeddings and classifier scores; number of token types.
 pub const HIDDEN: usize = 3;
 pub const EMBEDDING: usize = 5;
 pub const LABELS: usize = 2;
 pub const TOKEN_TYPES: usize = 4;
 
-/// What goes wrong in a forward pass.
+/// A fault to inject into a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Cancelled after half of the chunks' positions were written, with nonsense.
+    /// Cancelled after garbage was written to half of the chunks' positions.
     CancelledMidway,
-    /// A worker panicked, and the pool caught it.
+    /// A worker thread panicked, and the thread pool caught it.
     Panicked,
-    /// A panic that nobody caught.
+    /// A panic that nothing caught.
     Unwinds,
 }
 
@@ -44,13 +44,13 @@ pub enum Fault {
 struct Slot {
     position: u64,
     token: u32,
-    /// Of the token.
+    /// Position of the token.
     kind: u8,
     /// Hash of the tokens up to this one.
     state: u64,
 }
 
-/// Bytes of a slot: position, state, token, whether it was ever written, and the kind of the token.
+/// Bytes of a slot: position, state, token, whether it was written, and the token type.
 const SLOT_BYTES: usize = 24;
 
 /// Bytes of a page.
@@ -66,7 +66,7 @@ impl Slot {
         bytes
     }
 
-    /// `None` if nothing was ever written there.
+    /// Returns `None` for an unwritten slot.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         let token = u32::from_le_bytes(bytes[16..20].try_into().unwrap());
@@ -74,36 +74,36 @@ impl Slot {
     }
 }
 
-/// What a token of a kind adds to the hash.
+/// Returns a token's contribution to the hash.
 pub fn read(token: u32, kind: u8) -> u64 {
     u64::from(kind) << 32 | u64::from(token)
 }
 
-/// A chunk as it was computed: first position, tokens, wanted logits.
+/// A computed chunk: first position, tokens, requested logits.
 pub type Chunk = (usize, Vec<u32>, LogitRows);
 
-/// See the module.
+/// Fake language model.
 #[derive(Debug)]
 pub struct FakeModel {
     groups: Vec<KvGroup>,
-    /// For each group the slots of all pages, as bytes.
+    /// Slots of all pages per group, as bytes.
     slots: Vec<Vec<u8>>,
     limits: (usize, usize),
-    /// Tokens of a prompt up to which keys and values do not depend on its length.
+    /// Prompt length up to which keys and values do not depend on it.
     pub trained: usize,
-    /// Whether a token sees only those before it.
+    /// Whether attention is causal.
     pub causal: bool,
-    /// What tells this model from others.
+    /// Fingerprint.
     pub fingerprint: [u8; 32],
-    /// What goes wrong, by the number of the forward pass.
+    /// Faults by forward pass number.
     pub faults: BTreeMap<usize, Fault>,
-    /// After this token, logits are NaN.
+    /// Token after which logits are NaN.
     pub poison: Option<u32>,
-    /// Eighths of all places where it says something else than other fakes do.
+    /// Eighths of all positions at which its logits differ from other fakes'.
     pub mistakes: u64,
-    /// Token ids, as it says.
+    /// Vocabulary size that it reports.
     pub vocab: usize,
-    /// Every batch so far, those that failed included.
+    /// All batches so far, including failed ones.
     pub batches: RefCell<Vec<Vec<Chunk>>>,
 }
 
@@ -115,18 +115,18 @@ pub fn mix(state: u64, value: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// The logits that follow tokens whose hash is `state`; coarse, so that ties happen.
+/// Returns the logits after tokens whose hash is `state`; coarse, so that ties happen.
 pub fn logits_after(state: u64) -> impl Iterator<Item = f32> {
     (0..VOCAB as u64).map(move |id| (mix(state, id) >> 56) as f32 / 32.0 - 4.0)
 }
 
-/// The hidden state of a token: of `state`, the hash of what it sees, and of its position.
+/// Returns the hidden state of a token, from `state`, the hash of what it attends to, and its position.
 pub fn hidden_of(state: u64, position: usize) -> impl Iterator<Item = f32> {
     let state = mix(state, position as u64);
     (0..HIDDEN as u64).map(move |i| (mix(state, 100 + i) >> 56) as f32 / 32.0 - 4.0)
 }
 
-/// The embedding of a pooled hidden state, and its scores.
+/// Returns the embedding of a pooled hidden state, or its scores.
 pub fn embedding_of(pooled: &[f32]) -> [f32; EMBEDDING] {
     std::array::from_fn(|i| pooled[i % HIDDEN] * (i + 1) as f32)
 }
@@ -135,8 +135,8 @@ pub fn scores_of(pooled: &[f32]) -> [f32; LABELS] {
     std::array::from_fn(|i| pooled[i] - pooled[i + 1])
 }
 
-/// The hash of a sequence with nothing computed. Beyond the lengths that the model was trained on, keys and values
-/// depend on the prompt's length, as they do with dynamic RoPE; and always on the adapter.
+/// Returns the hash of an empty sequence. It includes the adapter and, beyond the trained length, the prompt length (as
+/// with dynamic RoPE).
 pub fn first_state(prompt_len: usize, trained: usize, adapter: Option<&Adapter>) -> u64 {
     let state = mix(7, prompt_len.max(trained) as u64);
     adapter.map_or(state, |adapter| mix(state, adapter.fingerprint()[0].into()))
@@ -165,16 +165,20 @@ impl FakeModel {
     fn check_limits(&self, batch: Batch<'_>) {
         let (max_tokens, max_seqs) = self.limits;
         let tokens: usize = batch.sequences.iter().map(|chunk| chunk.tokens.len()).sum();
-        // A text that is read in both directions is computed whole.
+        // A bidirectional model computes each text whole.
         let alone = !self.causal && batch.sequences.len() == 1;
         assert!(!batch.sequences.is_empty() && (alone || tokens <= max_tokens), "{tokens} tokens in a step");
         let whole = |chunk: &SequenceChunk<'_>| (chunk.first_position, chunk.tokens.len()) == (0, chunk.prompt_len);
-        assert!(self.causal || batch.sequences.iter().all(whole), "a part of a text that is read in both directions");
+        assert!(self.causal || batch.sequences.iter().all(whole), "a partial text in a bidirectional model");
         assert!(batch.sequences.len() <= max_seqs, "{} sequences in a step", batch.sequences.len());
         let mut adapters: Vec<_> =
             batch.sequences.iter().map(|chunk| chunk.adapter.map(|adapter| *adapter.fingerprint())).collect();
         adapters.dedup();
-        assert_eq!(adapters.iter().collect::<BTreeSet<_>>().len(), adapters.len(), "an adapter's rows are apart");
+        assert_eq!(
+            adapters.iter().collect::<BTreeSet<_>>().len(),
+            adapters.len(),
+            "rows of an adapter are not adjacent"
+        );
         for group in 0..self.groups.len() {
             let mut written = BTreeSet::new();
             let mut read = BTreeSet::new();
@@ -183,17 +187,17 @@ impl FakeModel {
                 let (before, from) = chunk.pages[group].split_at(first.min(chunk.pages[group].len()));
                 read.extend(before.iter().copied());
                 for &page in from.iter().filter(|&&page| page != PAGE_NONE) {
-                    assert!(written.insert(page), "page {page} is written by two sequences, or by one twice");
+                    assert!(written.insert(page), "page {page} is written twice");
                 }
             }
-            assert!(read.is_disjoint(&written), "a sequence writes where another reads");
+            assert!(read.is_disjoint(&written), "a sequence writes to a page that another reads");
         }
     }
 
-    /// The bytes of a position's slot.
+    /// Returns the byte range of a position's slot.
     fn slot(pages: &[PageId], position: usize) -> Range<usize> {
         let page = pages[position / PAGE_TOKENS];
-        assert_ne!(page, PAGE_NONE, "position {position} has lost its page");
+        assert_ne!(page, PAGE_NONE, "position {position} has no page");
         let start = page as usize * PAGE_BYTES + position % PAGE_TOKENS * SLOT_BYTES;
         start..start + SLOT_BYTES
     }
@@ -206,28 +210,28 @@ impl FakeModel {
         page as usize * PAGE_BYTES..(page as usize + 1) * PAGE_BYTES
     }
 
-    /// The hash before a chunk, after checking all that its first row sees.
+    /// Returns the hash before a chunk, after checking everything that its first row attends to.
     fn state_before(&self, chunk: &SequenceChunk<'_>, group: usize) -> u64 {
         let window = self.groups[group].window.unwrap_or(usize::MAX);
         let first_seen = (chunk.first_position + 1).saturating_sub(window);
         let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len, self.trained, chunk.adapter));
         for position in first_seen..chunk.first_position {
             let bytes = &self.slots[group][Self::slot(&chunk.pages[group], position)];
-            let slot = Slot::from_bytes(bytes).expect("a page was never written");
-            assert_eq!(slot.position, position as u64, "a page holds other positions than it should");
+            let slot = Slot::from_bytes(bytes).expect("the page was written");
+            assert_eq!(slot.position, position as u64, "the page holds other positions");
             if let Some(before) = state {
                 assert_eq!(
                     slot.state,
                     mix(before, read(slot.token, slot.kind)),
-                    "position {position} is another sequence's"
+                    "position {position} holds another sequence"
                 );
             }
             state = Some(slot.state);
         }
-        state.expect("windows of the fake are at least two, so that a row sees the one before it")
+        state.expect("windows of the fake are at least two")
     }
 
-    /// Writes a chunk to its pages, and gives the hash after each token.
+    /// Writes a chunk to its pages and returns the hash after each token.
     fn write(&mut self, chunk: &SequenceChunk<'_>, group: usize) -> Vec<u64> {
         let mut state = self.state_before(chunk, group);
         let mut states = Vec::new();
@@ -242,7 +246,7 @@ impl FakeModel {
         states
     }
 
-    /// A forward pass that gives `row(state, position, ..)` for each wanted row.
+    /// Runs a forward pass that yields `row(state, position, ..)` for each requested row.
     fn compute(
         &mut self,
         batch: Batch<'_>,
@@ -259,7 +263,7 @@ impl FakeModel {
             _ if cancel.is_cancelled() => return Err(ForwardError::Cancelled),
             None => {}
             Some(Fault::CancelledMidway) => {
-                self.write_nonsense(batch);
+                self.write_garbage(batch);
                 return Err(ForwardError::Cancelled);
             }
             Some(Fault::Panicked) => return Err(ForwardError::Panicked("index out of bounds".into())),
@@ -280,7 +284,7 @@ impl FakeModel {
         Ok(())
     }
 
-    fn write_nonsense(&mut self, batch: Batch<'_>) {
+    fn write_garbage(&mut self, batch: Batch<'_>) {
         for chunk in batch.sequences {
             for group in 0..self.groups.len() {
                 for position in chunk.first_position..chunk.first_position + chunk.tokens.len().div_ceil(2) {
@@ -353,24 +357,24 @@ impl LanguageModel for FakeModel {
     }
 }
 
-/// An engine over a fake with the given groups: pages and window of each.
+/// Creates an engine over a fake with the given groups: pages and window of each.
 pub fn engine(config: &EngineConfig, windows: &[Option<usize>]) -> Engine<FakeModel> {
     Engine::new(FakeModel::new(config, windows), config.clone()).expect("the configuration is valid")
 }
 
-/// Steps until nothing is left to do; all outputs in order.
+/// Steps until all requests finish; returns all outputs in order.
 pub fn run(engine: &mut Engine<FakeModel>) -> Vec<StepOutput> {
     let mut outputs = Vec::new();
     for _ in 0..100_000 {
         if !engine.has_unfinished_requests() {
             return outputs;
         }
-        outputs.extend(engine.step(&Cancel::new()).expect("nothing was told to fail"));
+        outputs.extend(engine.step(&Cancel::new()).expect("no fault is injected"));
     }
-    panic!("the requests do not end");
+    panic!("the requests do not finish");
 }
 
-/// A small engine without limits of time or of its queue.
+/// Configuration of a small engine without time or queue limits.
 pub fn config() -> EngineConfig {
     EngineConfig {
         pages: vec![32],

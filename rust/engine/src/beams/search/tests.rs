@@ -1,15 +1,15 @@
-//! Against the search as Hugging Face writes it, over all of the vocabulary at once (`_beam_search` of transformers
-//! 5.23, without its batch).
+//! Compares the search with Hugging Face's algorithm over the whole vocabulary (`_beam_search` of transformers 5.23,
+//! without its batch dimension).
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::BeamSearchParams;
 
-/// What it takes for minus infinity.
+/// Its value for minus infinity.
 const NOTHING: f64 = -1e9;
 
-/// Log-probabilities after some tokens; coarse, so that there are ties.
+/// Returns log-probabilities after some tokens; coarse, so that there are ties.
 fn logprobs(seed: u64, output: &[u32], vocab: usize) -> Vec<f64> {
     let mut state = seed;
     for &token in output {
@@ -22,7 +22,7 @@ fn logprobs(seed: u64, output: &[u32], vocab: usize) -> Vec<f64> {
     logits.iter().map(|logit| logit - sum.ln()).collect()
 }
 
-/// The places of the `count` highest, the first ones among equals.
+/// Returns the indices of the `count` highest scores, the first among equals.
 fn top(scores: &[f64], count: usize) -> Vec<usize> {
     let mut places: Vec<usize> = (0..scores.len()).collect();
     places.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
@@ -30,7 +30,7 @@ fn top(scores: &[f64], count: usize) -> Vec<usize> {
     places
 }
 
-/// Sequences and their scores.
+/// Returns the sequences and scores of the reference algorithm.
 fn plain(seed: u64, vocab: usize, params: &SamplingParams) -> Vec<(Vec<u32>, f64)> {
     let BeamSearchParams { beam_width, length_penalty, early_stopping, .. } = params.beam_search.clone().unwrap();
     let stop = &params.stop_token_ids;
@@ -77,7 +77,7 @@ fn plain(seed: u64, vocab: usize, params: &SamplingParams) -> Vec<(Vec<u32>, f64
     finished.into_iter().map(|(tokens, score, _)| (tokens, score)).collect()
 }
 
-/// The same by [`Search`], fed with no more continuations than it wants.
+/// Returns the same by [`Search`], given only the candidates that it requests.
 fn searched(seed: u64, vocab: usize, params: &SamplingParams) -> Vec<(Vec<u32>, f64)> {
     let mut search = Search::new(params, params.max_tokens).unwrap();
     let mut beams = vec![(Vec::new(), 0.0)];
@@ -115,7 +115,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn as_transformers_has_it(
+    fn results_equal_those_of_transformers(
         seed: u64,
         beam_width in 1..6_usize,
         more in 3..8_usize,
@@ -126,7 +126,7 @@ proptest! {
             Just(EarlyStopping::Always), Just(EarlyStopping::Heuristic), Just(EarlyStopping::Never)
         ],
     ) {
-        // Of the prompt alone, its first beam has as many ways to go on as there are beams.
+        // The prompt's single beam has as many candidates as there are beams.
         let vocab = beam_width + more;
         let search = BeamSearchParams { beam_width, n: beam_width, length_penalty, early_stopping };
         let params = SamplingParams {
@@ -138,7 +138,7 @@ proptest! {
 }
 
 #[test]
-fn fewer_ways_than_beams_are_fewer_sequences() {
+fn fewer_candidates_than_beams_give_fewer_sequences() {
     let search = BeamSearchParams { beam_width: 4, n: 4, ..BeamSearchParams::default() };
     let params = SamplingParams {
         max_tokens: 2,
@@ -155,7 +155,7 @@ fn fewer_ways_than_beams_are_fewer_sequences() {
     let complete = search.into_hypotheses();
     let told: Vec<_> = complete.iter().map(|one| (&one.token_ids[..], one.score, one.stop_token)).collect();
     assert_eq!(told, [(&[3, 9][..], -0.75, Some(9)), (&[3, 4][..], -1.0, None)]);
-    // A beam that has no way to go on at all ends the search.
+    // A beam without candidates ends the search.
     let mut search = Search::new(&params, 2).unwrap();
     assert_eq!(search.advance(&[Beam { output: &[], score: 0.0, continuations: &[] }]), []);
     assert!(search.into_hypotheses().is_empty());

@@ -1,11 +1,11 @@
-//! Any order of operations on rows of any size, against a list that is looked through every time.
+//! Any sequence of operations on rows of any size, compared with a plain list.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// What is left: ids ascending, with logits as stages see them.
+/// Remaining tokens: ids ascending, with scaled logits.
 type Plain = Vec<(u32, f32)>;
 
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1..4000_usize).prop_map(Step::KeepThrough),
         1 => Just(Step::KeepBest),
         2 => vec(prop_oneof![any::<u32>(), Just(0), Just(u32::MAX)], 125).prop_map(Step::KeepAllowed),
-        // Few enough to be listed.
+        // Few enough for a sparse row.
         1 => vec(prop_oneof![30 => Just(0), 1 => any::<u32>()], 125).prop_map(Step::KeepAllowed),
         1 => (2..5_u32).prop_map(Step::Retain),
         1 => vec(0..4000_u32, 0..200).prop_map(Step::KeepOnly),
@@ -53,7 +53,7 @@ fn logit() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// The one that has `count - 1` more likely ones, or the last.
+/// Returns the `count`-th most likely token, or the last.
 fn nth_most_likely(plain: &Plain, count: usize) -> Candidate {
     let mut sorted: Vec<Candidate> = plain.iter().map(|&(id, logit)| Candidate { id, logit }).collect();
     sorted.sort_by(by_likelihood);
@@ -149,7 +149,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_order_of_operations_agrees_with_a_list(
+    fn any_sequence_of_operations_agrees_with_a_list(
         row in prop_oneof![vec(logit(), 1..100), vec(logit(), 1000..4000)],
         steps in vec(step(), 1..8),
         same_room: bool,
@@ -157,7 +157,7 @@ proptest! {
         for isa in Isa::available() {
             let mut buffers = Buffers::default();
             if same_room {
-                // What is left in the buffers from another row is not seen.
+                // Buffers from another row have no effect.
                 Candidates::new(isa, &[1.0; 5000], &mut buffers).unwrap().weigh();
             }
             let mut candidates = Candidates::new(isa, &row, &mut buffers).unwrap();
@@ -179,13 +179,13 @@ proptest! {
     }
 
     #[test]
-    fn the_lowest_that_passes_is_found(highest in logit(), bound in logit()) {
+    fn bisection_finds_the_lowest_passing_number(highest in logit(), bound in logit()) {
         prop_assume!(bound <= highest);
         prop_assert_eq!(lowest_passing(highest, |logit| logit >= bound), bound);
     }
 
     #[test]
-    fn the_most_likely_are_the_first_of_all_sorted(row in vec(logit(), 1..3000), count in 0..40_usize) {
+    fn the_most_likely_tokens_come_first_in_order(row in vec(logit(), 1..3000), count in 0..40_usize) {
         let mut all: Vec<Candidate> = (0..).zip(&row).map(|(id, &logit)| Candidate { id, logit }).collect();
         all.sort_by(by_likelihood);
         let wanted: Vec<u32> = all.iter().map(|candidate| candidate.id).take(count).collect();
@@ -194,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn the_lower_id_wins_among_equals_and_zeros_are_equal() {
+fn ties_go_to_the_lower_id_and_zeros_are_equal() {
     let most_likely = |row: &[f32], count| most_likely(Isa::best(), row, count);
     assert_eq!(most_likely(&[0.0, -0.0, 1.0, 1.0, 0.0], 4), [2, 3, 0, 1]);
     assert_eq!(most_likely(&[-0.0, 0.0], 9), [0, 1]);
