@@ -7,6 +7,7 @@
 //! as without speculation, bit for bit, at any temperature and with any drafts. Keys and values of rejected drafts are
 //! overwritten later.
 //!
+//! # Sources
 //! One file each. A [`Drafter`] belongs to one sequence and reads its tokens; the first of a sequence's drafters that
 //! has a proposal is used. A draft model ([`model`]) runs for all sequences without one.
 //!
@@ -17,9 +18,11 @@
 //! | `ngram.rs` | tokens that followed the same n-gram before |
 //! | `model.rs` | the tokens of a smaller model |
 //!
+//! # Number of drafts
 //! Likely drafts are worth a row, others are not: [`length`] weighs the acceptance rate of a source ([`acceptance`])
 //! against the measured time of a step ([`cost`]).
 //!
+//! # Adding a source
 //! Add one file with a [`Drafter`], one line in the table above, and its construction in [`Drafts::new`].
 
 mod acceptance;

@@ -77,6 +77,7 @@ struct Drafting {
 }
 
 impl<M: LanguageModel> DraftModelRunner<M> {
+    /// # Errors
     /// Returns [`ConfigError`] if the vocabularies differ, the draft model has no logits, or the page pools do not
     /// match it.
     pub fn new(draft: DraftModel<M>, target: &M, limits: Limits) -> Result<Self, ConfigError> {
@@ -105,6 +106,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
     /// Drafts tokens for running sequences, given as (index, maximum) by rank. It prefills at most `prompt_tokens`
     /// tokens in total; a sequence that is not fully prefilled gets no draft in this step.
     ///
+    /// # Errors
     /// Returns the draft model's [`ForwardError`].
     pub fn draft(
         &mut self,
@@ -258,6 +260,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
 
     /// Checks that every page belongs to a sequence that exists.
     ///
+    /// # Errors
     /// Returns a description of the first inconsistency.
     pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
         if let Some(RequestId(id)) = self.states.keys().copied().find(|&id| !is_there(id)) {

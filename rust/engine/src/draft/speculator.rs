@@ -31,6 +31,7 @@ pub(crate) struct Speculator<M> {
 }
 
 impl<M: LanguageModel> Speculator<M> {
+    /// # Errors
     /// Returns [`ConfigError`] if the draft model does not fit.
     pub fn new(config: &EngineConfig, draft: Option<DraftModel<M>>, target: &M) -> Result<Self, ConfigError> {
         let limits = Limits { sequences: config.max_num_seqs, tokens: config.max_num_batched_tokens };
@@ -49,6 +50,7 @@ impl<M: LanguageModel> Speculator<M> {
 
     /// Sets the drafts of all decoding sequences for the next step.
     ///
+    /// # Errors
     /// Returns the draft model's [`ForwardError`].
     pub fn propose(
         &mut self,
@@ -123,6 +125,7 @@ impl<M: LanguageModel> Speculator<M> {
 
     /// Checks that every page of the draft model belongs to a sequence that exists.
     ///
+    /// # Errors
     /// Returns a description of the first inconsistency.
     pub fn audit(&self, is_there: impl Fn(RequestId) -> bool) -> Result<(), String> {
         self.model.as_ref().map_or(Ok(()), |model| model.audit(is_there))

@@ -12,6 +12,7 @@ impl<M: LanguageModel> Engine<M> {
     /// without an adapter. Running requests are not affected, except that the lowest-ranked may be preempted to free
     /// pages.
     ///
+    /// # Errors
     /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
     /// has no token at `first`; [`EngineError::OutOfMemory`] if the result does not fit into memory;
     /// [`EngineError::Cancelled`]; [`EngineError::Dead`].

@@ -26,6 +26,7 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Checks the reference counts of all pages. Takes time proportional to the number of pages; meant for tests.
     ///
+    /// # Errors
     /// Returns a description of the first inconsistency.
     pub fn audit_pages(&self) -> Result<(), String> {
         self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;

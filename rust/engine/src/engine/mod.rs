@@ -72,6 +72,7 @@ pub struct Engine<M> {
 impl<M: LanguageModel> Engine<M> {
     /// Creates an engine without requests.
     ///
+    /// # Errors
     /// Returns [`ConfigError`] if a limit is zero or the configuration does not fit the model.
     pub fn new(model: M, config: EngineConfig) -> Result<Self, ConfigError> {
         Self::with_draft_model(model, None, config)
@@ -79,6 +80,7 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Creates an engine that drafts tokens with a second, smaller model.
     ///
+    /// # Errors
     /// Returns [`ConfigError`] if a limit is zero, or the configuration or the draft model does not fit the model.
     pub fn with_draft_model(
         model: M,

@@ -26,7 +26,8 @@ impl<M: LanguageModel> Engine<M> {
         for &chunk in &plan.chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
             let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
-            let (rows, after) = rest.split_at_checked(count * vocab_size).expect("a row of logits for each asked for");
+            let (rows, after) =
+                rest.split_at_checked(count * vocab_size).expect("one row of logits per requested position");
             rest = after;
             sequence.computed += chunk.count;
             self.metrics.computed_tokens += chunk.rows() as u64;

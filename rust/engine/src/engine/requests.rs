@@ -11,6 +11,7 @@ use crate::{Request, RequestError, RequestId};
 impl<M: LanguageModel> Engine<M> {
     /// Adds a request to the waiting queue and returns its id.
     ///
+    /// # Errors
     /// Returns [`RequestError`] if the request is invalid, can never be served, or the queue is full. Nothing is queued
     /// then.
     pub fn add_request(&mut self, request: Request) -> Result<RequestId, RequestError> {
@@ -21,6 +22,7 @@ impl<M: LanguageModel> Engine<M> {
     /// prompt is computed, then shares its pages, so a prompt with many continuations is computed once. If the parent
     /// ends first, or its prompt differs, the request is handled like any other.
     ///
+    /// # Errors
     /// Returns the errors of [`Engine::add_request`].
     pub fn fork_request(&mut self, request: Request, parent: RequestId) -> Result<RequestId, RequestError> {
         self.add(request, Some(parent))

@@ -15,6 +15,7 @@ impl<M: LanguageModel> Engine<M> {
     /// Returns the KV cache of a sequence as bytes. Tokens that are not in the prefix cache are computed. Only full
     /// pages are saved; the few tokens after the last one are computed again on use.
     ///
+    /// # Errors
     /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
     /// the model does not generate; [`EngineError::Cancelled`]; [`EngineError::Dead`].
     pub fn save_state(
@@ -59,6 +60,7 @@ impl<M: LanguageModel> Engine<M> {
     /// Loads a saved state into the prefix cache, as far as free pages allow, for sequences with the same adapter
     /// (which need not be loaded now). Returns the state's tokens and how many of them are cached now.
     ///
+    /// # Errors
     /// Returns [`EngineError::State`] if the bytes were not saved by [`Engine::save_state`] with the same model;
     /// [`EngineError::NoPrefixCache`]; [`EngineError::Dead`].
     pub fn restore_state(&mut self, state: &[u8]) -> Result<(Vec<u32>, usize), EngineError> {

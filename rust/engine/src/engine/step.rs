@@ -22,6 +22,7 @@ impl<M: LanguageModel> Engine<M> {
     /// A panic inside the step ends the engine: this call returns an error output for every request, and later calls
     /// are refused.
     ///
+    /// # Errors
     /// Returns [`EngineError::Cancelled`] if `cancel` was set (no token is lost; the next step repeats the work), and
     /// [`EngineError::Dead`] if an earlier call ended the engine.
     pub fn step(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, EngineError> {

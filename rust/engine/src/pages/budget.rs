@@ -33,6 +33,7 @@ pub fn tokens_of_one(groups: &[KvGroup], pages: &[usize]) -> usize {
 /// assert_eq!(divide(&groups, 64 << 20, 4096, 8, 512).unwrap(), [64]);
 /// ```
 ///
+/// # Errors
 /// Returns [`ConfigError::KvBudget`] if not even one page of context fits.
 pub fn divide(
     groups: &[KvGroup],

@@ -113,7 +113,8 @@ impl PagePool {
 
     /// Adds a holder to a page that is held or cached.
     ///
-    /// Panics if the page is free and not cached.
+    /// # Panics
+    /// If the page is free and not cached.
     pub fn hold(&mut self, page: PageId) {
         let Page { holders, is_cached, since } = &mut self.pages[page as usize];
         if *holders == 0 {
@@ -125,7 +126,8 @@ impl PagePool {
 
     /// Removes a holder from a page, which becomes free without holders.
     ///
-    /// Panics if the page is already free.
+    /// # Panics
+    /// If the page is already free.
     pub fn release(&mut self, page: PageId) {
         let Page { holders, is_cached, since } = &mut self.pages[page as usize];
         *holders = holders.checked_sub(1).unwrap_or_else(|| panic!("page {page} is released more often than held"));
@@ -143,7 +145,8 @@ impl PagePool {
 
     /// Marks a held page as cached: its contents outlive its last holder.
     ///
-    /// Panics if the page has no holder.
+    /// # Panics
+    /// If the page has no holder.
     pub fn mark_cached(&mut self, page: PageId) {
         let Page { holders, is_cached, .. } = &mut self.pages[page as usize];
         assert!(*holders > 0, "page {page} is free and has no contents to cache");

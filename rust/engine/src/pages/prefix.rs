@@ -87,7 +87,8 @@ impl PrefixTree {
 
     /// Inserts pages under their tokens. Returns `None` if the parent node was evicted.
     ///
-    /// Panics if the parent already has a node of these tokens.
+    /// # Panics
+    /// If the parent already has a node of these tokens.
     pub fn insert(&mut self, parent: ParentNode, tokens: &PageTokens, pages: &[PageId]) -> Option<NodeId> {
         let id = NodeId(self.next);
         if let ParentNode::Node(parent) = parent {
@@ -105,7 +106,8 @@ impl PrefixTree {
 
     /// Sets a node's page of a group.
     ///
-    /// Panics if the node does not exist.
+    /// # Panics
+    /// If the node does not exist.
     pub fn set_page(&mut self, node: NodeId, group: usize, page: PageId) {
         self.nodes.get_mut(&node).expect("the node exists").pages[group] = page;
         self.by_page.insert((group, page), node);

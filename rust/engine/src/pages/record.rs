@@ -68,6 +68,7 @@ pub(crate) fn encode(parent: &Digest, tokens: &[u32; PAGE_TOKENS], payload: &[u8
 
 /// Returns the payload of a record (at offset [`PAYLOAD`]) if it is complete and the expected one.
 ///
+/// # Errors
 /// Returns [`RecordError`] otherwise.
 pub(crate) fn decode<'a>(
     bytes: &'a [u8],

@@ -96,7 +96,8 @@ pub enum StateError {
 
 /// Encodes a sequence. `pages` are the pages of its first tokens, each of `payload_len` bytes.
 ///
-/// Panics if a page has another length, or there are more pages than full pages of tokens.
+/// # Panics
+/// If a page has another length, or there are more pages than full pages of tokens.
 pub(crate) fn encode_state(
     fingerprint: &[u8; 32],
     namespace: &Namespace,
@@ -134,6 +135,7 @@ pub(crate) fn encode_state(
 /// Decodes a state of the model with this fingerprint, which is computed only if the bytes look like a state, and pages
 /// of `payload_len` bytes.
 ///
+/// # Errors
 /// Returns [`StateError`] for anything that [`encode_state`] did not write for the same model.
 pub(crate) fn decode_state<'a>(
     bytes: &'a [u8],

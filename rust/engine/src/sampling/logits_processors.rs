@@ -10,6 +10,7 @@ pub trait LogitsProcessor: Send + Sync + fmt::Debug {
     /// Changes the `logits [vocab]` of the token after prompt and `output`. Tokens dropped by earlier stages are
     /// negative infinity; set a logit to negative infinity to drop its token.
     ///
+    /// # Errors
     /// Returns an error message, with which the request ends. Other requests are not affected.
     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), String>;
 }

@@ -1,5 +1,6 @@
 //! Sampling: from a row of logits to a token.
 //!
+//! # Order
 //! The order is vLLM's. Log-probabilities are computed from the raw logits, before any stage. Then the stages run in
 //! the order of `STAGES`:
 //!
@@ -34,23 +35,29 @@
 //! as their authors or llama.cpp recommend for a temperature that comes first. Each filter sees the probabilities over
 //! the tokens that the earlier stages kept. docs/sampling.md has the formulas and sources.
 //!
+//! # Ties and exactness
 //! Among equal logits the lower id counts as more likely; only top-k keeps all tokens that tie with the last one kept,
 //! like vLLM and Hugging Face. Logits are f32; probabilities and their sums are f64, added in an order that depends on
 //! the logits alone. Exponentials are accurate to 2 parts in 10^15, and results are bitwise the same on every
 //! instruction set.
 //!
+//! # Speed
 //! A row is read once for the maxima of its blocks; further work depends on how many tokens remain (see `candidates`).
 //! Few tokens are copied, many are processed in passes over the row, and a whole row is never sorted.
 //!
+//! # Random numbers
 //! A uniform random number depends on the request's seed, the token's position and the purpose alone (see [`rng`]). So
 //! a seeded request gives the same output alone, in a batch, after preemption, and under speculative decoding.
 //!
+//! # Beam search
 //! A beam search draws no token. The stages down to `dry` act on log-probabilities, as in Hugging Face, and the most
 //! likely tokens are returned (see `beams`); other stages are rejected together with beam search.
 //!
+//! # State of stages
 //! Counts, repetition indexes and mirostat's bound are in the [`History`] of a sequence: successive positions are
 //! sampled and pushed one after another.
 //!
+//! # Adding a stage
 //! Add one file with a `Stage`, one line in `STAGES` and in the table above, its parameters in `SamplingParams`, and a
 //! line in docs/sampling.md.
 
@@ -151,6 +158,7 @@ trait Stage: Sync {
     /// Changes logits or drops candidates; a logit of negative infinity is dropped. At least one candidate remains
     /// before the stage, and a filter keeps at least one.
     ///
+    /// # Errors
     /// Returns the error that ends the request.
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError>;
 }
@@ -341,6 +349,7 @@ fn filter(
 /// assert!(distribution.ids.contains(&distribution.chosen));
 /// ```
 ///
+/// # Errors
 /// Returns [`SampleError`] where a request would end with it.
 pub fn distribution(
     logits: &[f32],

@@ -116,6 +116,7 @@ impl Constraint {
 
     /// Returns the allowed continuations.
     ///
+    /// # Errors
     /// Returns [`ConstraintError`] if the sequence cannot continue.
     pub fn next(&mut self) -> Result<&Next, ConstraintError> {
         self.prepare();

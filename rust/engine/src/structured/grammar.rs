@@ -61,6 +61,7 @@ pub enum Whitespace {
 impl StructuredOutputs {
     /// Parses a constraint from JSON.
     ///
+    /// # Errors
     /// Returns [`GrammarError::Malformed`] for invalid JSON or unknown fields.
     pub fn from_json(text: &str) -> Result<Self, GrammarError> {
         serde_json::from_str(text).map_err(|error| GrammarError::Malformed(error.to_string()))

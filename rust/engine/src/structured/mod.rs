@@ -6,10 +6,12 @@
 //! (`TokenMask`) before each token is sampled and then consumes the token. Grammars and masks are computed by the
 //! `llguidance` crate (<https://github.com/guidance-ai/llguidance>); the limits and their errors are implemented here.
 //!
+//! # Determinism
 //! A mask depends on the grammar and the tokens so far. All limits count work instead of time, and each sequence has
 //! its own lexer tables, so that other sequences do not use up their capacity. A preempted sequence keeps its matcher,
 //! since its tokens stay the same.
 //!
+//! # Stop tokens
 //! The grammar decides where the output may end: a stop token can be sampled there and nowhere else. If nothing else
 //! can follow, the request finishes at once, without a stop token.
 

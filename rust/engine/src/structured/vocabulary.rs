@@ -50,6 +50,7 @@ impl fmt::Debug for Vocabulary {
 impl Vocabulary {
     /// Creates a vocabulary of tokens in the order of their ids. Takes half a second for a hundred thousand tokens.
     ///
+    /// # Errors
     /// Returns [`VocabularyError`] if there are too many tokens, or they cannot form a trie.
     pub fn new(tokens: &[Token]) -> Result<Self, VocabularyError> {
         Self::with_limits(tokens, Limits::default())
@@ -87,6 +88,7 @@ impl Vocabulary {
 
     /// Compiles a constraint; recently compiled grammars are cached.
     ///
+    /// # Errors
     /// Returns [`GrammarError`], at the latest shortly after the compilation time limit.
     pub fn compile(&self, source: &StructuredOutputs) -> Result<Arc<Grammar>, GrammarError> {
         if let Some(grammar) = self.cached(source) {

@@ -36,6 +36,7 @@ impl<M: LanguageModel> Engine<M> {
     /// Runs a task on each text and returns the results one after another. Running requests are not affected, except
     /// that the lowest-ranked may be preempted to free pages.
     ///
+    /// # Errors
     /// Returns [`EngineError::Encode`] if the model does not support the task, or a text is empty, too long or contains
     /// an invalid id; [`EngineError::OutOfMemory`] if the result does not fit into memory; [`EngineError::Cancelled`];
     /// [`EngineError::Dead`].

@@ -133,6 +133,7 @@ pub enum EncodeError {
 impl Text {
     /// Converts token ids of any size, as they come from Python, into a text; `text` is its index in error messages.
     ///
+    /// # Errors
     /// Returns [`EncodeError::Id`] for ids that do not fit into 32 bits.
     pub fn from_ids(
         text: usize,
@@ -173,6 +174,7 @@ impl Text {
 impl EncodeTask {
     /// Parses a task from JSON: `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}`.
     ///
+    /// # Errors
     /// Returns [`EncodeError::Malformed`] for anything else.
     pub fn from_json(json: &str) -> Result<Self, EncodeError> {
         serde_json::from_str(json).map_err(|error| EncodeError::Malformed { message: error.to_string() })

@@ -154,6 +154,7 @@ impl DiskCache {
     /// Opens a directory for at most `limit` bytes of records, creating it if needed. Evicts records over the limit and
     /// removes incomplete files of killed processes.
     ///
+    /// # Errors
     /// Returns [`DiskCacheError`] if the directory cannot be used or is accessible to other users.
     pub fn open(directory: &Path, limit: u64) -> Result<Self, DiskCacheError> {
         let counter = AtomicU64::default;

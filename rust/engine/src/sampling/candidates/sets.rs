@@ -60,6 +60,7 @@ impl Candidates<'_> {
 
     /// Checks that no logit is NaN or positive infinity.
     ///
+    /// # Errors
     /// Returns the first token whose logit is.
     pub fn check_valid(&self) -> Result<(), u32> {
         let bad = self.logits().iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
