@@ -33,7 +33,7 @@ class InvalidParameterError(FerruleError, ValueError):
     value: object
     """Value that was found."""
     requirement: str | None
-    """What the value must be, as it reads after "must be"."""
+    """Requirement of the value, as it reads after "must be"."""
 
     def __init__(self, field: str, value: object = _ABSENT, requirement: str = "") -> None:
         if value is _ABSENT:  # a whole message: the form that is being replaced

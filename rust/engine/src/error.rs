@@ -1,88 +1,85 @@
-//! What can go wrong with the engine as a whole; what is wrong with one request is a [`crate::RequestError`].
+//! Errors of the engine as a whole; [`crate::RequestError`] is the error of one request.
 
-/// Why an engine could not be made.
+/// Reason that an engine could not be constructed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A limit of zero: nothing could ever be computed.
-    #[error("{field} must be at least 1, got 0")]
+    /// A limit is zero, so that nothing could be computed.
+    #[error("{field} must be >= 1, got 0")]
     Zero {
-        /// The option's name.
+        /// Name of the option.
         field: &'static str,
     },
-    /// The model has other groups of layers than pages were given for.
-    #[error("the model has {expected} groups of layers with KV pages, but sizes for {given} pools were given")]
+    /// The number of page pools differs from the number of the model's layer groups.
+    #[error("the number of KV page pools must be {expected}, the layer groups of the model, got {given}")]
     PoolCount {
-        /// Groups of the model.
+        /// Number of layer groups of the model.
         expected: usize,
-        /// Pools in the configuration.
+        /// Number of pools in the configuration.
         given: usize,
     },
-    /// A page's number is 32 bits wide and the last one stands for "no page".
-    #[error("a KV pool of {pages} pages is larger than the limit of {limit}")]
+    /// A page pool is too large: page numbers have 32 bits, and the largest stands for "no page".
+    #[error("a KV page pool must have at most {limit} pages, got {pages}")]
     PoolTooLarge {
-        /// Pages asked for.
+        /// Number of pages in the configuration.
         pages: usize,
-        /// The most there can be.
+        /// Largest number of pages.
         limit: usize,
     },
-    /// The memory for KV pages does not hold one sequence of any use.
-    #[error("kv_cache_memory of {budget} bytes is too small: one sequence needs at least {needed} bytes")]
+    /// The KV cache does not hold a single useful sequence.
+    #[error("kv_cache_memory must be >= {needed}, the bytes that one sequence needs, got {budget}")]
     KvBudget {
-        /// Bytes that were granted.
+        /// Bytes of the KV cache.
         budget: u64,
-        /// Bytes of the smallest useful pools.
+        /// Bytes of the smallest useful KV cache.
         needed: u64,
     },
-    /// Its tokens would mean something else.
-    #[error(
-        "speculative_config: the draft model has a vocabulary of {given} tokens, the model one of {expected}; they must \
-         have the same"
-    )]
+    /// The draft model has another vocabulary.
+    #[error("speculative_config.model must be a model with the vocabulary of {expected} tokens, got one of {given}")]
     DraftVocab {
-        /// Tokens of the model.
+        /// Number of tokens of the model.
         expected: usize,
-        /// Tokens of the draft model.
+        /// Number of tokens of the draft model.
         given: usize,
     },
-    /// It has nothing to say.
-    #[error("speculative_config: the draft model gives no logits that a text could be continued by")]
+    /// The draft model does not generate text.
+    #[error("speculative_config.model must be a model that generates text, got an encoder")]
     DraftNoLogits,
-    /// Pages would be kept that nobody could share.
-    #[error("prefix_cache_dir: the model reads in both directions, so that no text shares what is kept of another")]
+    /// The model reads in both directions, so that texts cannot share the KV cache of a prefix.
+    #[error("prefix_cache_dir must be absent for a model that reads in both directions, got a directory")]
     NoPrefixes,
-    /// The directory for pages cannot be used.
+    /// The prefix cache directory cannot be used.
     #[error("prefix_cache_dir: {0}")]
     PrefixCacheDir(#[from] crate::DiskCacheError),
 }
 
-/// Why a call of the engine gave nothing.
+/// Reason that a call of the engine failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The cancel flag was up. Nothing is lost: the next step computes the same again.
+    /// The cancel flag was set. Nothing is lost: the next step computes the same again.
     #[error("cancelled")]
     Cancelled,
-    /// A defect of ferrule ended the engine in an earlier call; every request of it was told.
+    /// A defect of ferrule ended the engine in an earlier call, which reported it to every request.
     #[error("the engine is dead: {reason}")]
     Dead {
-        /// What happened.
+        /// Description of the defect.
         reason: String,
     },
-    /// A sequence given for evaluation is at fault.
+    /// A sequence to evaluate is invalid.
     #[error(transparent)]
     Request(#[from] crate::RequestError),
-    /// A text to be encoded, or what was asked of it, is at fault.
+    /// A text to encode, or its task, is invalid.
     #[error(transparent)]
     Encode(#[from] crate::EncodeError),
     /// A saved state cannot be restored.
     #[error(transparent)]
     State(#[from] crate::StateError),
-    /// There is nothing that a state could be restored into.
-    #[error("a state is restored into the prefix cache, which is off (enable_prefix_caching)")]
+    /// Prefix caching is disabled, so that a state cannot be restored.
+    #[error("enable_prefix_caching must be true to restore a saved state, got false")]
     NoPrefixCache,
-    /// What was asked for does not fit into memory.
-    #[error("what was asked for of {tokens} tokens needs {bytes} bytes, which could not be allocated")]
+    /// The result does not fit into memory.
+    #[error("the result for {tokens} tokens needs {bytes} bytes, which could not be allocated")]
     OutOfMemory {
-        /// Tokens given.
+        /// Number of tokens in the input.
         tokens: usize,
         /// Bytes of the result.
         bytes: u64,

@@ -1,4 +1,4 @@
-//! What a caller asks for, checked before anything is queued.
+//! Requests, and the checks before one is queued.
 
 use std::sync::Arc;
 
@@ -6,133 +6,130 @@ use ferrule_model::Adapter;
 
 use crate::{InvalidParameterError, SamplingParams};
 
-/// Names a request for as long as the engine lives; numbers grow in the order of arrival.
+/// Number of a request, unique in its engine; numbers increase in the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// A prompt and how to continue it.
+/// A prompt with its sampling parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// How to sample its continuation.
+    /// Sampling parameters of the continuation.
     pub params: SamplingParams,
-    /// What is added to the model for it. It is kept until the request ends.
+    /// LoRA adapter of the request, held until the request ends.
     pub adapter: Option<Arc<Adapter>>,
 }
 
-/// Why a request was refused. It was never queued.
+/// Reason that a request was refused. It was never queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// A sampling parameter is invalid.
     #[error(transparent)]
     Parameter(#[from] InvalidParameterError),
-    /// The model continues nothing.
-    #[error(
-        "the model gives no logits that a text could be continued by: it is made to embed, classify or rerank texts"
-    )]
+    /// The model does not generate text.
+    #[error("the model gives no logits: it is made to embed, classify or rerank texts, and does not generate")]
     NoLogits,
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt is empty: it must have at least one token")]
     EmptyPrompt,
-    /// Not a token of the model.
-    #[error("prompt_token_ids[{index}] is {id}, but the model's token ids are 0 to {}", vocab_size.saturating_sub(1))]
+    /// A token id of the prompt is outside the vocabulary.
+    #[error("prompt_token_ids[{index}] must be 0 to {}, a token id of the model, got {id}", vocab_size.saturating_sub(1))]
     PromptToken {
-        /// Where in the prompt.
+        /// Position in the prompt.
         index: usize,
-        /// The id.
+        /// Token id that was found.
         id: i64,
-        /// Token ids of the model: those below this number.
+        /// Number of tokens in the vocabulary.
         vocab_size: usize,
     },
-    /// Logits from a token on that is not there.
-    #[error("first is {first}; it must be below {tokens}, the tokens given")]
+    /// Logits are requested from a position beyond the tokens.
+    #[error("first must be < {tokens}, the number of tokens, got {first}")]
     NoTokenAt {
-        /// The token asked for.
+        /// Position of the first token with logits.
         first: usize,
-        /// How many there are.
+        /// Number of tokens.
         tokens: usize,
     },
-    /// Longer than the context.
+    /// The prompt is longer than the context.
     #[error(
         "the prompt has {tokens} tokens, which is too long: prompt and continuation together can have {max_model_len} \
          (max_model_len), one of them new"
     )]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// Tokens of prompt and continuation together that the context holds.
+        /// Maximum number of tokens of prompt and continuation together.
         max_model_len: usize,
     },
-    /// Longer than the KV pages could ever hold, even with no neighbours.
+    /// The prompt is longer than the whole KV cache.
     #[error(
         "the prompt has {tokens} tokens, which is too long: the KV cache holds {capacity} tokens of one sequence, one of \
          them new; give it more memory (kv_cache_memory)"
     )]
     PromptExceedsKv {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// Tokens of one sequence that all pages together hold.
+        /// Number of tokens of one sequence that the KV cache holds.
         capacity: usize,
     },
-    /// Beams that could never be computed side by side.
+    /// A step cannot compute so many beams.
     #[error(
-        "beam_width is {beam_width}; a step computes {limit} sequences at the most (max_num_seqs, \
-         max_num_batched_tokens)"
+        "beam_width must be <= {limit}, the sequences of a step (max_num_seqs, max_num_batched_tokens), got {beam_width}"
     )]
     TooManyBeams {
-        /// Beams asked for.
+        /// Number of beams.
         beam_width: usize,
-        /// Sequences that a step computes at the most.
+        /// Maximum number of sequences in a step.
         limit: usize,
     },
-    /// Beams that the KV pages could not hold even at their first token.
+    /// The KV cache does not hold the first token of so many beams.
     #[error(
-        "beam_width is {beam_width}, which with a prompt of {tokens} tokens needs {needed} KV pages; there are {pages}: \
-         give the cache more memory (kv_cache_memory)"
+        "beam_width must be smaller, or kv_cache_memory larger, got {beam_width}: with a prompt of {tokens} tokens it \
+         needs {needed} KV pages of {pages}"
     )]
     BeamsExceedKv {
-        /// Beams asked for.
+        /// Number of beams.
         beam_width: usize,
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// Pages that they need.
+        /// Number of pages that the beams need.
         needed: usize,
-        /// Pages that there are.
+        /// Number of pages in the KV cache.
         pages: usize,
     },
-    /// As many wait as may.
+    /// The request queue is full.
     #[error("the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}")]
     QueueFull {
-        /// Requests that wait.
+        /// Number of requests that wait.
         waiting: usize,
-        /// Requests that may wait.
+        /// Maximum number of requests that wait.
         limit: usize,
     },
     /// A defect of ferrule ended the engine.
     #[error("the engine is dead: {reason}")]
     Dead {
-        /// What happened.
+        /// Description of the defect.
         reason: String,
     },
 }
 
-/// How long a sequence can get, and why.
+/// Limits of the length of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LengthLimits {
-    /// Tokens of prompt and continuation that the context holds.
+    /// Maximum number of tokens of prompt and continuation together.
     pub max_model_len: usize,
-    /// Tokens of one sequence that the pages hold.
+    /// Number of tokens of one sequence that the KV cache holds.
     pub kv_capacity: usize,
 }
 
 impl LengthLimits {
-    /// The smaller of the two.
+    /// Returns the smaller limit.
     pub fn tokens(self) -> usize {
         self.max_model_len.min(self.kv_capacity)
     }
 
-    /// Checks that a sequence of `tokens`, followed by `room` more, can be held.
+    /// Checks that a sequence of `tokens`, followed by `room` more, fits.
     pub fn check(self, tokens: usize, room: usize) -> Result<(), RequestError> {
         let needed = tokens.saturating_add(room);
         if needed > self.max_model_len {
@@ -146,16 +143,16 @@ impl LengthLimits {
 }
 
 impl Request {
-    /// A request to the model alone, from ids of any size, as they come from Python.
+    /// Returns a request without an adapter. Ids may have any size, as they come from Python.
     ///
     /// # Errors
-    /// [`RequestError::PromptToken`] for an id that is not of the model.
+    /// [`RequestError::EmptyPrompt`], [`RequestError::PromptToken`] for an id outside the vocabulary.
     pub fn from_ids(ids: &[i64], vocab_size: usize, params: SamplingParams) -> Result<Self, RequestError> {
         Ok(Self { prompt: prompt_from_ids(ids, vocab_size)?, params, adapter: None })
     }
 }
 
-/// Token ids of any size, as they come from Python, as ids of the model.
+/// Converts token ids of any size, as they come from Python, to ids of the model.
 ///
 /// # Errors
 /// [`RequestError::EmptyPrompt`], [`RequestError::PromptToken`].
@@ -169,7 +166,7 @@ pub(crate) fn prompt_from_ids(ids: &[i64], vocab_size: usize) -> Result<Vec<u32>
     Ok(prompt)
 }
 
-/// Checks that a prompt has tokens, and only tokens of the model.
+/// Checks that a prompt is not empty and has only tokens of the vocabulary.
 pub(crate) fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     if prompt.is_empty() {
         return Err(RequestError::EmptyPrompt);
@@ -185,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_are_not_of_the_model_are_named() {
+    fn ids_outside_the_vocabulary_are_named() {
         assert_eq!(prompt_from_ids(&[], 10), Err(RequestError::EmptyPrompt));
         for id in [-1, 10, i64::MAX, i64::MIN, 1 << 32] {
             let refused = prompt_from_ids(&[0, 9, id], 10).unwrap_err();
@@ -196,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_checked_against_context_and_pages() {
+    fn lengths_are_checked_against_context_and_kv_cache() {
         let limits = LengthLimits { max_model_len: 100, kv_capacity: 64 };
         assert_eq!(limits.check(63, 1), Ok(()));
         assert_eq!(limits.check(64, 1), Err(RequestError::PromptExceedsKv { tokens: 64, capacity: 64 }));

@@ -1,4 +1,4 @@
-//! What the machine can give, measured beside what a model gets.
+//! Ceilings of the machine: memory bandwidth and operations per second, measured beside a model's.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,13 +12,13 @@ use crate::errors::{self, EngineError, InsufficientMemoryError};
 use crate::fork;
 use crate::interrupt::Interrupt;
 
-/// At least this much is read, so that a pass takes long enough to be timed.
+/// Smallest number of bytes that a pass reads, so that it takes long enough to be timed.
 const MIN_READ_BYTES: u64 = 512 << 20;
 
-/// The most of the free memory that is taken to be read.
+/// Divisor of the free memory that gives the most bytes that a pass reads.
 const READ_SHARE: u64 = 4;
 
-/// Probes that run on as many threads as a model does, or on one alone.
+/// Probes that run on as many threads as a model, or on one thread.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Ceilings {
     isa: Isa,
@@ -28,7 +28,7 @@ pub(crate) struct Ceilings {
     interrupt: Interrupt,
 }
 
-/// Threads, and how many streams each of them reads fastest.
+/// Threads, and the number of streams that each of them reads fastest.
 struct Team {
     pool: Pool,
     streams: OnceLock<usize>,
@@ -65,18 +65,18 @@ impl Ceilings {
         Ok(Self { isa, team, alone, read: Mutex::new(read), interrupt: Interrupt::new() })
     }
 
-    /// Bytes of memory that a pass reads.
+    /// Returns the bytes of memory that a pass reads.
     #[getter]
     fn read_bytes(&self) -> usize {
         self.read().bytes()
     }
 
-    /// Bytes read, int8 operations, f32 operations and integer additions per second, one pass of each.
+    /// Runs one pass of each probe: bytes read, int8 operations, f32 operations and integer additions per second.
     #[pyo3(signature = (*, alone=false))]
     fn measure(&self, py: Python<'_>, alone: bool) -> PyResult<(f64, f64, f64, f64)> {
         let team = if alone { &self.alone } else { &self.team };
         let measured = py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             team.measure(self.isa, &self.read(), &self.interrupt.cancel)
         });
         let measured = measured.map_err(|error| match error {

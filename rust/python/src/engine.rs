@@ -1,4 +1,4 @@
-//! The engine as Python sees it.
+//! The engine's Python class.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,15 +19,15 @@ use crate::parameters::to_json;
 use crate::processor::PythonProcessor;
 use crate::structured::Grammar;
 
-/// A text's tokens, their kinds and its salt.
-type GivenText = (Vec<i64>, Vec<i64>, Option<String>);
+/// Token ids, token types and cache salt of a text.
+type TextArguments = (Vec<i64>, Vec<i64>, Option<String>);
 
 /// A model with its weights, its key-value cache, its threads and its scheduler.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Engine {
-    /// None once it is closed.
+    /// None after `close`.
     engine: Mutex<Option<engine::Engine<Transformer>>>,
-    /// Read without waiting for whoever has the engine.
+    /// Metrics that are read without waiting for a running step.
     metrics: Arc<Mutex<Metrics>>,
     interrupt: Interrupt,
     vocab_size: usize,
@@ -35,14 +35,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Runs `call` on the engine with Python's lock released and forks kept out.
+    /// Runs `call` on the engine without the GIL; a fork waits until it returns.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&mut engine::Engine<Transformer>) -> T + Send,
     ) -> PyResult<T> {
         let result = py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             self.lock().as_mut().map(call)
         });
         result.ok_or_else(|| errors::EngineError::new_err("the engine is closed"))
@@ -80,7 +80,7 @@ impl Engine {
         let interrupt = Interrupt::new();
         let mut report = reporter(progress, &interrupt);
         let built = py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
             let builder = match draft {
                 Some(draft) => builder.draft_model(draft.spec, draft.weights, draft.options),
@@ -114,7 +114,7 @@ impl Engine {
         logits_processors: Option<&Bound<'_, PyAny>>,
         grammar: Option<&Grammar>,
     ) -> PyResult<u64> {
-        // Lists may have an id for each token of the vocabulary: other threads need not wait for that.
+        // Lists can have an id for each token of the vocabulary, which takes long enough to release the GIL.
         let read = || {
             let params = SamplingParams::from_json(params, self.vocab_size).map_err(RequestError::from)?;
             Request::from_ids(&prompt_token_ids, self.vocab_size, params)
@@ -134,7 +134,7 @@ impl Engine {
         added.map(|id| id.0).map_err(|error| errors::request_error(&error))
     }
 
-    /// One batched forward pass and a sample for each sequence that is due.
+    /// Runs one batched forward pass and samples a token for each sequence that is due.
     fn step(&self, py: Python<'_>) -> PyResult<Vec<StepOutput>> {
         let outputs = self.with(py, |engine| engine.step(&self.interrupt.cancel))?;
         let outputs = outputs.map_err(|error| self.error(&error))?;
@@ -142,17 +142,17 @@ impl Engine {
         outputs.into_iter().map(|output| StepOutput::new(py, output)).collect()
     }
 
-    /// Ends a request at once.
+    /// Aborts a request.
     fn abort(&self, py: Python<'_>, request_id: u64) -> PyResult<bool> {
         self.with(py, |engine| engine.abort(engine::RequestId(request_id)))
     }
 
-    /// Whether a step would do anything.
+    /// Returns whether a request is unfinished.
     fn has_unfinished_requests(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |engine| engine.has_unfinished_requests())
     }
 
-    /// The logits after each token from the one at `first` on, float32 `[tokens - first, vocab_size]`.
+    /// Computes the logits after each token from the one at `first` on, float32 `[tokens - first, vocab_size]`.
     #[pyo3(signature = (token_ids, lora=None, first=0))]
     fn logits<'py>(
         &self,
@@ -168,9 +168,9 @@ impl Engine {
         floats(py, &logits)
     }
 
-    /// What a task makes of texts, each given as its tokens, their kinds and a salt: float32, one after the other.
-    fn encode<'py>(&self, py: Python<'py>, texts: Vec<GivenText>, task: &str) -> PyResult<Bound<'py, PyByteArray>> {
-        let read = |(index, (tokens, types, salt)): (usize, GivenText)| {
+    /// Encodes texts, each given as token ids, token types and a salt: float32, one text after the other.
+    fn encode<'py>(&self, py: Python<'py>, texts: Vec<TextArguments>, task: &str) -> PyResult<Bound<'py, PyByteArray>> {
+        let read = |(index, (tokens, types, salt)): (usize, TextArguments)| {
             Text::from_ids(index, &tokens, &types, salt.map(Arc::from))
         };
         let encoded = self.with(py, |engine| {
@@ -183,7 +183,7 @@ impl Engine {
         floats(py, &encoded)
     }
 
-    /// The state after these tokens, as bytes.
+    /// Computes and saves the KV cache of a prompt, as bytes.
     #[pyo3(signature = (token_ids, cache_salt, lora=None))]
     fn save_state<'py>(
         &self,
@@ -199,32 +199,32 @@ impl Engine {
         Ok(PyBytes::new(py, &state))
     }
 
-    /// Brings a saved state into the prefix cache: its tokens, and how many of them are there now.
+    /// Restores a saved state into the prefix cache; returns its tokens and the number of them that are cached now.
     fn restore_state(&self, py: Python<'_>, state: &[u8]) -> PyResult<(Vec<u32>, usize)> {
         self.with(py, |engine| engine.restore_state(state))?.map_err(|error| self.error(&error))
     }
 
-    /// What the engine has done and how long it took, as JSON.
+    /// Returns counters, gauges and histograms as JSON.
     fn metrics(&self) -> PyResult<String> {
         to_json(&self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Frees the weights, the cache and the threads.
+    /// Frees the weights, the KV cache and the threads.
     fn close(&self, py: Python<'_>) {
-        // Not while others wait for Python's lock: gigabytes are unmapped, and a disk may have something to write.
+        // Unmapping gigabytes and writing to the disk cache take long enough to release the GIL.
         py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             drop(self.lock().take());
         });
     }
 
-    /// What is loaded and how, as JSON.
+    /// Returns the figures of the model and the engine as JSON.
     fn info(&self) -> &str {
         &self.info
     }
 }
 
-/// Numbers as bytes.
+/// Returns floats as bytes, little-endian.
 pub(crate) fn floats<'py>(py: Python<'py>, numbers: &[f32]) -> PyResult<Bound<'py, PyByteArray>> {
     PyByteArray::new_with(py, size_of_val(numbers), |bytes| {
         for (bytes, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
@@ -234,7 +234,7 @@ pub(crate) fn floats<'py>(py: Python<'py>, numbers: &[f32]) -> PyResult<Bound<'p
     })
 }
 
-/// What the sampler makes of a row of logits: the tokens kept, their probabilities, and the one chosen.
+/// Samples from a row of logits: returns the tokens kept, their probabilities, and the sampled one.
 #[pyfunction]
 pub(crate) fn sample_distribution(
     logits: Vec<f32>,

@@ -1,12 +1,12 @@
-//! What makes `os.fork` safe beside engines: a fork waits until no thread is inside one.
+//! Fork safety: `os.fork` waits until no thread is inside an engine.
 //!
-//! Every call into an engine holds the gate's reading side. Python's fork hooks hold its writing side across the fork,
-//! so that in the child every engine is whole and every lock free; the child's first step starts fresh workers.
+//! Every call into an engine holds the gate's read lock. Python's fork hooks hold its write lock across the fork, so that
+//! in the child every engine is consistent and every lock free; the child's first step starts new worker threads.
 //!
-//! A logits processor is Python in the middle of a step. A fork in there would wait for its own thread, and cannot be
-//! refused: what a hook raises Python prints and forgets. So it goes on, and the child, to which the gate's readers were
-//! copied but not their threads, does without the gate. The engines that had a step are refused there by their drivers
-//! (`python/ferrule/_engine/driver.py`), others and new ones work.
+//! A logits processor is Python code within a step. A fork in it would wait for its own thread, and cannot be refused:
+//! Python prints and ignores what a hook raises. So the fork goes on, and the child, which has the gate's readers but not
+//! their threads, does not use the gate. Drivers (`python/ferrule/_engine/driver.py`) refuse the engines that were in a
+//! step; other engines and new ones work.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -18,60 +18,60 @@ use pyo3::types::PyDict;
 
 static GATE: RwLock<()> = RwLock::new(());
 
-/// Whether this process, or one that it comes from, was forked in the middle of a step.
-static TORN: AtomicBool = AtomicBool::new(false);
+/// Whether this process or an ancestor of it was forked within a step.
+static FORKED_IN_STEP: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Held from before a fork until after it, by the thread that forks: the one thread that the child has.
-    static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
-    /// Calls that this thread is in, one within the other: a logits processor may use another engine. The first one
-    /// holds the gate for all; a second time it could wait behind a fork that waits for the first.
-    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// Write lock that the forking thread, the only thread of the child, holds during a fork.
+    static FORK_LOCK: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+    /// Number of nested calls of this thread: a logits processor may call another engine. The outermost call holds the
+    /// read lock; taking it again could wait for a fork that waits for the outermost call.
+    static CALL_DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Keeps forks out while it lives, on the thread that has it.
-pub(crate) struct KeptOut {
+/// Guard of the current thread: a fork waits until it is dropped.
+pub(crate) struct ForkGuard {
     _gate: Option<RwLockReadGuard<'static, ()>>,
     _thread: PhantomData<*const ()>,
 }
 
-impl Drop for KeptOut {
+impl Drop for ForkGuard {
     fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
+        CALL_DEPTH.set(CALL_DEPTH.get() - 1);
     }
 }
 
-/// Keeps forks out while its result lives. Taken with Python's lock released.
-pub(crate) fn keep_out() -> KeptOut {
-    let is_first = DEPTH.get() == 0 && !TORN.load(Ordering::Relaxed);
+/// Lets forks wait until the guard is dropped. Called without the GIL.
+pub(crate) fn hold_off_forks() -> ForkGuard {
+    let is_first = CALL_DEPTH.get() == 0 && !FORKED_IN_STEP.load(Ordering::Relaxed);
     let gate = is_first.then(|| GATE.read().unwrap_or_else(PoisonError::into_inner));
-    DEPTH.set(DEPTH.get() + 1);
-    KeptOut { _gate: gate, _thread: PhantomData }
+    CALL_DEPTH.set(CALL_DEPTH.get() + 1);
+    ForkGuard { _gate: gate, _thread: PhantomData }
 }
 
 #[pyfunction]
 fn before_fork(py: Python<'_>) {
-    if DEPTH.get() > 0 || TORN.load(Ordering::Relaxed) {
+    if CALL_DEPTH.get() > 0 || FORKED_IN_STEP.load(Ordering::Relaxed) {
         return;
     }
-    // The guard must stay on this thread, so it is taken inside.
-    py.detach(|| FORKING.with_borrow_mut(|held| *held = Some(GATE.write().unwrap_or_else(PoisonError::into_inner))));
+    // The write lock belongs to this thread, so it is taken inside the closure.
+    py.detach(|| FORK_LOCK.with_borrow_mut(|held| *held = Some(GATE.write().unwrap_or_else(PoisonError::into_inner))));
 }
 
 #[pyfunction]
 fn after_fork() {
-    FORKING.with_borrow_mut(|held| *held = None);
+    FORK_LOCK.with_borrow_mut(|held| *held = None);
 }
 
 #[pyfunction]
 fn after_fork_in_child() {
-    if DEPTH.get() > 0 {
-        TORN.store(true, Ordering::Relaxed);
+    if CALL_DEPTH.get() > 0 {
+        FORKED_IN_STEP.store(true, Ordering::Relaxed);
     }
     after_fork();
 }
 
-/// Tells Python to call the hooks.
+/// Registers the hooks with Python.
 pub(crate) fn register(py: Python<'_>) -> PyResult<()> {
     let hooks = PyDict::new(py);
     hooks.set_item("before", wrap_pyfunction!(before_fork, py)?)?;

@@ -1,4 +1,4 @@
-//! A GGUF file as Python sees it.
+//! GGUF files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use pyo3::types::{PyByteArray, PyDict, PyList, PyTuple};
 use crate::engine::floats;
 use crate::{errors, fork};
 
-/// A model's GGUF file, or all of its parts.
+/// A GGUF model, of one file or several.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct GgufFile(Opened);
 
@@ -19,19 +19,19 @@ impl GgufFile {
     #[new]
     fn new(py: Python<'_>, path: &str) -> PyResult<Self> {
         let opened = py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             Opened::open(Path::new(path))
         });
         opened.map(Self).map_err(|error| errors::checkpoint_error(&error))
     }
 
-    /// The files, in their order.
+    /// Returns the paths of the files, in order.
     #[getter]
     fn parts(&self) -> Vec<PathBuf> {
         self.0.paths().to_vec()
     }
 
-    /// The metadata of the first file.
+    /// Returns the metadata of the first file.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metadata = PyDict::new(py);
@@ -44,7 +44,7 @@ impl GgufFile {
         Ok(metadata)
     }
 
-    /// The type and the shape of each tensor.
+    /// Returns the type and the shape of each tensor.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let tensors = PyDict::new(py);
@@ -54,7 +54,7 @@ impl GgufFile {
         Ok(tensors)
     }
 
-    /// The numbers of a tensor, float32 in row-major order.
+    /// Returns a tensor as float32 in row-major order.
     fn dequantize<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyByteArray>> {
         let read = || -> Result<_, CheckpointError> {
             let weight = self.0.checkpoint().weight(name)?;
@@ -63,7 +63,7 @@ impl GgufFile {
             Ok(numbers)
         };
         let numbers = py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             read()
         });
         floats(py, &numbers.map_err(|error| errors::checkpoint_error(&error))?)

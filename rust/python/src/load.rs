@@ -12,7 +12,7 @@ use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::parameters::to_json;
 
-/// A model's spec, weights and options.
+/// Spec, weights and options of a model.
 pub(crate) struct LoadArguments {
     pub spec: ModelSpec,
     pub weights: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, weights: Option<&str>, options
     let model = LoadArguments::read(spec, weights, options)?;
     let isa = errors::chosen_isa()?;
     let measured = py.detach(|| {
-        let _gate = fork::keep_out();
+        let _guard = fork::hold_off_forks();
         model.builder().isa(isa).measure()
     });
     to_json(&measured.map_err(|error| errors::build_error(&error))?)

@@ -1,4 +1,4 @@
-//! Adapters as Python sees them.
+//! LoRA adapters.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,38 +9,38 @@ use pyo3::prelude::*;
 use crate::interrupt::Interrupt;
 use crate::{errors, fork};
 
-/// A low-rank adapter for one engine; alive as long as this or a request that has it.
+/// A LoRA adapter for one engine; freed with the last reference to it, a request's included.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct LoraAdapter(pub Arc<Adapter>);
 
 #[pymethods]
 impl LoraAdapter {
-    /// The largest rank of its matrices.
+    /// Returns the largest rank of the adapter's matrices.
     #[getter]
     fn rank(&self) -> usize {
         self.0.rank()
     }
 
-    /// The base's modules that it changes.
+    /// Returns the modules of the base model that the adapter changes.
     #[getter]
     fn modules(&self) -> Vec<String> {
         self.0.modules().to_vec()
     }
 
-    /// Bytes of its packed matrices.
+    /// Returns the bytes of the packed matrices.
     #[getter]
     fn bytes(&self) -> u64 {
         self.0.bytes()
     }
 }
 
-/// Loads an adapter beside whatever its engine does.
+/// Loads an adapter while the engine goes on.
 pub(crate) fn load(py: Python<'_>, loader: &AdapterLoader, directory: &str, config: &str) -> PyResult<LoraAdapter> {
     let config = AdapterConfig::from_json(config).map_err(|error| errors::adapter_error(&error))?;
-    // Of its own: what interrupts this load leaves a step that runs in another thread alone.
+    // A separate flag: an interrupt of this load must not cancel a step that runs in another thread.
     let interrupt = Interrupt::new();
     let loaded = py.detach(|| {
-        let _gate = fork::keep_out();
+        let _guard = fork::hold_off_forks();
         loader.load(Path::new(directory), &config, &interrupt.cancel)
     });
     let adapter =

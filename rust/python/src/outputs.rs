@@ -1,11 +1,11 @@
-//! What a step gives to Python.
+//! Outputs of a step.
 
 use std::time::Duration;
 
 use ferrule_engine::{self as engine, TokenLogprob, TraceCandidate};
 use pyo3::prelude::*;
 
-/// What one request got in a step.
+/// Output of one request in a step.
 #[pyclass(frozen, get_all, module = "ferrule._native")]
 pub(crate) struct StepOutput {
     request_id: u64,
@@ -27,7 +27,7 @@ pub(crate) struct StepOutput {
     accepted_tokens: usize,
 }
 
-/// A sequence that a beam search has found.
+/// A sequence that a beam search found.
 #[pyclass(frozen, get_all, module = "ferrule._native")]
 pub(crate) struct Beam {
     token_ids: Vec<u32>,
@@ -43,7 +43,7 @@ pub(crate) struct TokenLogprobs {
     top: Vec<(u32, f64, usize)>,
 }
 
-/// How one token was chosen.
+/// Trace of the selection of one token.
 #[pyclass(frozen, get_all, module = "ferrule._native")]
 pub(crate) struct SampleTrace {
     candidates: Vec<Py<Candidate>>,
@@ -52,7 +52,7 @@ pub(crate) struct SampleTrace {
     chosen: u32,
 }
 
-/// A token that might have been chosen.
+/// A candidate of a trace.
 #[pyclass(frozen, get_all, module = "ferrule._native")]
 pub(crate) struct Candidate {
     id: u32,
@@ -67,7 +67,7 @@ impl StepOutput {
     pub fn new(py: Python<'_>, output: engine::StepOutput) -> PyResult<Self> {
         let finish = output.finish.as_ref();
         let timing = output.timing;
-        let told = |logprobs: Vec<engine::TokenLogprobs>| -> PyResult<Vec<_>> {
+        let converted = |logprobs: Vec<engine::TokenLogprobs>| -> PyResult<Vec<_>> {
             logprobs.into_iter().map(|logprobs| token_logprobs(py, &logprobs)).collect()
         };
         Ok(Self {
@@ -76,9 +76,9 @@ impl StepOutput {
             stop_token: finish.and_then(engine::FinishReason::stop_token),
             error: finish.and_then(engine::FinishReason::error),
             token_ids: output.token_ids,
-            logprobs: told(output.logprobs)?,
+            logprobs: converted(output.logprobs)?,
             entropies: output.entropies,
-            prompt_logprobs: told(output.prompt_logprobs)?,
+            prompt_logprobs: converted(output.prompt_logprobs)?,
             beams: output.beams.into_iter().map(|beam| Py::new(py, Beam::from(beam))).collect::<PyResult<_>>()?,
             queued_seconds: timing.first_scheduled.as_ref().map(Duration::as_secs_f64),
             first_token_seconds: timing.first_token.as_ref().map(Duration::as_secs_f64),

@@ -31,7 +31,7 @@ pub(crate) fn pack(
     let interrupt = Interrupt::new();
     let mut report = reporter(progress, &interrupt);
     let packed = py.detach(|| {
-        let _gate = fork::keep_out();
+        let _guard = fork::hold_off_forks();
         let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
         builder.pack(Path::new(path), &metadata, calibration.as_deref())
     });

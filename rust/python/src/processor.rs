@@ -1,4 +1,4 @@
-//! A request's own logits processors: Python that runs in the middle of a step, which has let Python's lock go.
+//! Logits processors of a request: Python code that runs within a step, which has released the GIL.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +11,14 @@ use pyo3::types::PyBytes;
 
 use crate::errors;
 
-/// `ferrule._params.logits_processors.LogitsProcessors`, with the array that it works on.
+/// `ferrule._params.logits_processors.LogitsProcessors`, with the array that it changes.
 #[derive(Debug)]
 pub(crate) struct PythonProcessor {
-    /// Called with the ids of the continuation, four bytes each.
+    /// Callable that takes the token ids of the output, four bytes each.
     processors: Py<PyAny>,
-    /// Its array, float32 `[vocab]`: written before the call, read after it.
+    /// Array of the logits, float32 `[vocab_size]`: written before the call, read after it.
     logits: PyBuffer<f32>,
-    /// Where a Ctrl-C is noted that was raised in there.
+    /// Set when Ctrl-C was raised in the callable.
     interrupted: Arc<AtomicBool>,
 }
 
@@ -46,8 +46,8 @@ impl LogitsProcessor for PythonProcessor {
             let bytes: Vec<u8> = output.iter().flat_map(|id| id.to_le_bytes()).collect();
             let output = PyBytes::new(py, &bytes);
             let first = self.call(py, &output, logits);
-            // Ctrl-C is meant for whoever steps, not for this request: once more, and whoever steps hears of it after.
-            // Twice is meant for what does not end.
+            // The first Ctrl-C is for the caller of the step, who gets it after the step: the callable runs again. A
+            // second Ctrl-C is for a callable that does not return.
             let called = match first {
                 Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
                     self.interrupted.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Vocabularies and grammars as Python sees them.
+//! Vocabularies and grammars of structured outputs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::{errors, fork};
 
-/// The bytes of a model's tokens, for which grammars are compiled.
+/// Bytes of a model's tokens, for which grammars are compiled.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Vocabulary(engine::Vocabulary);
 
-/// What the output of a request must be, compiled for a vocabulary.
+/// Grammar of a request's output, compiled for a vocabulary.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Grammar(pub Arc<engine::Grammar>);
 
@@ -24,7 +24,7 @@ impl Vocabulary {
     #[pyo3(signature = (tokens, special))]
     fn new(py: Python<'_>, tokens: Vec<PyBackedBytes>, special: HashSet<u32>) -> PyResult<Self> {
         let made = py.detach(|| {
-            let _gate = fork::keep_out();
+            let _guard = fork::hold_off_forks();
             let token = |(id, bytes): (u32, &PyBackedBytes)| match special.contains(&id) {
                 true => Token::Special(bytes.to_vec()),
                 false => Token::Text(bytes.to_vec()),
@@ -34,11 +34,11 @@ impl Vocabulary {
         made.map(Self).map_err(|error| errors::vocabulary_error(&error))
     }
 
-    /// Compiles what a request asks for, or takes it from among the latest that were.
-    fn compile(&self, py: Python<'_>, asked: &str) -> PyResult<Grammar> {
+    /// Compiles the grammar of a request, or takes it from the cache.
+    fn compile(&self, py: Python<'_>, spec: &str) -> PyResult<Grammar> {
         let compiled = py.detach(|| {
-            let _gate = fork::keep_out();
-            StructuredOutputs::from_json(asked).and_then(|asked| self.0.compile(&asked))
+            let _guard = fork::hold_off_forks();
+            StructuredOutputs::from_json(spec).and_then(|spec| self.0.compile(&spec))
         });
         compiled.map(Grammar).map_err(|error| errors::grammar_error(&error))
     }

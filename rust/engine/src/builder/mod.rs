@@ -99,7 +99,7 @@ struct ModelFiles {
     weights: Option<PathBuf>,
 }
 
-/// What [`EngineBuilder`] loads models with.
+/// Instruction set, threads and cancel flag for loading.
 struct Loading<'a> {
     isa: Isa,
     pool: Arc<Pool>,

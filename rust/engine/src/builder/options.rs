@@ -45,7 +45,7 @@ const KV_CACHE_DTYPE: Choice<Option<KvFormat>> = Choice {
 };
 
 parameters! {
-    /// How an engine loads a model, and how much memory and time it may use.
+    /// Options of an engine: how it loads a model, and how much memory and time it may use.
     #[derive(Debug, Clone, PartialEq)]
     pub struct EngineOptions ("options") {
         /// Format of the weights; "auto" is int8, or the stored format where the weights are quantized already.

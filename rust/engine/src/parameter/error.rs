@@ -22,7 +22,7 @@ pub struct InvalidParameterError {
     pub field: String,
     /// Value that was found. Numbers that JSON cannot write are the strings `nan`, `inf` and `-inf`.
     pub value: Value,
-    /// What the value must be, as it reads after "must be".
+    /// Requirement, as it reads after "must be".
     pub requirement: String,
 }
 

@@ -62,7 +62,7 @@ pub struct Bounds {
     pub max_items: Option<usize>,
     /// Names to choose from.
     pub choices: Vec<&'static str>,
-    /// What the value must be, as it reads after "must be".
+    /// Requirement of the value, as it reads after "must be".
     pub requirement: String,
 }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Bounds, Checked, InvalidParameterError, Kind, numbers};
 
-/// A parameter that may be absent: null, and `None`, have a meaning of their own.
+/// A parameter that may be absent; its default is null, `None`.
 #[derive(Clone, Copy)]
 pub(crate) struct Optional<K>(pub K);
 
@@ -78,7 +78,7 @@ impl Kind for MinusOneIsNone {
     }
 }
 
-/// An object with parameters of its own.
+/// An object of parameters.
 pub(crate) struct Nested<T> {
     /// Reads the object.
     pub read: fn(&Value) -> Checked<T>,

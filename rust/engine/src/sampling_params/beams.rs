@@ -89,8 +89,8 @@ impl BeamSearchParams {
     }
 }
 
-/// Refuses the sampling parameters that have no meaning in a beam search: stages that change the draw, of which there
-/// is none, and reports about a single sequence.
+/// Refuses the sampling parameters that have no meaning in a beam search: stages that change the random draw,
+/// and reports about a single sequence.
 pub(super) fn check_conflicts(params: &SamplingParams) -> Checked<()> {
     let default = SamplingParams::default();
     macro_rules! changed {
