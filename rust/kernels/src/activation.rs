@@ -1,26 +1,26 @@
-//! Activations of feed-forward layers, gated and not.
+//! Activation functions of feed-forward layers, with and without a gate.
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::math::{InPlace, Lanewise, clamp, gelu, gelu_tanh, load_padded, silu, store_partial, swish, tanh};
 use crate::rows::{for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
-/// The function that a layer is bent with. NaN stays NaN in all of them.
+/// Activation function. All of them propagate NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// x / (1 + e^-x)
+    /// SiLU: x / (1 + e^-x).
     Silu,
-    /// x Φ(x)
+    /// GELU: x Φ(x).
     Gelu,
-    /// Gelu approximated by tanh.
+    /// Approximation of GELU by tanh.
     GeluTanh,
-    /// Gelu approximated by x sigmoid(1.702 x).
+    /// Approximation of GELU by x sigmoid(1.702 x).
     GeluQuick,
-    /// max(x, 0)
+    /// ReLU: max(x, 0).
     Relu,
-    /// max(x, 0)^2; So et al. 2021.
+    /// Squared ReLU: max(x, 0)^2; So et al. 2021.
     Relu2,
-    /// tanh x
+    /// Hyperbolic tangent.
     Tanh,
 }
 
@@ -44,20 +44,20 @@ impl Lanewise for Activation {
 
 #[inline(always)]
 fn relu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
-    // `x` second: it is kept where it is NaN.
+    // `x` is the second operand, which is kept if it is NaN.
     simd.max(simd.splat(0.0), x)
 }
 
-/// What becomes of a gate and of what it lets through. NaN in either becomes NaN.
+/// Combination of the gate and up projections of a gated feed-forward layer. NaN in either gives NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gating {
-    /// activation(gate) * up
+    /// Gated linear unit: activation(gate) * up.
     Plain(Activation),
-    /// (u + 1) * g * sigmoid(alpha * g) with g = min(gate, limit) and u = up cut to ±limit, as in gpt-oss.
+    /// Clamped SwiGLU of gpt-oss: (u + 1) * g * sigmoid(alpha * g) with g = min(gate, limit) and u = up clamped to ±limit.
     Clamped {
-        /// What the gate is multiplied with inside the sigmoid.
+        /// Factor of the gate inside the sigmoid.
         alpha: f32,
-        /// The largest gate, and the largest magnitude of up.
+        /// Maximum of the gate, and maximum magnitude of up.
         limit: f32,
     },
 }
@@ -68,7 +68,7 @@ impl Gating {
         match self {
             Self::Plain(activation) => simd.mul(activation.apply(simd, gate), up),
             Self::Clamped { alpha, limit } => {
-                // `gate` second: it is kept where it is NaN.
+                // `gate` is the second operand, which is kept if it is NaN.
                 let gate = simd.min(simd.splat(limit), gate);
                 let up = simd.add(clamp(simd, up, limit), simd.splat(1.0));
                 simd.mul(swish(simd, gate, alpha), up)
@@ -77,18 +77,18 @@ impl Gating {
     }
 }
 
-/// `out = gating(gate, up)`, where each row of `gate_up: [m, 2 width]` holds the gate and then up, and
+/// Computes `out = gating(gate, up)`, where each row of `gate_up: [m, 2 width]` holds the gate and then up, and
 /// `out: [m, width]`.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn gated(exec: &Exec<'_>, gate_up: &[f32], width: usize, gating: Gating, out: &mut [f32]) -> Result<(), PoolError> {
     let rows = whole_rows(out.len(), width);
-    assert_eq!(gate_up.len(), rows * 2 * width, "a gate and an up for every output");
-    // An activation is worth a dozen additions.
+    assert_eq!(gate_up.len(), rows * 2 * width, "gate_up must have twice as many elements as out");
+    // An activation costs about as much as a dozen additions.
     for_row_chunks(exec, out, width, 8 * width, &|first, out| {
         for (out, gate_up) in out.chunks_exact_mut(width).zip(gate_up[first * 2 * width..].chunks_exact(2 * width)) {
             let (gate, up) = gate_up.split_at(width);
@@ -97,7 +97,7 @@ pub fn gated(exec: &Exec<'_>, gate_up: &[f32], width: usize, gating: Gating, out
     })
 }
 
-/// `x = activation(x)`, element by element.
+/// Computes `x = activation(x)` elementwise.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.

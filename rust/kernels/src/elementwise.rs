@@ -1,11 +1,11 @@
-//! Sums of matrices and of a matrix and a row; numbers that are scaled, capped and cut.
+//! Elementwise operations: sums, bias, scaling, softcap and clipping.
 
 use crate::arch::{Kernel, Simd};
 use crate::math::{InPlace, Lanewise, clamp, tanh};
 use crate::rows::{RowsMut, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
-/// `x += y`, element by element.
+/// Computes `x += y` elementwise.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
@@ -13,11 +13,11 @@ use crate::{Exec, PoolError};
 /// # Panics
 /// If the lengths differ.
 pub fn add(exec: &Exec<'_>, x: &mut [f32], y: &[f32]) -> Result<(), PoolError> {
-    assert_eq!(x.len(), y.len(), "summands have the same shape");
+    assert_eq!(x.len(), y.len(), "summands must have the same length");
     for_row_chunks(exec, x, 1, 1, &|first, x| exec.isa.run(Add { x, y: &y[first..] }))
 }
 
-/// `x += factor * y`, element by element. The product is rounded and then the sum, on every instruction set.
+/// Computes `x += factor * y` elementwise. Product and sum are rounded separately on every instruction set (no FMA).
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
@@ -25,17 +25,18 @@ pub fn add(exec: &Exec<'_>, x: &mut [f32], y: &[f32]) -> Result<(), PoolError> {
 /// # Panics
 /// If the lengths differ.
 pub fn add_scaled(exec: &Exec<'_>, x: &mut [f32], y: &[f32], factor: f32) -> Result<(), PoolError> {
-    assert_eq!(x.len(), y.len(), "summands have the same shape");
+    assert_eq!(x.len(), y.len(), "summands must have the same length");
     for_row_chunks(exec, x, 1, 1, &|first, x| exec.isa.run(AddScaled { x, y: &y[first..], factor }))
 }
 
-/// `x += factor * y` on the first `width` columns of the view, with `y: [rows, width]`; rounded as by [`add_scaled`].
+/// Computes `x += factor * y` on the first `width` columns of the view, with `y: [rows, width]`. Rounds like
+/// [`add_scaled`].
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the columns end beyond the row, or `y` has other rows than the view.
+/// If the columns are out of bounds, or `y` does not have the rows of the view.
 pub fn add_scaled_columns(
     exec: &Exec<'_>,
     x: RowsMut<'_>,
@@ -43,9 +44,9 @@ pub fn add_scaled_columns(
     width: usize,
     factor: f32,
 ) -> Result<(), PoolError> {
-    assert_eq!(y.len(), x.rows() * width, "summands have the same shape");
+    assert_eq!(y.len(), x.rows() * width, "summands must have the same shape");
     let RowsMut { data, stride, first: column } = x;
-    assert!(column + width <= stride, "{width} columns from {column} on end beyond rows of {stride}");
+    assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
     for_row_chunks(exec, data, stride, width, &|first, rows| {
         for (row, index) in rows.chunks_exact_mut(stride).zip(first..) {
             exec.isa.run(AddScaled { x: &mut row[column..][..width], y: &y[index * width..], factor });
@@ -53,13 +54,13 @@ pub fn add_scaled_columns(
     })
 }
 
-/// `x += bias` on every row of `x: [m, n]`, with `bias: [n]`.
+/// Adds `bias: [n]` to every row of `x: [m, n]`.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If `x` is not made of whole rows.
+/// If `x` is not a whole number of rows.
 pub fn add_bias(exec: &Exec<'_>, x: &mut [f32], bias: &[f32]) -> Result<(), PoolError> {
     let width = bias.len();
     whole_rows(x.len(), width);
@@ -70,7 +71,7 @@ pub fn add_bias(exec: &Exec<'_>, x: &mut [f32], bias: &[f32]) -> Result<(), Pool
     })
 }
 
-/// `x *= factor`, element by element.
+/// Computes `x *= factor` elementwise.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
@@ -78,25 +79,25 @@ pub fn scale(exec: &Exec<'_>, x: &mut [f32], factor: f32) -> Result<(), PoolErro
     for_row_chunks(exec, x, 1, 1, &|_, x| exec.isa.run(Scale { x, factor }))
 }
 
-/// `x = cap * tanh(x / cap)`, element by element. NaN stays NaN.
+/// Computes `x = cap * tanh(x / cap)` elementwise (logit soft-capping). Propagates NaN.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 pub fn softcap(exec: &Exec<'_>, x: &mut [f32], cap: f32) -> Result<(), PoolError> {
-    // A tanh is worth a dozen additions.
+    // tanh costs about as much as a dozen additions.
     for_row_chunks(exec, x, 1, 8, &|_, x| exec.isa.run(InPlace { x, function: Softcap { cap } }))
 }
 
-/// Cuts the first `width` columns of the view to ±`limit`. NaN stays NaN.
+/// Clamps the first `width` columns of the view to ±`limit`. Propagates NaN.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the columns end beyond the row.
+/// If the columns are out of bounds.
 pub fn clip(exec: &Exec<'_>, x: RowsMut<'_>, width: usize, limit: f32) -> Result<(), PoolError> {
     let RowsMut { data, stride, first: column } = x;
-    assert!(column + width <= stride, "{width} columns from {column} on end beyond rows of {stride}");
+    assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
     for_row_chunks(exec, data, stride, width, &|_, rows| {
         for row in rows.chunks_exact_mut(stride) {
             exec.isa.run(InPlace { x: &mut row[column..][..width], function: Clip { limit } });
@@ -112,7 +113,7 @@ struct Add<'a> {
 impl Kernel for Add<'_> {
     type Output = ();
 
-    /// A plain loop: the compiler makes vectors of it.
+    /// Plain loop, which the compiler vectorizes.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for (x, y) in self.x.iter_mut().zip(self.y) {
@@ -130,7 +131,7 @@ struct AddScaled<'a> {
 impl Kernel for AddScaled<'_> {
     type Output = ();
 
-    /// A plain loop, which the compiler may not fuse.
+    /// Plain loop, which the compiler vectorizes but must not fuse into FMA.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for (x, y) in self.x.iter_mut().zip(self.y) {
@@ -155,7 +156,7 @@ impl Kernel for Scale<'_> {
     }
 }
 
-/// cap * tanh(x / cap)
+/// Softcap function: cap * tanh(x / cap).
 #[derive(Clone, Copy)]
 struct Softcap {
     cap: f32,
@@ -169,7 +170,7 @@ impl Lanewise for Softcap {
     }
 }
 
-/// x cut to ±limit.
+/// Clip function: x clamped to ±limit.
 #[derive(Clone, Copy)]
 struct Clip {
     limit: f32,

@@ -1,30 +1,30 @@
-//! Passes over a row of logits: maxima of blocks, probabilities relative to the highest, sums and counts of what is at
-//! or above a logit.
+//! Passes over a row of logits for sampling: block maxima, unnormalized probabilities, and sums and counts above a
+//! threshold.
 //!
-//! What the sampler is made of. Plain arithmetic without fused operations, which the compiler turns into the vectors of
-//! the instruction set: each gives the same bits, so that what is sampled does not depend on which it is. Sums are f64
-//! and go over eight lanes, whose order depends on the places of the summands alone.
+//! They use plain arithmetic without fused operations, which the compiler vectorizes. Results are bitwise equal on all
+//! instruction sets, so sampled tokens do not depend on the instruction set. Sums are f64 over eight lanes; their order
+//! depends only on the indices of the summands.
 
-// Coefficients stand as published, or as they were fitted.
+// Coefficients are written as published or as fitted.
 #![allow(clippy::excessive_precision)]
 
 use crate::arch::{Isa, Kernel, LANES, Simd};
 
-/// Logits of which one maximum is kept, and weights of which one sum is.
+/// Number of logits per block maximum, and of weights per block sum.
 pub const BLOCK: usize = 64;
 
-/// Lanes of a sum.
+/// Number of lanes of a sum.
 const SUMS: usize = 8;
 
-/// e^x for x <= 0, off by less than 2e-15 of it; exactly 1 at 0, and 0 where an f64 would be denormal.
+/// Computes e^x for x <= 0 with a relative error below 2e-15; exactly 1 at 0, and 0 instead of denormals.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is 1 + r and a polynomial that Chebyshev's points gave for the rest.
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r is 1 + r plus a polynomial that interpolates the rest at Chebyshev nodes.
 #[inline(always)]
 fn exp(x: f64) -> f64 {
-    /// ln 2 in two parts, as Cephes has them; the first has so few bits that n times it is exact.
+    /// ln 2 in two parts, from Cephes; the first has few enough bits that its product with n is exact.
     const LN2_HIGH: f64 = 6.931_457_519_531_25e-1;
     const LN2_LOW: f64 = 1.428_606_820_309_417_232_12e-6;
-    /// (e^r - 1 - r) / r^2, highest power first.
+    /// Coefficients of (e^r - 1 - r) / r^2, highest power first.
     const REST: [f64; 9] = [
         2.761_380_686_153_829e-07,
         2.762_511_557_828_763e-06,
@@ -36,9 +36,9 @@ fn exp(x: f64) -> f64 {
         1.666_666_666_664_829e-01,
         0.5,
     ];
-    /// Added, it leaves an integer in the low bits of the mantissa, as the hardware's rounding chose it.
+    /// 1.5 * 2^52: adding it rounds to an integer, which is left in the low bits of the mantissa.
     const SHIFT: f64 = 6_755_399_441_055_744.0;
-    /// Here n is -1023, whose power of two has the bits of zero.
+    /// Lower bound of x: n is -1023 there, and the bit pattern of 2^n is that of zero.
     const LOWEST: f64 = -709.0;
     let x = if x > LOWEST { x } else { LOWEST };
     let shifted = x * std::f64::consts::LOG2_E + SHIFT;
@@ -52,92 +52,95 @@ fn exp(x: f64) -> f64 {
     (1.0 + (r + r * r * rest)) * power
 }
 
-/// Probability of a logit relative to that of the highest, which is finite and has 1.
+/// Returns the unnormalized probability of a logit, `e^(logit - highest)`. The highest logit must be finite; its weight
+/// is 1.
 #[inline(always)]
 #[must_use]
 pub fn weight(logit: f32, highest: f32) -> f64 {
     exp(f64::from(logit) - f64::from(highest))
 }
 
-/// A logit's distance from the highest, which is finite, over the temperature: the highest becomes 0, and no
-/// temperature is so small that different logits overflow to the same infinity.
+/// Returns `(logit - highest) / temperature`. The highest logit must be finite and becomes 0, so that small temperatures
+/// do not overflow different logits to the same infinity.
 #[inline(always)]
 #[must_use]
 pub fn scaled(logit: f32, highest: f32, temperature: f64) -> f32 {
     ((f64::from(logit) - f64::from(highest)) / temperature) as f32
 }
 
-/// Writes the maximum of every [`BLOCK`] logits. False if a logit is NaN or positive infinity; the maxima mean nothing
-/// then.
+/// Writes the maximum of every [`BLOCK`] logits. Returns false if a logit is NaN or positive infinity; the maxima are
+/// then unspecified.
 pub fn block_maxima(isa: Isa, logits: &[f32], maxima: &mut Vec<f32>) -> bool {
     maxima.resize(logits.len().div_ceil(BLOCK), 0.0);
     isa.run(BlockMaxima { logits, maxima })
 }
 
-/// Writes [`weight`] of every logit, and the sum of every [`BLOCK`] of them.
+/// Writes the [`weight`] of every logit, and the sum of every [`BLOCK`] weights.
 pub fn weigh(isa: Isa, logits: &[f32], highest: f32, weights: &mut Vec<f64>, sums: &mut Vec<f64>) {
     weights.resize(logits.len(), 0.0);
     sums.resize(logits.len().div_ceil(BLOCK), 0.0);
     isa.run(Weigh { logits, highest, weights, sums });
 }
 
-/// The sum of [`weight`] over all logits, added up as the sums of [`weigh`] would be.
+/// Returns the sum of the [`weight`] of all logits, bitwise equal to the sum of the block sums of [`weigh`].
 #[must_use]
 pub fn total_weight(isa: Isa, logits: &[f32], highest: f32) -> f64 {
     isa.run(TotalWeight { logits, highest })
 }
 
-/// Writes the sum of every [`BLOCK`] weights whose logits are above `at_least`, or equal to it at a place before `cut`.
+/// Writes, for every [`BLOCK`] weights, the sum of those whose logit is greater than `at_least`, or equal to it at an
+/// index below `cut`.
 ///
 /// # Panics
-/// If there are not as many weights as logits, or sums as blocks of them.
+/// If `weights` does not have one element per logit, or `sums` one per block.
 pub fn sum_blocks(isa: Isa, logits: &[f32], weights: &[f64], at_least: f32, cut: usize, sums: &mut [f64]) {
-    assert_eq!((logits.len(), logits.len().div_ceil(BLOCK)), (weights.len(), sums.len()), "a weight for every logit");
+    let expected = (logits.len(), logits.len().div_ceil(BLOCK));
+    assert_eq!((weights.len(), sums.len()), expected, "weights must have one element per logit, sums one per block");
     isa.run(SumBlocks { logits, weights, at_least, cut, sums });
 }
 
-/// For each threshold the sum of the weights whose logits are at least that.
+/// Returns, for each threshold, the sum of the weights whose logit is at least the threshold.
 ///
 /// # Panics
-/// If there are not as many weights as logits.
+/// If `weights` does not have one element per logit.
 #[must_use]
 pub fn sums_at_least<const N: usize>(isa: Isa, logits: &[f32], weights: &[f64], thresholds: [f32; N]) -> [f64; N] {
-    assert_eq!(logits.len(), weights.len(), "a weight for every logit");
+    assert_eq!(weights.len(), logits.len(), "weights must have one element per logit");
     isa.run(SumsAtLeast { logits, weights, thresholds })
 }
 
-/// How many logits are at least `threshold`.
+/// Returns the number of logits that are at least `threshold`.
 #[must_use]
 pub fn count_at_least(isa: Isa, logits: &[f32], threshold: f32) -> usize {
     isa.run(CountAtLeast { logits, threshold })
 }
 
-/// The places, ascending, of the logits from `lowest` to `highest`.
-pub fn places_between(isa: Isa, logits: &[f32], lowest: f32, highest: f32, places: &mut Vec<u32>) {
-    places.clear();
-    isa.run(PlacesBetween { logits, lowest, highest, places });
+/// Writes the indices, ascending, of the logits in `lowest..=highest`.
+pub fn indices_between(isa: Isa, logits: &[f32], lowest: f32, highest: f32, indices: &mut Vec<u32>) {
+    indices.clear();
+    isa.run(IndicesBetween { logits, lowest, highest, indices });
 }
 
-/// Writes [`scaled`] of every logit that is at least `at_least`, negative infinity for the others.
+/// Writes the [`scaled`] value of every logit that is at least `at_least`, and negative infinity for the others.
 pub fn scale(isa: Isa, logits: &[f32], highest: f32, temperature: f64, at_least: f32, out: &mut Vec<f32>) {
     out.resize(logits.len(), 0.0);
     isa.run(Scale { logits, highest, temperature, at_least, out });
 }
 
-/// The sum of the lanes: i with i + 4, then + 2, then + 1.
+/// Sums the lanes pairwise: i and i + 4, then i and i + 2, then i and i + 1.
 #[inline(always)]
 fn reduce(lanes: [f64; SUMS]) -> f64 {
     let four: [f64; 4] = std::array::from_fn(|lane| lanes[lane] + lanes[lane + 4]);
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// The larger number, the second if the first is NaN.
+/// Returns the larger number, or `b` if `a` is NaN.
 #[inline(always)]
 fn higher(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// The largest lane.
+/// Returns the largest lane.
 #[inline(always)]
 fn highest_lane(lanes: [f32; LANES]) -> f32 {
     let eight: [f32; 8] = std::array::from_fn(|lane| higher(lanes[lane], lanes[lane + 8]));
@@ -145,7 +148,7 @@ fn highest_lane(lanes: [f32; LANES]) -> f32 {
     higher(higher(four[0], four[2]), higher(four[1], four[3]))
 }
 
-/// The sum of a block of weights.
+/// Returns the sum of a block of weights.
 #[inline(always)]
 fn block_sum(weights: &[f64]) -> f64 {
     let mut sums = [0.0; SUMS];
@@ -161,7 +164,7 @@ fn block_sum(weights: &[f64]) -> f64 {
     reduce(sums)
 }
 
-/// [`weight`] of a block of logits, and their sum.
+/// Writes the [`weight`] of a block of logits and returns their sum.
 #[inline(always)]
 fn weigh_block(logits: &[f32], highest: f32, weights: &mut [f64]) -> f64 {
     for (weight, logit) in weights.iter_mut().zip(logits) {
@@ -170,7 +173,7 @@ fn weigh_block(logits: &[f32], highest: f32, weights: &mut [f64]) -> f64 {
     block_sum(weights)
 }
 
-/// The sum of a block of weights whose logits are at least `at_least`.
+/// Returns the sum of the weights of a block whose logit is at least `at_least`.
 #[inline(always)]
 fn block_sum_at_least(logits: &[f32], weights: &[f64], at_least: f32) -> f64 {
     let mut left = [0.0; BLOCK];
@@ -191,7 +194,7 @@ impl Kernel for BlockMaxima<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> bool {
         let (lowest, zero) = (simd.splat(-f32::MAX), simd.splat(0.0));
-        // Zero times what is no number or no finite one is NaN, and that stays.
+        // Zero times NaN or infinity is NaN, and NaN propagates.
         let mut bad = zero;
         let (blocks, rest) = self.logits.as_chunks::<BLOCK>();
         for (block, maximum) in blocks.iter().zip(&mut *self.maxima) {
@@ -199,7 +202,7 @@ impl Kernel for BlockMaxima<'_> {
             for chunk in block.as_chunks::<LANES>().0 {
                 let logits = simd.load(chunk);
                 highest = simd.max(logits, highest);
-                // Negative infinity is a logit too, and NaN is kept as the second of two.
+                // Negative infinity is a valid logit. NaN is kept as the second operand.
                 bad = simd.mul_add(simd.max(lowest, logits), zero, bad);
             }
             *maximum = highest_lane(simd.to_array(highest));
@@ -265,7 +268,7 @@ impl Kernel for SumBlocks<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let Self { logits, weights, at_least, cut, sums } = self;
-        // The block in which the cut is gets what equals `at_least` further below.
+        // In the block that contains `cut`, weights of logits equal to `at_least` are added separately below.
         let threshold = |block: usize| if (block + 1) * BLOCK <= cut { at_least } else { at_least.next_up() };
         let (blocks, rest) = logits.as_chunks::<BLOCK>();
         let (block_weights, rest_weights) = weights.as_chunks::<BLOCK>();
@@ -276,8 +279,8 @@ impl Kernel for SumBlocks<'_> {
             *sum = block_sum_at_least(rest, rest_weights, threshold(blocks.len()));
         }
         if let Some(sum) = sums.get_mut(cut / BLOCK) {
-            let equal = (cut / BLOCK * BLOCK..cut.min(logits.len())).filter(|&place| logits[place] == at_least);
-            *sum += equal.map(|place| weights[place]).sum::<f64>();
+            let equal = (cut / BLOCK * BLOCK..cut.min(logits.len())).filter(|&index| logits[index] == at_least);
+            *sum += equal.map(|index| weights[index]).sum::<f64>();
         }
     }
 }
@@ -293,15 +296,14 @@ impl<const N: usize> Kernel for SumsAtLeast<'_, N> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> [f64; N] {
-        // As many sums as places of a block: what is added to each is chosen without looking at its neighbours, and the
-        // compiler makes vectors of it.
+        // One sum per index of a block: summands are selected independently, so the compiler can vectorize the loop.
         let mut sums = [[0.0; BLOCK]; N];
         let (logits, rest_logits) = self.logits.as_chunks::<BLOCK>();
         let (weights, rest_weights) = self.weights.as_chunks::<BLOCK>();
         for (logits, weights) in logits.iter().zip(weights) {
             for (sums, threshold) in sums.iter_mut().zip(self.thresholds) {
-                for place in 0..BLOCK {
-                    sums[place] += if logits[place] >= threshold { weights[place] } else { 0.0 };
+                for index in 0..BLOCK {
+                    sums[index] += if logits[index] >= threshold { weights[index] } else { 0.0 };
                 }
             }
         }
@@ -328,24 +330,24 @@ impl Kernel for CountAtLeast<'_> {
     }
 }
 
-struct PlacesBetween<'a> {
+struct IndicesBetween<'a> {
     logits: &'a [f32],
     lowest: f32,
     highest: f32,
-    places: &'a mut Vec<u32>,
+    indices: &'a mut Vec<u32>,
 }
 
-impl Kernel for PlacesBetween<'_> {
+impl Kernel for IndicesBetween<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let is_between = |logit: f32| (logit >= self.lowest) & (logit <= self.highest);
-        for (index, chunk) in self.logits.chunks(LANES).enumerate() {
-            // Most have none, which takes one look at all of them to see.
+        for (number, chunk) in self.logits.chunks(LANES).enumerate() {
+            // Most chunks have no match, which this vectorized test finds.
             if chunk.iter().fold(false, |any, &logit| any | is_between(logit)) {
                 let found = (0..).zip(chunk).filter(|&(_, &logit)| is_between(logit));
-                self.places.extend(found.map(|(place, _): (usize, _)| (index * LANES + place) as u32));
+                self.indices.extend(found.map(|(lane, _): (usize, _)| (number * LANES + lane) as u32));
             }
         }
     }

@@ -1,14 +1,14 @@
-//! Elementary functions, written once over the vector vocabulary. NaN in, NaN out.
+//! Elementary functions over SIMD vectors. All of them propagate NaN.
 //!
-//! Rational and polynomial approximations in f32 with a few units in the last place of error: softmax and activations
-//! need no more, and the library's functions have no vector form.
+//! They are rational and polynomial approximations in f32 with an error of a few ulp, which is enough for softmax and
+//! activations; the functions of the standard library are scalar.
 
-// Coefficients stand as published.
+// Coefficients are written as published.
 #![allow(clippy::excessive_precision)]
 
 use crate::arch::{Kernel, LANES, Simd};
 
-/// Horner's rule: `c[0] x^(n-1) + .. + c[n-1]`.
+/// Evaluates the polynomial `c[0] x^(n-1) + .. + c[n-1]` by Horner's rule.
 #[inline(always)]
 fn polynomial<S: Simd, const N: usize>(simd: S, x: S::F32, coefficients: [f32; N]) -> S::F32 {
     let mut value = simd.splat(coefficients[0]);
@@ -18,22 +18,22 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::F32, coefficients: [f32; N
     value
 }
 
-/// `x` cut to [-limit, limit].
+/// Clamps `x` to [-limit, limit].
 #[inline(always)]
 pub(crate) fn clamp<S: Simd>(simd: S, x: S::F32, limit: f32) -> S::F32 {
-    // `x` second: of two operands the second is kept where one is NaN.
+    // `x` is the second operand, which min and max return if one operand is NaN.
     simd.min(simd.splat(limit), simd.max(simd.splat(-limit), x))
 }
 
-/// e^x within 2 units in the last place; exactly 1 at 0, exactly 0 below -87, infinite from 88.73 on.
+/// Computes e^x within 2 ulp; exactly 1 at 0, exactly 0 below -87, infinite from 88.73 on.
 ///
-/// After Cephes' `expf`: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, times 2^n. It is computed as
-/// (2 e^r) 2^(n - 1), so that n = 128 still fits, and results below 2^-126 become 0 instead of denormals, which many
-/// CPUs handle a hundred times slower.
+/// Follows `expf` of Cephes: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, times 2^n. It is evaluated as
+/// (2 e^r) 2^(n - 1), so that n = 128 does not overflow. Results below 2^-126 become 0 instead of denormals, which are a
+/// hundred times slower on many CPUs.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts; the first has so few bits that n times it is exact.
+    // ln 2 in two parts; the first has few enough bits that its product with n is exact.
     const LN2_HIGH: f32 = 0.693_359_375;
     const LN2_LOW: f32 = -2.121_944_40e-4;
     let x = clamp(simd, x, 89.0);
@@ -58,13 +58,13 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.mul(twice, simd.exp2_integer(exponent))
 }
 
-/// 2^x for x up to 127, within 2 units in the last place; exactly 1 at 0, exactly 0 below -126.5.
+/// Computes 2^x for x up to 127, within 2 ulp; exactly 1 at 0, exactly 0 below -126.5.
 ///
-/// Half the operations of [`exp`], which pay where there is one for every pair of tokens. Polynomial: minimax of the
-/// relative error on [-1/2, 1/2].
+/// It takes half the operations of [`exp`], which matters in attention with one evaluation per pair of tokens. The
+/// polynomial is the minimax approximation of the relative error on [-1/2, 1/2].
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::F32) -> S::F32 {
-    // `x` second: it is kept where it is NaN.
+    // `x` is the second operand, which is kept if it is NaN.
     let x = simd.max(simd.splat(-127.0), x);
     let n = simd.round(x);
     let p = polynomial(
@@ -75,13 +75,14 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.mul(p, simd.exp2_integer(n))
 }
 
-/// 2^x of one number, with the bits that [`exp2`] gives in a vector.
+/// Computes 2^x of one number, with the same bits as [`exp2`].
 #[inline(always)]
 pub(crate) fn exp2_scalar<S: Simd>(simd: S, x: f32) -> f32 {
     simd.to_array(exp2(simd, simd.splat(x)))[0]
 }
 
-/// tanh x: an odd over an even polynomial, fitted by the authors of Eigen on [-7.9, 7.9], beyond which f32 has ±1.
+/// Computes tanh x as an odd over an even polynomial with Eigen's coefficients for [-7.9, 7.9]. Beyond that the result
+/// is ±1 in f32.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     let x = clamp(simd, x, 7.905_311);
@@ -107,7 +108,8 @@ pub(crate) fn tanh<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.div(simd.mul(x, odd), even)
 }
 
-/// erf x: an odd over an even polynomial, fitted by the authors of Eigen on [-4, 4], beyond which f32 has ±1.
+/// Computes erf x as an odd over an even polynomial with Eigen's coefficients for [-4, 4]. Beyond that the result is ±1
+/// in f32.
 #[inline(always)]
 pub(crate) fn erf<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     let x = clamp(simd, x, 4.0);
@@ -139,20 +141,20 @@ pub(crate) fn erf<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.div(simd.mul(x, odd), even)
 }
 
-/// x / (1 + e^-x)
+/// Computes SiLU: x / (1 + e^-x).
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     swish(simd, x, 1.0)
 }
 
-/// x / (1 + e^-βx), which is x sigmoid(βx); Ramachandran et al. 2017.
+/// Computes Swish: x sigmoid(βx) = x / (1 + e^-βx); Ramachandran et al. 2017.
 #[inline(always)]
 pub(crate) fn swish<S: Simd>(simd: S, x: S::F32, beta: f32) -> S::F32 {
     let one = simd.splat(1.0);
     simd.div(x, simd.add(one, exp(simd, simd.mul(x, simd.splat(-beta)))))
 }
 
-/// x Φ(x), with the normal distribution's Φ.
+/// Computes GELU: x Φ(x), with Φ the cumulative distribution function of the normal distribution.
 #[inline(always)]
 pub(crate) fn gelu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     let half = simd.mul(x, simd.splat(0.5));
@@ -160,8 +162,8 @@ pub(crate) fn gelu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.mul_add(half, erf, half)
 }
 
-/// The approximation of [`gelu`] by tanh that many models were trained with: x (1 + tanh u) / 2, computed as
-/// x / (1 + e^-2u), which keeps its digits where tanh is nearly -1.
+/// Computes the tanh approximation of [`gelu`] that many models were trained with: x (1 + tanh u) / 2, evaluated as
+/// x / (1 + e^-2u), which keeps precision where tanh is close to -1.
 #[inline(always)]
 pub(crate) fn gelu_tanh<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_560_8;
@@ -170,7 +172,7 @@ pub(crate) fn gelu_tanh<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.div(x, simd.add(one, exp(simd, simd.mul(cubic, simd.splat(-2.0 * SQRT_2_OVER_PI)))))
 }
 
-/// A vector of up to sixteen numbers, filled up with zeros.
+/// Loads up to sixteen numbers, zero-padded.
 #[inline(always)]
 pub(crate) fn load_padded<S: Simd>(simd: S, tail: &[f32]) -> S::F32 {
     let mut lanes = [0.0; LANES];
@@ -178,20 +180,20 @@ pub(crate) fn load_padded<S: Simd>(simd: S, tail: &[f32]) -> S::F32 {
     simd.load(&lanes)
 }
 
-/// The first lanes of `value`, as many as `tail` has room for.
+/// Stores the first `tail.len()` lanes of `value`.
 #[inline(always)]
 pub(crate) fn store_partial<S: Simd>(simd: S, value: S::F32, tail: &mut [f32]) {
     let lanes = simd.to_array(value);
     tail.copy_from_slice(&lanes[..tail.len()]);
 }
 
-/// A function of one number that acts on each lane alike.
+/// Elementwise function.
 pub(crate) trait Lanewise: Copy {
-    /// The function of every lane of `x`. Must be `#[inline(always)]`.
+    /// Applies the function to every lane of `x`. Implementations must be `#[inline(always)]`.
     fn apply<S: Simd>(self, simd: S, x: S::F32) -> S::F32;
 }
 
-/// `x = function(x)`, element by element.
+/// Kernel that applies a function in place: `x = function(x)`, elementwise.
 pub(crate) struct InPlace<'a, F> {
     pub x: &'a mut [f32],
     pub function: F,

@@ -1,35 +1,36 @@
-//! Root-mean-square and layer normalization of rows.
+//! RMS normalization and layer normalization of rows.
 //!
-//! Sums run over four vectors of lanes in turn, which are then added in one fixed order, so that a row's result
-//! depends on its width and values alone.
+//! Sums are accumulated in four vectors, which are added in a fixed order, so the result of a row depends only on its
+//! width and values.
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::math::load_padded;
 use crate::rows::{RowsMut, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
-/// What makes one norm differ from another of its kind.
+/// Weights of a norm.
 #[derive(Debug, Clone, Copy)]
 pub struct NormWeights<'a> {
-    /// What each normalized element is multiplied with, by column; none means one.
+    /// Factor of each normalized element, by column. `None` means 1.
     pub weight: Option<&'a [f32]>,
-    /// What is then added, by column.
+    /// Bias of each element, by column. `None` means 0.
     pub bias: Option<&'a [f32]>,
-    /// Added to every weight: 1 in models that store weights about zero.
+    /// Offset added to every weight: 1 in models that store weights around zero.
     pub weight_offset: f32,
-    /// Added to the mean square or the variance.
+    /// Epsilon added to the mean square or the variance.
     pub eps: f32,
 }
 
 impl<'a> NormWeights<'a> {
-    /// Refuses weights and biases of any but these lengths.
+    /// Panics unless weight and bias have one of these lengths.
     fn check(&self, lengths: &[usize]) {
         for vector in [self.weight, self.bias].into_iter().flatten() {
-            assert!(lengths.contains(&vector.len()), "{} weights or biases, not {lengths:?}", vector.len());
+            let length = vector.len();
+            assert!(lengths.contains(&length), "weight and bias must have a length in {lengths:?}, got {length}");
         }
     }
 
-    /// The weights of head number `head`: its own, or those that all heads share.
+    /// Returns the weights of head `head`: its own, or those shared by all heads.
     fn of_head(&self, head: usize, head_dim: usize) -> Self {
         let part =
             |vector: &'a [f32]| if vector.len() == head_dim { vector } else { &vector[head * head_dim..][..head_dim] };
@@ -37,14 +38,14 @@ impl<'a> NormWeights<'a> {
     }
 }
 
-/// `out = x / rms(x) * (weight + weight_offset) + bias` for every row of `x: [m, width]`, with `out: [m, width]` and
-/// `rms(x) = sqrt(mean(x^2) + eps)`; Zhang and Sennrich 2019.
+/// Applies RMSNorm (Zhang and Sennrich 2019) to every row of `x: [m, width]`:
+/// `out = x / rms(x) * (weight + weight_offset) + bias` with `rms(x) = sqrt(mean(x^2) + eps)` and `out: [m, width]`.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn rms_norm(
     exec: &Exec<'_>,
     x: &[f32],
@@ -55,14 +56,14 @@ pub fn rms_norm(
     norm_rows::<false>(exec, x, width, weights, out)
 }
 
-/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * (weight + weight_offset) + bias` for every row of
-/// `x: [m, width]`, with `out: [m, width]`; Ba et al. 2016.
+/// Applies LayerNorm (Ba et al. 2016) to every row of `x: [m, width]`:
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * (weight + weight_offset) + bias` with `out: [m, width]`.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn layer_norm(
     exec: &Exec<'_>,
     x: &[f32],
@@ -73,14 +74,14 @@ pub fn layer_norm(
     norm_rows::<true>(exec, x, width, weights, out)
 }
 
-/// [`rms_norm`] in place on each of `heads` heads of `head_dim` columns, side by side in every row of `x`. Weights and
-/// biases are `[head_dim]`, the same for all heads, or `[heads, head_dim]`.
+/// Applies [`rms_norm`] in place to each of `heads` heads of `head_dim` columns in every row of `x`. Weights and biases
+/// are `[head_dim]`, shared by all heads, or `[heads, head_dim]`.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn rms_norm_heads(
     exec: &Exec<'_>,
     x: RowsMut<'_>,
@@ -91,13 +92,13 @@ pub fn rms_norm_heads(
     norm_heads::<false>(exec, x, heads, head_dim, weights)
 }
 
-/// [`layer_norm`] in place on heads, as [`rms_norm_heads`].
+/// Applies [`layer_norm`] in place to each head; see [`rms_norm_heads`].
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn layer_norm_heads(
     exec: &Exec<'_>,
     x: RowsMut<'_>,
@@ -108,7 +109,7 @@ pub fn layer_norm_heads(
     norm_heads::<true>(exec, x, heads, head_dim, weights)
 }
 
-/// Every row of `x` to its row of `out`; about its mean if `CENTERED`.
+/// Normalizes every row of `x` into `out`, by LayerNorm if `CENTERED`, else by RMSNorm.
 fn norm_rows<const CENTERED: bool>(
     exec: &Exec<'_>,
     x: &[f32],
@@ -116,7 +117,7 @@ fn norm_rows<const CENTERED: bool>(
     weights: &NormWeights<'_>,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
-    assert_eq!(x.len(), out.len(), "as many inputs as outputs");
+    assert_eq!(x.len(), out.len(), "x and out must have the same length");
     whole_rows(x.len(), width);
     weights.check(&[width]);
     for_row_chunks(exec, out, width, work::<CENTERED>(width), &|first, out| {
@@ -126,7 +127,7 @@ fn norm_rows<const CENTERED: bool>(
     })
 }
 
-/// Every head of every row of `x` in place; about its mean if `CENTERED`.
+/// Normalizes every head of every row of `x` in place, by LayerNorm if `CENTERED`, else by RMSNorm.
 fn norm_heads<const CENTERED: bool>(
     exec: &Exec<'_>,
     x: RowsMut<'_>,
@@ -136,7 +137,7 @@ fn norm_heads<const CENTERED: bool>(
 ) -> Result<(), PoolError> {
     let RowsMut { data, stride, first: column } = x;
     let width = heads * head_dim;
-    assert!(column + width <= stride, "the heads end beyond the row");
+    assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
     weights.check(&[head_dim, width]);
     for_row_chunks(exec, data, stride, work::<CENTERED>(width), &|_, rows| {
         for row in rows.chunks_exact_mut(stride) {
@@ -148,13 +149,12 @@ fn norm_heads<const CENTERED: bool>(
     })
 }
 
-/// What a norm of `width` elements is worth in simple ones.
+/// Returns the cost of a norm of `width` elements, in elements of a simple operation.
 fn work<const CENTERED: bool>(width: usize) -> usize {
     if CENTERED { 2 * width } else { width }
 }
 
-/// The sum of `x - center`, or of its squares: four running vectors are enough independent additions to hide their
-/// latency.
+/// Returns the sum of `x - center` or of its squares. Four accumulators hide the latency of additions.
 #[inline(always)]
 fn sum<S: Simd, const SQUARED: bool>(simd: S, x: &[f32], center: f32) -> f32 {
     let center = simd.splat(center);
@@ -175,15 +175,15 @@ fn sum<S: Simd, const SQUARED: bool>(simd: S, x: &[f32], center: f32) -> f32 {
     simd.reduce_add(simd.add(simd.add(a, b), simd.add(c, d)))
 }
 
-/// `1 / sqrt(mean((x - center)^2) + eps)`
+/// Returns `1 / sqrt(mean((x - center)^2) + eps)`.
 #[inline(always)]
 fn inverse_deviation<S: Simd>(simd: S, x: &[f32], center: f32, eps: f32) -> f32 {
     1.0 / (sum::<S, true>(simd, x, center) / x.len() as f32 + eps).sqrt()
 }
 
-/// One row or head.
+/// Kernel that normalizes one row or head.
 struct Norm<'a, const CENTERED: bool> {
-    /// What is normalized, unless it is `out` itself.
+    /// Input; `None` to normalize `out` in place.
     x: Option<&'a [f32]>,
     weights: NormWeights<'a>,
     out: &'a mut [f32],
@@ -192,8 +192,8 @@ struct Norm<'a, const CENTERED: bool> {
 impl<const CENTERED: bool> Kernel for Norm<'_, CENTERED> {
     type Output = ();
 
-    /// Two passes for what is centered: the mean first, then the variance about it, so that a large mean does not cancel
-    /// the variance. What follows are plain loops, of which the compiler makes vectors.
+    /// LayerNorm takes two passes, first the mean and then the variance around it, to avoid cancellation when the mean is
+    /// large. The remaining loops are plain, and the compiler vectorizes them.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { x, weights: NormWeights { weight, bias, weight_offset, eps }, out } = self;

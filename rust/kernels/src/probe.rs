@@ -1,8 +1,8 @@
-//! The ceilings of the machine, for standing beside a kernel's figures: measured with the same threads and
-//! instructions.
+//! Roofline probes: memory bandwidth and peak arithmetic throughput of the machine, measured with the same threads and
+//! instructions as the kernels.
 //!
-//! A ceiling is only worth something from the same minute as the figure, since machines are shared and clocks move.
-//! So one pass of each probe is short, and a benchmark calls them in turn with what it measures.
+//! Machines are shared and clock rates change, so a probe must run at the same time as the measurement that it is
+//! compared with. One pass of each probe is therefore short, and benchmarks interleave passes with measurements.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,43 +12,43 @@ use crate::arch::{ByteLine, Isa, Kernel, LANES, LINE, Simd};
 use crate::memory::{AllocError, PageSlice};
 use crate::{Exec, PoolError};
 
-/// One cache line.
+/// Cache line of f32.
 type Line = [f32; LANES];
 
-/// How many streams a thread may read side by side. What is fastest differs: processors that look far ahead by
-/// themselves like one, others need several to keep enough reads under way.
+/// Numbers of streams that a thread can read concurrently. The fastest one depends on the processor: with aggressive
+/// hardware prefetching it is one; others need several streams to keep enough loads in flight.
 pub const STREAMS: [usize; 3] = [1, 4, 8];
 
-/// Lines that a task reads: 8 MiB.
+/// Number of lines that a task reads: 8 MiB.
 const TASK_LINES: usize = 1 << 17;
 
-/// Memory to read through, again and again.
+/// Read bandwidth probe with its memory.
 pub struct ReadProbe {
     lines: PageSlice<Line>,
 }
 
 impl ReadProbe {
-    /// Takes `bytes` of memory, rounded up to whole tasks of 8 MiB. Take at least twice the last cache: a quarter of
-    /// what is read still comes from a cache of half its size.
+    /// Allocates `bytes` of memory, rounded up to a multiple of 8 MiB. Use at least twice the size of the last-level
+    /// cache; even then a quarter of the reads hit that cache.
     ///
     /// # Errors
-    /// [`AllocError`] if there is not that much.
+    /// [`AllocError`] if allocation fails.
     pub fn new(bytes: usize) -> Result<Self, AllocError> {
         let lines = bytes.div_ceil(size_of::<Line>()).next_multiple_of(TASK_LINES);
-        // Small pages cost a tenth of the bandwidth.
+        // Small pages would cost a tenth of the bandwidth.
         let mut lines = PageSlice::<Line>::zeroed_in_huge_pages(lines)?;
-        // Pages that were never written all show the same page of zeros, which never leaves the cache.
+        // Pages that were never written all map to one zero page, which stays in the cache.
         lines.iter_mut().for_each(|line| line[0] = 1.0);
         Ok(Self { lines })
     }
 
-    /// Bytes of memory that a pass reads.
+    /// Returns the bytes that a pass reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.lines)
     }
 
-    /// Which of [`STREAMS`] is fastest here, by the medians of a few passes in turn.
+    /// Returns the fastest of [`STREAMS`] on this machine, by the medians of a few interleaved passes.
     ///
     /// # Errors
     /// [`PoolError`] if `exec` was cancelled.
@@ -68,7 +68,8 @@ impl ReadProbe {
         Ok(STREAMS[fastest.unwrap_or(0)])
     }
 
-    /// Reads it all once, `streams` (one of [`STREAMS`]) side by side in each thread; bytes per second.
+    /// Reads the memory once with `streams` (one of [`STREAMS`]) streams per thread and returns the bandwidth in bytes per
+    /// second.
     ///
     /// # Errors
     /// [`PoolError`] if `exec` was cancelled.
@@ -92,7 +93,7 @@ impl Kernel for Read<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
-        // The nearer to each other the streams, the farther each must look ahead.
+        // Fewer streams need a longer prefetch distance.
         match self.streams {
             1 => self.streams::<S, 1, 8, 64>(simd),
             4 => self.streams::<S, 4, 2, 32>(simd),
@@ -102,10 +103,10 @@ impl Kernel for Read<'_> {
 }
 
 impl Read<'_> {
-    /// Reads `STREAMS` streams, `STEP` lines of one before the next, and prefetches lines `AHEAD` of them.
+    /// Reads `STREAMS` streams, alternating between them every `STEP` lines and prefetching `AHEAD` lines ahead.
     #[inline(always)]
     fn streams<S: Simd, const STREAMS: usize, const STEP: usize, const AHEAD: usize>(&self, simd: S) -> f32 {
-        /// As many as the latency of an addition needs, and no more than the registers hold.
+        /// Number of accumulators: enough to hide the latency of an operation, few enough for the registers.
         const SUMS: usize = 4;
         let length = self.lines.len() / STREAMS;
         let streams: [&[Line]; STREAMS] = std::array::from_fn(|i| &self.lines[i * length..][..length]);
@@ -123,7 +124,7 @@ impl Read<'_> {
     }
 }
 
-/// f32 operations per second in multiply-adds that wait for nothing; a multiply-add is two.
+/// Measures the peak f32 throughput in operations per second; a multiply-add counts as two.
 ///
 /// # Errors
 /// [`PoolError`] if `exec` was cancelled.
@@ -132,7 +133,7 @@ pub fn f32_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     operations(exec, LANES * 2 * STEPS, |isa| isa.run(MultiplyAdds(STEPS)))
 }
 
-/// int8 operations per second in dot products that wait for nothing; a multiply-add is two.
+/// Measures the peak int8 dot product throughput in operations per second; a multiply-add counts as two.
 ///
 /// # Errors
 /// [`PoolError`] if `exec` was cancelled.
@@ -141,7 +142,7 @@ pub fn int8_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     operations(exec, LINE * 2 * STEPS, |isa| isa.run(Dots(STEPS)))
 }
 
-/// Operations per second of `chains`, which says how many chains of `each` operations it went through.
+/// Measures the operations per second of `chains`, which returns its number of chains of `each` operations.
 fn operations(exec: &Exec<'_>, each: usize, chains: impl Fn(Isa) -> usize + Sync) -> Result<f64, PoolError> {
     let start = Instant::now();
     let done = AtomicUsize::new(0);
@@ -154,12 +155,12 @@ fn operations(exec: &Exec<'_>, each: usize, chains: impl Fn(Isa) -> usize + Sync
 struct MultiplyAdds(usize);
 
 impl Kernel for MultiplyAdds {
-    /// Chains that went on side by side.
+    /// Number of concurrent chains.
     type Output = usize;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> usize {
-        // As many as the registers hold with room for the factors.
+        // As many chains as fit the registers beside the factors.
         match S::TILE_ROWS * S::TILE_PANELS {
             16.. => self.chains::<S, 16>(simd),
             6.. => self.chains::<S, 6>(simd),
@@ -188,13 +189,13 @@ impl MultiplyAdds {
 struct Dots(usize);
 
 impl Kernel for Dots {
-    /// Chains that went on side by side.
+    /// Number of concurrent chains.
     type Output = usize;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> usize {
-        // As in `MultiplyAdds`. Biased weights tell of one instruction; without, a product needs registers of its own,
-        // and only the short addition at its end waits for the one before.
+        // As in `MultiplyAdds`. A weight bias means that a dot product is one instruction. Otherwise a product needs
+        // registers of its own, and only its final addition depends on the previous product.
         match S::TILE_ROWS * S::TILE_PANELS {
             16.. => self.chains::<S, 16>(simd),
             6.. if S::WEIGHT_BIAS != 0 => self.chains::<S, 6>(simd),
@@ -205,8 +206,8 @@ impl Kernel for Dots {
 }
 
 impl Dots {
-    /// In each step one line of weights meets `N` rows. All products differ from one another and from those of the
-    /// step before: where a dot product is several instructions, none of them can be done once for many.
+    /// Multiplies one line of weights with `N` rows in each iteration. All products differ, within and between
+    /// iterations, so that the compiler cannot share instructions of a multi-instruction dot product.
     #[inline(always)]
     fn chains<S: Simd, const N: usize>(self, simd: S) -> usize {
         const LINES: usize = 64;
@@ -228,8 +229,8 @@ impl Dots {
     }
 }
 
-/// Integer additions per second that wait for nothing. This falls when a neighbour shares the core, where the read
-/// bandwidth may not.
+/// Measures the peak integer addition throughput in operations per second. It drops when another program uses the same
+/// core, which the read bandwidth may not show.
 ///
 /// # Errors
 /// [`PoolError`] if `exec` was cancelled.
@@ -242,10 +243,10 @@ pub fn add_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     Ok((tasks as u64 * STEPS * ADDS) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// `steps` times 32 additions in eight chains. Assembly, because a compiler knows what such a loop comes to.
+/// Executes `steps` times 32 additions in eight chains. It is assembly because a compiler would optimize the loop away.
 #[cfg(target_arch = "x86_64")]
 fn adds(steps: u64) {
-    // SAFETY: adds to registers that it declares.
+    // SAFETY: modifies only registers that are declared as outputs.
     unsafe {
         std::arch::asm!(
             "2:",
@@ -262,7 +263,7 @@ fn adds(steps: u64) {
     }
 }
 
-/// `steps` times 32 additions in eight chains.
+/// Executes `steps` times 32 additions in eight chains.
 #[cfg(not(target_arch = "x86_64"))]
 fn adds(steps: u64) {
     let mut chains = [0u64; 8];
@@ -282,7 +283,7 @@ mod tests {
     use crate::{Cancel, Pool};
 
     #[test]
-    fn probes_measure_something() {
+    fn probes_return_plausible_throughput() {
         let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
         let read = ReadProbe::new(5 << 20).unwrap();
         for isa in Isa::available() {

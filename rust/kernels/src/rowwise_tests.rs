@@ -1,4 +1,4 @@
-//! Norms, rotation, gates and sums against f64, at any width, on buffers that end where memory ends.
+//! Norms, RoPE, activations and elementwise operations against f64, at any width, on guarded buffers.
 
 use std::num::NonZeroUsize;
 
@@ -14,8 +14,8 @@ use crate::{Cancel, Exec, Pool, RowsMut};
 
 const EPS: f32 = 1e-5;
 
-/// Runs `operation` on every instruction set, with one thread and with three, on a guarded copy of `out`, and checks
-/// that the threads change no bit and that `wanted` is met to `tolerance`.
+/// Runs `operation` on a guarded copy of `out`, on every instruction set and with one and three threads. Checks that the
+/// number of threads changes no bit and that the result agrees with `wanted` within `tolerance`.
 fn check(
     out: &[f32],
     wanted: &[f64],
@@ -53,14 +53,14 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 
-/// What a row is divided by where it is centered, in f64.
+/// Returns the divisor of LayerNorm for a row, in f64.
 fn deviation(x: &[f32]) -> f64 {
     let x = wide(x);
     let mean = x.iter().sum::<f64>() / x.len() as f64;
     (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64 + f64::from(EPS)).sqrt()
 }
 
-/// A norm of one row in f64; about its mean if `centered`.
+/// Normalizes one row in f64, by LayerNorm if `centered`, else by RMSNorm.
 fn norm_oracle(x: &[f32], centered: bool, weights: &NormWeights<'_>) -> Vec<f64> {
     let NormWeights { weight, bias, weight_offset, eps } = *weights;
     let x = wide(x);
@@ -72,7 +72,7 @@ fn norm_oracle(x: &[f32], centered: bool, weights: &NormWeights<'_>) -> Vec<f64>
     x.iter().enumerate().map(|(i, x)| (x - center) / deviation * weight(i) + bias(i)).collect()
 }
 
-/// With and without weights and biases, with a weight offset and without.
+/// Returns combinations with and without weight, bias and weight offset.
 fn all_weights<'a>(weight: &'a [f32], bias: &'a [f32]) -> [NormWeights<'a>; 4] {
     let all = NormWeights { weight: Some(weight), bias: Some(bias), weight_offset: 1.0, eps: EPS };
     [
@@ -92,7 +92,7 @@ fn check_norms(rows: usize, width: usize, seed: u32) {
     for weights in &all_weights(&weight, &bias) {
         check(&out, &wanted(&x, false, weights), 4e-6, |exec, out| rms_norm(exec, &x, width, weights, out));
         check(&out, &wanted(&x, true, weights), 8e-5, |exec, out| layer_norm(exec, &x, width, weights, out));
-        // A large mean must not cancel the variance. Its own rounding weighs the more the less a row deviates from it.
+        // A large mean must not cancel the variance. Rounding of the mean matters more for rows of small variance.
         let far: Vec<f32> = x.iter().map(|x| x + 100.0).collect();
         if width > 1 {
             let tolerance = far.chunks(width).map(|row| 2.5e-5 / deviation(row)).fold(4e-4, f64::max);
@@ -167,8 +167,8 @@ const ACTIVATIONS: [Activation; 7] = [
 
 const GPT_OSS: Gating = Gating::Clamped { alpha: 1.702, limit: 1.5 };
 
-/// An activation in f64. GELU stands for its approximation too: both are within 5e-4 of each other, and the tests of
-/// [`crate::math`] tell them apart.
+/// Computes an activation in f64. GELU and its tanh approximation share an oracle: they differ by at most 5e-4, and the
+/// tests of [`crate::math`] distinguish them.
 fn activation_oracle(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
@@ -193,7 +193,7 @@ fn gating_oracle(gating: Gating, gate: f64, up: f64) -> f64 {
     }
 }
 
-fn check_gates(rows: usize, width: usize, seed: u32) {
+fn check_activations(rows: usize, width: usize, seed: u32) {
     let gate_up = numbers(rows * 2 * width, seed);
     let out = vec![f32::NAN; rows * width];
     for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain([GPT_OSS]) {
@@ -217,7 +217,7 @@ fn check_sums(rows: usize, width: usize, seed: u32) {
     check(&x, &wanted, 0.0, |exec, x| add(exec, x, &y));
     let wanted: Vec<f64> = x.iter().zip(bias.iter().cycle()).map(|(x, bias)| f64::from(x + bias)).collect();
     check(&x, &wanted, 0.0, |exec, x| add_bias(exec, x, &bias));
-    // Two roundings on every instruction set.
+    // Product and sum are rounded separately on every instruction set.
     let wanted: Vec<f64> = x.iter().zip(y.iter()).map(|(x, y)| f64::from(x + 0.3 * y)).collect();
     check(&x, &wanted, 0.0, |exec, x| add_scaled(exec, x, &y, 0.3));
     for (first, count) in [(0, width), (width / 3, width / 3)] {
@@ -241,35 +241,35 @@ fn check_limits(rows: usize, width: usize, seed: u32) {
     check(&x, &wanted, 1e-6, |exec, x| softcap(exec, x, cap));
     // All columns, and those from one third to two thirds.
     for (first, count) in [(0, width), (width / 3, width / 3)] {
-        let is_cut = |i: usize| (first..first + count).contains(&(i % width));
-        let cut = |(i, x): (usize, &f32)| f64::from(if is_cut(i) { x.clamp(-0.6, 0.6) } else { *x });
-        let wanted: Vec<f64> = x.iter().enumerate().map(cut).collect();
+        let is_clipped = |i: usize| (first..first + count).contains(&(i % width));
+        let clipped = |(i, x): (usize, &f32)| f64::from(if is_clipped(i) { x.clamp(-0.6, 0.6) } else { *x });
+        let wanted: Vec<f64> = x.iter().enumerate().map(clipped).collect();
         check(&x, &wanted, 0.0, |exec, x| clip(exec, RowsMut::new(x, width, first), count, 0.6));
     }
 }
 
-/// Enough rows that the pool is used.
+/// Uses enough rows for parallel execution.
 #[test]
 fn many_rows_agree_with_f64() {
     check_norms(70, 600, 1);
     check_heads(50, 4, 130, 7, 2);
     check_rope(60, 3, 33, 80, 3);
-    check_gates(40, 501, 4);
+    check_activations(40, 501, 4);
     check_sums(40, 700, 5);
     check_limits(40, 701, 6);
 }
 
 #[test]
-fn no_rows_are_no_work() {
+fn empty_matrices_are_supported() {
     check_norms(0, 16, 1);
     check_heads(0, 2, 16, 0, 1);
     check_rope(0, 2, 8, 0, 1);
-    check_gates(0, 16, 1);
+    check_activations(0, 16, 1);
     check_sums(0, 16, 1);
     check_limits(0, 16, 1);
 }
 
-/// What an operation leaves in `out`, by its bits, on all instruction sets.
+/// Returns the bits that an operation writes to `out`, on all instruction sets.
 fn bits(out: &[f32], operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), crate::PoolError>) -> Vec<Vec<u32>> {
     let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
     let run = |isa| {
@@ -280,43 +280,44 @@ fn bits(out: &[f32], operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), cra
     Isa::available().into_iter().map(run).collect()
 }
 
-/// NaN stays NaN, and spreads no further than it must, where vectors are whole and where they end.
+/// NaN affects only its own element, in whole vectors and in the tail.
 #[test]
-fn nan_stays_nan() {
+fn nan_propagates_to_its_own_element_only() {
     const WIDTH: usize = 37;
     let clean = numbers(2 * WIDTH, 1);
     for at in [0, 20, WIDTH - 1] {
-        let alone = |out: &[u32]| out.iter().enumerate().all(|(i, x)| f32::from_bits(*x).is_nan() == (i == at));
+        let is_alone = |out: &[u32]| out.iter().enumerate().all(|(i, x)| f32::from_bits(*x).is_nan() == (i == at));
         let mut x = clean.to_vec();
         x[at] = f32::NAN;
         for activation in ACTIVATIONS {
             let out = bits(&x, |exec, x| activate(exec, x, activation));
-            assert!(out.iter().all(|out| alone(out)), "{activation:?} at {at}");
+            assert!(out.iter().all(|out| is_alone(out)), "{activation:?} at {at}");
         }
-        assert!(bits(&x, |exec, x| softcap(exec, x, 2.0)).iter().all(|out| alone(out)), "at {at}");
+        assert!(bits(&x, |exec, x| softcap(exec, x, 2.0)).iter().all(|out| is_alone(out)), "at {at}");
         let clipped = bits(&x, |exec, x| clip(exec, RowsMut::new(x, WIDTH, 0), WIDTH, 0.5));
-        assert!(clipped.iter().all(|out| alone(out)), "at {at}");
+        assert!(clipped.iter().all(|out| is_alone(out)), "at {at}");
         for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain([GPT_OSS]) {
             for half in [0, WIDTH] {
                 let mut gate_up = clean.to_vec();
                 gate_up[half + at] = f32::NAN;
                 let out = bits(&[0.0; WIDTH], |exec, out| gated(exec, &gate_up, WIDTH, gating, out));
-                assert!(out.iter().all(|out| alone(out)), "{gating:?} at {at} of {half}");
+                assert!(out.iter().all(|out| is_alone(out)), "{gating:?} at {at} of {half}");
             }
         }
     }
 }
 
-/// A row, or where rows do not matter an element, has the same bits alone and among others.
+/// Row-wise operations are batch invariant: a row has the same bits alone and among others. For elementwise operations
+/// the same holds for groups of elements.
 #[test]
-fn rows_are_alike_whatever_is_beside_them() {
+fn rows_are_batch_invariant() {
     const WIDTH: usize = 43;
     type Operation<'a> = &'a dyn Fn(&Exec<'_>, &[f32], &mut [f32]) -> Result<(), crate::PoolError>;
     let (weight, bias) = (numbers(WIDTH, 2), numbers(WIDTH, 3));
     let weights = &NormWeights { weight: Some(&weight), bias: Some(&bias), weight_offset: 1.0, eps: EPS };
     let of_heads = &NormWeights { weight: Some(&weight[..20]), bias: Some(&bias[..20]), ..*weights };
     let (x, out) = (numbers(5 * 2 * WIDTH, 4), numbers(5 * WIDTH, 5));
-    // With the length of a row, and how many inputs there are for an output.
+    // Operation, length of a row, and number of inputs per output.
     let operations: [(Operation<'_>, usize, usize); 11] = [
         (&|exec, x, out| rms_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
         (&|exec, x, out| layer_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
@@ -341,7 +342,7 @@ fn rows_are_alike_whatever_is_beside_them() {
 }
 
 #[test]
-fn neighbours_that_hardly_differ_are_normalized() {
+fn rows_of_small_variance_are_normalized() {
     check_norms(2, 2, 52_366);
 }
 
@@ -351,7 +352,7 @@ proptest! {
     #[test]
     fn any_width_agrees_with_f64(rows in 1usize..5, width in 1usize..200, seed in any::<u16>()) {
         check_norms(rows, width, seed.into());
-        check_gates(rows, width, seed.into());
+        check_activations(rows, width, seed.into());
         check_sums(rows, width, seed.into());
         check_limits(rows, width, seed.into());
     }

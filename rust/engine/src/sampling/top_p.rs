@@ -48,9 +48,9 @@ fn last_of_nucleus(row: Weighted<'_>, share: f64) -> Candidate {
     if lowest == highest {
         return last_of_equals(row, lowest, mass - above);
     }
-    let mut places = Vec::new();
-    logits::places_between(row.isa, row.logits, lowest, highest, &mut places);
-    let weighted = places.into_iter().map(|place| (row.candidate(place as usize), row.weight(place as usize)));
+    let mut indices = Vec::new();
+    logits::indices_between(row.isa, row.logits, lowest, highest, &mut indices);
+    let weighted = indices.into_iter().map(|index| (row.candidate(index as usize), row.weight(index as usize)));
     let mut weighted: Vec<(Candidate, f64)> = weighted.filter(|(_, weight)| *weight > 0.0).collect();
     last_to_reach(&mut weighted, above, mass, by_likelihood).unwrap_or(row.last)
 }

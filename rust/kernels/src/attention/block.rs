@@ -1,22 +1,22 @@
-//! One block of tokens for a tile of rows: what is the same however numbers are stored.
+//! Attention of a tile of rows over one block of tokens: the parts that do not depend on the KV format.
 
 use std::ops::Range;
 
 use super::ATTENTION_BLOCK;
-use super::record::Line;
+use super::softmax_state::Line;
 use crate::arch::{Kernel, LANES, LINE, Simd};
 use crate::kv::{KvStore, PAGE_TOKENS, PageId};
 use crate::math::tanh;
 
-/// Pages of a block.
+/// Number of pages of a block.
 pub(super) const BLOCK_PAGES: usize = ATTENTION_BLOCK / PAGE_TOKENS;
 
-/// Vectors that accumulators may take, so that operands still find registers.
+/// Returns the number of vector registers for accumulators, which leaves enough for operands.
 pub(super) const fn registers<S: Simd>() -> usize {
     S::TILE_ROWS * S::TILE_PANELS
 }
 
-/// The most rows of a tile: as many as leave registers for K and V.
+/// Returns the maximum number of rows of a tile, which leaves registers for K and V.
 pub(super) const fn widest_tile<S: Simd>() -> usize {
     match registers::<S>() {
         16.. => 8,
@@ -25,53 +25,53 @@ pub(super) const fn widest_tile<S: Simd>() -> usize {
     }
 }
 
-/// How Q meets K and probabilities meet V.
+/// Arithmetic of the products Q x K and probabilities x V for a KV format.
 pub(super) trait Arithmetic: Sized + Send + Sync + 'static {
-    /// K and V of one head in one page; the default where there is none.
+    /// K and V of one head in one page; the default value if there is no page.
     type Page<'a>: Copy + Default + Send + Sync;
 
-    /// One head in one page.
+    /// Returns one head in one page.
     fn page(store: &KvStore, layer: usize, page: PageId, head: usize) -> Self::Page<'_>;
 
-    /// Words of a row of a tile's Q.
+    /// Returns the number of f32 words of a packed row of Q.
     fn query_words(key_dim: usize) -> usize;
 
-    /// Lays out `query`, a head of Q, times `scale` as row `row` of a tile of `rows`.
+    /// Packs `query`, a head of Q, times `scale` as row `row` of a tile of `rows` rows.
     fn pack<S: Simd>(simd: S, query: &[f32], scale: f32, row: usize, rows: usize, tile: &mut [f32]);
 
-    /// Computes the records of a block.
+    /// Computes the softmax states of a block.
     fn run<S: Simd, const R: usize>(simd: S, block: TileBlock<'_, '_, Self, R>);
 }
 
-/// K and V of one head in the pages of a block; empty where no row of the task looks.
+/// K and V of one head in the pages of a block. Pages that no row of the task attends to are empty.
 pub(super) type BlockPages<'s, A> = [<A as Arithmetic>::Page<'s>; BLOCK_PAGES];
 
-/// Probabilities of a row as codes of two digits: the first and the second of every token.
+/// Quantized probabilities of a row: two int8 digits for every token, `[digit][page][token]`.
 pub(super) type Digits = [[[i8; LANES]; BLOCK_PAGES]; 2];
 
-/// Buffers of a tile, for as many rows as it has or more.
-pub(super) struct Room<'a> {
-    /// Scores and then probabilities.
+/// Buffers for at least the rows of a tile.
+pub(super) struct TileBuffers<'a> {
+    /// Scores, later probabilities.
     pub(super) scores: &'a mut [[Line; BLOCK_PAGES]],
     pub(super) digits: &'a mut [Digits],
 }
 
-/// Computes the records of `R` rows over one block.
+/// Computes the softmax states of `R` rows over one block.
 pub(super) struct TileBlock<'a, 's, A: Arithmetic, const R: usize> {
     pub(super) pages: &'a BlockPages<'s, A>,
-    /// Pages whose K is to be fetched while these are worked on.
+    /// Pages whose K is prefetched while `pages` are processed.
     pub(super) next: &'a BlockPages<'s, A>,
-    /// The tile's Q, as [`Arithmetic::pack`] laid it out.
+    /// Q of the tile, packed by [`Arithmetic::pack`].
     pub(super) q: &'a [f32],
     pub(super) key_dim: usize,
-    pub(super) sight: Sight<R>,
+    pub(super) mask: BlockMask<R>,
     pub(super) softcap: Option<f32>,
-    pub(super) bias: Option<Bias<R>>,
+    pub(super) bias: Option<AlibiBias<R>>,
     pub(super) value_vectors: usize,
-    pub(super) room: Room<'a>,
-    /// `R` records, overwritten.
-    pub(super) records: &'a mut [Line],
-    /// Whether this tile is the first to touch the block.
+    pub(super) buffers: TileBuffers<'a>,
+    /// Output: `R` softmax states.
+    pub(super) states: &'a mut [Line],
+    /// Whether to prefetch: true for the first tile of a block.
     pub(super) prefetch: bool,
 }
 
@@ -80,7 +80,7 @@ impl<A: Arithmetic, const R: usize> Kernel for TileBlock<'_, '_, A, R> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // Code for tiles that an instruction set does not use is not even made.
+        // No code is generated for tile sizes that an instruction set does not use.
         if const { R <= widest_tile::<S>() } {
             A::run(simd, self);
         } else {
@@ -90,7 +90,7 @@ impl<A: Arithmetic, const R: usize> Kernel for TileBlock<'_, '_, A, R> {
 }
 
 impl<A: Arithmetic, const R: usize> TileBlock<'_, '_, A, R> {
-    /// What becomes of a raw score: cap, bias and mask.
+    /// Applies softcap, ALiBi bias and mask to a raw score.
     #[inline(always)]
     pub(super) fn finish_score<S: Simd>(
         &self,
@@ -109,22 +109,22 @@ impl<A: Arithmetic, const R: usize> TileBlock<'_, '_, A, R> {
             score = bias.add(simd, row, page, score);
         }
         if masked {
-            score = self.sight.select(simd, row, page, score, f32::NEG_INFINITY);
+            score = self.mask.select(simd, row, page, score, f32::NEG_INFINITY);
         }
         score
     }
 }
 
-/// ALiBi: what is added to the scores of a block by how far its tokens are from each row of a tile.
-pub(super) struct Bias<const R: usize> {
-    /// Of each row's head, in units of the scores: of log2.
+/// ALiBi bias of the scores of a block, by the distance of its tokens from each row of a tile.
+pub(super) struct AlibiBias<const R: usize> {
+    /// Slope of each row's head, times log2(e).
     pub(super) slopes: [f32; R],
-    /// Position of the block's first token less that of each row. Distances rather than positions are multiplied, so
-    /// that no digit is lost far from the start of a sequence.
+    /// Position of the first token of the block minus the position of each row. Slopes are multiplied by distances rather
+    /// than positions, which keeps precision far from the start of a sequence.
     pub(super) starts: [f32; R],
 }
 
-impl<const R: usize> Bias<R> {
+impl<const R: usize> AlibiBias<R> {
     #[inline(always)]
     fn add<S: Simd>(&self, simd: S, row: usize, page: usize, score: S::F32) -> S::F32 {
         const TOKENS: [f32; PAGE_TOKENS] =
@@ -135,17 +135,17 @@ impl<const R: usize> Bias<R> {
     }
 }
 
-/// Which tokens of a block the rows of a tile see.
-pub(super) struct Sight<const R: usize> {
-    /// Tokens that each row sees; 0..0 where it sees none.
+/// Attention mask of the rows of a tile over the tokens of a block.
+pub(super) struct BlockMask<const R: usize> {
+    /// Visible tokens of each row; 0..0 if there are none.
     pub(super) rows: [Range<usize>; R],
-    /// Pages that some row sees.
+    /// Pages that are visible to some row.
     pub(super) pages: Range<usize>,
-    /// Pages that every row sees in full.
+    /// Pages that are completely visible to every row.
     shared: Range<usize>,
 }
 
-impl<const R: usize> Sight<R> {
+impl<const R: usize> BlockMask<R> {
     pub(super) fn new(rows: [Range<usize>; R]) -> Self {
         let (mut first_start, mut last_start) = (ATTENTION_BLOCK, 0);
         let (mut first_end, mut last_end) = (ATTENTION_BLOCK, 0);
@@ -164,43 +164,44 @@ impl<const R: usize> Sight<R> {
         }
     }
 
-    /// Whether some row does not see all of these pages.
+    /// Returns whether any token of these pages is masked for some row.
     #[inline(always)]
-    pub(super) fn masks(&self, first: usize, pages: usize) -> bool {
+    pub(super) fn is_partial(&self, first: usize, pages: usize) -> bool {
         first < self.shared.start || first + pages > self.shared.end
     }
 
-    /// Tokens of a page as a row sees them: `hidden` where it does not.
+    /// Replaces the lanes of masked tokens of a page by `masked`.
     #[inline(always)]
-    pub(super) fn select<S: Simd>(&self, simd: S, row: usize, page: usize, tokens: S::F32, hidden: f32) -> S::F32 {
+    pub(super) fn select<S: Simd>(&self, simd: S, row: usize, page: usize, tokens: S::F32, masked: f32) -> S::F32 {
         let start = page * PAGE_TOKENS;
         let Range { start: from, end: to } = self.rows[row];
-        simd.select_range(from.saturating_sub(start), to.saturating_sub(start), tokens, simd.splat(hidden))
+        simd.select_range(from.saturating_sub(start), to.saturating_sub(start), tokens, simd.splat(masked))
     }
 }
 
-/// Asks for element `index` of a slice, or for what lies there where it has not that many.
+/// Prefetches element `index` of a slice. The index may be out of bounds.
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, T>(simd: S, slice: &[T], index: usize) {
     simd.prefetch(slice.as_ptr().wrapping_add(index).cast());
 }
 
-/// Half of the cache lines of the next pages, asked for in equal steps. While scores are computed V of these pages is
-/// on its way; of the next K one half comes during the softmax and the other beside V, so that memory never rests.
+/// Prefetch of one half of the K of the next pages, in equal steps. While scores are computed, V of the current pages is
+/// prefetched; of the next K, one half is prefetched during the softmax and the other with the product with V. Memory is
+/// thus always busy.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     first: usize,
     step: usize,
 }
 
-impl Ahead {
-    /// Of a page's K, half 0 or 1. Nothing where `wanted` is false.
-    pub(super) fn new<T>(keys: &[T], half: usize, steps: usize, wanted: bool) -> Self {
+impl Prefetch {
+    /// Plans the prefetch of half 0 or 1 of the K of a page in `steps` steps. Does nothing unless `enabled`.
+    pub(super) fn new<T>(keys: &[T], half: usize, steps: usize, enabled: bool) -> Self {
         let lines = size_of_val(keys).div_ceil(LINE).div_ceil(2);
-        Self { first: half * lines, step: if wanted { lines.div_ceil(steps) } else { 0 } }
+        Self { first: half * lines, step: if enabled { lines.div_ceil(steps) } else { 0 } }
     }
 
-    /// Step `index` of the half in `keys`.
+    /// Prefetches step `index`.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd, T>(self, simd: S, keys: &[T], index: usize) {
         let first = self.first + index * self.step;
@@ -210,7 +211,7 @@ impl Ahead {
     }
 }
 
-/// The largest lane, none of which is NaN.
+/// Returns the largest lane. No lane may be NaN.
 #[inline(always)]
 pub(super) fn largest_lane<S: Simd>(simd: S, value: S::F32) -> f32 {
     let mut lanes = simd.to_array(value);

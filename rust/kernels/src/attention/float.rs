@@ -1,24 +1,24 @@
-//! Pages of floating-point numbers: both products are chains of multiply-adds, all accumulators in registers.
+//! Attention over floating-point pages: both products are chains of multiply-adds with all accumulators in registers.
 
-// Plain counting loops over small arrays of registers: iterators over several arrays at once hide what is computed.
+// Index loops over small arrays of registers are more readable here than iterators over several arrays.
 #![allow(clippy::needless_range_loop)]
 
 use std::marker::PhantomData;
 
-use super::block::{Ahead, Arithmetic, TileBlock, largest_lane, prefetch, registers};
-use super::record;
+use super::block::{Arithmetic, Prefetch, TileBlock, largest_lane, prefetch, registers};
+use super::softmax_state;
 use crate::arch::{LANES, Simd};
 use crate::kv::{KvElement, KvStore, PAGE_TOKENS, PageId};
 use crate::math::exp2;
 
-/// Numbers stored as `E`, computed as f32.
+/// Arithmetic of pages stored as `E`, computed in f32.
 pub(super) struct Float<E>(PhantomData<E>);
 
 /// K and V of one head in one page.
 pub(super) struct FloatPage<'a, E: KvElement> {
-    /// `[key_dim][token]`
+    /// K, `[key_dim][token]`.
     keys: &'a [[E::Stored; LANES]],
-    /// `[token][value_vectors]`
+    /// V, `[token][value_vectors]`.
     values: &'a [[E::Stored; LANES]],
 }
 
@@ -47,7 +47,7 @@ impl<E: KvElement> Arithmetic for Float<E> {
         key_dim
     }
 
-    /// `[key_dim][row]`
+    /// Packs Q as `[key_dim][row]`.
     #[inline(always)]
     fn pack<S: Simd>(_: S, query: &[f32], scale: f32, row: usize, rows: usize, tile: &mut [f32]) {
         for (to, value) in tile[row..].iter_mut().step_by(rows).zip(query) {
@@ -82,13 +82,13 @@ impl<E: KvElement> Arithmetic for Float<E> {
 
 type Block<'a, 's, E, const R: usize> = TileBlock<'a, 's, Float<E>, R>;
 
-/// Scores of all pages that some row sees, -inf where a row does not see a token, and each row's largest by lanes.
+/// Computes the scores of all visible pages, with -inf for masked tokens, and returns the lane-wise maximum of each row.
 #[inline(always)]
 fn all_scores<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_, '_, E, R>) -> [S::F32; R] {
     let mut max = [simd.splat(f32::NEG_INFINITY); R];
-    let mut page = block.sight.pages.start;
-    while page < block.sight.pages.end {
-        let left = block.sight.pages.end - page;
+    let mut page = block.mask.pages.start;
+    while page < block.mask.pages.end {
+        let left = block.mask.pages.end - page;
         if const { R * 4 <= registers::<S>() } && left >= 4 {
             scores::<S, E, R, 4>(simd, block, page, &mut max);
             page += 4;
@@ -103,7 +103,7 @@ fn all_scores<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<
     max
 }
 
-/// Scores of `P` pages.
+/// Computes the scores of `P` pages.
 #[inline(always)]
 fn scores<S: Simd, E: KvElement, const R: usize, const P: usize>(
     simd: S,
@@ -132,41 +132,41 @@ fn scores<S: Simd, E: KvElement, const R: usize, const P: usize>(
             }
         }
     }
-    let masked = block.sight.masks(first, P);
+    let masked = block.mask.is_partial(first, P);
     for r in 0..R {
         for p in 0..P {
             let score = block.finish_score(simd, r, first + p, masked, sums[r][p]);
-            // The maximum second: it is kept where the score is NaN, and the score makes the sum NaN.
+            // The maximum is the second operand, which is kept if the score is NaN. The NaN score makes the sum NaN.
             max[r] = simd.max(score, max[r]);
-            simd.store(score, &mut block.room.scores[r][first + p].0);
+            simd.store(score, &mut block.buffers.scores[r][first + p].0);
         }
     }
 }
 
-/// Turns scores into 2^(score - maximum) and writes the heads of the records.
+/// Replaces scores by 2^(score - maximum) and writes the headers of the states.
 #[inline(always)]
 fn softmax<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_, '_, E, R>, max: [S::F32; R]) {
-    let record_lines = 1 + block.value_vectors;
+    let state_lines = 1 + block.value_vectors;
     for r in 0..R {
-        if block.sight.rows[r].is_empty() {
-            block.records[r * record_lines] = record::head(f32::NEG_INFINITY, 0.0);
+        if block.mask.rows[r].is_empty() {
+            block.states[r * state_lines] = softmax_state::header(f32::NEG_INFINITY, 0.0);
             continue;
         }
         let max = simd.splat(largest_lane(simd, max[r]));
         let mut sum = simd.splat(0.0);
-        for page in block.sight.pages.clone() {
+        for page in block.mask.pages.clone() {
             let next = block.next[page].keys;
-            Ahead::new(next, 0, R, block.prefetch).prefetch(simd, next, r);
-            let line = &mut block.room.scores[r][page].0;
+            Prefetch::new(next, 0, R, block.prefetch).prefetch(simd, next, r);
+            let line = &mut block.buffers.scores[r][page].0;
             let probability = exp2(simd, simd.sub(simd.load(line), max));
             sum = simd.add(sum, probability);
             simd.store(probability, line);
         }
-        block.records[r * record_lines] = record::head(simd.to_array(max)[0], simd.reduce_add(sum));
+        block.states[r * state_lines] = softmax_state::header(simd.to_array(max)[0], simd.reduce_add(sum));
     }
 }
 
-/// `C` vectors of output columns from `first` on: token by token, so that every row adds its tokens in order.
+/// Computes `C` vectors of output columns from `first` on. Every row sums its tokens in order.
 #[inline(always)]
 fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
     simd: S,
@@ -174,11 +174,11 @@ fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
     first: usize,
 ) {
     let mut sums = [[simd.splat(0.0); C]; R];
-    for page in block.sight.pages.clone() {
+    for page in block.mask.pages.clone() {
         let tokens = block.pages[page].values.chunks_exact(block.value_vectors);
         let next = block.next[page].keys;
-        let ahead = Ahead::new(next, 1, PAGE_TOKENS, block.prefetch);
-        let masked = block.sight.masks(page, 1);
+        let ahead = Prefetch::new(next, 1, PAGE_TOKENS, block.prefetch);
+        let masked = block.mask.is_partial(page, 1);
         for (token, values) in tokens.enumerate().take(PAGE_TOKENS) {
             ahead.prefetch(simd, next, token);
             let Some((values, _)) = values[first..].split_first_chunk::<C>() else { break };
@@ -187,21 +187,21 @@ fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
                 value[c] = E::widen(simd, &values[c]);
             }
             for r in 0..R {
-                // What a row does not see must not be multiplied by 0 either: it may be infinite or NaN.
-                if masked && !block.sight.rows[r].contains(&(page * PAGE_TOKENS + token)) {
+                // Masked tokens are skipped rather than multiplied by 0, because they may be infinite or NaN.
+                if masked && !block.mask.rows[r].contains(&(page * PAGE_TOKENS + token)) {
                     continue;
                 }
-                let probability = simd.splat(block.room.scores[r][page].0[token]);
+                let probability = simd.splat(block.buffers.scores[r][page].0[token]);
                 for c in 0..C {
                     sums[r][c] = simd.mul_add(probability, value[c], sums[r][c]);
                 }
             }
         }
     }
-    let record_lines = 1 + block.value_vectors;
+    let state_lines = 1 + block.value_vectors;
     for r in 0..R {
         for c in 0..C {
-            simd.store(sums[r][c], &mut block.records[r * record_lines + 1 + first + c].0);
+            simd.store(sums[r][c], &mut block.states[r * state_lines + 1 + first + c].0);
         }
     }
 }

@@ -1,18 +1,19 @@
-//! Attention over the pages of the key-value cache: one recurrence for prefill, decode and verification.
+//! Paged attention with online softmax: one recurrence for prefill, decode and verification of draft tokens.
 //!
-//! A row attends in blocks of [`ATTENTION_BLOCK`] tokens at absolute positions. Each block starts from a fresh
-//! (maximum, sum, accumulator) and the blocks that the row sees are merged from left to right ([`record`]). Inside a
-//! block ([`block`]) a page's scores are the lanes of a vector; a score is one chain of multiply-adds over the columns
-//! of K and an output column is one chain over the tokens ([`float`]), or both are exact sums of integers ([`codes`]).
-//! A sink joins a row's sum when its blocks are merged. So the operations behind a row's output depend on its position,
-//! the shape and the data alone: how rows are cut into tiles and tasks ([`plan`]) changes none of them.
+//! A row attends to blocks of [`ATTENTION_BLOCK`] tokens at absolute positions. Each block starts from a new online
+//! softmax state (maximum, sum, accumulator), and the states of the visible blocks are merged from left to right
+//! ([`softmax_state`]). Inside a block ([`block`]) the lanes of a score vector are the tokens of a page. A score is one
+//! chain of multiply-adds over the columns of K, and an output column is one chain over the tokens ([`float`]); with an
+//! int8 cache both are exact integer sums ([`int8`]). An attention sink is added to the sum when the blocks are merged.
+//! The operations behind a row's output therefore depend only on its position, the shape and the data, not on how rows
+//! are partitioned into tiles and tasks ([`plan`]).
 
 mod block;
-mod codes;
 mod float;
+mod int8;
 mod plan;
-mod record;
 mod shape;
+mod softmax_state;
 #[cfg(test)]
 mod tests;
 
@@ -22,12 +23,12 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use block::{Arithmetic, BLOCK_PAGES, Bias, BlockPages, Digits, Room, Sight, TileBlock};
-use codes::Codes;
+use block::{AlibiBias, Arithmetic, BLOCK_PAGES, BlockMask, BlockPages, Digits, TileBlock, TileBuffers};
 use float::Float;
+use int8::Int8;
 use plan::{Plan, Task};
-use record::{Finish, Line, Merge};
 pub use shape::{AttentionSequence, AttentionShape};
+use softmax_state::{Finalize, Line, Merge};
 
 use crate::arch::{Kernel, Simd};
 use crate::disjoint::Tiles;
@@ -35,20 +36,20 @@ use crate::kv::{Bf16, F16, F32, KvFormat, KvShape, KvStore, PAGE_TOKENS, value_v
 use crate::rows::Rows;
 use crate::{Exec, PoolError};
 
-/// Tokens of a block, counted from position 0: part of what a row's output is, not a matter of speed.
+/// Number of tokens of a block, counted from position 0. Changing it changes result bits.
 pub const ATTENTION_BLOCK: usize = 256;
 
-const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a page lies in one block");
+const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a block is a whole number of pages");
 
-/// Attention of `q: [m, heads * key_dim]` over one layer of `store`, into `out: [m, heads * value_dim]`. Rows of `out`
-/// that belong to no sequence are left as they are.
+/// Computes the attention of `q: [m, heads * key_dim]` over one layer of `store` into `out: [m, heads * value_dim]`.
+/// Rows of `out` that belong to no sequence are unchanged.
 ///
 /// # Errors
 /// [`PoolError`] if the run was cancelled or a task panicked.
 ///
 /// # Panics
-/// If shapes do not fit each other or the store, the sequences' rows overlap or are not in ascending order, or a page
-/// that must be read does not exist.
+/// If shapes do not match each other or the store, the rows of sequences overlap or are not in ascending order, or a
+/// page that must be read is out of bounds.
 pub fn attention(
     exec: &Exec<'_>,
     q: Rows<'_>,
@@ -59,53 +60,67 @@ pub fn attention(
     out: &mut [f32],
 ) -> Result<(), PoolError> {
     let KvShape { layers, kv_heads, key_dim, value_dim } = store.shape();
-    assert!(layer < layers, "layer {layer} of {layers}");
-    assert_eq!((shape.kv_heads, shape.key_dim, shape.value_dim), (kv_heads, key_dim, value_dim), "the store's shape");
-    assert!(shape.heads.is_multiple_of(kv_heads), "{} heads share {kv_heads} of K and V", shape.heads);
-    assert!(shape.window != Some(0), "a row sees itself");
-    for (what, of_heads) in [("slopes", shape.slopes), ("sinks", shape.sinks)] {
-        assert!(of_heads.is_none_or(|of| of.len() == shape.heads), "{what} of {} heads", shape.heads);
+    assert!(layer < layers, "layer {layer} is out of bounds for {layers} layers");
+    assert_eq!(
+        (shape.kv_heads, shape.key_dim, shape.value_dim),
+        (kv_heads, key_dim, value_dim),
+        "kv_heads, key_dim and value_dim must be those of the store"
+    );
+    assert!(
+        shape.heads.is_multiple_of(kv_heads),
+        "heads must be a multiple of kv_heads ({kv_heads}), got {}",
+        shape.heads
+    );
+    assert!(shape.window != Some(0), "window must be >= 1, got 0");
+    for (name, values) in [("slopes", shape.slopes), ("sinks", shape.sinks)] {
+        if let Some(values) = values {
+            assert_eq!(values.len(), shape.heads, "{name} must have one element per head");
+        }
     }
     let mut next_row = 0;
     for sequence in sequences {
-        assert!(sequence.first_row >= next_row, "sequences in ascending order of rows");
+        assert!(sequence.first_row >= next_row, "rows of sequences must be ascending and must not overlap");
         next_row = sequence.first_row + sequence.rows;
         let tokens = sequence.tokens();
-        assert!(sequence.pages.len() * PAGE_TOKENS >= tokens, "a page for each of {tokens} tokens");
+        let pages = sequence.pages.len();
+        assert!(pages * PAGE_TOKENS >= tokens, "page table of {pages} pages is too short for {tokens} tokens");
     }
-    assert!(next_row <= q.rows() && next_row * shape.heads * value_dim <= out.len(), "rows of the sequences");
+    assert!(
+        next_row <= q.rows() && next_row * shape.heads * value_dim <= out.len(),
+        "q and out must have the {next_row} rows of the sequences"
+    );
 
     let call = Call { exec, q, store, layer, shape, sequences };
     match store.format() {
         KvFormat::F32 => call.run::<Float<F32>>(out),
         KvFormat::F16 => call.run::<Float<F16>>(out),
         KvFormat::Bf16 => call.run::<Float<Bf16>>(out),
-        KvFormat::Int8 => call.run::<Codes>(out),
+        KvFormat::Int8 => call.run::<Int8>(out),
     }
 }
 
-/// Buffers of a thread, kept from call to call.
+/// Buffers of a thread, reused between calls.
 #[derive(Default)]
 struct Buffers {
-    /// Q of each tile.
+    /// Packed Q of each tile.
     q: Vec<f32>,
-    /// `[tile's row][page of the block]`: scores and then probabilities.
+    /// Scores, later probabilities, `[row of the tile][page of the block]`.
     scores: Vec<Line>,
-    /// `[tile's row]`
+    /// Quantized probabilities, `[row of the tile]`.
     digits: Vec<Digits>,
-    /// `[tile's row]`: records of the block at hand.
+    /// Softmax states of the current block, `[row of the tile]`.
     block: Vec<Line>,
-    /// `[row]`: records of all blocks so far.
+    /// Merged softmax states of all blocks so far, `[row]`.
     state: Vec<Line>,
 }
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::default();
-    /// Records of tasks that were cut into spans of blocks; at most [`plan::PARTIAL_BYTES`].
+    /// Softmax states of tasks that are split over KV blocks; at most [`plan::PARTIAL_BYTES`].
     static PARTIALS: RefCell<Vec<Line>> = RefCell::default();
 }
 
-/// The first `len` elements of a buffer that only grows. What they hold is left over from earlier calls.
+/// Returns the first `len` elements of a buffer, growing it if necessary. Their contents are unspecified.
 fn grown<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     if buffer.len() < len {
         buffer.resize(len, T::default());
@@ -123,15 +138,15 @@ struct Call<'a> {
     sequences: &'a [AttentionSequence<'a>],
 }
 
-/// Rows of a task that are computed together: they share every load of K and V.
+/// Rows of a task that are computed together and share every load of K and V.
 struct Tile {
-    /// Rows of those that share a head of K and V; those past the end of the last tile repeat its last row.
+    /// Rows, among those that share a head of K and V.
     rows: Range<usize>,
-    /// Rows that the kernel computes: 1, 2, 4 or 8.
+    /// Number of rows that the kernel computes: 1, 2, 4 or 8. Rows past the end repeat the last row.
     width: usize,
 }
 
-/// Asks an instruction set for the most rows of a tile.
+/// Query of the maximum number of rows of a tile for an instruction set.
 struct WidestTile;
 
 impl Kernel for WidestTile {
@@ -166,14 +181,14 @@ impl Call<'_> {
         for task in &plan.tasks[..plan.spans] {
             let (span, rest) = partials.split_at_mut(task.partial_lines(shape));
             partials = rest;
-            // One task writes it and one, in the next run, reads it: the lock is never contended.
+            // One task writes a span, and one task of the next run reads it, so the lock is never contended.
             spans.push(Mutex::new(span));
         }
         let attend = |index: usize| {
             let task = &plan.tasks[index];
             BUFFERS.with_borrow_mut(|buffers| match spans.get(index).map(|span| span.lock()) {
                 Some(Ok(mut span)) => self.attend::<A>(task, buffers, Some(&mut span)),
-                // A lock is poisoned by a panic in its task, which ends the run.
+                // Only a panic in the task poisons its lock, and the panic already ends the run.
                 Some(Err(_)) => {}
                 None => {
                     self.attend::<A>(task, buffers, None);
@@ -185,10 +200,10 @@ impl Call<'_> {
         if plan.splits.is_empty() {
             return Ok(());
         }
-        // A poisoned lock would have ended the run.
+        // No lock is poisoned: a panic would have ended the run.
         let spans: Vec<_> =
             spans.into_iter().map(|span| span.into_inner().unwrap_or_else(PoisonError::into_inner)).collect();
-        // One head of K and V at a time, so that there is work for every thread.
+        // One task per head of K and V, so that there is work for every thread.
         let head = |index: usize| {
             let split = plan.splits[index / shape.kv_heads].clone();
             let task = &plan.tasks[split.start];
@@ -204,17 +219,17 @@ impl Call<'_> {
         exec.pool.run(plan.splits.len() * shape.kv_heads, &head, exec.cancel)
     }
 
-    /// Computes the blocks of `task`: merged into `buffers.state`, or each on its own into `span`.
+    /// Computes the softmax states of the blocks of `task`: merged into `buffers.state`, or separately into `span`.
     fn attend<A: Arithmetic>(&self, task: &Task, buffers: &mut Buffers, mut span: Option<&mut [Line]>) {
-        let record_lines = record::lines(self.shape.value_dim);
+        let state_lines = softmax_state::lines(self.shape.value_dim);
         let (rows, head_rows) = (task.rows(self.shape), task.head_rows(self.shape));
         let tiles = self.tiles(head_rows);
         let q = self.pack_q::<A>(task, &tiles, &mut buffers.q);
         let scores = grown(&mut buffers.scores, 8 * BLOCK_PAGES);
         let digits = grown(&mut buffers.digits, 8);
-        let records = grown(&mut buffers.block, 8 * record_lines);
-        let state = grown(&mut buffers.state, rows * record_lines);
-        record::clear(state, record_lines);
+        let states = grown(&mut buffers.block, 8 * state_lines);
+        let state = grown(&mut buffers.state, rows * state_lines);
+        softmax_state::clear(state, state_lines);
         let mut pages = self.block_pages::<A>(task, task.blocks.start, task.kv_heads.start);
         for (index, block) in task.blocks.clone().enumerate() {
             let mut q = q;
@@ -229,16 +244,16 @@ impl Call<'_> {
                 for (number, tile) in tiles.iter().enumerate() {
                     let (tile_q, others) = q.split_at(A::query_words(self.shape.key_dim) * tile.width);
                     q = others;
-                    let records = &mut records[..tile.width * record_lines];
-                    let room = Room { scores: scores.as_chunks_mut().0, digits };
+                    let states = &mut states[..tile.width * state_lines];
+                    let buffers = TileBuffers { scores: scores.as_chunks_mut().0, digits };
                     let tile_block = TileArguments {
                         block,
                         kv_head: head,
                         pages: &pages,
                         next: &next,
                         q: tile_q,
-                        room,
-                        records,
+                        buffers,
+                        states,
                         prefetch: number == 0,
                     };
                     match tile.width {
@@ -247,12 +262,12 @@ impl Call<'_> {
                         4 => self.tile_block::<A, 4>(task, tile, tile_block),
                         _ => self.tile_block::<A, 8>(task, tile, tile_block),
                     }
-                    let records = &records[..tile.rows.len() * record_lines];
-                    let first = (first_row + tile.rows.start) * record_lines;
-                    let place = first..first + records.len();
+                    let states = &states[..tile.rows.len() * state_lines];
+                    let first = (first_row + tile.rows.start) * state_lines;
+                    let place = first..first + states.len();
                     match &mut span {
-                        Some(span) => span[index * rows * record_lines..][place].copy_from_slice(records),
-                        None => self.exec.isa.run(Merge { state: &mut state[place], block: records, record_lines }),
+                        Some(span) => span[index * rows * state_lines..][place].copy_from_slice(states),
+                        None => self.exec.isa.run(Merge { state: &mut state[place], block: states, state_lines }),
                     }
                 }
                 pages = next;
@@ -260,40 +275,40 @@ impl Call<'_> {
         }
     }
 
-    /// Merges the blocks of some rows of a task that was cut into `spans`, in the order of the blocks, into
-    /// `buffers.state`.
+    /// Merges the blocks of `rows` of a task that was split into `spans`, in block order, into `buffers.state`.
     fn merge(&self, task: &Task, rows: Range<usize>, spans: &[&mut [Line]], buffers: &mut Buffers) {
-        let record_lines = record::lines(self.shape.value_dim);
-        let state = grown(&mut buffers.state, rows.len() * record_lines);
-        record::clear(state, record_lines);
+        let state_lines = softmax_state::lines(self.shape.value_dim);
+        let state = grown(&mut buffers.state, rows.len() * state_lines);
+        softmax_state::clear(state, state_lines);
         for span in spans {
-            for block in span.chunks_exact(task.rows(self.shape) * record_lines) {
-                let block = &block[rows.start * record_lines..rows.end * record_lines];
-                self.exec.isa.run(Merge { state, block, record_lines });
+            for block in span.chunks_exact(task.rows(self.shape) * state_lines) {
+                let block = &block[rows.start * state_lines..rows.end * state_lines];
+                self.exec.isa.run(Merge { state, block, state_lines });
             }
         }
     }
 
-    /// Writes the output of some rows of a task from their records.
+    /// Writes the output of `rows` of a task from their softmax states.
     fn finish(&self, task: &Task, rows: Range<usize>, state: &[Line], cells: &Tiles<'_, f32>) {
-        let records = state.chunks_exact(record::lines(self.shape.value_dim));
-        for (row, record) in rows.zip(records) {
+        let states = state.chunks_exact(softmax_state::lines(self.shape.value_dim));
+        for (row, state) in rows.zip(states) {
             let head_rows = task.head_rows(self.shape);
             let (query, head) = self.query_and_head(task, task.kv_heads.start + row / head_rows, row % head_rows);
             let cell = (self.sequences[task.sequence].first_row + query) * self.shape.heads + head;
             let mut cell = cells.take(cell);
             let sink = self.shape.sinks.map(|sinks| sinks[head] * LOG2_E);
-            self.exec.isa.run(Finish { record, sink, out: cell.contiguous() });
+            self.exec.isa.run(Finalize { state, sink, out: cell.contiguous() });
         }
     }
 
-    /// Row `row` of those that share a head of K and V: which query of the sequence and which head it is. The heads of
-    /// a query lie side by side.
+    /// Returns the query and the head of row `row` among the rows that share a head of K and V. Rows are ordered by query,
+    /// then by head.
     fn query_and_head(&self, task: &Task, kv_head: usize, row: usize) -> (usize, usize) {
         let group = self.shape.heads / self.shape.kv_heads;
         (task.queries.start + row / group, kv_head * group + row % group)
     }
 
+    /// Partitions rows into tiles.
     fn tiles(&self, rows: usize) -> Vec<Tile> {
         let widest = self.exec.isa.run(WidestTile);
         let tile = |start: usize| {
@@ -303,11 +318,11 @@ impl Call<'_> {
         (0..rows).step_by(widest).map(tile).collect()
     }
 
-    /// Q of each head's tiles, scaled so that 2^score is what the softmax adds up.
+    /// Packs Q for the tiles of each head. Q is scaled so that the softmax sums 2^score.
     fn pack_q<'q, A: Arithmetic>(&self, task: &Task, tiles: &[Tile], q: &'q mut Vec<f32>) -> &'q [f32] {
         let key_dim = self.shape.key_dim;
         let words = A::query_words(key_dim);
-        // A cap is on the score itself.
+        // A softcap applies to the unscaled score; the factor log2(e) follows after it.
         let base = if self.shape.softcap.is_some() { 1.0 } else { LOG2_E };
         let q = grown(q, task.kv_heads.len() * tiles.iter().map(|tile| tile.width * words).sum::<usize>());
         let mut rest = &mut *q;
@@ -330,7 +345,7 @@ impl Call<'_> {
         q
     }
 
-    /// The pages of a block that any row of the task sees, in one head.
+    /// Returns the pages of a block, for one head, that any row of the task attends to.
     fn block_pages<A: Arithmetic>(&self, task: &Task, block: usize, kv_head: usize) -> BlockPages<'_, A> {
         let sequence = &self.sequences[task.sequence];
         let visible = |query| self.shape.visible(sequence, query);
@@ -345,7 +360,7 @@ impl Call<'_> {
     }
 
     fn tile_block<A: Arithmetic, const R: usize>(&self, task: &Task, tile: &Tile, arguments: TileArguments<'_, '_, A>) {
-        let TileArguments { block, kv_head, pages, next, q, room, records, prefetch } = arguments;
+        let TileArguments { block, kv_head, pages, next, q, buffers, states, prefetch } = arguments;
         let sequence = &self.sequences[task.sequence];
         let start = block * ATTENTION_BLOCK;
         let rows: [(usize, usize); R] = std::array::from_fn(|lane| {
@@ -353,12 +368,12 @@ impl Call<'_> {
         });
         let visible = rows.map(|(query, _)| {
             let Range { start: from, end: to } = self.shape.visible(sequence, query);
-            // Empty ranges, of rows that see nothing of this block, are 0..0.
+            // Rows that see no token of this block have the range 0..0.
             let to = to.saturating_sub(start).min(ATTENTION_BLOCK);
             let from = from.saturating_sub(start);
             if from < to { from..to } else { 0..0 }
         });
-        let bias = self.shape.slopes.map(|slopes| Bias {
+        let bias = self.shape.slopes.map(|slopes| AlibiBias {
             slopes: rows.map(|(_, head)| slopes[head] * LOG2_E),
             starts: rows.map(|(query, _)| (start as isize - (sequence.first_position + query) as isize) as f32),
         });
@@ -367,18 +382,18 @@ impl Call<'_> {
             next,
             q,
             key_dim: self.shape.key_dim,
-            sight: Sight::new(visible),
+            mask: BlockMask::new(visible),
             softcap: self.shape.softcap,
             bias,
             value_vectors: value_vectors(self.shape.value_dim),
-            room,
-            records,
+            buffers,
+            states,
             prefetch,
         });
     }
 }
 
-/// Lays out a row of a tile's Q.
+/// Packs one row of Q into a tile.
 struct Pack<'a, A> {
     query: &'a [f32],
     scale: f32,
@@ -397,14 +412,14 @@ impl<A: Arithmetic> Kernel for Pack<'_, A> {
     }
 }
 
-/// What [`Call::tile_block`] hands through.
+/// Arguments of [`Call::tile_block`].
 struct TileArguments<'a, 's, A: Arithmetic> {
     block: usize,
     kv_head: usize,
     pages: &'a BlockPages<'s, A>,
     next: &'a BlockPages<'s, A>,
     q: &'a [f32],
-    room: Room<'a>,
-    records: &'a mut [Line],
+    buffers: TileBuffers<'a>,
+    states: &'a mut [Line],
     prefetch: bool,
 }

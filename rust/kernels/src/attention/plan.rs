@@ -1,26 +1,27 @@
-//! How the work is cut into tasks. Nothing here changes a bit of the result.
+//! Partitioning of attention into tasks. It has no effect on result bits.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use super::record::{self, Line};
+use super::softmax_state::{self, Line};
 use super::{ATTENTION_BLOCK, AttentionSequence, AttentionShape};
 
-/// Rows (queries times heads) of a task: enough to use each block of K and V several times while
-/// it is in the cache, few enough to keep Q and the accumulators there too and to notice a cancellation soon.
+/// Number of rows (queries times heads) of a task: enough to reuse each block of K and V while it is cached, few enough
+/// to keep Q and the accumulators cached and to react to cancellation quickly.
 const TASK_ROWS: usize = 64;
 
-/// Tasks for each thread that work is cut into where it would otherwise leave threads idle.
+/// Number of tasks per thread that long tasks are split into, so that no thread is idle.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Bytes of records that tasks cut into spans may leave for merging; tasks beyond that stay whole.
+/// Maximum bytes of softmax states that split tasks keep for merging. Tasks beyond it are not split.
 pub(super) const PARTIAL_BYTES: usize = 16 << 20;
 
-/// Rows of a sequence, of the heads that share some heads of K and V, over some blocks.
+/// Unit of parallel work: queries of a sequence, for some heads of K and V, over a range of KV blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Task {
     pub(super) sequence: usize,
-    /// One after the other in each block: they lie side by side in memory, which is read faster in longer runs.
+    /// Heads of K and V, processed in order within each block: they are contiguous in memory, and longer contiguous
+    /// reads are faster.
     pub(super) kv_heads: Range<usize>,
     /// Rows of the sequence.
     pub(super) queries: Range<usize>,
@@ -28,33 +29,33 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Rows: queries times heads.
+    /// Returns the number of rows: queries times heads.
     pub(super) fn rows(&self, shape: &AttentionShape<'_>) -> usize {
         self.kv_heads.len() * self.head_rows(shape)
     }
 
-    /// Rows that share a head of K and V.
+    /// Returns the number of rows that share a head of K and V.
     pub(super) fn head_rows(&self, shape: &AttentionShape<'_>) -> usize {
         self.queries.len() * (shape.heads / shape.kv_heads)
     }
 
-    /// Lines of the records of all blocks and rows.
+    /// Returns the number of lines of the softmax states of all blocks and rows.
     pub(super) fn partial_lines(&self, shape: &AttentionShape<'_>) -> usize {
-        self.blocks.len() * self.rows(shape) * record::lines(shape.value_dim)
+        self.blocks.len() * self.rows(shape) * softmax_state::lines(shape.value_dim)
     }
 }
 
-/// Tasks for the pool.
+/// Tasks of a call. Long tasks are split over KV blocks (split-KV, as in flash decoding).
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// First `spans` spans of tasks that were cut, those of one task next to each other; their records are merged
-    /// later. Then whole tasks, in a stretch for each thread, the longest of a stretch first.
+    /// The first `spans` tasks are spans of split tasks, grouped by task; their softmax states are merged afterwards.
+    /// Whole tasks follow, in one contiguous range per thread, each range sorted by descending cost.
     pub(super) tasks: Vec<Task>,
-    /// For each task that was cut: its spans in `tasks`.
+    /// Indices in `tasks` of the spans of each split task.
     pub(super) splits: Vec<Range<usize>>,
-    /// Lines of all spans' records.
+    /// Number of lines of the softmax states of all spans.
     pub(super) partial_lines: usize,
-    /// How many of `tasks` are spans.
+    /// Number of spans in `tasks`.
     pub(super) spans: usize,
 }
 
@@ -62,7 +63,7 @@ impl Plan {
     pub(super) fn new(shape: &AttentionShape<'_>, sequences: &[AttentionSequence<'_>], threads: usize) -> Self {
         let mut whole = whole_tasks(shape, sequences, threads);
         let cost = |task: &Task| task.blocks.len() * task.kv_heads.len() * task.head_rows(shape).div_ceil(8);
-        // Long tasks first: short ones fill the gaps at the end.
+        // Longest tasks first, so that short ones balance the load at the end.
         whole.sort_by_key(|task| Reverse(cost(task)));
         let total: usize = whole.iter().map(cost).sum();
         let share = total.div_ceil(threads * TASKS_PER_THREAD).max(1);
@@ -86,7 +87,7 @@ impl Plan {
             plan.partial_lines += lines;
         }
         plan.spans = plan.tasks.len();
-        // Each thread begins with a stretch of its own: dealt like cards, every stretch has long ones, and first.
+        // Each thread starts with its own range of tasks. Round-robin gives every range long tasks, in descending order.
         plan.tasks.extend((0..threads).flat_map(|thread| rest.iter().skip(thread).step_by(threads)).cloned());
         plan
     }
@@ -102,13 +103,13 @@ fn whole_tasks(shape: &AttentionShape<'_>, sequences: &[AttentionSequence<'_>], 
             let start = shape.visible(rows, queries.start).start;
             let end = shape.visible(rows, queries.end - 1).end;
             let blocks = start / ATTENTION_BLOCK..end.div_ceil(ATTENTION_BLOCK);
-            // Heads stay together where blocks alone are enough to share out.
-            let together =
+            // A task has several heads only if there are enough blocks for all threads.
+            let task_heads =
                 if blocks.len() < threads * TASKS_PER_THREAD { 1 } else { TASK_ROWS / (group * queries.len()) };
-            for head in (0..shape.kv_heads).step_by(together.max(1)) {
+            for head in (0..shape.kv_heads).step_by(task_heads.max(1)) {
                 tasks.push(Task {
                     sequence,
-                    kv_heads: head..shape.kv_heads.min(head + together.max(1)),
+                    kv_heads: head..shape.kv_heads.min(head + task_heads.max(1)),
                     queries: queries.clone(),
                     blocks: blocks.clone(),
                 });

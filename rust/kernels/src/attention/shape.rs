@@ -1,4 +1,4 @@
-//! What a call of attention is about: whose rows, and what is computed of them.
+//! Arguments of attention: the rows of each sequence, and the attention variant of a layer.
 
 use std::ops::Range;
 
@@ -7,57 +7,58 @@ use crate::kv::PageId;
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionSequence<'a> {
-    /// The sequence's first row in Q and in the output.
+    /// First row of the sequence in Q and in the output.
     pub first_row: usize,
-    /// How many rows it has there.
+    /// Number of rows of the sequence.
     pub rows: usize,
-    /// Position of the first of them. K and V of all rows are in the pages already.
+    /// Position of the first row. K and V of all rows must be in the pages already.
     pub first_position: usize,
-    /// The page of every [`PAGE_TOKENS`](crate::kv::PAGE_TOKENS) positions. Pages wholly outside the window are not
-    /// looked at and may be [`PAGE_NONE`](crate::kv::PAGE_NONE).
+    /// Page table: one entry per [`PAGE_TOKENS`](crate::kv::PAGE_TOKENS) positions. Pages completely out of the window
+    /// are not read and may be [`PAGE_NONE`](crate::kv::PAGE_NONE).
     pub pages: &'a [PageId],
 }
 
 impl AttentionSequence<'_> {
-    /// Tokens of the sequence up to the last of these rows: where they see what comes after them, all there are.
+    /// Returns the number of tokens up to the last row. With bidirectional attention this is the whole sequence.
     pub(super) fn tokens(&self) -> usize {
         self.first_position + self.rows
     }
 }
 
-/// What one layer's attention computes.
+/// Shape and variant of the attention of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionShape<'a> {
-    /// Heads of Q; head h reads K and V of head `h / (heads / kv_heads)`.
+    /// Number of heads of Q; head h reads head `h / (heads / kv_heads)` of K and V.
     pub heads: usize,
-    /// Heads of K and V.
+    /// Number of heads of K and V.
     pub kv_heads: usize,
     /// Columns of a head of Q and K.
     pub key_dim: usize,
     /// Columns of a head of V and of the output.
     pub value_dim: usize,
-    /// Factor of the scores.
+    /// Factor that scores are multiplied by.
     pub scale: f32,
-    /// Whether a row also sees the tokens after it (encoders): the sequence ends with its last row.
+    /// Whether rows also attend to later tokens (encoders). The sequence must end with its last row.
     pub bidirectional: bool,
-    /// The row at position p sees positions `p - window + 1 ..= p`, or all up to p; where it also sees the tokens after
-    /// it, `p - window + 1 ..= p + window - 1`, or all.
+    /// Sliding window: the row at position p attends to positions `p - window + 1 ..= p`, or
+    /// `p - window + 1 ..= p + window - 1` if bidirectional. `None` means no limit.
     pub window: Option<usize>,
-    /// Scores s become `softcap * tanh(s / softcap)`.
+    /// Logit soft-capping: scores s become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
-    /// ALiBi (Press et al. 2022): `slope * (position of the key - position of the query)` is added to the scaled and
-    /// capped score. `[heads]`
+    /// ALiBi slopes (Press et al. 2022), `[heads]`: `slope * (key position - query position)` is added to the scaled and
+    /// capped score.
     pub slopes: Option<&'a [f32]>,
-    /// Attention sinks (gpt-oss): a logit of each head that takes part in the softmax beside the scores and adds no
-    /// value to the output. `[heads]`
+    /// Attention sinks (gpt-oss), `[heads]`: a logit per head that takes part in the softmax and adds no value to the
+    /// output.
     pub sinks: Option<&'a [f32]>,
 }
 
 impl AttentionShape<'_> {
-    /// Positions that row `row` of the sequence sees: its own at least. Neither end decreases from row to row.
+    /// Returns the positions that row `row` of the sequence attends to, at least its own. Both ends are non-decreasing
+    /// over rows.
     pub(super) fn visible(&self, sequence: &AttentionSequence<'_>, row: usize) -> Range<usize> {
         let position = sequence.first_position + row;
-        // Its own position is the first of the window on either side.
+        // The window includes the row's own position, on both sides.
         let before = self.window.map_or(position, |window| position.min(window - 1));
         let end = match (self.bidirectional, self.window) {
             (false, _) => position + 1,

@@ -1,5 +1,5 @@
-//! Every pass against the plainest loop, on every instruction set of this machine, on buffers that end where memory
-//! ends; and the same bits from all of them.
+//! Every pass against a scalar loop, on guarded buffers and on every instruction set of this machine, which must all give
+//! the same bits.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::guard::Guarded;
 
-/// Coarse numbers, so that ties abound; some are forbidden, some far away, some denormal or a signed zero.
+/// Generates coarse logits, so that ties are frequent, and some that are masked, extreme, denormal or signed zeros.
 fn logit() -> impl Strategy<Value = f32> {
     prop_oneof![
         8 => (-40..40).prop_map(|number| number as f32 / 4.0),
@@ -29,10 +29,10 @@ fn near(got: f64, wanted: f64) -> bool {
 }
 
 #[test]
-fn weights_are_off_by_less_than_2e_15() {
+fn weights_have_a_relative_error_below_2e_15() {
     let steps = 400_000;
     for place in 0..=steps {
-        // Dense near zero, and up to where f64 ends.
+        // Dense near zero, down to the limit of f64.
         let part = f64::from(place) / f64::from(steps);
         let logit = (-708.0 * part.powi(3)) as f32;
         let (got, wanted) = (weight(logit, 0.0), f64::from(logit).exp());
@@ -41,7 +41,7 @@ fn weights_are_off_by_less_than_2e_15() {
 }
 
 #[test]
-fn weights_never_rise_as_logits_fall() {
+fn weights_are_monotonic() {
     let mut logit = 0.0_f32;
     let mut last = 1.0;
     for _ in 0..2_000_000 {
@@ -64,7 +64,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn passes_agree_with_the_plainest_loops(
+    fn passes_agree_with_scalar_loops(
         logits in vec(logit(), 1..400),
         thresholds in [logit(), logit(), logit()],
         cut in 0..400_usize,
@@ -103,7 +103,7 @@ proptest! {
 
             let (from, to) = (thresholds[1], thresholds[2]);
             let mut places = vec![7];
-            places_between(isa, &logits, from, to, &mut places);
+            indices_between(isa, &logits, from, to, &mut places);
             let between = (0..).zip(logits.iter()).filter(|(_, logit)| from <= **logit && **logit <= to);
             prop_assert_eq!(places, between.map(|(place, _)| place).collect::<Vec<u32>>());
 
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_not_a_logit_is_seen_wherever_it_is(len in 1..300_usize, place in 0..300_usize, is_nan: bool) {
+    fn nan_and_infinity_are_detected_at_every_index(len in 1..300_usize, place in 0..300_usize, is_nan: bool) {
         let mut logits = vec![1.0; len];
         logits[place % len] = if is_nan { f32::NAN } else { f32::INFINITY };
         for isa in Isa::available() {

@@ -1,9 +1,9 @@
-//! Every function against f64, on every instruction set of this machine.
+//! Accuracy of every function against f64, on every instruction set of this machine.
 
 use super::*;
 use crate::arch::{Isa, Kernel};
 
-/// A function of this module by name, over a slice.
+/// Kernel that applies a function of this module to a slice.
 struct Apply<'a> {
     function: Function,
     x: &'a [f32],
@@ -50,13 +50,13 @@ fn apply(isa: Isa, function: Function, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Numbers from `from` to `to`, not a multiple of sixteen of them.
+/// Returns evenly spaced numbers from `from` to `to`. Their count is not a multiple of sixteen.
 fn sweep(from: f32, to: f32) -> Vec<f32> {
     const STEPS: u32 = 100_003;
     (0..STEPS).map(|i| from + (to - from) * (i as f32 / (STEPS - 1) as f32)).collect()
 }
 
-/// erf by its series, good to 1e-9 for |x| <= 4.
+/// Computes erf by its series, accurate to 1e-9 for |x| <= 4.
 fn erf64(x: f64) -> f64 {
     if x.abs() > 4.0 {
         return x.signum();
@@ -69,7 +69,7 @@ fn erf64(x: f64) -> f64 {
     sum * std::f64::consts::FRAC_2_SQRT_PI
 }
 
-/// The largest |got - wanted| / max(|wanted|, floor), in units of f32's rounding.
+/// Returns the largest |got - wanted| / max(|wanted|, floor) in units of the f32 epsilon.
 fn worst(got: &[f32], x: &[f32], wanted: impl Fn(f64) -> f64, floor: f64) -> f64 {
     let error = |(got, x): (&f32, &f32)| {
         let wanted = wanted(f64::from(*x));
@@ -97,7 +97,7 @@ fn exp_is_within_two_ulp() {
 }
 
 #[test]
-fn exp_is_exact_at_its_ends() {
+fn exp_is_exact_at_zero_and_at_its_limits() {
     on_every_isa(|isa| {
         let x = [0.0, -0.0, -88.0, -104.0, -1e30, f32::NEG_INFINITY, 88.8, 1e30, f32::INFINITY];
         let wanted = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, f32::INFINITY, f32::INFINITY, f32::INFINITY];
@@ -107,7 +107,7 @@ fn exp_is_exact_at_its_ends() {
 }
 
 #[test]
-fn exp2_is_within_two_ulp_and_exact_at_its_ends() {
+fn exp2_is_within_two_ulp_and_exact_at_its_limits() {
     on_every_isa(|isa| {
         for (from, to) in [(-126.0, 126.9), (-1.0, 1.0), (-1e-3, 1e-3)] {
             let x = sweep(from, to);
@@ -132,9 +132,9 @@ fn tanh_and_erf_are_within_a_few_ulp() {
     });
 }
 
-/// Gates are held to absolute error below 1, where the layer's other summands set the scale.
+/// Below 1 the absolute error counts, because other summands of the layer set the scale.
 #[test]
-fn gates_agree_with_f64() {
+fn activations_agree_with_f64() {
     let silu = |x: f64| x / (1.0 + (-x).exp());
     let swish = |x: f64| x / (1.0 + (-1.702 * x).exp());
     let gelu = |x: f64| 0.5 * x * (1.0 + erf64(x / 2f64.sqrt()));

@@ -1,7 +1,7 @@
-//! Against a naive f64 oracle, and bit by bit against itself under every way of cutting the work.
+//! Attention against a naive f64 oracle, and bitwise against itself under different partitions of the work.
 
+mod options;
 mod oracle;
-mod switches;
 
 use std::num::NonZeroUsize;
 
@@ -13,10 +13,10 @@ use crate::guard::Guarded;
 use crate::kv::{KvRow, PAGE_NONE, PageId};
 use crate::{Cancel, Pool};
 
-/// What a test computes: one sequence of `tokens` tokens, given K and V.
+/// Test case: one sequence of `tokens` tokens with random Q, K and V.
 #[derive(Debug, Clone)]
 struct Case {
-    /// Without slopes and sinks.
+    /// Shape without slopes and sinks, which the case owns.
     shape: AttentionShape<'static>,
     slopes: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
@@ -51,7 +51,7 @@ impl Case {
         [heads * key_dim, kv_heads * key_dim, kv_heads * value_dim]
     }
 
-    /// Q, K and V side by side, as one fused projection gives them: `[tokens, sum of widths]`.
+    /// Returns Q, K and V side by side, as a fused projection computes them: `[tokens, sum of widths]`.
     fn qkv(&self) -> Vec<f32> {
         let width: usize = self.widths().iter().sum();
         numbers(self.seed, self.tokens * width)
@@ -66,7 +66,7 @@ impl Case {
     }
 }
 
-/// Numbers in [-2, 2) that look random.
+/// Returns pseudorandom numbers in [-2, 2).
 fn numbers(seed: u32, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
@@ -78,7 +78,7 @@ fn numbers(seed: u32, len: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A sequence in a store, with its page table.
+/// Sequence in a store, with its page table.
 struct Cached<'a> {
     case: &'a Case,
     qkv: Vec<f32>,
@@ -86,7 +86,7 @@ struct Cached<'a> {
 }
 
 impl<'a> Cached<'a> {
-    /// Pages `first ..` of a store, in an order of no system.
+    /// Creates a sequence on the pages from `first` on, in shuffled order.
     fn new(case: &'a Case, first: PageId) -> Self {
         let count = case.tokens.div_ceil(PAGE_TOKENS) as u32;
         let step = (1..).map(|n| 5 * n + 2).find(|step| gcd(*step, count) == 1).expect("some number is coprime");
@@ -100,7 +100,7 @@ fn gcd(a: u32, b: u32) -> u32 {
 
 const LAYER: usize = 1;
 
-/// Q, K and V of the chunks' tokens: `[tokens, sum of widths]`.
+/// Returns Q, K and V of the tokens of the chunks: `[tokens, sum of widths]`.
 fn gather(chunks: &[(&Cached<'_>, Range<usize>)]) -> Vec<f32> {
     let stride: usize = chunks[0].0.case.widths().iter().sum();
     let mut data = Vec::new();
@@ -110,7 +110,7 @@ fn gather(chunks: &[(&Cached<'_>, Range<usize>)]) -> Vec<f32> {
     data
 }
 
-/// Writes K and V of the chunks' tokens.
+/// Writes K and V of the tokens of the chunks.
 fn write(exec: &Exec<'_>, store: &mut KvStore, chunks: &[(&Cached<'_>, Range<usize>)]) {
     let [q_width, k_width, v_width] = chunks[0].0.case.widths();
     let stride = q_width + k_width + v_width;
@@ -123,7 +123,7 @@ fn write(exec: &Exec<'_>, store: &mut KvStore, chunks: &[(&Cached<'_>, Range<usi
     store.write(exec, LAYER, &rows, keys, values).expect("write");
 }
 
-/// One call of attention for the chunks' tokens. Returns each chunk's output.
+/// Calls attention once for the tokens of the chunks and returns the output of each chunk.
 fn attend(exec: &Exec<'_>, store: &KvStore, chunks: &[(&Cached<'_>, Range<usize>)]) -> Vec<Vec<f32>> {
     let case = chunks[0].0.case;
     let (mut tables, mut sequences, mut first_row) = (Vec::new(), Vec::new(), 0);
@@ -146,7 +146,7 @@ fn attend(exec: &Exec<'_>, store: &KvStore, chunks: &[(&Cached<'_>, Range<usize>
     sequences.iter().map(output).collect()
 }
 
-/// Writes K and V of the chunks' tokens and attends.
+/// Writes K and V of the tokens of the chunks, then calls attention.
 fn step(exec: &Exec<'_>, store: &mut KvStore, chunks: &[(&Cached<'_>, Range<usize>)]) -> Vec<Vec<f32>> {
     write(exec, store, chunks);
     attend(exec, store, chunks)
@@ -165,8 +165,8 @@ fn run_chunks(isa: Isa, threads: usize, case: &Case, chunk: usize) -> Vec<f32> {
     out
 }
 
-/// The same sequence between two others of other lengths, in chunks of different sizes.
-fn run_in_company(isa: Isa, threads: usize, case: &Case, chunk: usize) -> Vec<f32> {
+/// Runs the sequence in a batch between two sequences of other lengths and chunk sizes.
+fn run_in_batch(isa: Isa, threads: usize, case: &Case, chunk: usize) -> Vec<f32> {
     let pool = Pool::new(NonZeroUsize::new(threads).expect("some"));
     let cancel = Cancel::new();
     let exec = Exec { isa, pool: &pool, cancel: &cancel };
@@ -200,7 +200,7 @@ fn assert_same_bits(got: &[f32], wanted: &[f32], what: &str) {
     }
 }
 
-/// Chunks, threads and company change no bit; and the oracle agrees, so that what is the same is also right.
+/// Checks that chunks, threads and other sequences change no bit, and that the output agrees with the oracle.
 fn check_invariance(case: &Case) {
     let wanted = oracle(case, 0..case.tokens);
     for isa in Isa::available() {
@@ -211,14 +211,14 @@ fn check_invariance(case: &Case) {
             assert_same_bits(&run_chunks(isa, threads, case, chunk), &whole, &what);
         }
         for (threads, chunk) in [(1, 64), (3, 19)] {
-            let what = format!("{} {case:?} in company in chunks of {chunk} on {threads} threads", isa.name());
-            assert_same_bits(&run_in_company(isa, threads, case, chunk), &whole, &what);
+            let what = format!("{} {case:?} in a batch in chunks of {chunk} on {threads} threads", isa.name());
+            assert_same_bits(&run_in_batch(isa, threads, case, chunk), &whole, &what);
         }
     }
 }
 
 #[test]
-fn cutting_the_work_changes_no_bit_without_a_window() {
+fn partitioning_changes_no_bit_without_a_window() {
     check_invariance(&Case::new(1, 16, None, KvFormat::F32, 1190));
     check_invariance(&Case::new(2, 20, None, KvFormat::F16, 700));
     check_invariance(&Case::new(4, 64, None, KvFormat::Bf16, 530));
@@ -230,7 +230,7 @@ fn cutting_the_work_changes_no_bit_without_a_window() {
 }
 
 #[test]
-fn cutting_the_work_changes_no_bit_in_a_window() {
+fn partitioning_changes_no_bit_with_a_window() {
     check_invariance(&Case::new(2, 16, Some(1), KvFormat::F16, 600));
     check_invariance(&Case::new(7, 20, Some(16), KvFormat::F32, 540));
     check_invariance(&Case::new(4, 64, Some(300), KvFormat::F16, 620));
@@ -240,7 +240,7 @@ fn cutting_the_work_changes_no_bit_in_a_window() {
     check_invariance(&Case::new(3, 34, Some(300), KvFormat::Int8, 900));
 }
 
-/// Dims of other models, keys and values of different widths, softcap.
+/// Head dimensions of other models, different widths of K and V, softcap.
 #[test]
 fn odd_shapes_agree_with_f64() {
     let dims = [(32, 80), (80, 32), (1, 1), (17, 33), (256, 256), (192, 128), (270, 16)];
@@ -255,7 +255,7 @@ fn odd_shapes_agree_with_f64() {
     }
 }
 
-/// A row is not touched by what later rows of the same tile and page hold, though it may be infinite or NaN.
+/// Later rows of the same tile and page do not affect a row, even if they are infinite or NaN.
 #[test]
 fn later_tokens_do_not_leak() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
@@ -273,14 +273,14 @@ fn later_tokens_do_not_leak() {
             let out = step(&exec, &mut store, &[(&cached, 0..case.tokens)]).remove(0);
             let width = case.shape.heads * case.shape.value_dim;
             assert_same_bits(&out[..token * width], &clean[..token * width], isa.name());
-            assert!(out[token * width..].iter().all(|x| x.is_nan()), "what sees a bad token is bad");
+            assert!(out[token * width..].iter().all(|x| x.is_nan()), "rows that attend to a non-finite token are NaN");
         }
     }
 }
 
-/// What is not finite in K or V alone, in one column, and in Q, is seen by its own head's rows alone.
+/// A non-finite element of K, V or Q in an int8 cache makes only the rows of its own head NaN.
 #[test]
-fn codes_say_what_is_not_finite() {
+fn int8_propagates_non_finite_elements() {
     let case = Case::new(2, 20, None, KvFormat::Int8, 40);
     let [q_width, k_width, v_width] = case.widths();
     let (stride, width) = (q_width + k_width + v_width, case.shape.heads * 20);
@@ -306,10 +306,9 @@ fn codes_say_what_is_not_finite() {
     }
 }
 
-/// Many light tokens beside one that outweighs each of them a thousand times still count: with the largest alone the
-/// output would be 1.
+/// Many tokens whose weight is a thousandth of the largest still count: with the largest alone the output would be 1.
 #[test]
-fn light_tokens_are_not_lost() {
+fn tokens_of_low_weight_are_not_lost() {
     let mut case = Case::new(1, 16, None, KvFormat::Int8, 256);
     case.shape.kv_heads = 1;
     case.shape.heads = 1;
@@ -330,9 +329,9 @@ fn light_tokens_are_not_lost() {
     }
 }
 
-/// How far codes are from exact attention: not a bound of any one element, but of their mean square.
+/// Bounds the mean square error of an int8 cache against exact attention.
 #[test]
-fn codes_are_near_exact_attention() {
+fn int8_is_close_to_exact_attention() {
     let exact = oracle(&Case::new(4, 64, None, KvFormat::F32, 700), 0..700);
     let got = run_chunks(Isa::best(), 2, &Case::new(4, 64, None, KvFormat::Int8, 700), 700);
     let square = |x: f64| x * x;
@@ -343,7 +342,7 @@ fn codes_are_near_exact_attention() {
 }
 
 #[test]
-fn a_raised_flag_ends_the_run() {
+fn a_set_cancel_flag_is_an_error() {
     let case = Case::new(2, 16, None, KvFormat::F32, 40);
     let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
     cancel.cancel();
@@ -357,7 +356,7 @@ fn a_raised_flag_ends_the_run() {
 }
 
 #[test]
-fn rows_without_a_sequence_are_left_alone() {
+fn rows_without_a_sequence_are_unchanged() {
     let case = Case::new(1, 16, None, KvFormat::F32, 8);
     let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
     let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };

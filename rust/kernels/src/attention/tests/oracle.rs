@@ -1,4 +1,4 @@
-//! Attention in f64, token by token.
+//! Reference implementation of attention in f64, token by token.
 
 use std::ops::Range;
 
@@ -6,27 +6,27 @@ use super::Case;
 use crate::attention::{ATTENTION_BLOCK, AttentionShape};
 use crate::kv::{KvFormat, int8};
 
-/// Attention of the rows at `positions` in f64, from Q, K and V as the format keeps them: each element and by how much
-/// f32, and in codes the digits of the probabilities, may miss it.
+/// Computes the attention of the rows at `positions` in f64, with K and V rounded to the format. Returns each element and
+/// its tolerance, from f32 rounding and, for int8, from quantizing probabilities.
 pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
     let AttentionShape { heads, kv_heads, key_dim, value_dim, scale, bidirectional, window, softcap, slopes, sinks } =
         case.shape();
     let [q_width, k_width, v_width] = case.widths();
     let stride = q_width + k_width + v_width;
     let qkv = case.qkv();
-    let kept = |numbers: &[f32]| -> Vec<f64> {
-        let kept = |x: &f32| match case.format {
+    let rounded = |numbers: &[f32]| -> Vec<f64> {
+        let round = |x: &f32| match case.format {
             KvFormat::F32 | KvFormat::Int8 => f64::from(*x),
             KvFormat::F16 => half::f16::from_f32(*x).to_f64(),
             KvFormat::Bf16 => half::bf16::from_f32(*x).to_f64(),
         };
         match case.format {
-            KvFormat::Int8 => int8::reference(numbers).iter().map(kept).collect(),
-            _ => numbers.iter().map(kept).collect(),
+            KvFormat::Int8 => int8::reference(numbers).iter().map(round).collect(),
+            _ => numbers.iter().map(round).collect(),
         }
     };
     let heads_of = |first: usize, width: usize, head: usize| -> Vec<Vec<f64>> {
-        (0..case.tokens).map(|token| kept(&qkv[token * stride + first + head * width..][..width])).collect()
+        (0..case.tokens).map(|token| rounded(&qkv[token * stride + first + head * width..][..width])).collect()
     };
     let keys: Vec<_> = (0..kv_heads).map(|head| heads_of(q_width, key_dim, head)).collect();
     let values: Vec<_> = (0..kv_heads).map(|head| heads_of(q_width + k_width, value_dim, head)).collect();
@@ -42,8 +42,11 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
             let kv_head = head / (heads / kv_heads);
             let (keys, values, scales) = (&keys[kv_head], &values[kv_head], &scales[kv_head]);
             let q = &qkv[position * stride + head * key_dim..][..key_dim];
-            let q =
-                if case.format == KvFormat::Int8 { coded_query(q) } else { q.iter().map(|x| f64::from(*x)).collect() };
+            let q = if case.format == KvFormat::Int8 {
+                quantized_query(q)
+            } else {
+                q.iter().map(|x| f64::from(*x)).collect()
+            };
             let bias =
                 |token: usize| slopes.map_or(0.0, |slopes| f64::from(slopes[head]) * (token as f64 - position as f64));
             let score = |token: &usize| {
@@ -57,7 +60,7 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum = weights.iter().sum::<f64>() + (sink - max).exp();
             let mut output = vec![0.0; value_dim];
-            // The largest weight, with the scale of V, in each token's block.
+            // Largest weight times scale of V in each block.
             let mut heaviest = vec![0f64; case.tokens.div_ceil(ATTENTION_BLOCK)];
             for (token, weight) in tokens.iter().zip(&weights) {
                 output.iter_mut().zip(&values[*token]).for_each(|(output, value)| *output += weight / sum * value);
@@ -66,7 +69,7 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
             }
             let mut tolerance = vec![2e-5; value_dim];
             for (token, weight) in tokens.iter().zip(&weights) {
-                // A large bias takes digits from the score that it is added to: a product and a sum are rounded.
+                // Adding a large bias to a score loses precision: a product and a sum are rounded.
                 let rounding = weight / sum * bias(*token).abs() * f64::from(f32::EPSILON);
                 // Half a step of the second digit.
                 let step = if case.format == KvFormat::Int8 {
@@ -84,8 +87,8 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
     out
 }
 
-/// Q in codes of one scale for 256 columns.
-fn coded_query(q: &[f32]) -> Vec<f64> {
+/// Quantizes and dequantizes Q with one scale for 256 columns.
+fn quantized_query(q: &[f32]) -> Vec<f64> {
     let coded = |group: &[f32]| -> Vec<f64> {
         let largest = group.iter().fold(0f32, |largest, x| largest.max(x.abs()));
         let scale = largest / 127.0;

@@ -1,15 +1,15 @@
-//! What some architectures need and others leave off: sight in both directions, slopes, sinks, one latent head.
+//! Options of some architectures: bidirectional attention, ALiBi slopes, attention sinks, multi-head latent attention.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The slopes that ALiBi gives a power of two of heads.
+/// Returns the slopes of ALiBi for a power of two of heads.
 fn slopes(heads: usize) -> Vec<f32> {
     (1..=heads).map(|head| (-8.0 * head as f32 / heads as f32).exp2()).collect()
 }
 
-/// Logits below, among and above the scores.
+/// Returns sink logits below, among and above the scores.
 fn sinks(heads: usize) -> Vec<f32> {
     numbers(5, heads).iter().map(|x| 4.0 * x).collect()
 }
@@ -21,7 +21,7 @@ fn with_all(mut case: Case) -> Case {
     case
 }
 
-/// A store that holds K and V of every token, and the sequence in it.
+/// Creates a store with K and V of every token, and the sequence in it.
 fn filled<'a>(exec: &Exec<'_>, case: &'a Case) -> (Cached<'a>, KvStore) {
     let cached = Cached::new(case, 0);
     let mut store = case.store(cached.table.len());
@@ -29,7 +29,7 @@ fn filled<'a>(exec: &Exec<'_>, case: &'a Case) -> (Cached<'a>, KvStore) {
     (cached, store)
 }
 
-/// Output of some rows of a sequence whose tokens are all in the pages.
+/// Computes the output of some rows of a sequence whose tokens are all in the pages.
 fn run_rows(isa: Isa, threads: usize, case: &Case, rows: Range<usize>) -> Vec<f32> {
     let pool = Pool::new(NonZeroUsize::new(threads).expect("some"));
     let cancel = Cancel::new();
@@ -38,8 +38,9 @@ fn run_rows(isa: Isa, threads: usize, case: &Case, rows: Range<usize>) -> Vec<f3
     attend(&exec, &store, &[(&cached, rows)]).remove(0)
 }
 
-/// Threads, company and how many of the last rows are asked for change no bit; and the oracle agrees.
-fn check_both_directions(mut case: Case) {
+/// Checks that threads, other sequences and the number of requested rows change no bit, and that the output agrees with
+/// the oracle.
+fn check_bidirectional(mut case: Case) {
     case.shape.bidirectional = true;
     let wanted = oracle(&case, 0..case.tokens);
     let width = case.shape.heads * case.shape.value_dim;
@@ -51,14 +52,14 @@ fn check_both_directions(mut case: Case) {
             let rows = run_rows(isa, threads, &case, first..case.tokens);
             assert_same_bits(&rows, &whole[first * width..], &format!("{what} from {first} on {threads} threads"));
         }
-        let in_company = run_in_company(isa, 2, &case, case.tokens + 41);
-        assert_same_bits(&in_company, &whole, &format!("{what} in company"));
+        let in_batch = run_in_batch(isa, 2, &case, case.tokens + 41);
+        assert_same_bits(&in_batch, &whole, &format!("{what} in a batch"));
     }
 }
 
 #[test]
-fn cutting_the_work_changes_no_bit_with_slopes_and_sinks() {
-    // So long that one task computes both heads of K and V.
+fn partitioning_changes_no_bit_with_slopes_and_sinks() {
+    // Long enough that one task computes both heads of K and V.
     check_invariance(&with_all(Case::new(3, 20, None, KvFormat::F16, 830)));
     check_invariance(&with_all(Case::new(7, 16, Some(300), KvFormat::F32, 560)));
     check_invariance(&with_all(Case::new(2, 34, None, KvFormat::Int8, 830)));
@@ -66,17 +67,17 @@ fn cutting_the_work_changes_no_bit_with_slopes_and_sinks() {
 }
 
 #[test]
-fn cutting_the_work_changes_no_bit_in_both_directions() {
-    check_both_directions(Case::new(1, 16, None, KvFormat::F32, 530));
-    check_both_directions(Case::new(3, 33, Some(65), KvFormat::Bf16, 333));
-    check_both_directions(Case::new(2, 20, Some(300), KvFormat::Int8, 700));
-    check_both_directions(Case::new(2, 20, Some(usize::MAX), KvFormat::F16, 270));
-    check_both_directions(with_all(Case::new(7, 18, Some(1), KvFormat::F16, 300)));
-    check_both_directions(with_all(Case::new(5, 16, None, KvFormat::Int8, 530)));
-    check_both_directions(with_all(Case::new(5, 16, None, KvFormat::F32, 530)));
+fn partitioning_changes_no_bit_with_bidirectional_attention() {
+    check_bidirectional(Case::new(1, 16, None, KvFormat::F32, 530));
+    check_bidirectional(Case::new(3, 33, Some(65), KvFormat::Bf16, 333));
+    check_bidirectional(Case::new(2, 20, Some(300), KvFormat::Int8, 700));
+    check_bidirectional(Case::new(2, 20, Some(usize::MAX), KvFormat::F16, 270));
+    check_bidirectional(with_all(Case::new(7, 18, Some(1), KvFormat::F16, 300)));
+    check_bidirectional(with_all(Case::new(5, 16, None, KvFormat::Int8, 530)));
+    check_bidirectional(with_all(Case::new(5, 16, None, KvFormat::F32, 530)));
 }
 
-/// The latent form of MLA (DeepSeek-V2): one head of K and V that all of Q's share, wider than any other.
+/// MLA (DeepSeek-V2): all heads of Q share one wide head of K and V.
 #[test]
 fn many_heads_share_one_latent_head() {
     for (heads, format) in [4, 128].into_iter().flat_map(|heads| KvFormat::ALL.iter().map(move |f| (heads, *f))) {
@@ -93,7 +94,7 @@ fn many_heads_share_one_latent_head() {
     }
 }
 
-/// A row in both directions sees its window and nothing else, though it may be infinite or NaN.
+/// Bidirectional rows see only their window, even if tokens outside it are infinite or NaN.
 #[test]
 fn tokens_outside_the_window_do_not_leak() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
@@ -119,8 +120,8 @@ fn tokens_outside_the_window_do_not_leak() {
     }
 }
 
-/// Far from the start of a sequence, where f32 does not tell the products of a slope and neighbouring positions apart,
-/// the same neighbours give the same bits.
+/// Far from the start of a sequence, f32 cannot distinguish the products of a slope with neighbouring positions. The same
+/// relative distances must give the same bits.
 #[test]
 fn slopes_are_exact_at_any_position() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| [(isa, KvFormat::F32), (isa, KvFormat::Int8)]) {
@@ -142,7 +143,7 @@ fn slopes_are_exact_at_any_position() {
     }
 }
 
-/// Slopes of 0 and sinks of no weight are as good as none; a sink that outweighs all tokens leaves nothing of them.
+/// Slopes of 0 and sinks without weight have no effect; a sink that outweighs all tokens makes the output 0.
 #[test]
 fn extreme_slopes_and_sinks() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
@@ -163,7 +164,7 @@ fn extreme_slopes_and_sinks() {
     }
 }
 
-/// A sink does not hide that a row saw what is not finite.
+/// A sink does not hide non-finite K and V.
 #[test]
 fn sinks_keep_nan() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
@@ -181,16 +182,16 @@ fn sinks_keep_nan() {
 }
 
 #[test]
-#[should_panic(expected = "sinks of 4 heads")]
-fn sinks_of_other_heads_are_refused() {
+#[should_panic(expected = "sinks must have one element per head")]
+fn sinks_of_the_wrong_length_are_refused() {
     let mut case = Case::new(2, 16, None, KvFormat::F32, 8);
     case.sinks = Some(vec![0.0; 3]);
     run_chunks(Isa::best(), 1, &case, 8);
 }
 
 #[test]
-#[should_panic(expected = "slopes of 4 heads")]
-fn slopes_of_other_heads_are_refused() {
+#[should_panic(expected = "slopes must have one element per head")]
+fn slopes_of_the_wrong_length_are_refused() {
     let mut case = Case::new(2, 16, None, KvFormat::F32, 8);
     case.slopes = Some(vec![0.0; 5]);
     run_chunks(Isa::best(), 1, &case, 8);
@@ -215,7 +216,7 @@ proptest! {
         case.shape = AttentionShape { value_dim, bidirectional, softcap, ..case.shape };
         case.slopes = slopes.map(|slopes| slopes[..2 * group].to_vec());
         case.sinks = sinks.map(|sinks| sinks[..2 * group].to_vec());
-        // In both directions any of the last rows may be asked for, once K and V of all are there.
+        // With bidirectional attention, any number of trailing rows can be requested once K and V of all are written.
         let first = if bidirectional { chunk.min(tokens) - 1 } else { 0 };
         let wanted = oracle(&case, first..tokens);
         for isa in Isa::available() {

@@ -1,43 +1,43 @@
-//! Pages of int8 codes: both products are sums of bytes' products in i32, which are exact in any order.
+//! Attention over int8 pages: both products are i32 sums of byte products, which are exact in any order.
 //!
-//! A row's Q becomes codes with one scale for each group of [`GROUP`] columns. Its probabilities are multiplied with
-//! the scales of V and become codes of two digits, `first + second / 127`, with one scale for the block: 14 bits below
-//! the block's largest. With 7 bits the many tokens of a long context that weigh less than a 254th of the largest would
-//! vanish, and together they can be most of the sum. Both digits are in 0..=127, so that they mean the same with and
-//! without a bias.
+//! Q of a row is quantized with one scale for each group of [`GROUP`] columns. Probabilities are multiplied by the scales
+//! of V and quantized as two digits, `first + second / 127`, with one scale for the block: 14 bits relative to the
+//! largest in the block. With 7 bits, tokens with less than 1/254 of the largest weight would be lost; in a long context
+//! they can make up most of the sum. Both digits are in 0..=127, so they need no bias.
 
-// Plain counting loops over small arrays of registers: iterators over several arrays at once hide what is computed.
+// Index loops over small arrays of registers are more readable here than iterators over several arrays.
 #![allow(clippy::needless_range_loop)]
 
-use super::block::{Ahead, Arithmetic, BLOCK_PAGES, Digits, TileBlock, largest_lane, prefetch, registers};
-use super::record;
+use super::block::{Arithmetic, BLOCK_PAGES, Digits, Prefetch, TileBlock, largest_lane, prefetch, registers};
+use super::softmax_state;
 use crate::arch::{ByteLine, LANES, Simd};
 use crate::kv::int8::{CodePage, MAX_CODE, QUAD, encode, inverse, key_quads, largest};
 use crate::kv::{KvStore, PAGE_TOKENS, PageId};
 use crate::math::{exp2, load_padded};
 
-/// Columns of Q that share a scale. Their products' sum stays below 2^24, where every i32 is an f32.
+/// Number of columns of Q that share a scale. The sum of their products stays below 2^24, so it is exact in f32.
 const GROUP: usize = 256;
 
+/// Number of quads of columns in a group.
 const GROUP_QUADS: usize = GROUP / QUAD;
 
 const _: () = assert!(GROUP * 255 * 127 < 1 << 24);
 const _: () = assert!(BLOCK_PAGES * PAGE_TOKENS * 127 * 127 < 1 << 24);
 
-/// The second digit's steps in one of the first.
-const STEPS: f32 = 127.0;
+/// Weight of the first digit relative to the second.
+const DIGIT_BASE: f32 = 127.0;
 
-/// How far below a digit's step numbers still round down to it. Just under 1/2: what is left for the second digit is
-/// from -1/512 to 511/512, which becomes 0 to 127 and never -1.
+/// Offset subtracted before rounding to nearest, which makes the first digit a floor. It is just under 1/2, so that the
+/// remainder is in -1/512 ..= 511/512 and the second digit in 0..=127, never -1.
 const ROUND_DOWN: f32 = 0.5 - 1.0 / 512.0;
 
-/// Quads of tokens of a page.
+/// Number of quads of tokens in a page.
 const PAGE_QUADS: usize = PAGE_TOKENS / QUAD;
 
-/// Products of codes.
-pub(super) struct Codes;
+/// Arithmetic of int8 pages.
+pub(super) struct Int8;
 
-impl Arithmetic for Codes {
+impl Arithmetic for Int8 {
     type Page<'a> = CodePage<'a>;
 
     fn page(store: &KvStore, layer: usize, page: PageId, head: usize) -> CodePage<'_> {
@@ -48,7 +48,7 @@ impl Arithmetic for Codes {
         key_quads(key_dim) + 2 * key_dim.div_ceil(GROUP)
     }
 
-    /// `[key_quads][row]` quads of codes, `[group][row]` scales, `[group][row]` sums of codes.
+    /// Packs Q as `[key_quads][row]` quads of codes, `[group][row]` scales, `[group][row]` sums of codes.
     #[inline(always)]
     fn pack<S: Simd>(simd: S, query: &[f32], scale: f32, row: usize, rows: usize, tile: &mut [f32]) {
         let (quads, groups) = tile.split_at_mut(key_quads(query.len()) * rows);
@@ -63,7 +63,7 @@ impl Arithmetic for Codes {
             let mut quads = quads[row..].iter_mut().step_by(rows);
             for numbers in query.chunks(LANES) {
                 let count = numbers.len().div_ceil(QUAD);
-                // Where Q is not finite the scale says so.
+                // If Q is not finite, the scale is NaN or infinite and the codes do not matter.
                 let codes =
                     if largest.is_finite() { encode(simd, load_padded(simd, numbers), factor) } else { [0; LANES] };
                 for (quad, to) in codes.as_chunks::<QUAD>().0[..count].iter().zip(&mut quads) {
@@ -85,7 +85,7 @@ impl Arithmetic for Codes {
             let two = const { 2 * 2 <= registers::<S>() } && block.value_vectors - vector >= 2;
             let mut row = 0;
             while row < R {
-                // Both digits of a row have accumulators of their own.
+                // Each digit of a row needs its own accumulators.
                 if two && const { 4 <= R && 4 * 2 * 2 <= registers::<S>() } {
                     values::<S, R, 4, 2>(simd, &mut block, &scales, row, vector);
                     row += 4;
@@ -109,15 +109,15 @@ impl Arithmetic for Codes {
     }
 }
 
-type Block<'a, 's, const R: usize> = TileBlock<'a, 's, Codes, R>;
+type Block<'a, 's, const R: usize> = TileBlock<'a, 's, Int8, R>;
 
-/// Scores of all pages that some row sees, -inf where a row does not see a token, and each row's largest by lanes.
+/// Computes the scores of all visible pages, with -inf for masked tokens, and returns the lane-wise maximum of each row.
 #[inline(always)]
 fn all_scores<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) -> [S::F32; R] {
     let mut max = [simd.splat(f32::NEG_INFINITY); R];
-    let mut page = block.sight.pages.start;
-    while page < block.sight.pages.end {
-        let left = block.sight.pages.end - page;
+    let mut page = block.mask.pages.start;
+    while page < block.mask.pages.end {
+        let left = block.mask.pages.end - page;
         if const { R * 4 <= registers::<S>() } && left >= 4 {
             scores::<S, R, 4>(simd, block, page, &mut max);
             page += 4;
@@ -132,7 +132,7 @@ fn all_scores<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) ->
     max
 }
 
-/// Scores of `P` pages.
+/// Computes the scores of `P` pages.
 #[inline(always)]
 fn scores<S: Simd, const R: usize, const P: usize>(
     simd: S,
@@ -145,7 +145,7 @@ fn scores<S: Simd, const R: usize, const P: usize>(
     let quads: &[[[i8; QUAD]; R]] = bytemuck::cast_slice(quads).as_chunks().0;
     let scales: &[[f32; R]] = scales.as_chunks().0;
     let query_sums: &[[i32; R]] = bytemuck::cast_slice(query_sums).as_chunks().0;
-    let masked = block.sight.masks(first, P);
+    let masked = block.mask.is_partial(first, P);
     for (group, quads) in quads.chunks(GROUP_QUADS).enumerate() {
         let mut keys: [&[ByteLine]; P] = [&[]; P];
         let mut ahead: [&[ByteLine]; P] = [&[]; P];
@@ -176,63 +176,64 @@ fn scores<S: Simd, const R: usize, const P: usize>(
             for r in 0..R {
                 let mut score = simd.mul(simd.to_f32(sums[r][p]), simd.splat(scales[group][r]));
                 if group > 0 {
-                    score = simd.add(simd.load(&block.room.scores[r][first + p].0), score);
+                    score = simd.add(simd.load(&block.buffers.scores[r][first + p].0), score);
                 }
                 if last {
                     score = block.finish_score(simd, r, first + p, masked, simd.mul(score, key_scale));
-                    // The maximum second: it is kept where the score is NaN, and the score makes the sum NaN.
+                    // The maximum is the second operand, which is kept if the score is NaN. The NaN score makes the sum
+                    // NaN.
                     max[r] = simd.max(score, max[r]);
                 }
-                simd.store(score, &mut block.room.scores[r][first + p].0);
+                simd.store(score, &mut block.buffers.scores[r][first + p].0);
             }
         }
     }
 }
 
-/// Turns scores into digits of 2^(score - maximum) times V's scale and writes the heads of the records. What a first
-/// digit of 1 stands for, row by row.
+/// Quantizes 2^(score - maximum) times the scale of V into digits and writes the headers of the states. Returns the scale
+/// of the first digit for each row.
 #[inline(always)]
 fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: [S::F32; R]) -> [f32; R] {
-    let record_lines = 1 + block.value_vectors;
+    let state_lines = 1 + block.value_vectors;
     let mut scales = [0.0; R];
     for r in 0..R {
-        if block.sight.rows[r].is_empty() {
-            block.records[r * record_lines] = record::head(f32::NEG_INFINITY, 0.0);
+        if block.mask.rows[r].is_empty() {
+            block.states[r * state_lines] = softmax_state::header(f32::NEG_INFINITY, 0.0);
             continue;
         }
         let max = simd.splat(largest_lane(simd, max[r]));
         let (mut sum, mut heaviest) = (simd.splat(0.0), simd.splat(0.0));
-        for page in block.sight.pages.clone() {
+        for page in block.mask.pages.clone() {
             let next = &block.next[page];
             prefetch(simd, next.scales, 0);
-            Ahead::new(next.keys, 0, R, block.prefetch).prefetch(simd, next.keys, r);
-            let line = &mut block.room.scores[r][page].0;
+            Prefetch::new(next.keys, 0, R, block.prefetch).prefetch(simd, next.keys, r);
+            let line = &mut block.buffers.scores[r][page].0;
             let probability = exp2(simd, simd.sub(simd.load(line), max));
             sum = simd.add(sum, probability);
             let mut weight = simd.mul(probability, simd.load_bf16(&block.pages[page].scales[1]));
-            if block.sight.masks(page, 1) {
-                // Where nothing was written yet the scale may be anything.
-                weight = block.sight.select(simd, r, page, weight, 0.0);
+            if block.mask.is_partial(page, 1) {
+                // The scale of an unwritten slot is unspecified.
+                weight = block.mask.select(simd, r, page, weight, 0.0);
             }
             heaviest = simd.max(weight, heaviest);
             simd.store(weight, line);
         }
-        block.records[r * record_lines] = record::head(simd.to_array(max)[0], simd.reduce_add(sum));
+        block.states[r * state_lines] = softmax_state::header(simd.to_array(max)[0], simd.reduce_add(sum));
         scales[r] = largest_lane(simd, heaviest) / MAX_CODE;
         let factor = simd.splat(inverse(scales[r]));
-        let digits = &mut block.room.digits[r];
-        for page in block.sight.pages.clone() {
-            let weight = simd.mul(simd.load(&block.room.scores[r][page].0), factor);
+        let digits = &mut block.buffers.digits[r];
+        for page in block.mask.pages.clone() {
+            let weight = simd.mul(simd.load(&block.buffers.scores[r][page].0), factor);
             let first = simd.to_i32(simd.sub(weight, simd.splat(ROUND_DOWN)));
             simd.store_i8(first, &mut digits[0][page]);
             let rest = simd.sub(weight, simd.to_f32(first));
-            simd.store_i8(simd.to_i32(simd.mul(rest, simd.splat(STEPS))), &mut digits[1][page]);
+            simd.store_i8(simd.to_i32(simd.mul(rest, simd.splat(DIGIT_BASE))), &mut digits[1][page]);
         }
     }
     scales
 }
 
-/// `C` vectors of output columns from `first` on of `N` rows from `row` on.
+/// Computes `C` vectors of output columns from `first` on, for `N` rows from `row` on.
 #[inline(always)]
 fn values<S: Simd, const R: usize, const N: usize, const C: usize>(
     simd: S,
@@ -242,10 +243,10 @@ fn values<S: Simd, const R: usize, const N: usize, const C: usize>(
     first: usize,
 ) {
     let mut sums = [[[simd.splat_i32(0); C]; 2]; N];
-    let rows: &[Digits; N] = block.room.digits[row..].first_chunk().expect("digits of every row");
-    for page in block.sight.pages.clone() {
+    let rows: &[Digits; N] = block.buffers.digits[row..].first_chunk().expect("digits of every row");
+    for page in block.mask.pages.clone() {
         let next = block.next[page].keys;
-        let ahead = Ahead::new(next, 1, PAGE_QUADS, block.prefetch);
+        let ahead = Prefetch::new(next, 1, PAGE_QUADS, block.prefetch);
         let lines = &block.pages[page].values[first..];
         for quad in 0..PAGE_QUADS {
             ahead.prefetch(simd, next, quad);
@@ -261,13 +262,13 @@ fn values<S: Simd, const R: usize, const N: usize, const C: usize>(
             }
         }
     }
-    let record_lines = 1 + block.value_vectors;
+    let state_lines = 1 + block.value_vectors;
     for n in 0..N {
         let scale = scales[row + n];
         for c in 0..C {
-            let second = simd.mul(simd.to_f32(sums[n][1][c]), simd.splat(scale / STEPS));
+            let second = simd.mul(simd.to_f32(sums[n][1][c]), simd.splat(scale / DIGIT_BASE));
             let sum = simd.mul_add(simd.to_f32(sums[n][0][c]), simd.splat(scale), second);
-            simd.store(sum, &mut block.records[(row + n) * record_lines + 1 + first + c].0);
+            simd.store(sum, &mut block.states[(row + n) * state_lines + 1 + first + c].0);
         }
     }
 }
