@@ -1,8 +1,8 @@
 //! Attention at short and long contexts: `cargo bench -p ferrule-kernels --bench attention [-- FORMAT... CASE...]`.
-//! Pages hold all layers of a model and lie in no order, as in service.
+//! Pages hold all layers of a model and are shuffled, as in a long-running server.
 //!
-//! Decode is compared with the read bandwidth, chunks of a prompt with the peak of the arithmetic. Ceilings and kernels
-//! take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
+//! Decode is compared with the read bandwidth, prefill chunks with the peak arithmetic throughput. Probes and kernels are
+//! interleaved, and the best and the median of all rounds are reported, because the machine may be shared.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
 use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, Rows, machine, probe};
 
-/// Attention of a 1B Llama.
+/// Attention shape of Llama 1B.
 const SHAPE: AttentionShape<'_> = AttentionShape {
     heads: 32,
     kv_heads: 8,
@@ -28,19 +28,19 @@ const SHAPE: AttentionShape<'_> = AttentionShape {
 const WIDTH: usize = SHAPE.heads * SHAPE.key_dim;
 const KV_WIDTH: usize = SHAPE.kv_heads * SHAPE.key_dim;
 
-/// Layers that share a page, as in a model of this size. Each is attended to once before the first comes again.
+/// Number of layers that share a page, as in a model of this size. A measurement runs all of them once.
 const LAYERS: usize = 16;
 
-/// The longest context.
+/// Longest context.
 const TOKENS: usize = 32768;
 
 const ROUNDS: usize = 7;
 
-/// Rows of some sequences that end at `context` tokens.
+/// Benchmark case: the last rows of sequences of `context` tokens.
 struct Case {
     name: &'static str,
     sequences: usize,
-    /// Of each sequence.
+    /// Rows of each sequence.
     rows: usize,
     context: usize,
 }
@@ -59,10 +59,10 @@ const CASES: [Case; 8] = [
 struct Figure {
     name: String,
     unit: &'static str,
-    /// The position of the ceiling to compare with.
-    ceiling: Option<usize>,
+    /// Index of the roofline to compare with.
+    roofline: Option<usize>,
     rounds: Vec<f64>,
-    /// Of a row in all layers, in the same rounds.
+    /// Milliseconds per row in all layers, by round.
     milliseconds: Vec<f64>,
 }
 
@@ -106,10 +106,10 @@ fn main() {
 }
 
 impl Case {
-    /// Bytes of K and V that are read, or operations, in all layers.
+    /// Returns the bytes of K and V that are read, or the number of operations, in all layers.
     fn work(&self, store: &KvStore, unit: &str) -> f64 {
         if unit == "GB/s" {
-            let page = KvStore::page_bytes(store.format(), store.shape()).expect("countable");
+            let page = KvStore::page_bytes(store.format(), store.shape()).expect("no overflow");
             return page as f64 * (self.sequences * self.context / PAGE_TOKENS) as f64;
         }
         let before = self.context - self.rows;
@@ -118,7 +118,7 @@ impl Case {
     }
 }
 
-/// Numbers in [-2, 2) that look random.
+/// Returns pseudorandom numbers in [-2, 2).
 fn numbers(len: usize) -> Vec<f32> {
     let mut state = 1u32;
     let mut next = || {
@@ -130,7 +130,7 @@ fn numbers(len: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A store in which every token of every layer is written.
+/// Creates a store in which every token of every layer is written.
 fn filled(exec: &Exec<'_>, format: KvFormat) -> KvStore {
     let pages = TOKENS / PAGE_TOKENS;
     let shape =
@@ -148,12 +148,12 @@ fn filled(exec: &Exec<'_>, format: KvFormat) -> KvStore {
     store
 }
 
-/// Seconds for all layers.
+/// Measures the seconds for all layers.
 fn seconds(exec: &Exec<'_>, store: &KvStore, case: &Case) -> f64 {
     let rows = case.sequences * case.rows;
     let q = numbers(rows * WIDTH);
     let mut out = vec![0.0; rows * WIDTH];
-    // Pages in an order of no system, as after hours of service; an odd step visits each.
+    // Pages in shuffled order, as in a long-running server; an odd step visits each page.
     let pages = store.pages();
     let table: Vec<_> = (0..pages).map(|i| (i * 37 % pages) as PageId).collect();
     let sequence = |index: usize| AttentionSequence {
@@ -170,8 +170,8 @@ fn seconds(exec: &Exec<'_>, store: &KvStore, case: &Case) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-fn figure(name: &str, unit: &'static str, ceiling: Option<usize>) -> Figure {
-    Figure { name: name.to_owned(), unit, ceiling, rounds: Vec::new(), milliseconds: Vec::new() }
+fn figure(name: &str, unit: &'static str, roofline: Option<usize>) -> Figure {
+    Figure { name: name.to_owned(), unit, roofline, rounds: Vec::new(), milliseconds: Vec::new() }
 }
 
 fn report(figures: &[Figure]) {
@@ -184,13 +184,13 @@ fn report(figures: &[Figure]) {
         let rounds = sorted(&figure.rounds);
         (rounds[rounds.len() - 1], rounds[rounds.len() / 2])
     };
-    println!("{:<18} {:>8} {:>8}         of the ceiling, best and median; ms a row", "", "best", "median");
+    println!("{:<18} {:>8} {:>8}         of the roofline, best and median; ms per row", "", "best", "median");
     for figure in figures {
         let (best, median) = summary(figure);
-        let share = figure.ceiling.map_or(String::new(), |ceiling| {
-            let ceiling = summary(&figures[ceiling]);
+        let share = figure.roofline.map_or(String::new(), |roofline| {
+            let roofline = summary(&figures[roofline]);
             let milliseconds = sorted(&figure.milliseconds)[ROUNDS / 2];
-            format!("{:>5.0} % {:>5.0} % {milliseconds:>8.3}", 100.0 * best / ceiling.0, 100.0 * median / ceiling.1)
+            format!("{:>5.0} % {:>5.0} % {milliseconds:>8.3}", 100.0 * best / roofline.0, 100.0 * median / roofline.1)
         });
         println!("{:<18} {best:>8.1} {median:>8.1} {:<7} {share}", figure.name, figure.unit);
     }

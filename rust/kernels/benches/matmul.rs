@@ -1,10 +1,10 @@
-//! How near the matmul comes to the machine: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
+//! Matmul throughput relative to the roofline: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
 //!
-//! With the word `experts` a token also goes through eight experts of a mixture: all at once, one after the other, and
-//! through one matrix of the same bytes.
+//! The argument `experts` adds MoE cases, in which one token is multiplied with eight experts: batched in one call, one
+//! after the other, and as one matrix of the same size.
 //!
-//! Rows of one token and of few are compared with the read bandwidth, prompts with the peak of f32 or of int8. Ceilings
-//! and kernels take turns, and of each the best and the median of all rounds are shown: the machine may be shared.
+//! Few rows (decode) are compared with the read bandwidth, many rows (prefill) with the f32 or int8 peak. Probes and
+//! kernels are interleaved, and the best and the median of all rounds are reported, because the machine may be shared.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use ferrule_kernels::{
     Cancel, Exec, Format, PackedMatrix, Pool, Product, RowSource, Scratch, machine, matmul, matmul_each, probe,
 };
 
-/// Rows of a fixed pattern.
+/// Row source with a fixed pattern.
 struct Pattern;
 
 impl RowSource for Pattern {
@@ -24,16 +24,16 @@ impl RowSource for Pattern {
     }
 }
 
-/// Outputs and inputs of the matrices of a layer of a 1B Llama: QKV, output, gate and up, down.
+/// Outputs and inputs of the matrices of a layer of Llama 1B: QKV, output, gate and up, down.
 const LAYER: [(usize, usize); 4] = [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)];
 
 /// Outputs and inputs of the matrices of an expert of Qwen3-30B-A3B: gate and up, down.
 const EXPERT: [(usize, usize); 2] = [(1536, 2048), (2048, 768)];
 
-/// Experts that a token goes through.
+/// Number of experts per token.
 const EXPERTS: usize = 8;
 
-/// The fewest layers to go through, and the most.
+/// Minimum and maximum number of layers per round.
 const LAYERS: [usize; 2] = [4, 32];
 
 const ROUNDS: usize = 9;
@@ -41,8 +41,8 @@ const ROUNDS: usize = 9;
 struct Figure {
     name: String,
     unit: &'static str,
-    /// The position of the ceiling to compare with.
-    ceiling: Option<usize>,
+    /// Index of the roofline to compare with.
+    roofline: Option<usize>,
     rounds: Vec<f64>,
 }
 
@@ -64,7 +64,7 @@ fn main() {
     let streams = read.fastest_streams(&exec).unwrap();
     let formats = Format::ALL.iter().filter(|format| names.is_empty() || names.iter().any(|n| n == format.name()));
     for format in formats {
-        // Enough layers that nothing is left in a cache when its turn comes again.
+        // Enough layers that no weights are still cached in the next round.
         let layer_bytes: u64 = LAYER.iter().filter_map(|(n, k)| PackedMatrix::bytes_for(*format, *n, *k)).sum();
         let layers = (3 * machine::last_cache_bytes() / 2).div_ceil(layer_bytes as usize).clamp(LAYERS[0], LAYERS[1]);
         let experts = if with_experts { experts(&exec, *format) } else { Vec::new() };
@@ -73,7 +73,7 @@ fn main() {
         let most_rows = rows.iter().copied().max().unwrap_or(0);
         let (mut x, mut out) = (Scratch::default(), Scratch::default());
         let (x, out) = (x.take(most_rows * 8192), out.take(most_rows * 16384));
-        // Written, so that the memory is there before the clock starts.
+        // Written first, so that the memory is committed before the measurement starts.
         x.fill(0.01);
         out.fill(0.01);
         let mut figures =
@@ -84,7 +84,7 @@ fn main() {
         }
         let first_of_experts = figures.len();
         if with_experts {
-            figures.extend(WAYS.map(|(name, _)| figure(&format!("{} {name}", format.name()), "GB/s", Some(0))));
+            figures.extend(EXPERT_MODES.map(|(name, _)| figure(&format!("{} {name}", format.name()), "GB/s", Some(0))));
         }
         for _ in 0..ROUNDS {
             figures[0].rounds.push(read.pass(&exec, streams).unwrap() / 1e9);
@@ -95,15 +95,15 @@ fn main() {
                 let layers = if *m < 64 { layers } else { 1 };
                 figure.rounds.push(forward(&exec, &model[..layers], *m, x, out, figure.unit));
             }
-            for (figure, (_, way)) in figures[first_of_experts..].iter_mut().zip(WAYS) {
-                figure.rounds.push(by_experts(&exec, &experts, way, x, out));
+            for (figure, (_, mode)) in figures[first_of_experts..].iter_mut().zip(EXPERT_MODES) {
+                figure.rounds.push(forward_experts(&exec, &experts, mode, x, out));
             }
         }
         report(&figures);
     }
 }
 
-/// Seconds that it takes to hand out nothing.
+/// Measures the seconds of a parallel run of empty tasks.
 fn empty_run(exec: &Exec<'_>) -> f64 {
     const RUNS: u32 = 20_000;
     let start = Instant::now();
@@ -120,7 +120,7 @@ fn pack(exec: &Exec<'_>, format: Format, n: usize, k: usize) -> PackedMatrix {
     PackedMatrix::pack(exec, &[(format, n)], k, &Pattern).expect("memory")
 }
 
-/// All matrices once with `m` rows; weights per second or operations per second.
+/// Multiplies all matrices once with `m` rows. Returns 1e9 bytes of weights, or operations, per second.
 fn forward(exec: &Exec<'_>, model: &[Vec<PackedMatrix>], m: usize, x: &[f32], out: &mut [f32], unit: &str) -> f64 {
     let mut work = 0;
     let start = Instant::now();
@@ -131,55 +131,61 @@ fn forward(exec: &Exec<'_>, model: &[Vec<PackedMatrix>], m: usize, x: &[f32], ou
     work as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Matrices of eight experts, and one of the same bytes.
+/// Matrices of eight experts, and one matrix of the same total size.
 type Experts = (Vec<PackedMatrix>, PackedMatrix);
 
-/// The experts of more layers than any cache holds.
+/// Creates the experts of enough layers to exceed all caches.
 fn experts(exec: &Exec<'_>, format: Format) -> Vec<Experts> {
     let bytes: u64 = EXPERT.iter().filter_map(|(n, k)| PackedMatrix::bytes_for(format, EXPERTS * n, *k)).sum();
     let layers = (3 * machine::last_cache_bytes() / 2).div_ceil(bytes as usize).clamp(LAYERS[0], LAYERS[1]);
     let of_layer = || {
         EXPERT.map(|(n, k)| {
-            let apart = (0..EXPERTS).map(|_| pack(exec, format, n, k)).collect();
-            (apart, pack(exec, format, EXPERTS * n, k))
+            let separate = (0..EXPERTS).map(|_| pack(exec, format, n, k)).collect();
+            (separate, pack(exec, format, EXPERTS * n, k))
         })
     };
     (0..layers).flat_map(|_| of_layer()).collect()
 }
 
-/// How a token goes through its experts.
+/// Execution mode of the experts of a token.
 #[derive(Clone, Copy)]
-enum Way {
-    AtOnce,
-    InTurn,
-    AsOne,
+enum ExpertMode {
+    Batched,
+    Sequential,
+    Merged,
 }
 
-const WAYS: [(&str, Way); 3] =
-    [("experts at once", Way::AtOnce), ("experts in turn", Way::InTurn), ("experts as one", Way::AsOne)];
+const EXPERT_MODES: [(&str, ExpertMode); 3] = [
+    ("batched experts", ExpertMode::Batched),
+    ("sequential experts", ExpertMode::Sequential),
+    ("merged experts", ExpertMode::Merged),
+];
 
-/// All experts once with one row, which those share that come first; weights per second.
-fn by_experts(exec: &Exec<'_>, experts: &[Experts], way: Way, x: &[f32], out: &mut [f32]) -> f64 {
+/// Multiplies all experts once with one row. Returns 1e9 bytes of weights per second.
+fn forward_experts(exec: &Exec<'_>, experts: &[Experts], mode: ExpertMode, x: &[f32], out: &mut [f32]) -> f64 {
     let mut work = 0;
     let start = Instant::now();
-    for (apart, as_one) in experts {
-        let (n, k) = (apart[0].rows(), apart[0].cols());
-        let step = if k == EXPERT[0].1 { 0 } else { k };
-        let products = apart.iter().zip(out.chunks_mut(n)).enumerate();
-        let products = products.map(|(expert, (w, out))| Product { x: &x[expert * step..][..k], w, out });
-        match way {
-            Way::AtOnce => matmul_each(exec, &mut products.collect::<Vec<_>>()),
-            Way::InTurn => products.into_iter().try_for_each(|Product { x, w, out }| matmul(exec, x, w, out)),
-            Way::AsOne => matmul(exec, &x[..k], as_one, &mut out[..EXPERTS * n]),
+    for (separate, merged) in experts {
+        let (n, k) = (separate[0].rows(), separate[0].cols());
+        // Experts share the input of gate and up; each has a different input of down.
+        let stride = if k == EXPERT[0].1 { 0 } else { k };
+        let products = separate.iter().zip(out.chunks_mut(n)).enumerate();
+        let products = products.map(|(expert, (w, out))| Product { x: &x[expert * stride..][..k], w, out });
+        match mode {
+            ExpertMode::Batched => matmul_each(exec, &mut products.collect::<Vec<_>>()),
+            ExpertMode::Sequential => {
+                products.into_iter().try_for_each(|Product { x, w, out }| matmul(exec, x, w, out))
+            }
+            ExpertMode::Merged => matmul(exec, &x[..k], merged, &mut out[..EXPERTS * n]),
         }
         .unwrap();
-        work += as_one.bytes();
+        work += merged.bytes();
     }
     work as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-fn figure(name: &str, unit: &'static str, ceiling: Option<usize>) -> Figure {
-    Figure { name: name.to_owned(), unit, ceiling, rounds: Vec::new() }
+fn figure(name: &str, unit: &'static str, roofline: Option<usize>) -> Figure {
+    Figure { name: name.to_owned(), unit, roofline, rounds: Vec::new() }
 }
 
 fn report(figures: &[Figure]) {
@@ -188,12 +194,12 @@ fn report(figures: &[Figure]) {
         rounds.sort_by(f64::total_cmp);
         (rounds[rounds.len() - 1], rounds[rounds.len() / 2])
     };
-    println!("{:<20} {:>8} {:>8}         of the ceiling, best and median", "", "best", "median");
+    println!("{:<20} {:>8} {:>8}         of the roofline, best and median", "", "best", "median");
     for figure in figures {
         let (best, median) = summary(figure);
-        let share = figure.ceiling.map_or(String::new(), |ceiling| {
-            let ceiling = summary(&figures[ceiling]);
-            format!("{:>5.0} % {:>5.0} %", 100.0 * best / ceiling.0, 100.0 * median / ceiling.1)
+        let share = figure.roofline.map_or(String::new(), |roofline| {
+            let roofline = summary(&figures[roofline]);
+            format!("{:>5.0} % {:>5.0} %", 100.0 * best / roofline.0, 100.0 * median / roofline.1)
         });
         println!("{:<20} {best:>8.1} {median:>8.1} {:<7} {share}", figure.name, figure.unit);
     }

@@ -1,10 +1,10 @@
-//! How near the operations between matmuls come to the memory: `cargo bench -p ferrule-kernels --bench rows`.
+//! Row-wise operations relative to the memory bandwidth: `cargo bench -p ferrule-kernels --bench rows`.
 //!
-//! Each reads and writes its numbers once, so the floor is that many bytes at the read bandwidth: compare the bytes per
-//! second. Rows are as wide as in a 1B Llama. They are more than all caches hold, or 512 as in the chunk of a prompt,
-//! which lie in a cache and may be faster than the floor.
+//! Each operation reads and writes its elements once, so its bytes per second are bounded by the read bandwidth. Rows
+//! have the widths of Llama 1B. There are more rows than fit in all caches, or 512 as in a prefill chunk, which fit in a
+//! cache and may exceed the memory bandwidth.
 
-mod floor;
+mod bandwidth;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
@@ -19,20 +19,20 @@ const FFN: usize = 8192;
 const HEAD_DIM: usize = 64;
 
 fn rows(criterion: &mut Criterion) {
-    let machine = floor::Machine::new();
+    let machine = bandwidth::Machine::new();
     let exec = machine.exec();
-    let beyond = floor::beyond_the_cache();
-    let mut group = floor::group(criterion, "512 rows");
-    floor::read(&mut group, &exec, beyond as u64);
+    let uncached = bandwidth::uncached_bytes();
+    let mut group = bandwidth::group(criterion, "512 rows");
+    bandwidth::read(&mut group, &exec, uncached as u64);
     all(&mut group, &exec, |_| 512);
     group.finish();
-    let mut group = floor::group(criterion, "rows beyond the caches");
-    floor::read(&mut group, &exec, beyond as u64);
-    all(&mut group, &exec, |row_bytes| beyond / row_bytes);
+    let mut group = bandwidth::group(criterion, "uncached rows");
+    bandwidth::read(&mut group, &exec, uncached as u64);
+    all(&mut group, &exec, |row_bytes| uncached / row_bytes);
     group.finish();
 }
 
-/// Measures each operation on as many rows as `count` says of the bytes that it reads and writes for one.
+/// Measures each operation. `count` returns the number of rows, given the bytes that are read and written per row.
 fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn(usize) -> usize) {
     let mut bench = |name: &str, bytes: usize, operation: &mut dyn FnMut()| {
         group.throughput(Throughput::Bytes(bytes as u64));

@@ -82,7 +82,7 @@ const REGION: usize = 256 << 20;
 /// First address and number of bytes of the unused part of the newest region.
 static REGION_LEFT: Mutex<(usize, usize)> = Mutex::new((0, 0));
 
-/// Allocates from the newest region; large blocks get a mapping of their own. Each slice unmaps its own part of a
+/// Allocates from the newest region; large blocks get a separate mapping. Each slice unmaps its own part of a
 /// region.
 fn allocate_in_region(bytes: usize) -> Result<NonNull<u8>, AllocError> {
     // SAFETY: reads a system constant.

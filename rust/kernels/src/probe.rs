@@ -195,7 +195,7 @@ impl Kernel for Dots {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> usize {
         // As in `MultiplyAdds`. A weight bias means that a dot product is one instruction. Otherwise a product needs
-        // registers of its own, and only its final addition depends on the previous product.
+        // additional registers, and only its final addition depends on the previous product.
         match S::TILE_ROWS * S::TILE_PANELS {
             16.. => self.chains::<S, 16>(simd),
             6.. if S::WEIGHT_BIAS != 0 => self.chains::<S, 6>(simd),

@@ -1,4 +1,4 @@
-//! The vocabulary itself, on every instruction set that this machine has.
+//! SIMD operations on every instruction set of this machine.
 
 use ferrule_kernels::arch::{Isa, Kernel, LANES, Simd};
 

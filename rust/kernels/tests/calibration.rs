@@ -1,4 +1,4 @@
-//! Calibrated packing against its definition, in f64 and with dumb loops.
+//! Calibrated packing (GPTQ) against a naive f64 implementation.
 
 #[allow(dead_code, reason = "of the module that tests share")]
 mod rotation;
@@ -12,7 +12,7 @@ use ferrule_kernels::{
 use proptest::prelude::*;
 use rotation::{BLOCK, rotated};
 
-/// A matrix in memory, `[rows][cols]`.
+/// Row source of a matrix `[rows][cols]` in memory, with its number of columns.
 struct Weights<'a>(&'a [f32], usize);
 
 impl RowSource for Weights<'_> {
@@ -21,7 +21,7 @@ impl RowSource for Weights<'_> {
     }
 }
 
-/// Numbers of one sign or the other, never the same twice: [-1, 1).
+/// Returns pseudorandom numbers in [-1, 1).
 fn random(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -31,7 +31,7 @@ fn random(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Rows whose numbers go together: sums of a few directions, and a little of their own.
+/// Returns rows with correlated elements: sums of a few directions plus a little noise.
 fn inputs(seed: u64, rows: usize, cols: usize, directions: usize) -> Vec<f32> {
     let basis = random(seed, directions * cols);
     let shares = random(seed + 1, rows * directions);
@@ -58,7 +58,7 @@ fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, chunk: usize) -> Option<I
     hessian.statistics(exec).unwrap()
 }
 
-/// One format for all rows.
+/// Packs a matrix in one format, calibrated if `inputs` is given.
 fn packed(
     exec: &Exec<'_>,
     format: Format,
@@ -73,7 +73,7 @@ fn packed(
     }
 }
 
-/// The squared error of the outputs of all rows.
+/// Returns the squared error of the outputs of all rows.
 fn output_error(weights: &[f32], packed: &PackedMatrix, x: &[f32]) -> f64 {
     let cols = packed.cols();
     let mut back = vec![0.0; cols];
@@ -89,12 +89,12 @@ fn output_error(weights: &[f32], packed: &PackedMatrix, x: &[f32]) -> f64 {
     sum
 }
 
-/// Numbers whose rows depend on a seed, as proptest draws them.
+/// Random test case.
 #[derive(Debug, Clone)]
 struct Case {
     rows: usize,
     cols: usize,
-    /// Rows that are seen beyond those without which nothing is known.
+    /// Number of calibration rows beyond the minimum for correlations.
     more: usize,
     seed: u64,
 }
@@ -104,7 +104,7 @@ fn case() -> impl Strategy<Value = Case> {
     (1..35usize, cols, 0..400usize, any::<u64>()).prop_map(|(rows, cols, more, seed)| Case { rows, cols, more, seed })
 }
 
-/// The inverse of a positive definite matrix, `[n][n]`.
+/// Returns the inverse of a positive definite matrix, `[n][n]`.
 fn inverse(mut a: Vec<f64>, n: usize) -> Vec<f64> {
     let mut inverse: Vec<f64> = (0..n * n).map(|at| f64::from(u8::from(at / n == at % n))).collect();
     for k in 0..n {
@@ -124,7 +124,7 @@ fn inverse(mut a: Vec<f64>, n: usize) -> Vec<f64> {
     inverse
 }
 
-/// U with `a = U^T U`, upper triangular.
+/// Returns the upper triangular U with `a = U^T U`.
 fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
     let mut u = vec![0.0; n * n];
     for i in 0..n {
@@ -137,7 +137,7 @@ fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
     u
 }
 
-/// The sum of x x^T over rotated rows, its mean on the diagonal 1, and damped as GPTQ is.
+/// Returns the Hessian of rotated rows, scaled to a mean diagonal of 1 and damped as in GPTQ.
 fn damped_hessian(x: &[f32], cols: usize, n: usize) -> Vec<f64> {
     let mut sums = vec![0.0; n * n];
     for x in x.chunks_exact(cols) {
@@ -159,9 +159,9 @@ fn damped_hessian(x: &[f32], cols: usize, n: usize) -> Vec<f64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// In int8 a code is nearest to its target, which GPTQ as published says in terms of the inverse.
+    /// int8 codes are nearest to the targets of GPTQ as published, which uses the inverse Hessian.
     #[test]
-    fn codes_are_nearest_to_what_gptq_makes_of_the_weights(case in case()) {
+    fn codes_are_nearest_to_the_targets_of_gptq(case in case()) {
         let Case { rows, cols, more, seed } = case;
         let n = cols.next_multiple_of(BLOCK);
         let x = inputs(seed, n + more, cols, 9);
@@ -170,24 +170,24 @@ proptest! {
         let packed = exec(2, Isa::best(), |exec| {
             packed(exec, Format::Int8, &weights, cols, statistics(exec, &x, cols, 100).as_ref())
         });
-        let [lines, steps] = packed.buffers().collect::<Vec<_>>().try_into().unwrap();
+        let [lines, scales] = packed.buffers().collect::<Vec<_>>().try_into().unwrap();
         let supers = n.div_ceil(256);
         for (row, weights) in weights.chunks_exact(cols).enumerate() {
             let mut whole = vec![0.0; n];
             whole[..cols].copy_from_slice(weights);
             let mut targets: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
-            // Targets are sums in f32: where a block's weights are far smaller than others', steps come near to that.
+            // Targets are f32 sums: if the weights of a block are far smaller than others, its scale is near their rounding.
             let rounding = 1e-6 * targets.iter().fold(0.0f64, |largest, target| largest.max(target.abs()));
             for k in 0..n {
-                // A panel has a line of 64 bytes for four inputs of sixteen rows, and steps for 256 of them.
+                // A panel has a line of 64 bytes for four inputs of sixteen rows, and a block scale per 256 inputs.
                 let (panel, lane) = (row / 16, row % 16);
                 let code = f64::from(lines[(panel * n / 4 + k / 4) * 64 + lane * 4 + k % 4]) - 128.0;
                 let at = 2 * ((panel * supers + k / 256) * 16 + lane);
-                let step = half::f16::from_le_bytes([steps[at], steps[at + 1]]).to_f64();
-                let error = targets[k] - code * step;
-                let at_the_end = code.abs() == 127.0 && error * code > 0.0;
-                let is_nearest = error.abs() <= 0.502 * step + rounding;
-                prop_assert!(is_nearest || at_the_end, "row {row}, input {k}: {error}, steps of {step}");
+                let scale = half::f16::from_le_bytes([scales[at], scales[at + 1]]).to_f64();
+                let error = targets[k] - code * scale;
+                let is_saturated = code.abs() == 127.0 && error * code > 0.0;
+                let is_nearest = error.abs() <= 0.502 * scale + rounding;
+                prop_assert!(is_nearest || is_saturated, "row {row}, input {k}: error {error}, scale {scale}");
                 let left = error / u[k * n + k];
                 (k + 1..n).for_each(|j| targets[j] -= left * u[k * n + j]);
             }
@@ -198,7 +198,7 @@ proptest! {
 const FORMATS: [Format; 3] = [Format::Int4, Format::Int6, Format::Int8];
 
 #[test]
-fn outputs_of_inputs_that_go_together_lose_less() {
+fn calibration_reduces_the_error_of_correlated_inputs() {
     for isa in Isa::available() {
         for format in FORMATS {
             for cols in [128, 200, 256, 300, 640] {
@@ -208,7 +208,7 @@ fn outputs_of_inputs_that_go_together_lose_less() {
                     let [plain, calibrated] = [None, statistics.as_ref()].map(|statistics| {
                         output_error(&weights, &packed(exec, format, &weights, cols, statistics), &x[..200 * cols])
                     });
-                    // Of 12 directions in 128 inputs most errors can be kept out.
+                    // Most errors can be kept out of 12 directions in 128 inputs.
                     let name = (isa.name(), format.name(), cols);
                     assert!(calibrated < 0.2 * plain, "{name:?}: {calibrated} of {plain}");
                 });
@@ -218,11 +218,11 @@ fn outputs_of_inputs_that_go_together_lose_less() {
 }
 
 #[test]
-fn inputs_that_do_not_go_together_lose_no_more() {
+fn calibration_does_not_increase_the_error_of_uncorrelated_inputs() {
     exec(2, Isa::best(), |exec| {
         for cols in [130, 512] {
             let (x, weights) = (random(4, 6000 * cols), random(5, 32 * cols));
-            // Few rows say which inputs are large, and nothing else.
+            // Few rows determine the magnitude of inputs only.
             for seen in [1, 40, cols - 1, 6000] {
                 let statistics = statistics(exec, &x[..seen * cols], cols, 64);
                 let [plain, calibrated] = [None, statistics.as_ref()].map(|statistics| {
@@ -254,7 +254,7 @@ fn threads_and_chunks_change_no_bit() {
 }
 
 #[test]
-fn floats_are_packed_as_they_are() {
+fn floating_point_formats_ignore_calibration() {
     exec(2, Isa::best(), |exec| {
         let (x, weights) = (inputs(3, 300, 50, 5), random(8, 20 * 50));
         let statistics = statistics(exec, &x, 50, 300);
@@ -265,7 +265,7 @@ fn floats_are_packed_as_they_are() {
 }
 
 #[test]
-fn weights_that_are_not_finite_come_out_as_nan() {
+fn non_finite_weights_become_nan() {
     exec(2, Isa::best(), |exec| {
         let (x, mut weights) = (inputs(3, 500, 300, 5), random(8, 20 * 300));
         weights[3 * 300 + 7] = f32::INFINITY;
@@ -279,7 +279,7 @@ fn weights_that_are_not_finite_come_out_as_nan() {
 }
 
 #[test]
-fn nothing_seen_is_nothing_known() {
+fn zero_or_missing_inputs_give_no_statistics() {
     exec(2, Isa::best(), |exec| {
         assert!(statistics(exec, &[], 40, 1).is_none());
         assert!(statistics(exec, &[0.0; 300 * 40], 40, 300).is_none());
@@ -287,7 +287,7 @@ fn nothing_seen_is_nothing_known() {
 }
 
 #[test]
-fn inputs_that_are_not_finite_are_refused() {
+fn non_finite_inputs_are_refused() {
     for value in [f32::NAN, f32::INFINITY] {
         exec(2, Isa::best(), |exec| {
             let mut hessian = Hessian::zeroed(40).unwrap();
@@ -300,7 +300,7 @@ fn inputs_that_are_not_finite_are_refused() {
 }
 
 #[test]
-fn a_cancelled_calibration_says_so() {
+fn a_cancelled_calibration_is_an_error() {
     let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
     let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
     let mut hessian = Hessian::zeroed(300).unwrap();

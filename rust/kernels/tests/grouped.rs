@@ -1,4 +1,4 @@
-//! Formats of other programs: every weight is what it is there, bit for bit, and multiplied as such.
+//! Grouped formats (quantized by other programs): weights are read bit for bit and multiplied exactly.
 
 mod dense;
 mod guard;
@@ -14,12 +14,12 @@ fn grouped() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.stored_block().is_some())
 }
 
-/// Rows of bytes.
+/// Row source of stored blocks.
 struct Stored<F>(F);
 
 impl<F: Fn(usize, &mut [u8]) + Sync> RowSource for Stored<F> {
     fn read_row(&self, row: usize, _: &mut [f32]) {
-        unreachable!("row {row} is blocks");
+        unreachable!("row {row} is stored in blocks");
     }
 
     fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
@@ -27,7 +27,7 @@ impl<F: Fn(usize, &mut [u8]) + Sync> RowSource for Stored<F> {
     }
 }
 
-/// Packs rows that `write` writes, and gives them back as numbers.
+/// Packs stored rows that `write` writes, and returns the dequantized rows.
 fn read_back(format: Format, rows: usize, cols: usize, write: impl Fn(usize, &mut [u8]) + Sync) -> Vec<Vec<f32>> {
     let pack = |exec: &Exec<'_>| PackedMatrix::pack(exec, &[(format, rows)], cols, &Stored(write)).unwrap();
     let matrix = with_exec(Isa::best(), 2, pack);
@@ -39,7 +39,7 @@ fn read_back(format: Format, rows: usize, cols: usize, write: impl Fn(usize, &mu
     (0..rows).map(read).collect()
 }
 
-/// Three rows of 256 inputs, and their weights by the `gguf` package: see `grouped/make.py`.
+/// Includes golden files: three rows of 256 inputs, and their weights by the `gguf` package (see `grouped/make.py`).
 macro_rules! golden {
     ($($format:ident $name:literal),* $(,)?) => {
         [$((Format::$format, &include_bytes!(concat!("grouped/", $name, ".bin"))[..])),*]
@@ -47,7 +47,7 @@ macro_rules! golden {
 }
 
 #[test]
-fn weights_are_what_ggml_reads() {
+fn weights_are_those_of_ggml() {
     for (format, golden) in golden! {
         Q4_0 "q4_0", Q8_0 "q8_0", Q4K "q4_k", Q6K "q6_k", Iq4Nl "iq4_nl", Mxfp4 "mxfp4",
     } {
@@ -55,7 +55,7 @@ fn weights_are_what_ggml_reads() {
         let weights: Vec<f32> = weights.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         assert_eq!(weights.len(), 3 * 256);
         let stored: Vec<_> = stored.chunks(stored.len() / 3).collect();
-        // Each at every place of a panel, and in an order of its own.
+        // Each stored row occurs at every position of a panel, in different orders.
         let order = |row: usize| (0..3).map(move |part| (row + part) % 3);
         let rows = read_back(format, 37, 3 * 256, |row, out: &mut [u8]| {
             out.chunks_mut(stored[0].len()).zip(order(row)).for_each(|(out, part)| out.copy_from_slice(stored[part]));
@@ -72,9 +72,9 @@ fn weights_are_what_ggml_reads() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Codes less a zero point, by the definition.
+    /// Weights are `scale * (code - zero_point)`.
     #[test]
-    fn zero_points_are_taken_off(
+    fn zero_points_are_subtracted(
         blocks in prop::collection::vec((-6e4f32..6e4, 0u16..=256, prop::array::uniform32(any::<u8>())), 1..50),
         rows in 1usize..40,
         groups in 1usize..12,
@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// The weights that numbers in groups of 32 become as blocks of q8_0.
+/// Quantizes numbers to blocks of q8_0 and dequantizes them.
 fn as_q8_0(numbers: &[f32]) -> Vec<f32> {
     let mut blocks = vec![0xff; numbers.len() / 32 * 34];
     Q8_0::quantize(numbers, &mut blocks);
@@ -121,24 +121,24 @@ fn as_q8_0(numbers: &[f32]) -> Vec<f32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Steps that f16 has, and codes of which the largest has seven bits: what was quantized before is what it was.
+    /// Multiples of an f16 scale by codes of at most seven bits are represented exactly.
     #[test]
-    fn whole_numbers_of_seven_bits_are_exact_in_q8_0(
+    fn seven_bit_codes_are_exact_in_q8_0(
         groups in prop::collection::vec((1e-3f32..100.0, 64i8..=127, prop::array::uniform32(-64i8..=64)), 1..20),
     ) {
-        let group = |(step, largest, codes): &(f32, i8, [i8; 32])| {
-            let step = half::f16::from_f32(*step).to_f32();
+        let group = |(scale, largest, codes): &(f32, i8, [i8; 32])| {
+            let scale = half::f16::from_f32(*scale).to_f32();
             let mut codes = *codes;
             codes[7] = *largest;
-            codes.map(|code| f32::from(code) * step)
+            codes.map(|code| f32::from(code) * scale)
         };
         let numbers: Vec<f32> = groups.iter().flat_map(group).collect();
         prop_assert_eq!(as_q8_0(&numbers), numbers);
     }
 
-    /// Values of e4m3 that are not below an eighth of the largest are whole numbers of a step that it is 64 to 120 of.
+    /// FP8 (e4m3) values of at least an eighth of the largest are multiples of a scale of which the largest is 64 to 120.
     #[test]
-    fn floating_point_numbers_of_eight_bits_are_near_in_q8_0(
+    fn fp8_values_are_close_in_q8_0(
         codes in prop::collection::vec((0u32..8, -6i32..=8, any::<bool>()), 32), scale in 0.1f32..1.0,
     ) {
         let number = |&(mantissa, exponent, minus): &(u32, i32, bool)| {
@@ -148,28 +148,28 @@ proptest! {
         numbers[3] = number(&(codes[3].0, 8, false));
         let largest = numbers.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         let squares = as_q8_0(&numbers).iter().zip(&numbers).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
-        // The others are within half a step, which is rounded to f16.
+        // The other values are within half a scale, which is rounded to f16.
         let small = numbers.iter().filter(|x| x.abs() < largest / 8.0).count() as f32;
-        let step = largest / 64.0;
+        let scale = largest / 64.0;
         let rounding = 1.1 * 32.0 * (largest / 2048.0).powi(2);
-        prop_assert!(squares <= 1.1 * small * (step / 2.0).powi(2) + rounding, "{squares}");
+        prop_assert!(squares <= 1.1 * small * (scale / 2.0).powi(2) + rounding, "{squares}");
     }
 
-    /// Whatever it is, it is as near as with the largest number for a step's 127 or nearer.
+    /// The error is at most that of the usual scale, the largest magnitude divided by 127.
     #[test]
-    fn any_numbers_are_near_in_q8_0(numbers in prop::collection::vec(-10f32..10.0, 64)) {
+    fn the_error_in_q8_0_is_at_most_that_of_absmax_scaling(numbers in prop::collection::vec(-10f32..10.0, 64)) {
         for (read, group) in as_q8_0(&numbers).chunks(32).zip(numbers.chunks(32)) {
             let squares = |other: &[f32]| group.iter().zip(other).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
             let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-            let step = half::f16::from_f32(largest / 127.0).to_f32();
-            let usual: Vec<_> = group.iter().map(|x| (x / step).round().clamp(-127.0, 127.0) * step).collect();
+            let scale = half::f16::from_f32(largest / 127.0).to_f32();
+            let usual: Vec<_> = group.iter().map(|x| (x / scale).round().clamp(-127.0, 127.0) * scale).collect();
             prop_assert!(squares(read) <= squares(&usual) * 1.0001);
         }
     }
 }
 
 #[test]
-fn zeros_stay_zeros_in_q8_0_and_what_is_not_finite_is_no_number() {
+fn zeros_stay_zero_and_non_finite_numbers_become_nan_in_q8_0() {
     let mut numbers = [0.5f32; 96];
     numbers[..32].fill(0.0);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -180,7 +180,7 @@ fn zeros_stay_zeros_in_q8_0_and_what_is_not_finite_is_no_number() {
     }
 }
 
-/// Not a bit is added: where a row is whole blocks of every kind, it takes what it took before.
+/// Packing adds no bytes to rows that are whole blocks.
 #[test]
 fn packed_rows_are_as_large_as_stored_ones() {
     for format in grouped() {
@@ -195,13 +195,13 @@ fn packed_rows_are_as_large_as_stored_ones() {
     }
 }
 
-/// The largest products there are, of either sign, must not meet the end of 16 bits anywhere.
+/// The largest products, of either sign, must not overflow 16 bits anywhere.
 #[test]
 fn extremes_are_exact() {
     const K: usize = 512;
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| grouped().map(move |format| (isa, format))) {
         with_exec(isa, 1, |exec| {
-            // Codes and sub-scales of all bits, of none, of the highest alone and of the others, and in turns.
+            // Codes and sub-scales of all ones, all zeros, only the highest bit, all other bits, and alternations.
             let patterns = [[0xff, 0xff], [0, 0], [0x80, 0x80], [0x7f, 0x7f], [0xff, 0], [0x0f, 0xf0], [0x80, 0x7f]];
             let block = format.stored_block().unwrap();
             let source = Stored(|row: usize, out: &mut [u8]| {
@@ -242,9 +242,9 @@ fn extremes_are_exact() {
     }
 }
 
-/// A row of each grouped format's panel in one matrix, with ours between them: what each is alone.
+/// A matrix with a band of every grouped format, and integer formats between them, has the bits of separate matrices.
 #[test]
-fn bands_are_what_they_are_alone() {
+fn bands_have_the_bits_of_separate_matrices() {
     const K: usize = 1280;
     let mut formats: Vec<_> = grouped().map(|format| (format, 16)).collect();
     formats.insert(3, (Format::Int4, 32));
@@ -271,7 +271,7 @@ fn bands_are_what_they_are_alone() {
     }
 }
 
-/// Activations that an integer format asked for first have what grouped ones need of them.
+/// Activations that are shared with an integer format are also quantized for grouped formats.
 #[test]
 fn formats_share_activations() {
     let x = noise(2 * 256, 1);
@@ -291,7 +291,7 @@ fn formats_share_activations() {
 }
 
 #[test]
-fn what_is_not_finite_does_not_become_a_number() {
+fn non_finite_activations_give_nan() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| grouped().map(move |format| (isa, format))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             with_exec(isa, 1, |exec| {
@@ -306,7 +306,7 @@ fn what_is_not_finite_does_not_become_a_number() {
 }
 
 #[test]
-fn numbers_are_no_blocks() {
+fn packing_numbers_to_a_grouped_format_is_refused() {
     struct Numbers;
 
     impl RowSource for Numbers {
@@ -323,7 +323,7 @@ fn numbers_are_no_blocks() {
 }
 
 #[test]
-fn zero_points_past_the_highest_are_refused() {
+fn zero_points_out_of_range_are_refused() {
     for (format, at, zero) in [(Format::U4, 2, 17), (Format::U8, 3, 2)] {
         let source = Stored(|_, out: &mut [u8]| out[at] = zero);
         with_exec(Isa::best(), 1, |exec| {
@@ -335,7 +335,7 @@ fn zero_points_past_the_highest_are_refused() {
 }
 
 #[test]
-#[should_panic(expected = "300 inputs in blocks of 256")]
-fn rows_of_broken_blocks_are_refused() {
+#[should_panic(expected = "number of inputs must be a multiple of 256 for q4_k, got 300")]
+fn rows_of_partial_blocks_are_refused() {
     with_exec(Isa::best(), 1, |exec| packed(exec, Format::Q4K, 16, 300, 1));
 }

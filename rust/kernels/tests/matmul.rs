@@ -1,4 +1,4 @@
-//! The matmul against an f64 oracle, and the promise that a result depends on format, instruction set and K alone.
+//! Matmul against an f64 oracle, and batch invariance: results depend only on format, instruction set and K.
 
 mod dense;
 mod guard;
@@ -13,10 +13,10 @@ use guard::Guarded;
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
 
-/// Inputs that share a scale of activations where weights are not rotated; rows are whole groups.
+/// Number of inputs that share an activation scale for formats without rotation. Rows are whole groups.
 const GROUP: usize = 32;
 
-/// A dense matrix in f32.
+/// Row source of a dense f32 matrix.
 struct Dense {
     cols: usize,
     values: Vec<f32>,
@@ -36,14 +36,14 @@ fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<f32> {
     out.to_vec()
 }
 
-/// Rows of `cols` numbers, filled up with zeros to whole blocks.
-fn in_blocks(rows: &[f32], cols: usize) -> Vec<f32> {
+/// Zero-pads rows of `cols` numbers to whole blocks.
+fn padded(rows: &[f32], cols: usize) -> Vec<f32> {
     let fill = cols.next_multiple_of(BLOCK) - cols;
     rows.chunks(cols).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, fill))).collect()
 }
 
-/// What becomes of activations: a byte each, and a scale for so many of them, by the definition. Integer formats have one
-/// for each block of rotated ones, grouped formats for each group.
+/// Quantizes and dequantizes activations to int8 with one scale per `inputs` of them: a rotated block for integer
+/// formats, a group for grouped formats.
 fn quantized(x: &[f32], inputs: usize) -> Vec<f32> {
     let block = |x: &[f32]| {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
@@ -53,23 +53,24 @@ fn quantized(x: &[f32], inputs: usize) -> Vec<f32> {
     x.chunks(inputs).flat_map(block).collect()
 }
 
-/// Checks each output against f64, with the error that a chain of k roundings can have; of `k` inputs, or what more there
-/// must be for whole blocks.
+/// Checks each output against f64, within the error bound of a chain of k roundings. `k` is rounded up to whole stored
+/// blocks.
 fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: usize) {
     let k = whole(&[(format, n)], k);
     let w = packed(exec, format, n, k, 1);
     let x = noise(m * k, 2);
     let out = product(exec, &x, &w);
-    // What a short block is filled up with has its part in the rotated one, and does not come back with a row of `w`.
+    // Rotation mixes the padding of a short block into its weights, and `read_row` returns only `k` of them, so the oracle
+    // packs padded rows.
     let is_rotated = format.is_integer() && format.stored_block().is_none();
     let (x, w, cols, scale) = if is_rotated {
         let cols = k.next_multiple_of(BLOCK);
         let mut values = vec![0.0; n * k];
         let source = Noise { formats: &[(format, n)], seed: 1, first: 0 };
         values.chunks_exact_mut(k).enumerate().for_each(|(row, values)| source.read_row(row, values));
-        let source = Dense { cols, values: in_blocks(&values, k) };
+        let source = Dense { cols, values: padded(&values, k) };
         let w = PackedMatrix::pack(exec, &[(format, n)], cols, &source).unwrap();
-        (quantized(&rotated(&in_blocks(&x, k)), BLOCK), w, cols, 1.0 / BLOCK as f64)
+        (quantized(&rotated(&padded(&x, k)), BLOCK), w, cols, 1.0 / BLOCK as f64)
     } else if format.is_integer() {
         (quantized(&x, GROUP), w, k, 1.0)
     } else {
@@ -84,7 +85,7 @@ fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: 
         for (x, out) in x.chunks(cols).zip(out.chunks(n)) {
             let terms = || x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w) * scale);
             let (exact, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
-            // Two roundings a step where multiply and add round each: (1 + eps / 2)^(2k) - 1 < 2 k eps.
+            // Without FMA there are two roundings per input: (1 + eps / 2)^(2k) - 1 < 2 k eps.
             let bound = 2.0 * cols as f64 * f64::from(f32::EPSILON) * magnitude;
             let error = (f64::from(out[column]) - exact).abs();
             assert!(error <= bound, "{m}x{n}x{k} {format:?} {:?}: {error} > {bound}", exec.isa);
@@ -105,14 +106,14 @@ proptest! {
     }
 }
 
-/// The largest codes and activations there are, of either sign, must not meet the end of 16 bits anywhere.
+/// The largest codes and activations, of either sign, must not overflow 16 bits anywhere.
 #[test]
 fn extremes_are_exact() {
     const K: usize = 256;
     let formats = || Format::ALL.iter().copied().filter(|format| format.stored_block().is_none());
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats().map(move |format| (isa, format))) {
         with_exec(isa, 1, |exec| {
-            // Rows of one sign, of either; rows whose signs change with each input, and with each two.
+            // Rows of one sign; rows whose signs alternate with every input, or with every second input.
             let sign =
                 |row: usize, input: usize| [1.0, -1.0, [1.0, -1.0][input % 2], [1.0, -1.0][input / 2 % 2]][row % 4];
             let signs = |rows: usize, size: f32| {
@@ -138,19 +139,19 @@ fn extremes_are_exact() {
     }
 }
 
-/// Enough rows for every height of tile, and K past the blocks of all of them but the lowest.
+/// Row counts for every tile height, and a K beyond the K blocks of all but the smallest tile.
 const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 40, 100];
 const K: usize = 1033;
 const N: usize = 83;
 
-/// The definition, in f32: one chain of multiply-adds over k.
+/// Reference implementation in f32: one chain of multiply-adds over k.
 fn chain(isa: Isa, x: &[f32], w: &[f32]) -> f32 {
     let fused = isa.name() != "scalar";
     x.iter().zip(w).fold(0.0, |sum, (x, w)| if fused { x.mul_add(*w, sum) } else { x * w + sum })
 }
 
 #[test]
-fn every_output_is_one_chain_over_k_whatever_the_rows_and_threads() {
+fn float_products_are_batch_invariant_chains_over_k() {
     let x = noise(100 * K, 3);
     for isa in Isa::available() {
         for format in Format::ALL.iter().filter(|format| !format.is_integer()) {
@@ -174,17 +175,17 @@ fn every_output_is_one_chain_over_k_whatever_the_rows_and_threads() {
     }
 }
 
-/// The formats with codes, each alone, and some together in one matrix, with rows that end within a panel.
+/// Returns each quantized format alone, and matrices with several of them, with rows that end within a panel.
 fn bands() -> Vec<Vec<(Format, usize)>> {
-    let with_codes = Format::ALL.iter().filter(|format| format.is_integer());
-    let mut bands: Vec<_> = with_codes.map(|format| vec![(*format, N)]).collect();
+    let quantized = Format::ALL.iter().filter(|format| format.is_integer());
+    let mut bands: Vec<_> = quantized.map(|format| vec![(*format, N)]).collect();
     bands.push(vec![(Format::Int4, 80), (Format::Int6, 16), (Format::Int8, 35)]);
     bands.push(vec![(Format::Q4K, 80), (Format::Int4, 16), (Format::Q6K, 16), (Format::Q4_0, 20)]);
     bands
 }
 
 #[test]
-fn rows_are_multiplied_alike_whatever_the_rows_and_threads() {
+fn quantized_products_are_batch_invariant() {
     for isa in Isa::available() {
         for formats in bands() {
             let k = whole(&formats, K);
@@ -203,7 +204,7 @@ fn rows_are_multiplied_alike_whatever_the_rows_and_threads() {
 }
 
 #[test]
-fn formats_in_one_matrix_are_what_they_are_alone() {
+fn formats_in_one_matrix_have_the_bits_of_separate_matrices() {
     let x = noise(3 * K, 5);
     for isa in Isa::available() {
         with_exec(isa, 2, |exec| {
@@ -222,9 +223,9 @@ fn formats_in_one_matrix_are_what_they_are_alone() {
     }
 }
 
-/// A NaN or an infinity among the activations, or among the weights, comes out as NaN: never as some number.
+/// NaN or infinity in activations or weights always gives NaN outputs.
 #[test]
-fn what_is_not_finite_does_not_become_a_number() {
+fn non_finite_inputs_give_nan() {
     let formats = [Format::Int8, Format::Int6, Format::Int4];
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats.map(move |format| (isa, format))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -245,10 +246,10 @@ fn what_is_not_finite_does_not_become_a_number() {
     }
 }
 
-/// Five channels three hundred times larger than the rest, spread out so that five of sixteen blocks hold one: what is
-/// left of the other channels. With one scale for the row hardly anything would be.
+/// Measures the error of the other channels when five outlier channels, three hundred times larger than the rest, occupy
+/// five of sixteen blocks. With one scale per row, the other channels would be almost lost.
 #[test]
-fn outliers_cost_no_more_than_their_own_blocks() {
+fn outliers_affect_only_their_own_blocks() {
     let (n, k) = (64, 2048);
     let is_outlier = |channel: usize| channel.is_multiple_of(k / 5) && channel < k / 5 * 5;
     let x: Vec<f32> = noise(k, 10).iter().enumerate().map(|(i, x)| if is_outlier(i) { 300.0 } else { *x }).collect();
@@ -271,8 +272,8 @@ fn outliers_cost_no_more_than_their_own_blocks() {
 }
 
 #[test]
-fn long_chains_go_on_from_block_to_block() {
-    // Longer than the block of two rows.
+fn long_chains_continue_across_k_blocks() {
+    // Longer than the K block of two rows.
     let k = 7000;
     let x = noise(2 * k, 5);
     for isa in Isa::available() {
@@ -285,7 +286,7 @@ fn long_chains_go_on_from_block_to_block() {
     }
 }
 
-/// The instruction sets that this machine has, by what the system says rather than by our own detection.
+/// Returns the instruction sets of this machine according to the system rather than our own detection.
 fn expected_isas() -> Vec<&'static str> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
@@ -315,7 +316,7 @@ fn every_instruction_set_of_this_machine_is_exercised() {
         }
         exercised.push(isa.name());
     }
-    // Written past `println`, whose output the test runner keeps to itself: a log of CI shall name them.
+    // Written to stdout directly, because the test runner captures `println`; CI logs show the instruction sets.
     writeln!(std::io::stdout(), "\nexercised ISAs: {}", exercised.join(", ")).unwrap();
     assert_eq!(exercised, expected_isas());
 }
@@ -331,7 +332,7 @@ fn cancelling_is_an_error() {
 
 #[test]
 #[should_panic(expected = "activations")]
-fn activations_that_do_not_fit_are_refused() {
+fn activations_of_the_wrong_length_are_refused() {
     with_exec(Isa::best(), 1, |exec| {
         let w = packed(exec, Format::F32, 3, 5, 1);
         let _ = matmul(exec, &[0.0; 9], &w, &mut [0.0; 6]);
@@ -339,7 +340,7 @@ fn activations_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn nothing_in_gives_nothing_out() {
+fn empty_products_are_supported() {
     with_exec(Isa::best(), 2, |exec| {
         let w = packed(exec, Format::F32, 17, 5, 1);
         matmul(exec, &[], &w, &mut []).unwrap();

@@ -1,4 +1,4 @@
-//! Products that are computed together against each of them alone.
+//! Batched products against each product alone.
 
 mod dense;
 mod guard;
@@ -12,16 +12,17 @@ use ferrule_kernels::{Cancel, Exec, Format, PoolError, Product, matmul, matmul_e
 use guard::Guarded;
 use proptest::prelude::*;
 
-/// What to multiply: rows of activations, outputs, inputs, and the activations' number.
+/// Shape of a product: rows, outputs, inputs, and the index of its activations.
 type Shape = (usize, usize, usize, usize);
 
-/// Products of few different shapes and activations, so that some share theirs.
+/// Generates products with few different shapes and activations, so that some share their activations.
 fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     let rows = prop_oneof![Just(0), Just(1), Just(1), 2usize..=40];
     prop::collection::vec((rows, 1usize..=150, prop_oneof![Just(77), Just(128), 1usize..=300], 0usize..2), 0..7)
 }
 
-/// Formats of matrices with `n` rows: each alone, and where there are enough rows some of those with codes together.
+/// Returns formats of matrices with `n` rows: each format alone, and combinations of quantized formats if there are
+/// enough rows.
 fn formats(n: usize) -> Vec<Vec<(Format, usize)>> {
     let mut formats: Vec<_> = Format::ALL.iter().map(|format| vec![(*format, n)]).collect();
     for [most, some, few] in [[Format::Int4, Format::Int6, Format::Int8], [Format::Q4K, Format::Int4, Format::Q6K]] {
@@ -34,12 +35,12 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Checks that the products in formats number `index` have together the bits that each has alone.
+/// Checks that the products in `formats(n)[index]` have the same bits when batched and alone.
 fn check(isa: Isa, threads: usize, shapes: &[Shape], index: usize) {
     let shapes = shapes.iter().map(|&(m, n, k, x)| (m, n, whole(&formats(n)[index], k), x)).collect::<Vec<_>>();
     let packed = |&(_, n, k, _): &Shape| with_exec(isa, 1, |exec| packed_bands(exec, &formats(n)[index], k, n as u64));
     let weights: Vec<_> = shapes.iter().map(packed).collect();
-    // The same numbers lie at the beginning of each slice, so that activations are told apart by their length too.
+    // All slices of one activation vector start at the same address, so the length must distinguish them as well.
     let activations = [noise(60 * 512, 1), noise(60 * 512, 2)].map(|values| Guarded::new(&values));
     let inputs: Vec<&[f32]> = shapes.iter().map(|(m, _, k, x)| &activations[*x][..m * k]).collect();
     let alone = inputs.iter().zip(&weights).zip(&shapes).map(|((x, w), (m, n, ..))| {
@@ -60,7 +61,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn each_is_what_it_is_alone(shapes in shapes(), threads in 1usize..=4) {
+    fn batched_products_have_the_bits_of_single_products(shapes in shapes(), threads in 1usize..=4) {
         for isa in Isa::available() {
             for index in 0..formats(0).len() {
                 check(isa, threads, &shapes, index);
@@ -69,11 +70,11 @@ proptest! {
     }
 }
 
-/// Enough activations that quantizing them is shared out too, and enough weights for several tasks of each product.
+/// Uses enough activations for parallel quantization, and enough weights for several tasks per product.
 #[test]
-fn large_products_are_what_they_are_alone() {
+fn large_batched_products_have_the_bits_of_single_products() {
     let mut shapes = vec![(1, 700, 300, 0), (30, 700, 300, 1), (30, 90, 300, 1), (0, 90, 300, 1), (40, 40, 256, 0)];
-    // The same slice as other rows.
+    // The same slice as above with another number of rows.
     shapes.push((60, 40, 150, 1));
     for isa in Isa::available() {
         for index in 0..formats(0).len() {
@@ -82,7 +83,7 @@ fn large_products_are_what_they_are_alone() {
     }
 }
 
-/// Two products in `format`, with the outcome.
+/// Computes two products in `format`.
 fn two(exec: &Exec<'_>, format: Format) -> Result<(), PoolError> {
     let w = with_exec(exec.isa, 1, |exec| packed(exec, format, 100, 10, 1));
     let (mut first, mut second) = ([0.0; 100], [0.0; 200]);
@@ -108,7 +109,7 @@ fn cancelling_is_an_error() {
 fn a_panic_is_an_error() {
     for format in [Format::Bf16, Format::Int4] {
         let (pool, cancel) = (pool(2), Cancel::with_poll(|| panic!("the hook")));
-        // Longer than the hook is left in peace.
+        // Longer than the minimum interval between calls of the hook.
         sleep(Duration::from_millis(50));
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
         assert_eq!(two(&exec, format), Err(PoolError::Panicked("the hook".to_owned())));
@@ -117,7 +118,7 @@ fn a_panic_is_an_error() {
 }
 
 #[test]
-fn nothing_in_gives_nothing_out() {
+fn empty_products_are_supported() {
     with_exec(Isa::best(), 2, |exec| {
         matmul_each(exec, &mut []).unwrap();
         let (w, no_inputs) = (packed(exec, Format::Int8, 17, 5, 1), packed(exec, Format::F32, 3, 0, 1));
@@ -134,7 +135,7 @@ fn nothing_in_gives_nothing_out() {
 
 #[test]
 #[should_panic(expected = "9 activations for 2 rows of 5")]
-fn activations_that_do_not_fit_are_refused() {
+fn activations_of_the_wrong_length_are_refused() {
     with_exec(Isa::best(), 1, |exec| {
         let w = packed(exec, Format::F32, 3, 5, 1);
         let first = Product { x: &[0.0; 5], w: &w, out: &mut [0.0; 3] };
@@ -144,7 +145,7 @@ fn activations_that_do_not_fit_are_refused() {
 
 #[test]
 #[should_panic(expected = "f16 and int4 in one product")]
-fn floats_and_integers_are_not_mixed() {
+fn mixing_float_and_integer_formats_is_refused() {
     with_exec(Isa::best(), 1, |exec| {
         let [float, integer] = [Format::F16, Format::Int4].map(|format| packed(exec, format, 3, 5, 1));
         let first = Product { x: &[0.0; 5], w: &float, out: &mut [0.0; 3] };

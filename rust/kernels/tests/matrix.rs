@@ -1,4 +1,4 @@
-//! Packing: what comes out is what was put in, rounded to the format.
+//! Round trips of packed matrices: rows read back are the original ones, rounded to the format.
 
 #[allow(dead_code, reason = "of the module that tests share")]
 mod dense;
@@ -40,7 +40,7 @@ fn rounded(format: Format, value: f32) -> f32 {
         Format::F32 => value,
         Format::Bf16 => half::bf16::from_f32(value).to_f32(),
         Format::F16 => half::f16::from_f32(value).to_f32(),
-        _ => unreachable!("rounds a row, not a number"),
+        _ => unreachable!("quantized formats round whole rows"),
     }
 }
 
@@ -68,8 +68,8 @@ proptest! {
     }
 }
 
-/// The largest error of a weight, in shares of the largest weight of its super-block: half a step between codes, and
-/// for int4 and int6 what rounding the sub-scale adds at most.
+/// Returns the largest error of a weight relative to the largest weight of its super-block: half a code, plus the
+/// rounding error of the sub-scale for int4 and int6.
 fn worst_error(format: Format) -> f32 {
     match format {
         Format::Int8 => 0.6 / 127.0,
@@ -81,13 +81,13 @@ fn worst_error(format: Format) -> f32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Codes of every place in a panel come back as they were stored: a wrong nibble would be far off.
+    /// Codes of every position in a panel are read back: a wrong nibble would be far off.
     #[test]
     fn rows_come_back_quantized(rows in 1usize..40, blocks in 1usize..5, values in prop::collection::vec(-1.0f32..1.0, 997)) {
         let cols = blocks * BLOCK;
         let value = |row: usize, column: usize| values[(row * 631 + column) % values.len()];
         for format in [Format::Int8, Format::Int6, Format::Int4] {
-            // What is stored are rotated blocks.
+            // Stored blocks are rotated.
             let fill = |row, out: &mut [f32]| {
                 out.copy_from_slice(&restored(&(0..cols).map(|i| value(row, i)).collect::<Vec<_>>()));
             };
@@ -109,7 +109,7 @@ proptest! {
     }
 }
 
-/// A row need not end with a block.
+/// Rows may end within a block.
 #[test]
 fn short_blocks_come_back_quantized() {
     for format in [Format::Int8, Format::Int6, Format::Int4] {
@@ -121,14 +121,14 @@ fn short_blocks_come_back_quantized() {
             let length = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
             let error = length(&mut out.iter().zip(&values).map(|(out, value)| out - value));
             let whole = length(&mut values.iter().copied());
-            // A rotated block's largest number is about four times what all of them are in the mean.
+            // The largest element of a rotated block is about four times the root mean square.
             assert!(error < 4.0 * worst_error(format) * whole, "{format:?} {cols}: {error} of {whole}");
         }
     }
 }
 
 #[test]
-fn every_instruction_set_quantizes_alike() {
+fn all_instruction_sets_quantize_to_the_same_bits() {
     let fill = |row: usize, out: &mut [f32]| {
         out.iter_mut().enumerate().for_each(|(i, out)| *out = ((row * 7919 + i * 104_729) % 1009) as f32 / 504.0 - 1.0);
     };
@@ -157,7 +157,7 @@ fn random_weights_differ_and_keep_the_variance() {
         let mut rows = vec![vec![0.0; 1024]; 64];
         rows.iter_mut().enumerate().for_each(|(row, out)| matrix.read_row(row, out));
         let variance = rows.iter().flatten().map(|w| w * w).sum::<f32>() / 64.0;
-        // Factors of mxfp4 are powers of two, the nearest of which may be 1.42 times off.
+        // Scales of mxfp4 are powers of two, the nearest of which may be off by a factor of 1.42.
         let slack = if *format == Format::Mxfp4 { 1.0 } else { 0.1 };
         assert!((variance - 1.0).abs() < slack, "{format:?}: {variance}");
         assert!((1..64).all(|row| rows[row] != rows[0]), "{format:?}");
@@ -175,7 +175,7 @@ fn sizes_are_checked() {
 }
 
 #[test]
-fn a_source_that_panics_and_a_raised_flag_are_errors() {
+fn panics_of_the_source_and_cancellation_are_errors() {
     let panics = |_, _: &mut [f32]| panic!("bad row");
     let error = pack(&Cancel::new(), Format::F16, 40, 3, panics).unwrap_err();
     assert_eq!(error, PackError::Pool(PoolError::Panicked("bad row".to_owned())));
@@ -184,7 +184,7 @@ fn a_source_that_panics_and_a_raised_flag_are_errors() {
     assert_eq!(pack(&cancel, Format::F16, 40, 3, |_, _| ()).unwrap_err(), PackError::Pool(PoolError::Cancelled));
 }
 
-/// Memory that others own, from a cache line on.
+/// Owner of shared memory that is aligned to a cache line.
 struct Owner(Vec<ByteLine>);
 
 impl AsRef<[u8]> for Owner {
@@ -193,8 +193,8 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-/// The buffers of a matrix one after the other, each from a cache line on, in memory of something else.
-fn laid_out(matrix: &PackedMatrix) -> Vec<SharedBytes> {
+/// Copies the buffers of a matrix into shared memory, each aligned to a cache line.
+fn shared_buffers(matrix: &PackedMatrix) -> Vec<SharedBytes> {
     let mut bytes = Vec::new();
     let mut ranges = Vec::new();
     for buffer in matrix.buffers() {
@@ -215,7 +215,7 @@ fn rows_of(matrix: &PackedMatrix) -> Vec<f32> {
 }
 
 #[test]
-fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
+fn matrices_are_restored_from_shared_memory_and_from_copies() {
     let all = Format::ALL.iter().map(|format| vec![(*format, 37)]);
     for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
         let cols = whole(&formats, 301);
@@ -224,7 +224,7 @@ fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
         let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::buffer_bytes(format, rows, cols).unwrap());
         assert_eq!(sizes.collect::<Vec<_>>(), buffers.iter().map(|buffer| buffer.len()).collect::<Vec<_>>());
 
-        let shared = PackedMatrix::shared(&formats, cols, laid_out(&packed)).unwrap();
+        let shared = PackedMatrix::shared(&formats, cols, shared_buffers(&packed)).unwrap();
         let mut next = buffers.iter();
         let fill = |bytes: &mut [u8]| -> Result<(), AllocError> {
             bytes.copy_from_slice(next.next().unwrap());
@@ -241,33 +241,33 @@ fn what_was_packed_comes_back_from_memory_of_others_and_from_copies() {
 }
 
 #[test]
-fn memory_of_others_that_does_not_fit_is_refused() {
+fn shared_buffers_of_the_wrong_size_or_alignment_are_refused() {
     let packed = pack(&Cancel::new(), Format::Int8, 32, 256, |row, out| out.fill(row as f32)).unwrap();
-    let [data, steps] = PackedMatrix::buffer_bytes(Format::Int8, 32, 256).unwrap();
+    let [data, scales] = PackedMatrix::buffer_bytes(Format::Int8, 32, 256).unwrap();
     let shared = |buffers: Vec<SharedBytes>| PackedMatrix::shared(&[(Format::Int8, 32)], 256, buffers).unwrap_err();
-    let owner: BytesOwner = Arc::new(Owner(vec![ByteLine([0; 64]); (data + steps) / 64 + 2]));
+    let owner: BytesOwner = Arc::new(Owner(vec![ByteLine([0; 64]); (data + scales) / 64 + 2]));
     let bytes = |first: usize, len: usize| SharedBytes::new(Arc::clone(&owner), first..first + len).unwrap();
-    let buffers = laid_out(&packed);
+    let buffers = shared_buffers(&packed);
     assert_eq!(
         shared(vec![bytes(0, data - 64), buffers[1].clone()]),
         BufferError::Length { expected: data, found: data - 64 }
     );
     assert_eq!(
-        shared(vec![buffers[0].clone(), bytes(0, steps + 64)]),
-        BufferError::Length { expected: steps, found: steps + 64 }
+        shared(vec![buffers[0].clone(), bytes(0, scales + 64)]),
+        BufferError::Length { expected: scales, found: scales + 64 }
     );
     assert_eq!(shared(vec![bytes(32, data), buffers[1].clone()]), BufferError::Alignment { past: 32 });
-    assert!(SharedBytes::new(Arc::clone(&owner), 0..data + steps + 200).is_none());
+    assert!(SharedBytes::new(Arc::clone(&owner), 0..data + scales + 200).is_none());
 }
 
-/// FNV-1a, <http://www.isthe.com/chongo/tech/comp/fnv/>.
+/// Computes the FNV-1a hash (<http://www.isthe.com/chongo/tech/comp/fnv/>).
 fn hash<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Files of packed matrices outlive a build: the version that they bear must change with what lies in them.
+/// Packed files outlive a build, so every change of the layout must change its version.
 #[test]
-fn the_layout_is_that_of_its_version() {
+fn the_layout_matches_its_version() {
     let pinned = [
         ("f32", 0x6fe0_af31_30f5_dcd4),
         ("bf16", 0xa282_e61b_2986_3316),
@@ -290,7 +290,7 @@ fn the_layout_is_that_of_its_version() {
             (format.name(), hash(matrix.buffers().flatten()))
         });
         let found: Vec<_> = found.collect();
-        assert_eq!(LAYOUT_VERSION, 1, "write down what the matrix is in the new version");
-        assert_eq!(found, pinned, "{}: the layout has changed, so raise LAYOUT_VERSION", isa.name());
+        assert_eq!(LAYOUT_VERSION, 1, "update the hashes for the new version");
+        assert_eq!(found, pinned, "{}: the layout has changed; increment LAYOUT_VERSION", isa.name());
     }
 }

@@ -203,7 +203,7 @@ impl Call<'_> {
         // No lock is poisoned: a panic would have ended the run.
         let spans: Vec<_> =
             spans.into_iter().map(|span| span.into_inner().unwrap_or_else(PoisonError::into_inner)).collect();
-        // One task per head of K and V, so that there is work for every thread.
+        // One task per head of K and V, so that every thread has work.
         let head = |index: usize| {
             let split = plan.splits[index / shape.kv_heads].clone();
             let task = &plan.tasks[split.start];

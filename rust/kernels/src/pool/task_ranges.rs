@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Remaining tasks of every worker.
 pub struct TaskRanges(Vec<TaskRange>);
 
-/// Range of tasks of one worker: first and end in the two halves of one word, on cache lines of its own.
+/// Range of tasks of one worker: first and end in the two halves of one word, alone on its cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct TaskRange(AtomicU64);

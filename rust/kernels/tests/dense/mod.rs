@@ -1,15 +1,15 @@
-//! Matrices and surroundings for tests of the matmul.
+//! Random matrices and execution contexts for matmul tests.
 
 use std::num::NonZeroUsize;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, RowSource};
 
-/// Random weights, in rows of numbers or of blocks as each row's format has it.
+/// Row source of random weights: numbers or quantized blocks, by the format of each row.
 pub struct Noise<'a> {
     pub formats: &'a [(Format, usize)],
     pub seed: u64,
-    /// The number of the first row among those that have this seed.
+    /// Index of the first row in the sequence of this seed.
     pub first: usize,
 }
 
@@ -33,17 +33,17 @@ impl Noise<'_> {
     fn write_stored(&self, row: usize, out: &mut [u8]) {
         let mut rows = self.formats.iter().flat_map(|(format, rows)| std::iter::repeat_n(*format, *rows));
         let format = rows.nth(row).unwrap();
-        // Bits of numbers that differ in all of them.
+        // The upper bits of the numbers, which all vary.
         let bytes = noise(out.len(), self.seed(row)).into_iter().map(|x| ((x + 1.0) * 128.0) as u8);
         out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
         for block in out.chunks_exact_mut(format.stored_block().unwrap().bytes) {
-            moderate(format, block);
+            set_valid_scales(format, block);
         }
     }
 }
 
-/// Gives a block of random bits factors between a quarter and one, and zero points that there are.
-fn moderate(format: Format, block: &mut [u8]) {
+/// Sets the scales of a random block to numbers between 1/4 and 1, and its zero points to valid ones.
+fn set_valid_scales(format: Format, block: &mut [u8]) {
     let factors: &[usize] = match format {
         Format::Q4K => &[0, 2],
         Format::Q6K => &[208],
@@ -62,13 +62,13 @@ fn moderate(format: Format, block: &mut [u8]) {
     }
 }
 
-/// The next number of inputs that rows of all these formats may have.
+/// Rounds `cols` up to whole stored blocks of all these formats.
 pub fn whole(formats: &[(Format, usize)], cols: usize) -> usize {
     let blocks = formats.iter().filter_map(|(format, _)| format.stored_block());
     cols.next_multiple_of(blocks.map(|block| block.inputs).max().unwrap_or(1))
 }
 
-/// Numbers in [-1, 1) from a linear congruential generator: quick, and the same in every run.
+/// Returns numbers in [-1, 1) from a linear congruential generator, which is fast and deterministic.
 pub fn noise(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -86,7 +86,7 @@ pub fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T)
     work(&Exec { isa, pool: &pool(threads), cancel: &Cancel::new() })
 }
 
-/// A matrix of [`Noise`], with `k` inputs of which the formats' blocks must be whole.
+/// Packs a matrix of [`Noise`]. `k` must be a whole number of stored blocks of the formats.
 pub fn packed_bands(exec: &Exec<'_>, formats: &[(Format, usize)], k: usize, seed: u64) -> PackedMatrix {
     PackedMatrix::pack(exec, formats, k, &Noise { formats, seed, first: 0 }).unwrap()
 }

@@ -1,9 +1,9 @@
-"""Writes what grouped formats are held against: blocks of random bits, and what the `gguf` package makes of them.
+"""Writes the golden files of grouped formats: blocks of random bits, and their weights by the `gguf` package.
 
     pip install gguf
     python rust/kernels/tests/grouped/make.py
 
-A file holds three rows of 256 inputs as they are stored, and then their weights as f32, both row by row.
+A file contains three rows of 256 inputs in stored blocks, followed by their weights as f32, both row by row.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, quants
 
 ROWS, COLS = 3, 256
 
-# Bytes of a block, its inputs, and where its factors, f16, stand.
+# Bytes of a block, its number of inputs, and the offsets of its f16 scales.
 FORMATS = {
     "q4_0": (18, 32, [0]),
     "q8_0": (34, 32, [0]),
@@ -24,10 +24,10 @@ FORMATS = {
 }
 
 random = np.random.default_rng(6)
-for name, (size, inputs, factors) in FORMATS.items():
+for name, (size, inputs, scales) in FORMATS.items():
     blocks = random.integers(0, 256, (ROWS * COLS // inputs, size), dtype=np.uint8)
-    for at in factors:
-        # Any number, but neither infinite nor none.
+    for at in scales:
+        # Any finite number.
         exponents = random.integers(0, 31, len(blocks), dtype=np.uint8)
         blocks[:, at + 1] = (blocks[:, at + 1] & 0x83) | (exponents << 2)
     if name == "mxfp4":

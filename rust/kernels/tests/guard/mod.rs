@@ -1,8 +1,8 @@
-//! Slices that end where readable memory ends: a read or write past the end crashes the test.
+//! Slices that end at a guard page: a read or write past the end crashes the test.
 
 use std::ops::{Deref, DerefMut};
 
-/// `len` elements right before a page that nothing may touch.
+/// Slice of `len` elements right before a guard page.
 pub struct Guarded<T> {
     start: *mut u8,
     bytes: usize,
@@ -11,11 +11,11 @@ pub struct Guarded<T> {
 }
 
 impl<T: Copy> Guarded<T> {
-    /// A copy of `values`.
+    /// Copies `values`.
     pub fn new(values: &[T]) -> Self {
         const PAGE: usize = 4096;
         let bytes = size_of_val(values).next_multiple_of(PAGE) + PAGE;
-        // SAFETY: new anonymous memory; its last page is closed, and the elements are copied to what lies before.
+        // SAFETY: new anonymous memory; its last page is protected, and the elements are copied to the end of the rest.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let start = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
@@ -42,14 +42,14 @@ impl<T> Deref for Guarded<T> {
 
 impl<T> DerefMut for Guarded<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: `new` wrote `len` elements there, and they belong to this value, which is borrowed mutably.
+        // SAFETY: `new` wrote `len` elements there, and this value owns them and is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.elements, self.len) }
     }
 }
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nothing borrows any more.
+        // SAFETY: unmaps the memory that `new` mapped, which nothing borrows any more.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }

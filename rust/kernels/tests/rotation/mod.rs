@@ -1,15 +1,15 @@
-//! The rotation of integer formats, by its definition.
+//! Reference implementation of the input rotation of integer formats.
 
-/// Inputs that integer formats rotate together.
+/// Number of inputs that integer formats rotate together.
 pub const BLOCK: usize = 128;
 
-/// The sign that the rotation gives an input of a block: the fraction of pi, bit by bit.
+/// Returns the sign of an input of a block: a bit of the fraction of pi.
 fn sign(input: usize) -> f32 {
     if 0x243f_6a88_85a3_08d3_1319_8a2e_0370_7344_u128 >> input & 1 == 1 { -1.0 } else { 1.0 }
 }
 
-/// Blocks times the Hadamard matrix, in the order of additions that the kernels have.
-fn mixed(mut values: Vec<f32>) -> Vec<f32> {
+/// Applies the Hadamard transform to whole blocks, with the order of additions of the kernels.
+fn hadamard(mut values: Vec<f32>) -> Vec<f32> {
     for half in [64, 32, 16, 8, 4, 2, 1] {
         for pair in values.chunks_mut(2 * half) {
             let (first, second) = pair.split_at_mut(half);
@@ -21,12 +21,12 @@ fn mixed(mut values: Vec<f32>) -> Vec<f32> {
     values
 }
 
-/// Whole blocks, rotated.
+/// Rotates whole blocks.
 pub fn rotated(values: &[f32]) -> Vec<f32> {
-    mixed(values.iter().enumerate().map(|(i, value)| value * sign(i % BLOCK)).collect())
+    hadamard(values.iter().enumerate().map(|(i, value)| value * sign(i % BLOCK)).collect())
 }
 
-/// Whole blocks, rotated back.
+/// Inverts the rotation of whole blocks.
 pub fn restored(values: &[f32]) -> Vec<f32> {
-    mixed(values.to_vec()).iter().enumerate().map(|(i, value)| value * sign(i % BLOCK) / BLOCK as f32).collect()
+    hadamard(values.to_vec()).iter().enumerate().map(|(i, value)| value * sign(i % BLOCK) / BLOCK as f32).collect()
 }

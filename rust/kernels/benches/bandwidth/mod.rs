@@ -1,4 +1,4 @@
-//! What kernels stand beside: the read bandwidth as a benchmark of its own, in the same group and the same unit.
+//! Read bandwidth as a benchmark in the same group and unit as the kernels that are compared with it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::probe::ReadProbe;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 
-/// Threads and instructions as a model has them; `THREADS` and `FERRULE_ISA` choose others.
+/// Thread pool and instruction set of a model. `THREADS` and `FERRULE_ISA` override them.
 pub struct Machine {
     pool: Pool,
     cancel: Cancel,
@@ -26,25 +26,25 @@ impl Machine {
     }
 }
 
-/// Bytes of which little is left in a cache when their turn comes again.
-pub fn beyond_the_cache() -> usize {
+/// Returns a number of bytes of which little remains cached between two passes.
+pub fn uncached_bytes() -> usize {
     2 * machine::last_cache_bytes().max(128 << 20)
 }
 
-/// A group of few and long samples.
+/// Creates a benchmark group of few, long samples.
 pub fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
     group.sample_size(10).sampling_mode(SamplingMode::Flat).measurement_time(Duration::from_secs(3));
     group
 }
 
-/// The time that it takes to read `bytes` from memory.
+/// Measures the time to read `bytes` from memory.
 pub fn read(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, bytes: u64) {
-    let probe = ReadProbe::new(beyond_the_cache()).expect("memory");
+    let probe = ReadProbe::new(uncached_bytes()).expect("memory");
     let streams = probe.fastest_streams(exec).expect("not cancelled");
     let pass = || Duration::from_secs_f64(bytes as f64 / probe.pass(exec, streams).expect("not cancelled"));
     group.throughput(Throughput::Bytes(bytes));
-    group.bench_function("floor: read bandwidth", |bencher| {
+    group.bench_function("read bandwidth", |bencher| {
         bencher.iter_custom(|count| (0..count).map(|_| pass()).sum());
     });
 }
