@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How much memory a model takes beyond its packed weights and the keys and values it holds.
+"""Measure the memory of a model beyond its packed weights, keys and values.
 
 Anonymous memory of this process (`RssAnon`, Linux), above what a bare `import ferrule` takes: after loading random
 weights in the shape of a well-known model, and after a prompt and some tokens.

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What clients of the server feel: figures A to D of many at once, and what HTTP costs beside the library.
+"""Measure the server with many clients (A to D), and the overhead of HTTP relative to the library.
 
-    python benches/server.py load --requests 10000                      # A: none lost, mixed, or different from solo
+    python benches/server.py load --requests 10000                      # A: no answer lost, mixed or different
     python benches/server.py load --requests 10000 --disconnects 0.3    # B: pages and memory come back
-    python benches/server.py load --requests 2000 --kv-share 0.25       # C: a cache of a quarter of what is wanted
-    python benches/server.py overload                                   # D: ten times as many as there is room for
+    python benches/server.py load --requests 2000 --kv-share 0.25       # C: a quarter of the KV cache that is needed
+    python benches/server.py overload                                   # D: ten times as many clients as places
     python benches/server.py overhead --shape llama-1b --quantization int4
 
-The server is a process of its own. Prints one JSON object.
+The server runs in a separate process. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from typing import Any
 from ferrule import LLM, AsyncLLM, SamplingParams
 
 OUTPUT_TOKENS = 32
-"""Of a request of the load; a client that gives up does so somewhere in them."""
+"""Tokens of a request; a client that disconnects does so within them."""
 OVERLOADED = {"max_num_seqs": 16, "max_queued_requests": 16}
-"""Room for so many; ten times as many come."""
+"""Engine limits; ten times as many clients connect."""
 
 
 @dataclass
 class Server:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     process: subprocess.Popen[str]
     port: int
 
     def memory(self) -> int:
-        """Bytes that it holds of its own."""
+        """Returns its anonymous memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return sum(int(size) for size in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+) kB", status)) * 1024
 
@@ -63,7 +63,7 @@ class Server:
         return status, (line.removeprefix("data: ") async for line in lines if line.startswith("data: {"))
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, AsyncIterator[str]]:
-        """One request on a connection of its own: the status, and the lines of the answer's body."""
+        """Sends a request on a new connection; returns the status and the lines of the response body."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
         data = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
@@ -116,7 +116,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def text_of(data: str) -> str:
-    """What an event says."""
+    """Returns the data of an event."""
     event = json.loads(data)
     if "error" in event:
         raise ConnectionError(event["error"]["message"])
@@ -266,7 +266,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def quantile(values: list[float], share: float) -> float | None:
-    """The value that so large a share does not exceed."""
+    """Returns the quantile of `share`."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What many callers of one engine feel: gaps beside a long prompt, prompts that begin alike, tasks that give up.
+"""Measure one engine with many callers: gaps during a long prefill, common prefixes, cancelled tasks.
 
     python benches/serving.py gaps --shape llama-1b --quantization int4
     python benches/serving.py prefix --shape llama-1b --quantization int4
@@ -41,7 +41,7 @@ def prompt(numbers: random.Random, vocab_size: int, length: int) -> TokensPrompt
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that so large a share does not exceed."""
+    """Returns the quantile of `share`."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
@@ -105,7 +105,7 @@ async def run_gaps(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gaps(options: argparse.Namespace) -> dict[str, Any]:
-    """As run_gaps."""
+    """Runs `run_gaps`."""
     return asyncio.run(run_gaps(options))
 
 
@@ -223,7 +223,7 @@ async def run_tasks(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tasks(options: argparse.Namespace) -> dict[str, Any]:
-    """As run_tasks."""
+    """Runs `run_tasks`."""
     return asyncio.run(run_tasks(options))
 
 

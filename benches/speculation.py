@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much sooner an output is there whose tokens are predicted, by how many of the predictions come true.
+"""Measure the speed of predicted output by its acceptance rate.
 
 A model in a well-known shape writes a continuation; then it writes the same one again and again, with its own output as
 the `prediction`, in which a seeded coin has made some tokens wrong: so drafts are accepted with a known probability.
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--context", type=int, default=64, help="tokens of the prompt")
     parser.add_argument("--gen", type=int, default=256, help="tokens to write")
-    parser.add_argument("--accept", default="1,0.8,0.5,0", help="probabilities that a predicted token comes true")
+    parser.add_argument("--accept", default="1,0.8,0.5,0", help="probabilities that a predicted token is right")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeat", type=int, default=5)
     given = parser.parse_args()

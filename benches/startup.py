@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""How long a start takes from packed weights, and what memory packing them takes.
+"""Measure the time to first token with packed weights, and the memory of packing them.
 
-Packs MODEL into OUTPUT, unless that is there already, and then starts processes of their own, one after the other:
-from `import ferrule` to a loaded model and to the first token of a prompt; the prompt once more on the warm engine, and
-its decode. `start_seconds` is what the first token took beyond the warm prompt, `start_cpu_seconds` what the processors
-did in it, which depends less on who else works here. Page cache is warm from the second start on; `--cold` drops the
-file from it before each. MODEL is a checkpoint's directory, or the name of a shape, whose random codes take no search
-and so say nothing about packing. Anonymous memory is that of the process (`RssAnon`, Linux), its peak looked at every
-20 ms; `cpu_seconds` of packing are those of all threads.
+Packs MODEL into OUTPUT, unless OUTPUT exists, and then starts one process after the other. Each measures the time
+from `import ferrule` to a loaded model and to the first token of a prompt, then the same prompt on the warm engine, and
+decode. `start_seconds` is the time of the first token without that of the warm prompt, `start_cpu_seconds` its CPU time,
+which depends less on other load. The page cache is warm from the second start on; `--cold` drops the file from it before
+each start. MODEL is the directory of a checkpoint, or the name of a shape; random codes of a shape need no search, so
+their packing time is not representative. Anonymous memory is that of the process (`RssAnon`, Linux), sampled every 20 ms;
+`cpu_seconds` of packing include all threads.
 
     python benches/startup.py llama-8b /tmp/llama-8b-int4 --format int4
     python benches/random_checkpoint.py llama-1b /tmp/llama-1b
@@ -120,7 +120,7 @@ def pack(model: str, output: Path, kind: str) -> dict[str, float]:
 
 
 def start(model: Path, prompt: int, gen: int, *, mmap: bool, cold: bool) -> dict[str, float]:
-    """One start in a process of its own."""
+    """Measures one start in a new process."""
     if cold:
         for path in model.glob("*.safetensors"):
             handle = os.open(path, os.O_RDONLY)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a grammar costs a request: decode speed with a JSON schema beside that of free text, in turns.
+"""Measure decode speed with a JSON schema and of free text, in turns.
 
     python benches/structured.py --shape llama-1b --quantization int4
 
@@ -63,15 +63,15 @@ def made_up_tokens(vocab_size: int) -> list[bytes]:
 
 
 class MadeUp:
-    """Stands for a tokenizer where only the bytes of tokens are asked for."""
+    """A tokenizer that has only the bytes of its tokens."""
 
     def token_bytes(self, vocab_size: int) -> tuple[list[bytes], set[int]]:
-        """As that of a Tokenizer."""
+        """Returns the bytes of all tokens and the ids of special tokens."""
         return made_up_tokens(vocab_size), {vocab_size - 1}
 
 
 def seconds_a_token(llm: LLM, prompts: list[TokensPrompt], params: SamplingParams) -> float:
-    """Of decoding, all sequences side by side."""
+    """Returns the median decode time per token of concurrent sequences."""
     outputs = llm.generate(prompts, params)
     wanted = params.max_tokens
     if any(len(output.outputs[0].token_ids) != wanted for output in outputs):

@@ -252,7 +252,7 @@ def test_the_tool_compares_and_says_where_to_look(tmp_path: Path) -> None:
     assert re.fullmatch(r"right: off by \d\.\de-0[67] of the largest logit\n", done.stdout)
     done = check_golden("--plugin", "otter", str(right), str(wrong), cwd=tmp_path)
     assert done.returncode == 1
-    assert "from token 1 on, while those before are right: look at rotation" in done.stdout
+    assert "from token 1 on, and earlier ones are right: check the rotary embedding" in done.stdout
     done = check_golden(str(right), cwd=tmp_path)
     assert done.returncode == 1
     assert "right: UnsupportedModelError: " in done.stdout

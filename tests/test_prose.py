@@ -111,6 +111,7 @@ def test_a_phrase_across_a_line_break_is_found_where_it_begins(tmp_path: Path) -
         ("a.rs", "/// ```\n/// let told_name = 1; // but for one\n/// ```\nfn f() {}\n"),
         ("a.rs", "fn f<'a>(x: &'a str) -> char { '\"' }\n"),
         ("a.py", 'x = "anew"\n'),
+        ("a.py", "def returned_part_without_cancelling() -> None: ...\n"),
         ("a.md", "A mixture of experts. It is turned off. The tensor cannot be read.\n"),
     ],
 )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ferrule import LLM, FerruleError, SamplingParams
 
 TOLERANCE = 1e-4
-"""Of the largest logit; an architecture that is right is a hundred times nearer."""
+"""Tolerance, relative to the largest logit; a correct architecture is a hundred times closer."""
 FEW_COLUMNS = 4
 
 
@@ -59,24 +59,24 @@ def check(directory: Path) -> bool:
         print(f"  {diagnosis(wrong)}")
         return False
     if list(continuation) != greedy:
-        print(f"  the logits are right, and yet it goes on with {continuation}, not {greedy}")
+        print(f"  the logits are right, but the continuation is {continuation} instead of {greedy}")
         return False
     return True
 
 
 def diagnosis(wrong: npt.NDArray[np.float64]) -> str:
-    """What the places of wrong logits, `[tokens, vocabulary]`, tell."""
+    """Describes probable causes from the positions of wrong logits, `[tokens, vocabulary]`."""
     rows, columns = (np.flatnonzero(wrong.max(axis) > TOLERANCE) for axis in (1, 0))
     if len(columns) <= FEW_COLUMNS:
-        return f"only of token {', '.join(map(str, columns))}: look at the head, and at what happens to special tokens"
+        return f"only of token {', '.join(map(str, columns))}: check lm_head and the handling of special tokens"
     if rows[0] == 0:
         return (
-            "from the first token on, which looks back upon nothing: look at the embedding, the norms, the values' and "
-            "the output's projection, the network, the head"
+            "from the first token on, which attends only to itself: check the embedding, the norms, the projections of "
+            "values and output, the feed-forward network, lm_head"
         )
     return (
-        f"from token {rows[0]} on, while those before are right: look at rotation, the scores' factor, "
-        f"norms of queries and keys{', a window, a mixture' if rows[0] > 1 else ''}"
+        f"from token {rows[0]} on, and earlier ones are right: check the rotary embedding, the scale of the scores, "
+        f"norms of queries and keys{', a window, a mixture of experts' if rows[0] > 1 else ''}"
     )
 
 

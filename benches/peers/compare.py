@@ -3,8 +3,8 @@
 
     python benches/peers/compare.py --shape llama-1b ferrule:int4 llama.cpp-avx512:Q4_0
 
-Every contender stays loaded in a process of its own; a round measures each of them once, and probes the ceilings before
-each. Round by round the prompt is another, so that nobody's cache of prefixes helps.
+Every contender stays loaded in a separate process. A round measures each of them once, and the ceilings before each.
+Each round has another prompt, so that prefix caches have no effect.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def checkpoint(shape: str, python: Path) -> Path:
 
 
 def layer_parameters(made: Path) -> int:
-    """Weights of the layers' projections; of a mixture's experts as many as run for a token."""
+    """Number of weights of the layers' projections; of a mixture of experts, only the experts of one token."""
     with (made / "model.safetensors").open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))

@@ -16,7 +16,7 @@ class Peer:
     environment: str
     """Folder of its venv, as `install` made it."""
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Of its process's environment."""
+    """Environment variables of its process."""
 
 
 PEERS = {

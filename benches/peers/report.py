@@ -1,4 +1,4 @@
-"""What a comparison comes to: medians, shares of the ceilings, ratios, as a table and as a record."""
+"""Results of a comparison: medians, shares of the ceilings and ratios, as a table and as a record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ As in `ferrule._bench.machine`, which cannot be imported here: compare.py also r
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine could do just before a measurement, a second."""
+    """Throughput of the machine just before a measurement, per second."""
 
     read: float
     """Bytes."""
@@ -42,7 +42,7 @@ Round = Sequence[Measurement]
 
 @dataclass(frozen=True)
 class Workload:
-    """What everyone did."""
+    """Workload of all contenders."""
 
     shape: str
     layer_parameters: int
@@ -63,12 +63,12 @@ class Row:
     total_bytes: int
     prefill_tokens_per_second: float
     prefill_peak_fraction: float
-    """Of the int8 peak."""
+    """Share of the int8 peak."""
     prefill_ratio: float
     """The first contender's speed over this one's, round by round."""
     decode_tokens_per_second: float
     decode_bandwidth_fraction: float
-    """Of the bytes that could have been read in the time, those that the steps had to read: weights once for all."""
+    """Bytes that the steps must read (the weights once per step) relative to the read bandwidth."""
     decode_ratio: float
     total_tokens_per_second: float
     """Tokens written, over all of the time."""
@@ -76,7 +76,7 @@ class Row:
 
 
 def steady_rounds(rounds: Sequence[Round]) -> list[Round]:
-    """Those without a bad window."""
+    """Returns the rounds in which the machine was not disturbed."""
     most = max((each.ceilings.adds for single in rounds for each in single), default=0.0)
     return [single for single in rounds if min(each.ceilings.adds for each in single) >= STEADY * most]
 

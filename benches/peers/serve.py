@@ -1,4 +1,4 @@
-"""What runs in a peer's own environment: loads once, then answers each line with one measurement.
+"""Child process in a peer's environment: loads once, then answers each line with one measurement.
 
 `python serve.py ADAPTER JOB`
 
@@ -19,7 +19,7 @@ from adapters.interface import Job, Runner
 
 def main() -> None:
     """Serve until the pipe closes."""
-    # Libraries print to stdout when they like; the answers get a descriptor of their own.
+    # Libraries may print to stdout, so answers use a separate descriptor.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     job = Job(**json.loads(sys.argv[2]))

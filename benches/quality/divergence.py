@@ -78,7 +78,7 @@ def log_probabilities(model: Model, ids: NDArray[np.int64]) -> Floats:
 
 @dataclass(frozen=True)
 class Distance:
-    """What a format costs; `per_token` keeps the divergences, so that two formats are compared pairwise."""
+    """Loss of a format; `per_token` keeps the divergences for paired comparisons of two formats."""
 
     kld: float
     kld_error: float
@@ -104,7 +104,7 @@ class Reference:
         self.kept = [log_probabilities(model, batch) for batch in self.batches]
 
     def perplexity(self) -> float:
-        """Of the reference itself."""
+        """Perplexity of the reference."""
         losses = [kept[np.arange(len(kept)), _targets(b)] for kept, b in zip(self.kept, self.batches, strict=True)]
         return float(np.exp(-np.concatenate(losses).astype(np.float64).mean()))
 

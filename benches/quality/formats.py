@@ -31,7 +31,7 @@ def by_square(groups: Floats) -> Floats:
 
 
 def by_magnitude(groups: Floats) -> Floats:
-    """What llama.cpp does without an importance matrix: the group's rms plus the weight's magnitude."""
+    """Importance weights of llama.cpp without an importance matrix: the group's rms plus the weight's magnitude."""
     return np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True)) + np.abs(groups)
 
 

@@ -1,7 +1,7 @@
 """Measure ferrule's own quantizations on the embedded model: `python measure.py --windows 128 --out record.json`.
 
-The study predicts in NumPy what they lose; this is what the kernels lose, against the same model in f32. Each window is
-a text of its own, and the second half of it is scored, as the study does. With `--calibrate`, int4 is quantized by
+The study predicts their loss in NumPy; this script measures the loss of the kernels against the same model in f32. Each
+window is a separate text, and its second half is scored, as in the study. With `--calibrate`, int4 is quantized by
 65,536 tokens of the rest of the standard library too. GGUF files of the model, quantized by llama.cpp
 (`python -m adapters.gguf_file` in `benches/peers`), are measured twice: dequantized, which is what the format loses,
 and on our kernels.

@@ -78,7 +78,7 @@ def opt(**changes: Any) -> OPTConfig:
 
 
 def old_gpt_neox(config: JsonObject) -> None:
-    """As togethercomputer/RedPajama-INCITE-Base-3B-v1 spells it."""
+    """Converts the fields to those of togethercomputer/RedPajama-INCITE-Base-3B-v1."""
     parameters = config.pop("rope_parameters")
     config["rotary_pct"] = parameters["partial_rotary_factor"]
     config["rotary_emb_base"] = parameters["rope_theta"]
@@ -86,7 +86,7 @@ def old_gpt_neox(config: JsonObject) -> None:
 
 
 def old_gemma3(config: JsonObject) -> None:
-    """As google/gemma-3-1b-it spells it."""
+    """Converts the fields to those of google/gemma-3-1b-it."""
     parameters = config.pop("rope_parameters")
     config["rope_theta"] = parameters["full_attention"].pop("rope_theta")
     config["rope_scaling"] = parameters["full_attention"]
@@ -96,13 +96,13 @@ def old_gemma3(config: JsonObject) -> None:
 
 
 def old_bloom(config: JsonObject) -> None:
-    """As bigscience/bloom spells it."""
+    """Converts the fields to those of bigscience/bloom."""
     config["n_embed"] = config.pop("hidden_size")
     config["num_attention_heads"] = config.pop("n_head")
 
 
 def old_phi3(config: JsonObject) -> None:
-    """As microsoft/Phi-4-mini-instruct spells it."""
+    """Converts the fields to those of microsoft/Phi-4-mini-instruct."""
     old_spelling()(config)
     del config["rope_scaling"]["original_max_position_embeddings"]
 
@@ -165,7 +165,7 @@ CASES: dict[str, Variant] = {
             rope_parameters=rope("default", 500042.0),
         )
     ),
-    # tiiuae/falcon-rw-1b: ALiBi, one part after the other, biases, all heads with keys of their own. What
+    # tiiuae/falcon-rw-1b: ALiBi, one part after the other, biases, separate keys for all heads. What
     # transformers 5.23 calls eager adds ALiBi twice, to the mask and to the scores.
     "falcon_rw": Variant(
         falcon(alibi=True, parallel_attn=False, multi_query=False, bias=True), {"alibi": False}, attention="sdpa"

@@ -62,7 +62,7 @@ class Encoder:
 
 
 def old_modernbert(config: JsonObject) -> None:
-    """As answerdotai/ModernBERT-base spells it."""
+    """Converts the fields to those of answerdotai/ModernBERT-base."""
     rope = config.pop("rope_parameters")
     config["global_rope_theta"] = rope["full_attention"]["rope_theta"]
     config["local_rope_theta"] = rope["sliding_attention"]["rope_theta"]
@@ -219,7 +219,7 @@ def write_sentence_transformers(out: Path, case: Encoder, width: int) -> None:
 
 
 def write_projections(out: Path, case: Encoder, seed: int) -> None:
-    """The Dense modules, each in a folder of its own."""
+    """Writes the Dense modules, each in a separate folder."""
     width = case.config.hidden_size
     for index, projection in enumerate(case.projections, start=2):
         linear = torch.nn.Linear(width, projection.width, bias=projection.bias)
@@ -238,7 +238,7 @@ def write_projections(out: Path, case: Encoder, seed: int) -> None:
 
 
 def project(out: Path, case: Encoder, row: torch.Tensor) -> torch.Tensor:
-    """What the written Dense modules make of a pooled row."""
+    """Applies the written Dense modules to a pooled row."""
     for index, projection in enumerate(case.projections, start=2):
         tensors = load_file(out / f"{index}_Dense" / "model.safetensors")
         row = tensors["linear.weight"].to(row.dtype) @ row
@@ -251,7 +251,7 @@ def project(out: Path, case: Encoder, row: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel, case: Encoder, out: Path, random: np.random.Generator) -> dict[str, NDArray[Any]]:
-    """What the model makes of each text alone, so that no padding is involved.
+    """Results of the model for each text alone, so that no padding is involved.
 
     `input_ids_I [n]`, `token_type_ids_I [n]` for BERT, `last_hidden_state_I [n, hidden]`; `mean`, `cls` and
     `lasttoken [3, hidden]`, each of length 1; `embedding [3, width]` as the files of sentence-transformers say;

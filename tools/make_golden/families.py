@@ -47,7 +47,7 @@ def without(sizes: JsonObject, *fields: str) -> JsonObject:
 
 
 def experts(**changes: object) -> JsonObject:
-    """The dimensions of a mixture in DeepSeek-V3's form."""
+    """Dimensions of a mixture of experts in DeepSeek-V3's format."""
     fields: JsonObject = sizes(
         moe_intermediate_size=32,
         n_routed_experts=8,
@@ -89,20 +89,20 @@ def old_olmo3(config: JsonObject) -> None:
 
 
 def old_hunyuan(config: JsonObject) -> None:
-    """As tencent/Hunyuan-7B-Instruct spells it."""
+    """Converts the fields to those of tencent/Hunyuan-7B-Instruct."""
     old_spelling()(config)
     config["rope_scaling"] |= {"factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
 def old_internlm3(config: JsonObject) -> None:
-    """As internlm/internlm3-8b-instruct spells it."""
+    """Converts the fields to those of internlm/internlm3-8b-instruct."""
     old_spelling()(config)
     config["architectures"] = ["InternLM3ForCausalLM"]  # transformers 5 has no class of its own for it
     config["qkv_bias"], config["bias"] = config.pop("attention_bias"), config.pop("mlp_bias")
 
 
 def pattern_in_letters(config: JsonObject) -> None:
-    """As LGAI-EXAONE/EXAONE-4.0-32B spells it."""
+    """Converts the fields to those of LGAI-EXAONE/EXAONE-4.0-32B."""
     config["sliding_window_pattern"] = "LLLG"
 
 

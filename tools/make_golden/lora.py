@@ -18,12 +18,12 @@ LLAMA_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A case: the base's name, and what PEFT is asked for."""
+    """A case: the name of the base model, and the options for PEFT."""
 
     base: str
     config: LoraConfig
     dtype: torch.dtype = torch.float32
-    """What the tensors are stored in; their values are exact in bf16 either way."""
+    """Dtype of the stored tensors; their values are exact in bf16."""
 
 
 def lora(rank: int, alpha: int, targets: list[str], **changes: Any) -> LoraConfig:

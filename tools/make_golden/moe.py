@@ -47,7 +47,7 @@ def deepseek_spelling(topk_method: str, scoring: str, *dropped: str) -> Edit:
 
 
 def experts_spelling(config: JsonObject) -> None:
-    """As Qwen's files name the number of experts."""
+    """Renames the number of experts as in Qwen's files."""
     config["num_experts"] = config.pop("num_local_experts")
 
 
@@ -93,13 +93,13 @@ def gpt_oss() -> GptOssConfig:
 
 
 def old_gpt_oss(config: JsonObject) -> None:
-    """As openai/gpt-oss-20b spells it."""
+    """Converts the fields to those of openai/gpt-oss-20b."""
     old_spelling("swiglu_alpha", experts_per_token=2, initial_context_length=8)(config)
     config["rope_scaling"]["rope_type"] = config["rope_scaling"].pop("type")
 
 
 def old_gpt_oss_mxfp4(config: JsonObject) -> None:
-    """And its quantization."""
+    """Converts the fields to those of openai/gpt-oss-20b, with its quantization."""
     old_gpt_oss(config)
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}

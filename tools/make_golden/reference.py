@@ -1,4 +1,4 @@
-"""What transformers computes: logits and the greedy continuation in float64, refused where rounding could decide."""
+"""Reference results of transformers: logits and greedy continuation in float64."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +17,13 @@ SPECIAL = 5
 """The ids below are special in one model or another."""
 
 MARGIN = 2e-3
-"""Of the largest logit: by so much the best token of a continuation must lead."""
+"""Minimum lead of the best token of a continuation, relative to the largest logit."""
 ROUNDING = 2e-5
-"""Of the largest logit: by so much float32 may differ from float64. A router's near ties are farther apart."""
+"""Maximum difference of float32 from float64, relative to the largest logit. A router's near ties are farther apart."""
 
 
 EFFECT = 1e-2
-"""Of the largest logit: so much must change where what a case is about is left out."""
+"""Minimum change of the logits when the field of a case is omitted, relative to the largest logit."""
 
 
 class UnstableError(Exception):

@@ -25,7 +25,7 @@ class Variant:
     edit: Edit | None = None
     edit_tensors: EditTensors | None = None
     unread: Tensors = field(default_factory=dict[str, torch.Tensor])
-    """What published files hold too, and transformers leaves alone."""
+    """Tensors of published files that transformers ignores."""
     model_class: ModelClass = AutoModelForCausalLM
     attention: Literal["eager", "sdpa"] = "eager"
 

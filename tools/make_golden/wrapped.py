@@ -56,14 +56,14 @@ def published_gemma3(config: JsonObject) -> None:
 
 
 def published_llava(config: JsonObject) -> None:
-    """As llava-hf/llava-1.5-7b-hf, whose text half hardly says more than that it is a Llama."""
+    """Converts the fields to those of llava-hf/llava-1.5-7b-hf, whose text configuration has few fields."""
     text: JsonObject = config["text_config"]
     del text["rope_parameters"], text["head_dim"]
     keep_differences(text, LlamaConfig())
 
 
 def later_names(tensors: Tensors) -> Tensors:
-    """As transformers 4.52 and later save what is fine-tuned: all but the last projection lies in `model`."""
+    """Names of fine-tuned models saved by transformers 4.52 and later: all except lm_head are in `model`."""
 
     def renamed(name: str) -> str:
         if name.startswith(HEAD):

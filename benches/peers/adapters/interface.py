@@ -1,4 +1,4 @@
-"""What every adapter offers: `load(job)`, and of what it returns, one measurement at a time."""
+"""Interface of adapters: `load(job)` returns a model that runs one measurement at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Job:
-    """What a child process is asked to load."""
+    """Model, format and directories of a child process."""
 
     checkpoint: Path
     """A Hugging Face directory in bf16, which the adapter converts to what its library reads."""
     work: Path
-    """Where conversions are kept for the next run."""
+    """Directory of conversions, kept for the next run."""
     format: str
-    """Of the weights, by the peer's own name."""
+    """Weight format, by the peer's name."""
     kv: str | None
     """Format of the key-value cache, by the peer's own name; None for the peer's default."""
     threads: int
@@ -28,16 +28,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded."""
+    """Version and sizes of a loaded model."""
 
     version: str
-    """Of the library, with what else decides its speed."""
+    """Version of the library and its build options."""
     total_bytes: int
-    """Of all weights, embedding and head included."""
+    """Bytes of all weights, embedding and lm_head included."""
     token_bytes: int
-    """Of the weights that a token must read: all but an embedding table that is not the head as well."""
+    """Bytes of the weights that each token reads: all except an embedding that is not also lm_head."""
     kv_bytes_per_token: int
-    """Of keys and values."""
+    """Bytes of keys and values per token."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Timing:
     """One measurement."""
 
     prefill_seconds: float
-    """From the prompts until each sequence has its first token."""
+    """Seconds from the prompts until each sequence has its first token."""
     decode_seconds: float
-    """From there to the end."""
+    """Seconds from the first tokens to the end."""
     decode_tokens: int
-    """Of all sequences, after the first of each."""
+    """Number of tokens of all sequences after the first of each."""
 
 
 class Runner(Protocol):
@@ -57,7 +57,7 @@ class Runner(Protocol):
 
     @property
     def loaded(self) -> Loaded:
-        """What was loaded."""
+        """Version and sizes of the model."""
         ...
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:

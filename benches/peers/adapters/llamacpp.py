@@ -29,7 +29,7 @@ def LOG(level: int, text: bytes, _: object) -> None:  # noqa: N802 -- a constant
 
 
 def build_features() -> list[str]:
-    """What the library was built with, instruction sets above all."""
+    """Build options of the library, mainly instruction sets."""
     pairs = llama_cpp.llama_print_system_info().decode().partition(":")[2].split("|")
     return [name.strip() for name, _, value in (pair.partition("=") for pair in pairs) if value.strip() == "1"]
 
@@ -89,7 +89,7 @@ class LlamaCpp:
         return Timing(middle - start, time.perf_counter() - middle, gen * len(prompts))
 
     def _evaluate(self, rows: list[tuple[int, int, int, bool]], tokens: list[int]) -> list[int]:
-        """Computes rows of token, position, sequence and whether logits are wanted; the sequences' latest tokens."""
+        """Computes rows `(token, position, sequence, logits needed)`; returns the latest token of each sequence."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for index, (token, position, sequence, wanted) in enumerate(rows):
