@@ -32,6 +32,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
+    /// Counts a duration.
     pub(crate) fn record(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.counts[BOUNDS.partition_point(|&bound| bound < seconds)] += 1;
@@ -54,6 +55,7 @@ pub struct Finished {
 }
 
 impl Finished {
+    /// Counts a finished request.
     pub(crate) fn record(&mut self, reason: &FinishReason) {
         match reason {
             FinishReason::Stop { .. } | FinishReason::Complete => self.stop += 1,
@@ -149,6 +151,7 @@ impl Metrics {
         }
     }
 
+    /// Sets the page gauges.
     pub(crate) fn record_pages(&mut self, pages: &[PageStatistics]) {
         self.pages_total = pages.iter().map(|pages| pages.total).sum();
         self.pages_free = pages.iter().map(|pages| pages.free).sum();

@@ -30,6 +30,15 @@ pub enum FinishReason {
 
 impl FinishReason {
     /// Returns the API name of the reason: `stop`, `length` or `error`.
+    ///
+    /// # Examples
+    /// ```
+    /// use ferrule_engine::FinishReason;
+    ///
+    /// let reason = FinishReason::Stop { token: 2 };
+    /// assert_eq!((reason.name(), reason.stop_token()), ("stop", Some(2)));
+    /// assert_eq!(FinishReason::Length.name(), "length");
+    /// ```
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -62,12 +62,12 @@ pub(crate) struct BeamSearches(BTreeMap<RequestId, Search>);
 
 impl BeamSearches {
     /// Starts a search if the request is a beam search; its sequences have at most `max_output_tokens` output tokens.
-    pub fn begin(&mut self, id: RequestId, params: &SamplingParams, max_output_tokens: usize) {
+    pub fn start(&mut self, id: RequestId, params: &SamplingParams, max_output_tokens: usize) {
         self.0.extend(Search::new(params, max_output_tokens).map(|search| (id, search)));
     }
 
     /// Removes a finished request, whether or not it is a beam search.
-    pub fn end(&mut self, id: RequestId) {
+    pub fn remove(&mut self, id: RequestId) {
         self.0.remove(&id);
     }
 

@@ -1,6 +1,19 @@
 //! Options of speculative decoding.
 
 /// Options of speculative decoding: the source of drafts and their number.
+///
+/// # Examples
+/// ```
+/// use ferrule_engine::{SpeculativeConfig, SpeculativeMethod};
+///
+/// // Prompt lookup with n-grams of 2 to 4 tokens, at most 7 drafts per step.
+/// let config = SpeculativeConfig {
+///     method: Some(SpeculativeMethod::Ngram { shortest: 2, longest: 4 }),
+///     num_speculative_tokens: 7,
+///     ..SpeculativeConfig::default()
+/// };
+/// assert!(config.adaptive);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpeculativeConfig {
     /// Source of drafts, besides the predicted outputs of requests.

@@ -70,9 +70,9 @@ impl StepCosts {
         };
         for (other, scale) in self.seconds.iter_mut().enumerate() {
             // All buckets drift towards new measurements, because contexts and load change.
-            let easing = if other == bucket { SMOOTHING } else { NEIGHBOUR_SMOOTHING };
+            let weight = if other == bucket { SMOOTHING } else { NEIGHBOUR_SMOOTHING };
             if let Some(scale) = scale {
-                *scale += easing * (measured - *scale);
+                *scale += weight * (measured - *scale);
             } else if other == bucket {
                 *scale = Some(measured);
             }

@@ -123,8 +123,8 @@ impl<M: LanguageModel> DraftModelRunner<M> {
             let begin = Instant::now();
             self.forward(running, &batch, cancel)?;
             if depth > 0 {
-                let easing = if self.seconds == 0.0 { 1.0 } else { SMOOTHING };
-                self.seconds += easing * (begin.elapsed().as_secs_f64() - self.seconds);
+                let weight = if self.seconds == 0.0 { 1.0 } else { SMOOTHING };
+                self.seconds += weight * (begin.elapsed().as_secs_f64() - self.seconds);
             }
             depth += 1;
             let mut rows = self.logits.chunks_exact(self.model.vocab_size());

@@ -10,6 +10,7 @@ use crate::sequence::Sequence;
 use crate::{EngineError, FinishReason, StepOutput};
 
 impl<M: LanguageModel> Engine<M> {
+    /// Returns [`EngineError::Dead`] if an earlier panic ended the engine.
     pub(crate) fn check_alive(&self) -> Result<(), EngineError> {
         match &self.dead {
             Some(reason) => Err(EngineError::Dead { reason: reason.clone() }),

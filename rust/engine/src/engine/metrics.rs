@@ -33,6 +33,7 @@ impl<M: LanguageModel> Engine<M> {
         self.speculator.audit(|id| self.scheduler.sequences().any(|sequence| sequence.id == id))
     }
 
+    /// Updates the gauges and copies the metrics to the shared copy.
     pub(crate) fn publish(&mut self) {
         let Self { metrics, scheduler, published, .. } = self;
         (metrics.running, metrics.waiting) = scheduler.requests();

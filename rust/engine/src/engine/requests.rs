@@ -28,6 +28,7 @@ impl<M: LanguageModel> Engine<M> {
         self.add(request, Some(parent))
     }
 
+    /// Queues a request, optionally as a fork of `fork_parent`.
     fn add(&mut self, mut request: Request, fork_parent: Option<RequestId>) -> Result<RequestId, RequestError> {
         let checked = self.check_request(&request);
         self.metrics.requests_refused += u64::from(checked.is_err());
@@ -46,14 +47,15 @@ impl<M: LanguageModel> Engine<M> {
             let id = RequestId(self.next_id - 1);
             let prediction = std::mem::take(&mut request.params.prediction);
             let drafts = self.speculator.sources(&request, prediction);
-            let max_total_tokens = request.params.max_tokens.min(self.limits.tokens() - request.prompt.len());
-            self.searches.begin(id, &request.params, max_total_tokens);
+            let max_output_tokens = request.params.max_tokens.min(self.limits.tokens() - request.prompt.len());
+            self.searches.start(id, &request.params, max_output_tokens);
             self.scheduler.add(Sequence::new(id, request, fork_parent, tables, drafts));
         }
         self.publish();
         checked.map(|()| RequestId(self.next_id - 1))
     }
 
+    /// Checks everything that can reject a request.
     fn check_request(&self, request: &Request) -> Result<(), RequestError> {
         if let Some(reason) = &self.dead {
             return Err(RequestError::Dead { reason: reason.clone() });
@@ -76,6 +78,7 @@ impl<M: LanguageModel> Engine<M> {
         }
     }
 
+    /// Checks that the model has an lm_head.
     pub(crate) fn check_generates(&self) -> Result<(), RequestError> {
         if self.model.abilities().logits { Ok(()) } else { Err(RequestError::NoLogits) }
     }
@@ -84,7 +87,7 @@ impl<M: LanguageModel> Engine<M> {
     /// exist or has finished.
     pub fn abort(&mut self, id: RequestId) -> bool {
         let aborted = self.scheduler.remove(id);
-        self.searches.end(id);
+        self.searches.remove(id);
         self.speculator.release(|other| other == id);
         self.metrics.requests_finished.abort += u64::from(aborted);
         self.publish();

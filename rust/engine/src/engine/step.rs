@@ -38,6 +38,7 @@ impl<M: LanguageModel> Engine<M> {
         Ok(std::mem::take(&mut self.final_outputs))
     }
 
+    /// Runs one step without the panic boundary.
     fn run_step(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
         let begin = Instant::now();
         let streamed = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_found_by_place_tokens_and_namespace() {
+    fn nodes_are_found_by_parent_tokens_and_namespace() {
         let (mut tree, [a, b, ..]) = tree();
         assert_eq!(tree.find(ParentNode::Root(Namespace::default()), &tokens(0)), Some(a));
         assert_eq!(tree.find(ParentNode::Node(a), &tokens(1)), Some(b));

@@ -384,6 +384,7 @@ pub(super) struct Weighted<'a> {
 }
 
 impl<'a> Weighted<'a> {
+    /// Returns the candidate at an index.
     pub fn candidate(&self, place: usize) -> Candidate {
         Candidate { id: self.ids.map_or(place as u32, |ids| ids[place]), logit: self.logits[place] }
     }

@@ -39,10 +39,12 @@ impl Softmax {
         Self { highest, sum: total_weight(isa, logits, highest) }
     }
 
+    /// Returns the probability of a logit.
     pub fn probability(self, logit: f32) -> f64 {
         weight(logit, self.highest) / self.sum
     }
 
+    /// Returns the log-probability of a logit.
     pub fn logprob(self, logit: f32) -> f64 {
         f64::from(logit) - f64::from(self.highest) - self.sum.ln()
     }

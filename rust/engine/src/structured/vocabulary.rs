@@ -32,6 +32,20 @@ pub enum Token {
 }
 
 /// The tokens of a model, and a cache of compiled grammars.
+///
+/// # Examples
+/// ```
+/// use ferrule_engine::{StructuredOutputs, Vocabulary, structured::Token};
+///
+/// let tokens: Vec<Token> = (0..=255).map(|byte| Token::Text(vec![byte])).collect();
+/// let vocabulary = Vocabulary::new(&tokens).unwrap();
+/// let choice = StructuredOutputs::from_json(r#"{"type": "choice", "choices": ["yes", "no"]}"#).unwrap();
+/// let grammar = vocabulary.compile(&choice).unwrap();
+/// assert_eq!(grammar.source(), &choice);
+///
+/// let regex = StructuredOutputs::Regex { pattern: "(".into() };
+/// assert!(vocabulary.compile(&regex).is_err());
+/// ```
 pub struct Vocabulary {
     factory: Arc<ParserFactory>,
     size: usize,

@@ -149,6 +149,7 @@ impl Text {
         Ok(Self { tokens: read("token_ids", tokens)?, token_types: read("token_type_ids", token_types)?, cache_salt })
     }
 
+    /// Checks the lengths and ids of the text.
     pub(super) fn check(
         &self,
         text: usize,
@@ -174,12 +175,21 @@ impl Text {
 impl EncodeTask {
     /// Parses a task from JSON: `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}`.
     ///
+    /// # Examples
+    /// ```
+    /// use ferrule_engine::EncodeTask;
+    ///
+    /// let task = EncodeTask::from_json(r#"{"type": "logits", "tokens": [3, 7]}"#).unwrap();
+    /// assert_eq!(task, EncodeTask::Logits { tokens: vec![3, 7] });
+    /// ```
+    ///
     /// # Errors
     /// Returns [`EncodeError::Malformed`] for anything else.
     pub fn from_json(json: &str) -> Result<Self, EncodeError> {
         serde_json::from_str(json).map_err(|error| EncodeError::Malformed { message: error.to_string() })
     }
 
+    /// Checks that the model supports the task.
     pub(super) fn check(&self, vocab_size: usize, abilities: &Abilities) -> Result<(), EncodeError> {
         let Abilities { embedding_size, .. } = *abilities;
         match self {
