@@ -23,7 +23,7 @@ mod beams;
 use std::collections::VecDeque;
 
 use crate::RequestId;
-use crate::pages::{FetchBudget, PageMove, Pages};
+use crate::pages::{FetchBudget, KvCacheManager, PageMove};
 use crate::sequence::Sequence;
 
 /// The tokens of one sequence that a step computes: a prefill chunk or a decode row, and drafts.
@@ -81,7 +81,7 @@ pub(crate) struct Scheduler {
     pub running: Vec<Sequence>,
     /// Sequences without pages, ordered by rank.
     pub waiting: VecDeque<Sequence>,
-    pub pages: Pages,
+    pub kv_cache: KvCacheManager,
     limits: StepLimits,
     /// Number of preemptions.
     pub preemptions: u64,
@@ -91,11 +91,11 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(pages: Pages, limits: StepLimits) -> Self {
+    pub fn new(kv_cache: KvCacheManager, limits: StepLimits) -> Self {
         Self {
             running: Vec::new(),
             waiting: VecDeque::new(),
-            pages,
+            kv_cache,
             limits,
             preemptions: 0,
             prefix_queries: 0,
@@ -105,8 +105,8 @@ impl Scheduler {
 
     /// Adds a sequence to the waiting queue, ordered by rank.
     pub fn add(&mut self, sequence: Sequence) {
-        let place = self.waiting.partition_point(|other| other.rank() < sequence.rank());
-        self.waiting.insert(place, sequence);
+        let index = self.waiting.partition_point(|other| other.rank() < sequence.rank());
+        self.waiting.insert(index, sequence);
     }
 
     /// Returns the number of sequences that could still run.
@@ -117,7 +117,7 @@ impl Scheduler {
     /// Removes all sequences of a request and frees their pages. Returns false if there are none.
     pub fn remove(&mut self, id: RequestId) -> bool {
         let mut taken = self.take(id);
-        taken.iter_mut().for_each(|sequence| self.pages.release(&mut sequence.tables));
+        taken.iter_mut().for_each(|sequence| self.kv_cache.release(&mut sequence.tables));
         !taken.is_empty()
     }
 
@@ -125,8 +125,8 @@ impl Scheduler {
     fn take(&mut self, id: RequestId) -> Vec<Sequence> {
         let is_of_request = |sequence: &mut Sequence| sequence.id == id;
         let mut taken: Vec<Sequence> = self.running.extract_if(.., is_of_request).collect();
-        while let Some(place) = self.waiting.iter().position(|sequence| sequence.id == id) {
-            taken.extend(self.waiting.remove(place));
+        while let Some(index) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            taken.extend(self.waiting.remove(index));
         }
         taken
     }
@@ -146,7 +146,7 @@ impl Scheduler {
     pub fn schedule(&mut self, prompt_tokens: usize) -> Schedule {
         let mut plan = Schedule::new(self.limits);
         for sequence in &mut self.running {
-            self.pages.release_out_of_window(&mut sequence.tables, sequence.computed);
+            self.kv_cache.release_out_of_window(&mut sequence.tables, sequence.computed);
         }
         self.schedule_running(&mut plan, false, |sequence| sequence.pending() == 1);
         if plan.tokens > 0 {
@@ -178,8 +178,8 @@ impl Scheduler {
     /// has. Lower-ranked sequences may be preempted for it, higher-ranked ones not.
     fn schedule_one(&mut self, plan: &mut Schedule, mut index: usize, planned: usize) {
         if planned == 0 && self.running[index].pending() > 1 {
-            let Self { running, pages, .. } = self;
-            let (found, more_on_disk) = reuse(pages, &mut running[index], plan);
+            let Self { running, kv_cache, .. } = self;
+            let (found, more_on_disk) = reuse(kv_cache, &mut running[index], plan);
             self.prefix_hits += found as u64;
             if more_on_disk {
                 return;
@@ -194,9 +194,10 @@ impl Scheduler {
             let logit_rows = plan.logit_rows + if sequence.chunk_has_prompt_logprobs(planned) { planned } else { 0 };
             let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
             let share = if must_share { left.div_ceil(2) } else { left };
-            let count = self.pages.allocatable_slots(&sequence.tables, sequence.computed, pending.min(planned + share));
+            let count =
+                self.kv_cache.allocatable_slots(&sequence.tables, sequence.computed, pending.min(planned + share));
             if count > planned {
-                self.pages.allocate_slots(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
+                self.kv_cache.allocate_slots(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
                 sequence.record_scheduled();
                 if sequence.chunk_has_prompt_logprobs(count) {
                     plan.logit_rows = logit_rows.saturating_sub(count);
@@ -224,24 +225,26 @@ impl Scheduler {
     fn admit(&mut self, plan: &mut Schedule) {
         let chunk = self.limits.max_num_batched_tokens;
         while plan.tokens < plan.limit {
-            let Some(place) = self.next_waiting() else { return };
+            let Some(waiting_index) = self.next_waiting() else { return };
             if self.free_slots() == 0 {
-                if !self.preempt_for(plan, place) {
+                if !self.preempt_for(plan, waiting_index) {
                     return;
                 }
                 continue;
             }
-            let Some(mut next) = self.waiting.remove(place) else { return };
+            let Some(mut next) = self.waiting.remove(waiting_index) else { return };
             let found = self.share_computed_pages(&mut next);
-            let mut reserved = vec![0; self.pages.groups()];
+            let mut reserved = vec![0; self.kv_cache.groups()];
             for sequence in self.running.iter().filter(|sequence| sequence.pending() > 1) {
-                self.pages.add_reserved(&sequence.tables, sequence.tokens.len(), chunk, &mut reserved);
+                self.kv_cache.add_reserved(&sequence.tables, sequence.tokens.len(), chunk, &mut reserved);
             }
-            if !self.running.is_empty() && !self.pages.can_allocate(&next.tables, next.tokens.len(), chunk, &reserved) {
-                self.pages.release(&mut next.tables);
+            if !self.running.is_empty()
+                && !self.kv_cache.can_allocate(&next.tables, next.tokens.len(), chunk, &reserved)
+            {
+                self.kv_cache.release(&mut next.tables);
                 next.reset();
-                self.waiting.insert(place, next);
-                if !self.preempt_for(plan, place) {
+                self.waiting.insert(waiting_index, next);
+                if !self.preempt_for(plan, waiting_index) {
                     return;
                 }
                 continue;
@@ -265,11 +268,11 @@ impl Scheduler {
             }
             let left = self.limits.max_num_batched_tokens.saturating_sub(plan.tokens);
             let limit = wanted.min(left).min(plan.logit_rows);
-            let fits = self.pages.allocatable_slots(&sequence.tables, sequence.computed, chunk.count + limit);
+            let fits = self.kv_cache.allocatable_slots(&sequence.tables, sequence.computed, chunk.count + limit);
             chunk.drafts = fits.saturating_sub(chunk.count);
             sequence.drafts.truncate(chunk.drafts);
             if chunk.drafts > 0 {
-                self.pages.allocate_slots(&mut sequence.tables, sequence.computed, fits, &mut plan.moves);
+                self.kv_cache.allocate_slots(&mut sequence.tables, sequence.computed, fits, &mut plan.moves);
                 plan.tokens += chunk.drafts;
                 plan.logit_rows -= chunk.drafts;
             }
@@ -288,11 +291,11 @@ impl Scheduler {
     /// parent or another beam. Returns the number of tokens from the prefix cache.
     fn share_computed_pages(&mut self, next: &mut Sequence) -> usize {
         let limit = next.reusable();
-        let cached = self.pages.reuse(&mut next.tables, &next.tokens, 0, limit);
+        let cached = self.kv_cache.reuse(&mut next.tables, &next.tokens, 0, limit);
         next.record_reused(cached);
         let donor = self.running.iter().map(|other| (next.shared_with(other), other)).max_by_key(|&(shared, _)| shared);
         if let Some((shared, donor)) = donor.filter(|&(shared, _)| shared > next.computed)
-            && self.pages.fork(&mut next.tables, &donor.tables, shared)
+            && self.kv_cache.fork(&mut next.tables, &donor.tables, shared)
         {
             next.record_reused(shared);
         }
@@ -301,8 +304,8 @@ impl Scheduler {
 
     /// Preempts the lowest-ranked running sequence for a waiting one that ranks before it and has a higher priority, or
     /// if no running sequence has pending tokens. Returns whether it did.
-    fn preempt_for(&mut self, plan: &mut Schedule, place: usize) -> bool {
-        let next = &self.waiting[place];
+    fn preempt_for(&mut self, plan: &mut Schedule, waiting_index: usize) -> bool {
+        let next = &self.waiting[waiting_index];
         let Some(last) = self.running.last() else { return false };
         let has_lower_priority = last.params.priority > next.params.priority && last.rank() > next.rank();
         if !has_lower_priority && self.running.iter().any(|sequence| sequence.pending() > 0) {
@@ -327,7 +330,7 @@ impl Scheduler {
     }
 
     fn requeue(&mut self, mut sequence: Sequence) {
-        self.pages.release(&mut sequence.tables);
+        self.kv_cache.release(&mut sequence.tables);
         sequence.reset();
         sequence.timing.preemptions += 1;
         self.preemptions += 1;
@@ -337,12 +340,12 @@ impl Scheduler {
 
 /// Lets a sequence take cached pages for its next tokens, first from memory, then from disk. Returns the number of
 /// tokens found, and whether the disk has more for the next step.
-fn reuse(pages: &mut Pages, sequence: &mut Sequence, plan: &mut Schedule) -> (usize, bool) {
+fn reuse(kv_cache: &mut KvCacheManager, sequence: &mut Sequence, plan: &mut Schedule) -> (usize, bool) {
     let (before, limit) = (sequence.computed, sequence.reusable());
     let Sequence { tables, tokens, .. } = sequence;
-    let mut computed = pages.reuse(tables, tokens, before, limit);
-    let more_on_disk = pages.fetch(tables, tokens, (computed, limit), &mut plan.fetch, &mut plan.moves);
-    computed = pages.reuse(tables, tokens, computed, limit);
+    let mut computed = kv_cache.reuse(tables, tokens, before, limit);
+    let more_on_disk = kv_cache.fetch(tables, tokens, (computed, limit), &mut plan.fetch, &mut plan.moves);
+    computed = kv_cache.reuse(tables, tokens, computed, limit);
     sequence.record_reused(computed);
     (computed - before, more_on_disk)
 }
@@ -383,8 +386,8 @@ impl Schedule {
 
     /// Removes a running sequence from the plan and shifts the indices behind it.
     fn remove(&mut self, index: usize) {
-        if let Some(place) = self.chunks.iter().position(|chunk| chunk.index == index) {
-            self.tokens -= self.chunks.remove(place).count;
+        if let Some(chunk) = self.chunks.iter().position(|chunk| chunk.index == index) {
+            self.tokens -= self.chunks.remove(chunk).count;
         }
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.index > index) {
             chunk.index -= 1;

@@ -11,7 +11,7 @@ use std::time::Instant;
 use ferrule_kernels::Cancel;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
-use crate::pages::{PageTables, Pages};
+use crate::pages::{KvCacheManager, PageTables};
 use crate::sampling::{History, Sampler};
 use crate::sequence::Sequence;
 use crate::{ConfigError, RequestId, SamplingParams};
@@ -43,7 +43,7 @@ pub(super) struct Limits {
 #[derive(Debug)]
 pub(super) struct DraftModelRunner<M> {
     model: M,
-    pages: Pages,
+    pages: KvCacheManager,
     max_model_len: usize,
     limits: Limits,
     states: BTreeMap<RequestId, DraftState>,
@@ -93,7 +93,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         if groups.len() != pages.len() {
             return Err(ConfigError::PoolCount { expected: groups.len(), given: pages.len() });
         }
-        let pages = Pages::new(groups, &pages, false);
+        let pages = KvCacheManager::new(groups, &pages, false);
         let max_model_len = max_model_len.min(pages.tokens_of_one_sequence());
         Ok(Self { model, pages, max_model_len, limits, states: BTreeMap::new(), logits: Vec::new(), seconds: 0.0 })
     }

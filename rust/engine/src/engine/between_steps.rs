@@ -33,7 +33,7 @@ impl<M: LanguageModel> Engine<M> {
     ) -> Result<T, EngineError> {
         self.run_between_steps(|engine| {
             let outcome = work(engine, &mut tables);
-            engine.scheduler.pages.release(&mut tables);
+            engine.scheduler.kv_cache.release(&mut tables);
             outcome
         })
     }
@@ -65,9 +65,9 @@ impl<M: LanguageModel> Engine<M> {
         cancel: &Cancel,
     ) -> Result<usize, ForwardError> {
         let wanted = range.len().min(self.config.max_num_batched_tokens);
-        self.scheduler.pages.release_out_of_window(tables, range.start);
+        self.scheduler.kv_cache.release_out_of_window(tables, range.start);
         let count = loop {
-            match self.scheduler.pages.allocatable_slots(tables, range.start, wanted) {
+            match self.scheduler.kv_cache.allocatable_slots(tables, range.start, wanted) {
                 0 => {
                     assert!(self.scheduler.preempt_last(), "an admitted sequence does not fit into the empty KV cache")
                 }
@@ -75,7 +75,7 @@ impl<M: LanguageModel> Engine<M> {
             }
         };
         let mut moves = Vec::new();
-        self.scheduler.pages.allocate_slots(tables, range.start, count, &mut moves);
+        self.scheduler.kv_cache.allocate_slots(tables, range.start, count, &mut moves);
         assert!(moves.is_empty(), "a page that is not full is never shared");
         let chunk = SequenceChunk {
             tokens: &tokens[range.start..][..count],

@@ -30,7 +30,7 @@ impl<M: LanguageModel> Engine<M> {
         let old = std::mem::replace(&mut self.scheduler, scheduler);
         self.speculator.release(|_| true);
         // Closing the disk cache takes time, and callers should learn of the failure first.
-        self.scheduler.pages.take_disk_from(old.pages);
+        self.scheduler.kv_cache.take_disk_from(old.kv_cache);
         self.dead = Some(reason);
         self.publish();
     }

@@ -29,7 +29,7 @@ impl<M: LanguageModel> Engine<M> {
         let rows = tokens.len().checked_sub(first).filter(|rows| *rows > 0);
         let rows = rows.ok_or(RequestError::NoTokenAt { first, tokens: tokens.len() })?;
         let mut result = self.allocate_result(rows, rows.saturating_mul(self.model.vocab_size()))?;
-        let tables = self.scheduler.pages.private_tables();
+        let tables = self.scheduler.kv_cache.private_tables();
         self.with_tables(tables, |engine, tables| {
             let mut computed = 0;
             while computed < tokens.len() {

@@ -21,7 +21,7 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Returns the page usage of each group of layers.
     pub fn page_statistics(&self) -> Vec<PageStatistics> {
-        self.scheduler.pages.statistics()
+        self.scheduler.kv_cache.statistics()
     }
 
     /// Checks the reference counts of all pages. Takes time proportional to the number of pages; meant for tests.
@@ -29,7 +29,7 @@ impl<M: LanguageModel> Engine<M> {
     /// # Errors
     /// Returns a description of the first inconsistency.
     pub fn audit_pages(&self) -> Result<(), String> {
-        self.scheduler.pages.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;
+        self.scheduler.kv_cache.audit(self.scheduler.sequences().map(|sequence| &sequence.tables))?;
         self.speculator.audit(|id| self.scheduler.sequences().any(|sequence| sequence.id == id))
     }
 
@@ -40,8 +40,8 @@ impl<M: LanguageModel> Engine<M> {
         metrics.preemptions = scheduler.preemptions;
         metrics.prefix_queries_tokens = scheduler.prefix_queries;
         metrics.prefix_hits_tokens = scheduler.prefix_hits;
-        metrics.record_pages(&scheduler.pages.statistics());
-        if let Some(disk) = scheduler.pages.disk_statistics() {
+        metrics.record_pages(&scheduler.kv_cache.statistics());
+        if let Some(disk) = scheduler.kv_cache.disk_statistics() {
             metrics.disk_hits_tokens = disk.hits * PAGE_TOKENS as u64;
             metrics.disk_stored_bytes = disk.bytes;
         }

@@ -33,7 +33,7 @@ use ferrule_model::LanguageModel;
 
 use crate::beams::BeamSearches;
 use crate::draft::{DraftModel, Speculator};
-use crate::pages::{DiskCache, PAGE_NONE, Pages};
+use crate::pages::{DiskCache, KvCacheManager, PAGE_NONE};
 use crate::prefill_budget::PrefillBudget;
 use crate::request::LengthLimits;
 use crate::sampling::Sampler;
@@ -115,9 +115,9 @@ impl<M: LanguageModel> Engine<M> {
         if let Some(PrefixCacheDir { path, limit, .. }) =
             config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
         {
-            scheduler.pages.attach_disk(DiskCache::open(path, *limit)?, &model);
+            scheduler.kv_cache.attach_disk(DiskCache::open(path, *limit)?, &model);
         }
-        let kv_capacity = scheduler.pages.tokens_of_one_sequence();
+        let kv_capacity = scheduler.kv_cache.tokens_of_one_sequence();
         let mut engine = Self {
             model,
             scheduler,
@@ -156,12 +156,12 @@ impl<M: LanguageModel> Engine<M> {
 }
 
 fn new_scheduler<M: LanguageModel>(model: &M, config: &EngineConfig) -> Scheduler {
-    let pages = Pages::new(model.kv_groups(), &config.pages, config.enable_prefix_caching);
+    let kv_cache = KvCacheManager::new(model.kv_groups(), &config.pages, config.enable_prefix_caching);
     let limits = StepLimits {
         max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
         max_num_batched_tokens: config.max_num_batched_tokens,
         logit_rows: MAX_LOGITS / model.vocab_size().max(1),
         fetch_bytes: config.prefix_cache_dir.as_ref().map_or(0, |directory| directory.step_bytes),
     };
-    Scheduler::new(pages, limits)
+    Scheduler::new(kv_cache, limits)
 }

@@ -47,7 +47,7 @@ impl<M: LanguageModel> Engine<M> {
                 }
                 output = Some(new);
             }
-            let pages = &mut self.scheduler.pages;
+            let pages = &mut self.scheduler.kv_cache;
             if chunk.drafts > 0 {
                 pages.release_beyond(&mut sequence.tables, sequence.computed);
             }

@@ -32,9 +32,9 @@ impl<M: LanguageModel> Engine<M> {
         let shareable = self.model.shareable_tokens(tokens.len());
         let end = tokens.len().min(shareable) / PAGE_TOKENS * PAGE_TOKENS;
         let namespace = Namespace::new(cache_salt, adapter);
-        let tables = self.scheduler.pages.tables(namespace.clone(), shareable);
+        let tables = self.scheduler.kv_cache.tables(namespace.clone(), shareable);
         self.with_tables(tables, |engine, tables| {
-            let mut computed = engine.scheduler.pages.reuse(tables, &tokens, 0, end);
+            let mut computed = engine.scheduler.kv_cache.reuse(tables, &tokens, 0, end);
             // Read pages before they leave the attention window and are released.
             let mut records: Vec<Vec<u8>> = Vec::new();
             loop {
@@ -46,7 +46,7 @@ impl<M: LanguageModel> Engine<M> {
                     break;
                 }
                 computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, adapter, cancel)?;
-                let pages = &mut engine.scheduler.pages;
+                let pages = &mut engine.scheduler.kv_cache;
                 for new_pages in pages.cache_full_pages(tables, &tokens, computed) {
                     pages.write_to_disk(tables, &new_pages, &engine.model);
                 }
@@ -70,7 +70,7 @@ impl<M: LanguageModel> Engine<M> {
         }
         let state = decode_state(state, || self.model.fingerprint(), payload_len(&self.model))?;
         check_prompt(&state.tokens, self.model.vocab_size())?;
-        let pages = &mut self.scheduler.pages;
+        let pages = &mut self.scheduler.kv_cache;
         let mut tables = pages.tables(state.namespace, self.model.shareable_tokens(state.tokens.len()));
         let limit = state.pages.len() * PAGE_TOKENS;
         let computed = pages.reuse(&mut tables, &state.tokens, 0, limit);

@@ -59,9 +59,9 @@ pub(crate) struct PageCopy {
     pub to: PageId,
 }
 
-/// Page pools of all groups, with the prefix cache and the disk tier.
+/// Manages the KV cache: page pools of all groups, the prefix cache and the disk tier.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct KvCacheManager {
     groups: Vec<Group>,
     /// Index of cached pages; `None` without prefix caching.
     tree: Option<PrefixTree>,
@@ -113,7 +113,7 @@ fn capacity(window: Option<usize>, pages: usize) -> usize {
     }
 }
 
-impl Pages {
+impl KvCacheManager {
     /// Creates pools of the given numbers of pages; with `prefix_caching` full pages outlive their holders.
     pub fn new(groups: &[KvGroup], pages: &[usize], prefix_caching: bool) -> Self {
         let group = |(group, &pages): (&KvGroup, &usize)| Group {
@@ -155,8 +155,8 @@ impl Pages {
         self.groups.iter().zip(tables.tables()).map(fits).min().unwrap_or(wanted).min(wanted)
     }
 
-    /// Allocates slots for `count` tokens after the first `computed` ones, as granted by [`Pages::allocatable_slots`].
-    /// Shared pages are replaced, and their copies added to `moves`.
+    /// Allocates slots for `count` tokens after the first `computed` ones, as granted by
+    /// [`KvCacheManager::allocatable_slots`]. Shared pages are replaced, and their copies added to `moves`.
     pub fn allocate_slots(
         &mut self,
         tables: &mut PageTables,
@@ -301,7 +301,7 @@ impl Pages {
 
     /// Caches the full pages of a sequence's first `computed` tokens. Where the same page is cached already, the
     /// sequence takes it and releases its own. With a disk tier, returns the pages to be
-    /// [written](Pages::write_to_disk).
+    /// [written](KvCacheManager::write_to_disk).
     pub fn cache_full_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
         let mut new_pages = Vec::new();
         let Some(tree) = &mut self.tree else { return new_pages };

@@ -1,9 +1,9 @@
 use super::*;
 
-fn pages(groups: &[(usize, Option<usize>)]) -> Pages {
+fn pages(groups: &[(usize, Option<usize>)]) -> KvCacheManager {
     let (sizes, windows): (Vec<usize>, Vec<Option<usize>>) = groups.iter().copied().unzip();
     let groups: Vec<KvGroup> = windows.into_iter().map(|window| KvGroup { layers: 1, window, page_bytes: 1 }).collect();
-    Pages::new(&groups, &sizes, true)
+    KvCacheManager::new(&groups, &sizes, true)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use ferrule_model::LanguageModel;
 use super::digest::Digest;
 use super::disk::{DiskCache, DiskStatistics};
 use super::prefix::ParentNode;
-use super::{GroupPage, PAGE_NONE, PageCopy, PageTables, PageTokens, Pages};
+use super::{GroupPage, KvCacheManager, PAGE_NONE, PageCopy, PageTables, PageTokens};
 
 /// A page operation to apply, in order, before the next forward pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +109,7 @@ pub(crate) fn payload(model: &impl LanguageModel, pages: impl Iterator<Item = Pa
     payload
 }
 
-impl Pages {
+impl KvCacheManager {
     /// Adds a disk tier.
     pub fn attach_disk(&mut self, disk: DiskCache, model: &impl LanguageModel) {
         self.tier = Some(DiskTier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });

@@ -26,7 +26,7 @@ pub(super) fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
 }
 
 /// Cutoff that keeps every token that is not forbidden.
-const ANY: Candidate = Candidate { id: u32::MAX, logit: -f32::MAX };
+const NO_CUTOFF: Candidate = Candidate { id: u32::MAX, logit: -f32::MAX };
 
 /// The row becomes sparse once at most one in this many blocks can contain remaining tokens.
 const SPARSE_RATIO: usize = 8;
@@ -67,8 +67,8 @@ pub(super) struct Candidates<'a> {
     last: Candidate,
     /// Whether the weights in the buffers belong to the row, and the sums to the remaining tokens.
     weighted: bool,
-    /// What all that was left weighted when a stage asked to remember it.
-    remembered_total: Option<f64>,
+    /// Total weight when a stage recorded it.
+    recorded_total: Option<f64>,
 }
 
 /// Returns the logits of the current row.
@@ -86,9 +86,9 @@ impl<'a> Candidates<'a> {
             buffers,
             row: Row::Raw,
             temperature: None,
-            last: ANY,
+            last: NO_CUTOFF,
             weighted: false,
-            remembered_total: None,
+            recorded_total: None,
         })
     }
 
@@ -101,12 +101,12 @@ impl<'a> Candidates<'a> {
         self.temperature.map_or(logit, |(highest, temperature)| logits::scaled(logit, highest, temperature))
     }
 
-    fn id_at(&self, place: usize) -> u32 {
-        if self.row == Row::Sparse { self.buffers.ids[place] } else { place as u32 }
+    fn id_at(&self, index: usize) -> u32 {
+        if self.row == Row::Sparse { self.buffers.ids[index] } else { index as u32 }
     }
 
     /// Returns the first index whose id is not below `id`.
-    fn place_of(&self, id: u32) -> usize {
+    fn index_of(&self, id: u32) -> usize {
         match self.row {
             Row::Sparse => self.buffers.ids.partition_point(|&other| other < id),
             Row::Raw | Row::Dense => id as usize,
@@ -136,9 +136,9 @@ impl<'a> Candidates<'a> {
 
     /// Returns the logit of a token, if it has not been dropped.
     pub fn logit(&self, id: u32) -> Option<f32> {
-        let place = self.place_of(id);
-        let logit = *self.logits().get(place)?;
-        (self.id_at(place) == id && self.is_remaining(id, logit)).then(|| self.scaled(logit))
+        let index = self.index_of(id);
+        let logit = *self.logits().get(index)?;
+        (self.id_at(index) == id && self.is_remaining(id, logit)).then(|| self.scaled(logit))
     }
 
     /// Changes the logit of a token, if it has not been dropped.
@@ -152,10 +152,10 @@ impl<'a> Candidates<'a> {
             self.buffers.logits.extend_from_slice(self.raw_logits);
             self.row = Row::Dense;
         }
-        let place = self.place_of(id);
+        let index = self.index_of(id);
         let new = change(old);
-        self.buffers.logits[place] = new;
-        let block = place / BLOCK;
+        self.buffers.logits[index] = new;
+        let block = index / BLOCK;
         let maximum = &mut self.buffers.maxima[block];
         if new >= *maximum {
             *maximum = new;
@@ -218,7 +218,7 @@ impl<'a> Candidates<'a> {
     pub fn keep_down_to(&mut self, passes: impl Fn(f32) -> bool) {
         let lowest = lowest_passing(self.highest_in_row(), |logit| passes(self.scaled(logit)));
         if lowest > self.last.logit {
-            self.last = Candidate { logit: lowest, ..ANY };
+            self.last = Candidate { logit: lowest, ..NO_CUTOFF };
             self.weighted = false;
         }
     }
@@ -286,20 +286,20 @@ impl<'a> Candidates<'a> {
         if !self.weighted {
             logits::weigh(self.isa, logits, highest, &mut buffers.weights, &mut buffers.sums);
             self.weighted = true;
-            if self.last != ANY {
+            if self.last != NO_CUTOFF {
                 self.sum_remaining();
             }
         }
         let ids = (self.row == Row::Sparse).then_some(&self.buffers.ids[..]);
         let logits = logits_of(self.row, self.raw_logits, &self.buffers.logits);
         let (weights, sums) = (&self.buffers.weights[..], &self.buffers.sums[..]);
-        let remembered_total = self.remembered_total;
-        Weighted { isa: self.isa, ids, logits, highest, weights, sums, last: self.last, remembered_total }
+        let recorded_total = self.recorded_total;
+        Weighted { isa: self.isa, ids, logits, highest, weights, sums, last: self.last, recorded_total }
     }
 
     /// Sums the weights of the remaining tokens per block.
     fn sum_remaining(&mut self) {
-        let cut = self.last.id.checked_add(1).map_or(usize::MAX, |id| self.place_of(id));
+        let cut = self.last.id.checked_add(1).map_or(usize::MAX, |id| self.index_of(id));
         let Buffers { logits, weights, sums, .. } = &mut *self.buffers;
         let logits = logits_of(self.row, self.raw_logits, logits);
         logits::sum_blocks(self.isa, logits, weights, self.last.logit, cut, sums);
@@ -307,13 +307,13 @@ impl<'a> Candidates<'a> {
 
     /// Returns whether a temperature or cutoff is pending.
     fn is_pending(&self) -> bool {
-        self.temperature.is_some() || self.last != ANY
+        self.temperature.is_some() || self.last != NO_CUTOFF
     }
 
     /// Applies the pending temperature to the row.
     fn apply_temperature(&mut self) {
         let Some((highest, temperature)) = self.temperature else { return };
-        if self.last.id != ANY.id {
+        if self.last.id != NO_CUTOFF.id {
             // Division can make different logits equal, and then the cutoff's id decides which tokens remain.
             return self.compact();
         }
@@ -343,8 +343,8 @@ impl<'a> Candidates<'a> {
         logits.clear();
         ids.clear();
         for block in self.remaining_blocks() {
-            for place in block {
-                let (id, logit) = (self.id_at(place), self.logits()[place]);
+            for index in block {
+                let (id, logit) = (self.id_at(index), self.logits()[index]);
                 if self.is_remaining(id, logit) {
                     ids.push(id);
                     logits.push(self.scaled(logit));
@@ -360,7 +360,7 @@ impl<'a> Candidates<'a> {
     /// Resets pending state after the whole row has changed.
     fn reset_pending(&mut self) {
         logits::block_maxima(self.isa, &self.buffers.logits, &mut self.buffers.maxima);
-        (self.temperature, self.last, self.weighted) = (None, ANY, false);
+        (self.temperature, self.last, self.weighted) = (None, NO_CUTOFF, false);
     }
 }
 
@@ -379,14 +379,14 @@ pub(super) struct Weighted<'a> {
     pub sums: &'a [f64],
     /// Cutoff: the least likely remaining token, or a position in the order.
     pub last: Candidate,
-    /// Total weight at the time when a stage recorded it.
-    pub remembered_total: Option<f64>,
+    /// Total weight when a stage recorded it.
+    pub recorded_total: Option<f64>,
 }
 
 impl<'a> Weighted<'a> {
     /// Returns the candidate at an index.
-    pub fn candidate(&self, place: usize) -> Candidate {
-        Candidate { id: self.ids.map_or(place as u32, |ids| ids[place]), logit: self.logits[place] }
+    pub fn candidate(&self, index: usize) -> Candidate {
+        Candidate { id: self.ids.map_or(index as u32, |ids| ids[index]), logit: self.logits[index] }
     }
 
     /// Returns the sum of all weights.
@@ -395,14 +395,14 @@ impl<'a> Weighted<'a> {
     }
 
     /// Returns the weight at an index; zero if its token was dropped.
-    pub fn weight(&self, place: usize) -> f64 {
-        if by_likelihood(&self.candidate(place), &self.last).is_le() { self.weights[place] } else { 0.0 }
+    pub fn weight(&self, index: usize) -> f64 {
+        if by_likelihood(&self.candidate(index), &self.last).is_le() { self.weights[index] } else { 0.0 }
     }
 
     /// Returns the weight of a token; zero if it was dropped.
     pub fn weight_of(&self, id: u32) -> f64 {
-        let place = self.ids.map_or(Some(id as usize), |ids| ids.binary_search(&id).ok());
-        place.map_or(0.0, |place| self.weight(place))
+        let index = self.ids.map_or(Some(id as usize), |ids| ids.binary_search(&id).ok());
+        index.map_or(0.0, |index| self.weight(index))
     }
 
     /// Returns ids (ascending) and weights of the remaining tokens.

@@ -40,7 +40,7 @@ impl Stage for Mirostat {
         let mu = context.history.mirostat_mu;
         let weighted = candidates.weigh();
         let (total, highest) = (weighted.total(), weighted.highest);
-        candidates.remember_total(total);
+        candidates.record_total(total);
         if context.params.mirostat == 2 {
             let least = (-mu).exp2() * total;
             candidates.keep_down_to(|logit| logit == highest || weight(logit, highest) >= least);
@@ -72,7 +72,7 @@ fn count_within(mu: f64, first: &[Candidate], vocab_size: usize) -> usize {
 
 /// Updates mu after a token was drawn.
 pub(super) fn observe(history: &mut History, params: &SamplingParams, weighted: Weighted<'_>, token: u32) {
-    if let Some(total) = weighted.remembered_total.filter(|_| is_on(params)) {
+    if let Some(total) = weighted.recorded_total.filter(|_| is_on(params)) {
         let surprisal = (total / weighted.weight_of(token)).log2();
         history.mirostat_mu -= params.mirostat_eta * (surprisal - params.mirostat_tau);
     }

@@ -13,7 +13,7 @@ impl Scheduler {
         if beam_width > limit {
             return Err(RequestError::TooManyBeams { beam_width, limit });
         }
-        match self.pages.missing_pages(beam_width, tokens) {
+        match self.kv_cache.missing_pages(beam_width, tokens) {
             Some((needed, pages)) => Err(RequestError::BeamsExceedKv { beam_width, tokens, needed, pages }),
             None => Ok(()),
         }
@@ -39,7 +39,7 @@ impl Scheduler {
         let mut parents: Vec<Option<Sequence>> = parents.into_iter().map(Some).collect();
         for (parent, _) in parents.iter_mut().zip(&children_left).filter(|(_, count)| **count == 0) {
             if let Some(mut parent) = parent.take() {
-                self.pages.release(&mut parent.tables);
+                self.kv_cache.release(&mut parent.tables);
             }
         }
         for (index, child) in children.iter().enumerate() {
@@ -48,7 +48,7 @@ impl Scheduler {
             let beam = if children_left[child.parent] == 0 {
                 slot.take()
             } else {
-                slot.as_ref().map(|parent| parent.fork(self.pages.share(&parent.tables)))
+                slot.as_ref().map(|parent| parent.fork(self.kv_cache.share(&parent.tables)))
             };
             let mut beam = beam.expect("a parent exists until its last child replaces it");
             beam.extend_beam(index, child);
@@ -61,10 +61,10 @@ impl Scheduler {
 
     fn queue_beam(&mut self, mut beam: Sequence) {
         if beam.computed > 0 && self.free_slots() > 0 {
-            let place = self.running.partition_point(|other| other.rank() < beam.rank());
-            self.running.insert(place, beam);
+            let index = self.running.partition_point(|other| other.rank() < beam.rank());
+            self.running.insert(index, beam);
         } else {
-            self.pages.release(&mut beam.tables);
+            self.kv_cache.release(&mut beam.tables);
             beam.reset();
             self.add(beam);
         }
@@ -74,9 +74,9 @@ impl Scheduler {
     pub fn drop_beams(&mut self, beams: Vec<Sequence>, invalidate: bool) {
         for mut beam in beams {
             if invalidate {
-                self.pages.invalidate(&mut beam.tables);
+                self.kv_cache.invalidate(&mut beam.tables);
             }
-            self.pages.release(&mut beam.tables);
+            self.kv_cache.release(&mut beam.tables);
         }
     }
 }

@@ -10,18 +10,18 @@ use crate::{Request, SamplingParams};
 fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> Scheduler {
     let group = KvGroup { layers: 1, window: None, page_bytes: 1 };
     let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4, fetch_bytes: 0 };
-    Scheduler::new(Pages::new(&[group], &[pages], false), limits)
+    Scheduler::new(KvCacheManager::new(&[group], &[pages], false), limits)
 }
 
 fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
     let request = Request { prompt: vec![0; tokens], params: SamplingParams::default(), adapter: None };
-    Sequence::new(RequestId(id), request, None, scheduler.pages.private_tables(), Drafts::default())
+    Sequence::new(RequestId(id), request, None, scheduler.kv_cache.private_tables(), Drafts::default())
 }
 
 /// Starts a sequence whose first tokens are computed.
 fn start(scheduler: &mut Scheduler, id: u64, tokens: usize, computed: usize) {
     let mut new = sequence(scheduler, id, tokens);
-    scheduler.pages.allocate_slots(&mut new.tables, 0, computed, &mut Vec::new());
+    scheduler.kv_cache.allocate_slots(&mut new.tables, 0, computed, &mut Vec::new());
     new.computed = computed;
     scheduler.running.push(new);
 }
@@ -158,7 +158,7 @@ fn a_forked_sequence_waits_for_the_prompt_and_computes_only_its_last_token() {
     assert_eq!(planned(&scheduler, &plan), [(0, 1), (1, 1)]);
     // Both write to the second page.
     assert_eq!(plan.moves.len(), 1);
-    assert_eq!(scheduler.pages.statistics()[0].free, 100 - 3);
+    assert_eq!(scheduler.kv_cache.statistics()[0].free, 100 - 3);
 }
 
 #[derive(Debug, Clone)]
@@ -243,7 +243,7 @@ proptest! {
             prop_assert!(scheduler.running.is_sorted_by_key(Sequence::rank));
             prop_assert!(scheduler.waiting.iter().is_sorted_by_key(|sequence| sequence.rank()));
             prop_assert!(scheduler.running.len() <= max_num_seqs);
-            let audit = scheduler.pages.audit(scheduler.sequences().map(|sequence| &sequence.tables));
+            let audit = scheduler.kv_cache.audit(scheduler.sequences().map(|sequence| &sequence.tables));
             prop_assert_eq!(audit, Ok(()));
         }
     }

@@ -58,7 +58,7 @@ impl<M: LanguageModel> Engine<M> {
         let mut texts_in_progress: Vec<EncodeProgress<'_>> = texts.iter().map(texts_in_progress).collect();
         let result = self.run_between_steps(|engine| {
             let outcome = engine.gather(&mut texts_in_progress, &abilities, &mut gathered, cancel);
-            texts_in_progress.iter_mut().for_each(|one| engine.scheduler.pages.release(&mut one.tables));
+            texts_in_progress.iter_mut().for_each(|one| engine.scheduler.kv_cache.release(&mut one.tables));
             match outcome? {
                 Err(not_finite) => Ok(Err(not_finite)),
                 Ok(()) => engine.finish(task, &abilities, gathered.numbers, cancel).map(Ok),
@@ -71,10 +71,10 @@ impl<M: LanguageModel> Engine<M> {
     /// otherwise. Cached pages are looked up by token ids, not by token types.
     fn tables_of(&self, text: &Text, abilities: &Abilities, gather: Gather<'_>) -> PageTables {
         if !abilities.causal || !gather.is_last() || !text.token_types.is_empty() {
-            return self.scheduler.pages.private_tables();
+            return self.scheduler.kv_cache.private_tables();
         }
         let namespace = Namespace::new(text.cache_salt.clone(), None);
-        self.scheduler.pages.tables(namespace, self.model.shareable_tokens(text.tokens.len()))
+        self.scheduler.kv_cache.tables(namespace, self.model.shareable_tokens(text.tokens.len()))
     }
 
     /// Computes the texts and gathers the rows that the task needs.
@@ -113,7 +113,7 @@ impl<M: LanguageModel> Engine<M> {
         let mut left = self.config.max_num_batched_tokens;
         let max_chunks = self.config.max_num_seqs.min(left);
         for (index, EncodeProgress { text, tables, computed }) in texts_in_progress.iter_mut().enumerate().skip(first) {
-            let pages = &mut self.scheduler.pages;
+            let pages = &mut self.scheduler.kv_cache;
             *computed = pages.reuse(tables, &text.tokens, *computed, text.tokens.len() - 1);
             pages.release_out_of_window(tables, *computed);
             let pending = text.tokens.len() - *computed;
@@ -125,13 +125,13 @@ impl<M: LanguageModel> Engine<M> {
             let mut count = pages.allocatable_slots(tables, *computed, wanted);
             while !is_enough(count) && chunks.is_empty() {
                 assert!(self.scheduler.preempt_last(), "an admitted text does not fit into the empty KV cache");
-                count = self.scheduler.pages.allocatable_slots(tables, *computed, wanted);
+                count = self.scheduler.kv_cache.allocatable_slots(tables, *computed, wanted);
             }
             if !is_enough(count) {
                 break;
             }
             let mut moves = Vec::new();
-            self.scheduler.pages.allocate_slots(tables, *computed, count, &mut moves);
+            self.scheduler.kv_cache.allocate_slots(tables, *computed, count, &mut moves);
             assert!(moves.is_empty(), "a page that is not full is never shared");
             chunks.push(TextChunk { index, tokens: *computed..*computed + count });
             left = left.saturating_sub(count);
@@ -189,7 +189,7 @@ impl<M: LanguageModel> Engine<M> {
             rest = after;
             *computed = tokens.end;
             self.metrics.computed_tokens += tokens.len() as u64;
-            let pages = &mut self.scheduler.pages;
+            let pages = &mut self.scheduler.kv_cache;
             for new_pages in pages.cache_full_pages(tables, &text.tokens, tokens.end) {
                 pages.write_to_disk(tables, &new_pages, &self.model);
             }

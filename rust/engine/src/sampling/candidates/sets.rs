@@ -6,7 +6,7 @@ impl Candidates<'_> {
     /// Returns the remaining tokens, ids ascending, with their logits after the pending temperature.
     pub fn remaining(&self) -> impl Iterator<Item = Candidate> {
         let places = self.remaining_blocks().flatten();
-        let all = places.map(|place| Candidate { id: self.id_at(place), logit: self.logits()[place] });
+        let all = places.map(|index| Candidate { id: self.id_at(index), logit: self.logits()[index] });
         all.filter(|raw| self.is_remaining(raw.id, raw.logit))
             .map(|raw| Candidate { logit: self.scaled(raw.logit), ..raw })
     }
@@ -64,7 +64,7 @@ impl Candidates<'_> {
     /// Returns the first token whose logit is.
     pub fn check_valid(&self) -> Result<(), u32> {
         let bad = self.logits().iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
-        bad.map_or(Ok(()), |place| Err(self.id_at(place)))
+        bad.map_or(Ok(()), |index| Err(self.id_at(index)))
     }
 
     /// Applies the pending temperature now.
@@ -83,8 +83,8 @@ impl Candidates<'_> {
     }
 
     /// Records the total weight before a stage drops tokens.
-    pub fn remember_total(&mut self, total: f64) {
-        self.remembered_total = Some(total);
+    pub fn record_total(&mut self, total: f64) {
+        self.recorded_total = Some(total);
     }
 }
 
@@ -93,15 +93,15 @@ impl Buffers {
     pub fn entropy(&mut self, isa: Isa, logits: &[f32]) -> f64 {
         let highest = highest(logits);
         logits::weigh(isa, logits, highest, &mut self.weights, &mut self.sums);
-        let (weights, sums, last) = (&self.weights[..], &self.sums[..], ANY);
-        Weighted { isa, ids: None, logits, highest, weights, sums, last, remembered_total: None }.entropy()
+        let (weights, sums, last) = (&self.weights[..], &self.sums[..], NO_CUTOFF);
+        Weighted { isa, ids: None, logits, highest, weights, sums, last, recorded_total: None }.entropy()
     }
 }
 
 impl<'a> Weighted<'a> {
     /// Returns ids (ascending), logits and weights of the remaining tokens.
     pub fn remaining_with_logits(self) -> impl Iterator<Item = (u32, f32, f64)> + use<'a> {
-        let all = (0..self.logits.len()).map(move |place| (self.candidate(place), self.weights[place]));
+        let all = (0..self.logits.len()).map(move |index| (self.candidate(index), self.weights[index]));
         all.filter(move |(candidate, _)| by_likelihood(candidate, &self.last).is_le())
             .map(|(candidate, weight)| (candidate.id, candidate.logit, weight))
     }
