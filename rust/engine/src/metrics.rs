@@ -74,7 +74,7 @@ pub struct Metrics {
     pub requests_refused: u64,
     /// Tokens of the prompts that were fully processed.
     pub prompt_tokens: u64,
-    /// Those of the prompt tokens that came from the prefix cache or a forked request.
+    /// Prompt tokens that came from the prefix cache or a forked request.
     pub cached_prompt_tokens: u64,
     /// Tokens computed, including recomputation after preemption and rejected drafts.
     pub computed_tokens: u64,

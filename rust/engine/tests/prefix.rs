@@ -25,7 +25,7 @@ fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::default() }
 }
 
-/// Returns a prompt of `len` common tokens and one of its own.
+/// Returns a prompt of `len` common tokens and one distinct token.
 fn prompt(len: usize, own: u32) -> Vec<u32> {
     (0..len as u32).map(|index| index * 7 % VOCAB as u32).chain([own]).collect()
 }

@@ -31,7 +31,7 @@ pub struct Hypothesis {
     pub token_ids: Vec<u32>,
     /// Sum of the tokens' log-probabilities after the sampling stages.
     pub cumulative_logprob: f64,
-    /// That sum divided by `tokens ^ length_penalty`.
+    /// Length-normalized score: the sum divided by `tokens ^ length_penalty`.
     pub score: f64,
     /// Stop token that finished it; `None` if it reached the length limit.
     pub stop_token: Option<u32>,

@@ -1,4 +1,4 @@
-//! How many drafts to verify in a step.
+//! Choice of the number of drafts to verify in a step.
 //!
 //! A step yields one token per sequence, plus one per accepted draft: the draft at depth `d` with probability `rate^d`.
 //! It takes longer with more rows. So drafts are added, most likely first, while the expected tokens per second

@@ -1,6 +1,6 @@
 //! Work that runs between steps and does not enter the request queue: evaluation, encoding, saved states.
 //!
-//! It uses pages of its own. If none are free, the lowest-ranked running request is preempted.
+//! Such work allocates separate pages. If none are free, the lowest-ranked running request is preempted.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ impl<M: LanguageModel> Engine<M> {
         Ok(result)
     }
 
-    /// Runs `work` between steps with page tables of its own, and releases their pages.
+    /// Runs `work` between steps with the given page tables, and releases their pages.
     pub(crate) fn with_tables<T>(
         &mut self,
         mut tables: PageTables,

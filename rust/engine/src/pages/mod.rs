@@ -6,10 +6,10 @@
 //! other sequence holds it, it is removed from the prefix cache and written in place. Groups with an attention window
 //! release pages as soon as no later row can see them.
 //!
-//! With a [`PrefixTree`], full pages stay cached after their last holder, indexed by their tokens, and sequences that
+//! With a `PrefixTree`, full pages stay cached after their last holder, indexed by their tokens, and sequences that
 //! start with the same tokens reuse them. Cached pages are evicted least recently released first. In groups without a
 //! window a sequence holds the page of every node on its path and releases the last one first, so a page is never
-//! evicted before the pages that follow it. Below the tree there may be a disk tier ([`disk`]) that outlives the
+//! evicted before the pages that follow it. Below the tree there may be a disk tier (`disk`) that outlives the
 //! process.
 
 mod budget;

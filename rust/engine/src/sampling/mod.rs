@@ -201,7 +201,7 @@ pub enum SampleError {
 pub struct Sample {
     /// The token.
     pub token: u32,
-    /// Its log-probability and those of the most likely tokens, if requested.
+    /// Log-probabilities of the token and of the most likely tokens, if requested.
     pub logprobs: Option<TokenLogprobs>,
     /// Entropy of the raw logits in nats, if requested.
     pub entropy: Option<f64>,
@@ -214,7 +214,7 @@ pub struct Sample {
 pub struct Distribution {
     /// Remaining token ids, ascending.
     pub ids: Vec<u32>,
-    /// Their probabilities; the sum is 1.
+    /// Probabilities of these tokens; the sum is 1.
     pub probabilities: Vec<f64>,
     /// The sampled token.
     pub chosen: u32,

@@ -60,7 +60,7 @@ pub(super) struct Follower {
     pub token: u32,
     /// Length of the longest suffix that it followed, up to the queried maximum.
     pub len: usize,
-    /// Its latest position in the text.
+    /// Latest position of the token in the text.
     pub latest: usize,
 }
 

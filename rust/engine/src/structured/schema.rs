@@ -28,7 +28,7 @@ const ALLOWED_OPTIONS: [&str; 4] = ["whitespace_flexible", "whitespace_pattern",
 const LARGEST: i128 = (1 << 63) - 1024;
 /// Integers up to here are exact in f64.
 const EXACT: i128 = 1 << 53;
-/// From here on the next power of ten exceeds 64 bits.
+/// Smallest bound for which the next power of ten exceeds 64 bits.
 const POWER: f64 = 1e18;
 /// Members that hold data or are ignored by the compiler.
 const DATA: [&str; 5] = ["const", "enum", "default", "example", "examples"];

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::BeamSearchParams;
 
-/// Its value for minus infinity.
+/// The value that transformers uses for minus infinity.
 const NOTHING: f64 = -1e9;
 
 /// Returns log-probabilities after some tokens; coarse, so that there are ties.

@@ -49,9 +49,9 @@ pub(super) struct Entry {
 /// Reason why a record's file was not read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReadError {
-    /// The file is missing or cannot be read now.
+    /// The file is missing or unreadable.
     Missing,
-    /// The file cannot be the record.
+    /// The file has the wrong type or size for the record.
     Invalid,
 }
 

@@ -51,7 +51,7 @@ pub enum DiskCacheError {
     Owner {
         /// The directory.
         path: PathBuf,
-        /// Its owner.
+        /// User id of the owner.
         found: u32,
         /// User id of this process.
         required: u32,
@@ -64,7 +64,7 @@ pub enum DiskCacheError {
     Mode {
         /// The directory.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the directory.
         found: u32,
     },
 }
