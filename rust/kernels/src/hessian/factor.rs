@@ -37,7 +37,7 @@ pub struct InputStatistics {
     /// Weight of the squared error of each input after error feedback: the squares of R's diagonal.
     pub(crate) importance: Vec<f32>,
     /// Factor of the Hessian for error feedback; `None` if there were fewer rows than inputs.
-    pub(crate) feedback: Option<Feedback>,
+    pub(crate) factor: Option<HessianFactor>,
 }
 
 impl InputStatistics {
@@ -49,7 +49,7 @@ impl InputStatistics {
 }
 
 /// Factor R of the Hessian, with the inverses of its diagonal super-blocks.
-pub(crate) struct Feedback {
+pub(crate) struct HessianFactor {
     size: usize,
     /// R, `[size][size]`; its diagonal super-blocks hold intermediate values of H.
     r: PageSlice<f32>,
@@ -57,7 +57,7 @@ pub(crate) struct Feedback {
     inverses: Vec<Vec<f32>>,
 }
 
-impl Feedback {
+impl HessianFactor {
     /// Returns the rows of the inverse of diagonal super-block `index` of R, one for each input.
     pub fn inverse(&self, index: usize) -> std::slice::ChunksExact<'_, f32> {
         let width = (self.size - index * SUPER).min(SUPER);
@@ -93,7 +93,7 @@ impl Hessian {
         if self.rows < size as u64 {
             let share = self.rows as f32 / size as f32;
             let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
-            return Ok(Some(InputStatistics { cols, importance, feedback: None }));
+            return Ok(Some(InputStatistics { cols, importance, factor: None }));
         }
         let Self { mut sums, pending, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
@@ -104,13 +104,13 @@ impl Hessian {
             elements[row] += DAMPING;
         })?;
         drop(scaled);
-        let feedback = factor(exec, sums, size, pending)?;
+        let factor = factor(exec, sums, size, pending)?;
         let importance = (0..size).map(|input| {
             // Computed from the inverse, because the diagonal super-blocks of R are not stored.
             let offset = input % SUPER;
-            feedback.inverse(input / SUPER).nth(offset).map_or(0.0, |row| (row[offset] * row[offset]).recip())
+            factor.inverse(input / SUPER).nth(offset).map_or(0.0, |row| (row[offset] * row[offset]).recip())
         });
-        Ok(Some(InputStatistics { cols, importance: importance.collect(), feedback: Some(feedback) }))
+        Ok(Some(InputStatistics { cols, importance: importance.collect(), factor: Some(factor) }))
     }
 }
 
@@ -121,7 +121,7 @@ fn factor(
     mut h: PageSlice<f32>,
     size: usize,
     mut panels: PageSlice<f32>,
-) -> Result<Feedback, PoolError> {
+) -> Result<HessianFactor, PoolError> {
     let mut inverses = Vec::new();
     for first in (0..size).step_by(SUPER).rev() {
         let width = (size - first).min(SUPER);
@@ -137,7 +137,7 @@ fn factor(
         inverses.push(inverse);
     }
     inverses.reverse();
-    Ok(Feedback { size, r: h, inverses })
+    Ok(HessianFactor { size, r: h, inverses })
 }
 
 /// Factors the diagonal super-block that starts at input `first` and returns the inverse of the factor,

@@ -17,7 +17,7 @@ use crate::quant::integer::{self, BLOCK};
 use crate::quant::rotation;
 use crate::{Exec, PoolError};
 
-pub(crate) use factor::Feedback;
+pub(crate) use factor::HessianFactor;
 pub use factor::{CalibrationError, InputStatistics};
 use rank_update::{DEPTH, PANEL, Sign, rank_update};
 

@@ -3,7 +3,7 @@
 use super::{FloatFormat, Line};
 use crate::arch::{LANES, Simd};
 
-/// bfloat16, as its bits.
+/// bfloat16 format, stored as bits.
 pub struct Bf16;
 
 impl FloatFormat for Bf16 {

@@ -5,7 +5,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use super::{FloatFormat, Line};
 use crate::arch::{LANES, Simd};
 
-/// IEEE half precision, as its bits.
+/// IEEE half precision format, stored as bits.
 pub struct F16;
 
 impl FloatFormat for F16 {
@@ -21,7 +21,7 @@ impl FloatFormat for F16 {
         half::f16::from_bits(element).to_f32()
     }
 
-    /// By slices, for which `half` uses the hardware's conversion.
+    /// Converts the whole slice, for which `half` uses hardware instructions.
     #[inline(always)]
     fn narrow(values: &[f32; LANES]) -> Line<Self> {
         let mut line = [0; LANES];

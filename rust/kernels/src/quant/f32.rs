@@ -1,9 +1,9 @@
-//! Single precision, as it is.
+//! IEEE single precision, without conversion.
 
 use super::{FloatFormat, Line};
 use crate::arch::{LANES, Simd};
 
-/// IEEE single precision.
+/// IEEE single precision format.
 pub struct F32;
 
 impl FloatFormat for F32 {

@@ -1,43 +1,42 @@
-//! From floating-point weights to codes, where it is known what errors cost (<https://arxiv.org/abs/2210.17323>).
+//! GPTQ: quantization that minimizes the error of outputs on calibration data (<https://arxiv.org/abs/2210.17323>).
 //!
-//! Weights are quantized input by input, and what each loses is made up for by those that follow: the error of the
-//! output is what counts, not that of the weights. The factor R of the inputs' Hessian says how ([`Feedback`]). When a
-//! super-block is reached, its weights are first set to what is best after all errors before it; its step is searched
-//! for as without statistics. A group's sub-scale is chosen when it is reached: several are tried, each with the codes
-//! and the errors that it leads to within the group.
+//! Weights are quantized input by input, and later weights compensate the error of earlier ones, as given by the factor R
+//! of the Hessian ([`HessianFactor`]). When a super-block is reached, its weights are first replaced by their targets
+//! after all earlier errors; its block scale is searched as without calibration. The sub-scale of a group is chosen when
+//! the group is reached: several candidates are tried, each with its codes and the errors within the group.
 //!
-//! Sixteen rows are done side by side, a row a lane.
+//! Sixteen rows are quantized at once, one per lane.
 
 use std::marker::PhantomData;
 
 use super::integer::{self, BLOCK, BLOCK_GROUPS, GROUP, IntegerFormat, SUPER, Steps};
 use super::quantize::{Grid, Rotate, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
-use crate::hessian::{Feedback, InputStatistics};
+use crate::hessian::{HessianFactor, InputStatistics};
 
-/// Later inputs that are corrected at a time: sums in registers.
+/// Number of later inputs that are corrected at a time, with sums in registers.
 const CORRECTED: usize = 8;
 
-/// Later inputs whose numbers in R are copied together: of a row so many lie side by side. Rows are often a power of two
-/// apart and share their place in the cache.
+/// Number of later inputs whose elements of R are copied together. The copy is contiguous, while rows of R are often a
+/// power of two apart and map to the same cache sets.
 const STRIP: usize = 8 * CORRECTED;
 
-/// Sixteen rows at one input.
+/// Weights of sixteen rows at one input.
 type Column = [f32; LANES];
 
-/// Sixteen rows that are quantized.
+/// Panel during quantization.
 pub(crate) struct CalibratedPanel<'a> {
-    /// The weights, rotated, in whole blocks of inputs.
+    /// Rotated weights, padded to whole blocks of inputs.
     weights: Vec<Column>,
-    /// For each input what the errors before it take off: `-e R`.
-    taken: Vec<Column>,
+    /// Correction of each input by the errors of earlier super-blocks: `-e R`.
+    corrections: Vec<Column>,
     steps: &'a mut [Steps],
-    /// Zero so far.
+    /// Output lines, initially zero.
     lines: &'a mut [ByteLine],
 }
 
 impl<'a> CalibratedPanel<'a> {
-    /// Of `rows: [16, cols]`.
+    /// Creates a panel from `rows: [16, cols]`.
     pub fn new(isa: Isa, rows: &[f32], steps: &'a mut [Steps], lines: &'a mut [ByteLine]) -> Self {
         let cols = rows.len() / LANES;
         let mut weights = vec![[0.0; LANES]; integer::blocks(cols) * BLOCK];
@@ -45,12 +44,12 @@ impl<'a> CalibratedPanel<'a> {
             weights.iter_mut().zip(values).for_each(|(column, value)| column[row] = *value);
         }
         isa.run(Rotate(weights.as_chunks_mut().0));
-        let taken = vec![[0.0; LANES]; weights.len()];
-        Self { weights, taken, steps, lines }
+        let corrections = vec![[0.0; LANES]; weights.len()];
+        Self { weights, corrections, steps, lines }
     }
 }
 
-/// Quantizes panels: several, since what they read of R comes into the cache once for all of them.
+/// Kernel that quantizes several panels, which share cached parts of R.
 pub(crate) struct PackCalibrated<'a, 'p, F> {
     pub statistics: &'a InputStatistics,
     pub panels: &'a mut [CalibratedPanel<'p>],
@@ -62,43 +61,43 @@ impl<F: IntegerFormat> Kernel for PackCalibrated<'_, '_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let InputStatistics { importance, feedback, .. } = self.statistics;
+        let InputStatistics { importance, factor, .. } = self.statistics;
         for (index, importance) in importance.chunks(SUPER).enumerate() {
-            let block = SuperBlock { grid: Grid::new::<F>(simd), index, importance, feedback: feedback.as_ref() };
-            // Not in a closure, which would be compiled for any machine.
+            let block = SuperBlock { grid: Grid::new::<F>(simd), index, importance, factor: factor.as_ref() };
+            // A loop rather than a closure: closures are compiled without the instruction set unless they are inlined.
             for panel in &mut *self.panels {
                 block.quantize::<F>(panel);
             }
-            if let Some(feedback) = feedback {
-                correct(simd, feedback, index, self.panels);
+            if let Some(factor) = factor {
+                correct(simd, factor, index, self.panels);
             }
         }
     }
 }
 
-/// What is known of a super-block.
+/// Super-block during quantization.
 struct SuperBlock<'a, S: Simd> {
     grid: Grid<S>,
     index: usize,
-    /// Of each of its inputs.
+    /// Weight of the squared error of each input.
     importance: &'a [f32],
-    feedback: Option<&'a Feedback>,
+    factor: Option<&'a HessianFactor>,
 }
 
-/// A group of inputs that was quantized.
-struct Coded<S: Simd> {
+/// Quantized group of inputs.
+struct QuantizedGroup<S: Simd> {
     codes: [S::F32; GROUP],
-    /// What the codes leave of `e R`.
-    left: [S::F32; GROUP],
-    /// The sum of the squares of that.
+    /// Elements of `e R` for the inputs of the group.
+    residuals: [S::F32; GROUP],
+    /// Sum of the squares of the residuals.
     loss: S::F32,
 }
 
 impl<S: Simd> SuperBlock<'_, S> {
-    /// Quantizes the super-block of a panel; its weights become their errors.
+    /// Quantizes the super-block of a panel and replaces its weights by their errors.
     #[inline(always)]
     fn quantize<F: IntegerFormat>(&self, panel: &mut CalibratedPanel<'_>) {
-        let Self { grid, index, importance, feedback } = self;
+        let Self { grid, index, importance, factor } = self;
         let simd = grid.simd;
         let (first, width) = (index * SUPER, importance.len());
         let weights = &mut panel.weights[first..first + width];
@@ -107,10 +106,10 @@ impl<S: Simd> SuperBlock<'_, S> {
         let mut targets = [[0.0; LANES]; SUPER];
         let targets = &mut targets[..width];
         targets.copy_from_slice(weights);
-        if let Some(feedback) = feedback {
-            let given = panel.taken[first..].iter().zip(feedback.inverse(*index));
-            for (k, (taken, inverse)) in given.enumerate() {
-                subtract(simd, &mut targets[k..], &[simd.load(taken)], &[&inverse[k..]]);
+        if let Some(factor) = factor {
+            let given = panel.corrections[first..].iter().zip(factor.inverse(*index));
+            for (k, (corrections, inverse)) in given.enumerate() {
+                subtract(simd, &mut targets[k..], &[simd.load(corrections)], &[&inverse[k..]]);
             }
         }
         let groups = targets.as_chunks::<GROUP>().0;
@@ -120,16 +119,16 @@ impl<S: Simd> SuperBlock<'_, S> {
         for (group, importance) in importance.iter().enumerate() {
             let inputs = group * GROUP..(group + 1) * GROUP;
             let now: &[Column; GROUP] = targets[inputs.start..].first_chunk().expect("a group");
-            let rows: [&[f32]; GROUP] = match feedback {
-                Some(feedback) => {
-                    let mut rows = feedback.inverse(*index).skip(inputs.start);
+            let rows: [&[f32]; GROUP] = match factor {
+                Some(factor) => {
+                    let mut rows = factor.inverse(*index).skip(inputs.start);
                     std::array::from_fn(|_| rows.next().map_or(&[][..], |row| &row[inputs.start..]))
                 }
                 None => [&[]; GROUP],
             };
             let (scale, coded) = self.group::<F>(now, importance, &rows, step);
-            if feedback.is_some() {
-                subtract(simd, &mut targets[inputs.end..], &coded.left, &rows.map(|row| &row[GROUP..]));
+            if factor.is_some() {
+                subtract(simd, &mut targets[inputs.end..], &coded.residuals, &rows.map(|row| &row[GROUP..]));
             }
             let mut codes = [[0; LANES]; GROUP];
             let of_group = coded.codes.into_iter().zip(&mut codes).zip(&mut weights[inputs]);
@@ -145,8 +144,8 @@ impl<S: Simd> SuperBlock<'_, S> {
         }
     }
 
-    /// The sub-scale of a group with which the least is lost, and what it leads to. `rows` are those of the inverse of
-    /// R, from the group's first input on.
+    /// Returns the sub-scale of a group with the least loss, and the quantized group. `rows` are the rows of the inverse
+    /// of R, from the first input of the group on.
     #[inline(always)]
     fn group<F: IntegerFormat>(
         &self,
@@ -154,7 +153,7 @@ impl<S: Simd> SuperBlock<'_, S> {
         importance: &[f32; GROUP],
         rows: &[&[f32]; GROUP],
         step: S::F32,
-    ) -> (S::F32, Coded<S>) {
+    ) -> (S::F32, QuantizedGroup<S>) {
         let grid = &self.grid;
         let simd = grid.simd;
         let [ideal, ..] = grid.ideal_scales(std::slice::from_ref(targets), std::slice::from_ref(importance));
@@ -167,9 +166,9 @@ impl<S: Simd> SuperBlock<'_, S> {
                 let coded = self.code(targets, importance, rows, simd.mul(scale, step));
                 let choose = |new, old| simd.select_greater(best.loss, coded.loss, new, old);
                 best_scale = choose(scale, best_scale);
-                best = Coded {
+                best = QuantizedGroup {
                     codes: std::array::from_fn(|k| choose(coded.codes[k], best.codes[k])),
-                    left: std::array::from_fn(|k| choose(coded.left[k], best.left[k])),
+                    residuals: std::array::from_fn(|k| choose(coded.residuals[k], best.residuals[k])),
                     loss: choose(coded.loss, best.loss),
                 };
             }
@@ -177,7 +176,7 @@ impl<S: Simd> SuperBlock<'_, S> {
         (best_scale, best)
     }
 
-    /// The codes of a group with a scale.
+    /// Quantizes a group with the given scale.
     #[inline(always)]
     fn code(
         &self,
@@ -185,62 +184,61 @@ impl<S: Simd> SuperBlock<'_, S> {
         importance: &[f32; GROUP],
         rows: &[&[f32]; GROUP],
         scale: S::F32,
-    ) -> Coded<S> {
+    ) -> QuantizedGroup<S> {
         let grid = &self.grid;
         let simd = grid.simd;
         let inverse = grid.inverse(scale);
         let mut targets: [S::F32; GROUP] = std::array::from_fn(|k| simd.load(&targets[k]));
         let zero = simd.splat(0.0);
-        let mut coded = Coded { codes: [zero; GROUP], left: [zero; GROUP], loss: zero };
+        let mut coded = QuantizedGroup { codes: [zero; GROUP], residuals: [zero; GROUP], loss: zero };
         for k in 0..GROUP {
             let code = grid.code(targets[k], inverse);
             let error = simd.sub(targets[k], simd.mul(code, scale));
-            let left = simd.mul(error, simd.splat(importance[k].sqrt()));
-            if self.feedback.is_some() {
+            let residual = simd.mul(error, simd.splat(importance[k].sqrt()));
+            if self.factor.is_some() {
                 for j in k + 1..GROUP {
-                    targets[j] = simd.sub(targets[j], simd.mul(left, simd.splat(rows[k][j])));
+                    targets[j] = simd.sub(targets[j], simd.mul(residual, simd.splat(rows[k][j])));
                 }
             }
-            coded.loss = simd.add(coded.loss, simd.mul(left, left));
-            (coded.codes[k], coded.left[k]) = (code, left);
+            coded.loss = simd.add(coded.loss, simd.mul(residual, residual));
+            (coded.codes[k], coded.residuals[k]) = (code, residual);
         }
         coded
     }
 }
 
-/// Takes off the targets what errors before them cost: `targets -= left rows`, with a row from the first target on for
-/// each number of `left`.
+/// Computes `targets -= residuals * rows`. Each residual has a row that starts at the first target.
 #[inline(always)]
-fn subtract<S: Simd, const N: usize>(simd: S, targets: &mut [Column], left: &[S::F32; N], rows: &[&[f32]; N]) {
+fn subtract<S: Simd, const N: usize>(simd: S, targets: &mut [Column], residuals: &[S::F32; N], rows: &[&[f32]; N]) {
     for (j, target) in targets.iter_mut().enumerate() {
         let mut sum = simd.load(target);
-        for (left, row) in left.iter().zip(rows) {
-            sum = simd.sub(sum, simd.mul(*left, simd.splat(row[j])));
+        for (residual, row) in residuals.iter().zip(rows) {
+            sum = simd.sub(sum, simd.mul(*residual, simd.splat(row[j])));
         }
         simd.store(sum, target);
     }
 }
 
-/// Takes off later inputs what the errors of super-block `index` come to there.
+/// Corrects later inputs for the errors of super-block `index`.
 #[inline(always)]
-fn correct<S: Simd>(simd: S, feedback: &Feedback, index: usize, panels: &mut [CalibratedPanel<'_>]) {
+fn correct<S: Simd>(simd: S, factor: &HessianFactor, index: usize, panels: &mut [CalibratedPanel<'_>]) {
     let Some(CalibratedPanel { weights, .. }) = panels.first() else { return };
     let inputs = index * SUPER..weights.len().min((index + 1) * SUPER);
-    // `[tiles of a strip][inputs][CORRECTED]`
+    // Strip of R: `[tiles][inputs][CORRECTED]`.
     let mut strip = vec![[0.0; CORRECTED]; STRIP / CORRECTED * inputs.len()];
     for first in (inputs.end..weights.len()).step_by(STRIP) {
         for (index, input) in inputs.clone().enumerate() {
-            let row: &[f32; STRIP] = feedback.row(input)[first..].first_chunk().expect("whole blocks");
+            let row: &[f32; STRIP] = factor.row(input)[first..].first_chunk().expect("whole blocks");
             for (tile, factors) in row.as_chunks().0.iter().enumerate() {
                 strip[tile * inputs.len() + index] = *factors;
             }
         }
-        for CalibratedPanel { weights, taken, .. } in &mut *panels {
-            let tiles = taken[first..first + STRIP].as_chunks_mut::<CORRECTED>().0;
-            for (taken, rows) in tiles.iter_mut().zip(strip.chunks_exact(inputs.len())) {
+        for CalibratedPanel { weights, corrections, .. } in &mut *panels {
+            let tiles = corrections[first..first + STRIP].as_chunks_mut::<CORRECTED>().0;
+            for (corrections, rows) in tiles.iter_mut().zip(strip.chunks_exact(inputs.len())) {
                 let mut sums = [simd.splat(0.0); CORRECTED];
-                for (sum, taken) in sums.iter_mut().zip(&*taken) {
-                    *sum = simd.load(taken);
+                for (sum, corrections) in sums.iter_mut().zip(&*corrections) {
+                    *sum = simd.load(corrections);
                 }
                 for (error, row) in weights[inputs.clone()].iter().zip(rows) {
                     let error = simd.sub(simd.splat(0.0), simd.load(error));
@@ -248,13 +246,13 @@ fn correct<S: Simd>(simd: S, feedback: &Feedback, index: usize, panels: &mut [Ca
                         *sum = simd.mul_add(error, simd.splat(*factor), *sum);
                     }
                 }
-                for (taken, sum) in taken.iter_mut().zip(sums) {
-                    simd.store(sum, taken);
+                for (corrections, sum) in corrections.iter_mut().zip(sums) {
+                    simd.store(sum, corrections);
                 }
             }
         }
     }
 }
 
-/// Strips end with blocks.
+/// Blocks are whole strips.
 const _: () = assert!(BLOCK.is_multiple_of(STRIP));

@@ -1,12 +1,12 @@
-//! Formats in which weights are stored. One file a format, one line in `format_registry`.
+//! Weight formats. Each format is a file here and a line in `format_registry`.
 //!
-//! There are three kinds, and the matmuls are generic over format and instruction set. Of a floating-point format
-//! ([`FloatFormat`]) each weight is a number of its own: the format says how sixteen weights of one k become sixteen
-//! f32 in a register. An integer format ([`IntegerFormat`]) is our own quantization and says how its codes become lines
-//! of bytes; a grouped format ([`GroupedFormat`]) says it of what other programs quantized.
+//! There are three kinds of formats, and the matmul is generic over format and instruction set. Floating-point formats
+//! ([`FloatFormat`]) store each weight separately and define how sixteen weights are converted to a register of f32.
+//! Integer formats ([`IntegerFormat`]) are ferrule's own quantization; grouped formats ([`GroupedFormat`]) are those of
+//! other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes.
 //!
-//! All are laid out in panels of sixteen output rows: `[K][16]` (N16K1) for floating-point numbers, so that a register
-//! of weights meets one activation, and as [`integer`] and [`grouped`] say for the others.
+//! All formats are stored in panels of sixteen output rows: `[K][16]` (N16K1) for floating-point formats, so that a
+//! register of weights is multiplied with one activation, and as described in [`integer`] and [`grouped`] for the others.
 
 mod bf16;
 mod f16;
@@ -41,24 +41,24 @@ use crate::arch::{LANES, LINE, Simd};
 /// Weights of sixteen output rows at one k.
 pub type Line<F> = [<F as FloatFormat>::Element; LANES];
 
-/// A format in which each weight is a floating-point number of its own.
+/// Format that stores each weight as a floating-point number.
 pub trait FloatFormat: Send + Sync + 'static {
-    /// A stored weight.
+    /// Stored representation of a weight.
     type Element: Pod + Send + Sync;
 
-    /// Sixteen weights as f32, exactly.
+    /// Converts sixteen weights to f32, exactly.
     fn widen<S: Simd>(simd: S, line: &Line<Self>) -> S::F32;
 
-    /// One weight as f32, exactly.
+    /// Converts one weight to f32, exactly.
     fn widen_one(element: Self::Element) -> f32;
 
-    /// The nearest weights, ties to even.
+    /// Converts sixteen f32, rounding to nearest, ties to even.
     fn narrow(values: &[f32; LANES]) -> Line<Self>;
 }
 
-/// What runs with a format known at compile time; see [`Format::visit`].
+/// Operation that is generic over the format type; see [`Format::visit`].
 pub trait FormatVisitor: Sized {
-    /// What the visitor returns.
+    /// Result of the operation.
     type Output;
 
     /// Runs for a floating-point format.
@@ -71,32 +71,41 @@ pub trait FormatVisitor: Sized {
     fn grouped<F: GroupedFormat>(self) -> Self::Output;
 }
 
-/// Writes [`Format`] and its dispatch from one list, widest first.
+/// Defines [`Format`] and its dispatch from one list, widest format first.
 macro_rules! format_registry {
     ($($name:literal => $kind:ident $format:ident),* $(,)?) => {
-        /// A format in which weights are stored.
+        /// Weight format.
+        ///
+        /// # Examples
+        /// ```
+        /// use ferrule_kernels::Format;
+        ///
+        /// assert_eq!(Format::named("int4"), Some(Format::Int4));
+        /// assert!(Format::Q4K.is_integer());
+        /// assert_eq!(Format::Q4K.stored_block().unwrap().bytes, 144);
+        /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Format {
             $(#[doc = concat!("`", $name, "`")] $format),*
         }
 
         impl Format {
-            /// Every format, widest first.
+            /// All formats, widest first.
             pub const ALL: &'static [Self] = &[$(Self::$format),*];
 
-            /// Its name.
+            /// Returns the name of the format.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$format => $name),* }
             }
 
-            /// The one of that name.
+            /// Returns the format called `name`, if there is one.
             #[must_use]
             pub fn named(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|format| format.name() == name)
             }
 
-            /// Runs `visitor` with this format as a type.
+            /// Calls the method of `visitor` for this format's type.
             pub fn visit<V: FormatVisitor>(self, visitor: V) -> V::Output {
                 match self { $(Self::$format => visitor.$kind::<$format>()),* }
             }
@@ -122,7 +131,7 @@ format_registry! {
 }
 
 impl Format {
-    /// Whether weights are codes that are multiplied as bytes.
+    /// Returns whether weights are integer codes, which are multiplied as bytes (integer and grouped formats).
     #[must_use]
     pub fn is_integer(self) -> bool {
         struct IsInteger;
@@ -146,8 +155,7 @@ impl Format {
         self.visit(IsInteger)
     }
 
-    /// The blocks that rows of a grouped format are stored in, and are packed from; `None` of other formats, which are
-    /// packed from numbers.
+    /// Returns the stored block of a grouped format. `None` for other formats, which are packed from numbers.
     #[must_use]
     pub fn stored_block(self) -> Option<StoredBlock> {
         struct Stored;
@@ -171,7 +179,7 @@ impl Format {
         self.visit(Stored)
     }
 
-    /// Bytes of a panel, sixteen output rows of `cols` weights, without its steps. None where they cannot be counted.
+    /// Returns the bytes of a panel of `cols` inputs, without block scales. `None` if they overflow.
     #[must_use]
     pub(crate) fn panel_bytes(self, cols: usize) -> Option<usize> {
         struct PanelBytes(usize);
@@ -184,12 +192,12 @@ impl Format {
             }
 
             fn integer<F: IntegerFormat>(self) -> Option<usize> {
-                // No format takes more than two lines for four inputs: the count itself cannot overflow.
+                // No format takes more than two lines for four inputs, so the number of lines cannot overflow.
                 (self.0 < usize::MAX / LINE).then(|| F::lines(integer::blocks(self.0)))?.checked_mul(LINE)
             }
 
             fn grouped<F: GroupedFormat>(self) -> Option<usize> {
-                // Nor more than two bytes for a weight.
+                // No format takes more than two bytes per weight.
                 (self.0 < usize::MAX / LINE).then(|| F::lines(self.0.div_ceil(grouped::GROUP)))?.checked_mul(LINE)
             }
         }
@@ -197,13 +205,13 @@ impl Format {
         self.visit(PanelBytes(cols))
     }
 
-    /// Steps that a panel over `cols` inputs has for each of its rows.
+    /// Returns the number of block scales of a row over `cols` inputs; 0 for formats without them.
     pub(crate) fn panel_steps(self, cols: usize) -> usize {
         if self.is_integer() && self.stored_block().is_none() { integer::supers(cols) } else { 0 }
     }
 }
 
-/// Lines of floating-point weights never straddle cache lines and have no padding.
+/// Lines of floating-point weights do not straddle cache lines and have no padding.
 const _: () = {
     assert!(size_of::<Line<F32>>() == 64 && size_of::<Line<Bf16>>() == 32 && size_of::<Line<F16>>() == 32);
 };

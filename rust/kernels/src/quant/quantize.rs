@@ -1,12 +1,12 @@
-//! From floating-point weights to codes, sub-scales and steps, without calibration data.
+//! Quantization of floating-point weights to codes, sub-scales and block scales, without calibration data.
 //!
-//! Sixteen rows are done side by side, a row a lane. First each group gets the scale with which its codes come nearest
-//! to its weights: several are tried, each mended by least squares. Then steps around the largest scale are tried for
-//! the super-block; with each step every group takes, of the three sub-scales nearest to its own scale, the one with
-//! the least squared error, and the step with the least error in all wins. `benches/quality` compares this search with
-//! others. Where it is known how much each input matters ([`gptq`](super::gptq)), squared errors count by that.
+//! Sixteen rows are quantized at once, one per lane. First, the ideal scale of each group is searched: several candidates
+//! are tried, each refined by least squares. Then several block scales around the largest ideal scale are tried for the
+//! super-block. For each of them, every group takes the best of the three sub-scales nearest to its ideal scale, and the
+//! block scale with the least total squared error is chosen. `benches/quality` compares this search with others. With
+//! calibration ([`gptq`](super::gptq)), squared errors are weighted by the importance of inputs.
 //!
-//! Multiplications and additions round one by one, so every instruction set finds the same codes.
+//! Multiplications and additions are rounded separately (no FMA), so all instruction sets find the same codes.
 
 use std::marker::PhantomData;
 
@@ -14,35 +14,36 @@ use super::integer::{BLOCK, BLOCK_GROUPS, GROUP, IntegerFormat, SUPER, Steps};
 use super::rotation;
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 
-/// Shares of the scale that maps a group's largest weight onto the highest code.
-const RATIOS: [f32; 15] = evenly(0.62, 1.15);
+/// Candidates for the scale of a group, relative to the scale that maps its largest weight to the highest code.
+const SCALE_RATIOS: [f32; 15] = evenly_spaced(0.62, 1.15);
 
-/// Shares of the step that maps the largest scale onto the highest sub-scale.
-const STEPS: [f32; 9] = evenly(0.80, 1.12);
+/// Candidates for the block scale, relative to the one that maps the largest scale to the highest sub-scale.
+const BLOCK_SCALE_RATIOS: [f32; 9] = evenly_spaced(0.80, 1.12);
 
-/// Stands for a scale of zero where one is divided by; no step reaches down to it.
+/// Lower bound of divisors. All block scales are larger.
 const TINY: f32 = 1e-30;
 
+/// Number of groups in a super-block.
 const SUPER_GROUPS: usize = SUPER / GROUP;
 
-/// How much the squared error of an input counts.
+/// Weights of the squared errors of inputs.
 pub(super) trait Importance: Copy {
-    /// `value`, which belongs to input `input` of group `group`, times what that input counts.
+    /// Multiplies `value` by the importance of input `input` of group `group`.
     fn weigh<S: Simd>(self, simd: S, group: usize, input: usize, value: S::F32) -> S::F32;
 }
 
-/// All inputs count alike.
+/// Equal importance of all inputs.
 #[derive(Clone, Copy)]
-struct Even;
+struct Uniform;
 
-impl Importance for Even {
+impl Importance for Uniform {
     #[inline(always)]
     fn weigh<S: Simd>(self, _: S, _: usize, _: usize, value: S::F32) -> S::F32 {
         value
     }
 }
 
-/// Each input of a super-block counts so much, `[group][input]`.
+/// Importance of each input of a super-block, `[group][input]`.
 impl Importance for &[[f32; GROUP]] {
     #[inline(always)]
     fn weigh<S: Simd>(self, simd: S, group: usize, input: usize, value: S::F32) -> S::F32 {
@@ -50,8 +51,8 @@ impl Importance for &[[f32; GROUP]] {
     }
 }
 
-/// Numbers from `first` to `last`.
-const fn evenly<const N: usize>(first: f32, last: f32) -> [f32; N] {
+/// Returns evenly spaced numbers from `first` to `last`.
+const fn evenly_spaced<const N: usize>(first: f32, last: f32) -> [f32; N] {
     let mut numbers = [0.0; N];
     let mut i = 0;
     while i < N {
@@ -86,7 +87,7 @@ pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps],
     }
 }
 
-/// Rotates blocks of sixteen rows.
+/// Kernel that rotates blocks of sixteen rows.
 pub(super) struct Rotate<'a>(pub &'a mut [[[f32; LANES]; BLOCK]]);
 
 impl Kernel for Rotate<'_> {
@@ -98,18 +99,18 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-/// One super-block of sixteen rows.
+/// Quantized super-block of sixteen rows.
 #[derive(Default)]
 struct Quantized {
-    /// f16 of each row.
+    /// Block scale of each row, f16.
     steps: [u16; LANES],
     scales: [[u8; LANES]; SUPER_GROUPS],
-    /// `[group][input][row]`
+    /// Codes, `[group][input][row]`.
     codes: [[[i8; LANES]; GROUP]; SUPER_GROUPS],
 }
 
 struct Quantize<'a, F> {
-    /// `[group][input][row]`
+    /// Weights, `[group][input][row]`.
     groups: &'a [[[f32; LANES]; GROUP]],
     quantized: &'a mut Quantized,
     format: PhantomData<F>,
@@ -121,8 +122,8 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let grid = Grid::new::<F>(simd);
-        let ideal = grid.ideal_scales(self.groups, Even);
-        let (step, scales) = grid.step_and_scales::<F>(self.groups, &ideal, Even);
+        let ideal = grid.ideal_scales(self.groups, Uniform);
+        let (step, scales) = grid.step_and_scales::<F>(self.groups, &ideal, Uniform);
         simd.store_f16(simd.add(step, not_finite(simd, self.groups)), &mut self.quantized.steps);
         for (index, (group, scale)) in self.groups.iter().zip(scales).enumerate() {
             let inverse = grid.inverse(simd.mul(scale, step));
@@ -136,7 +137,7 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
     }
 }
 
-/// NaN for each row that holds an infinity or NaN, else 0: such a row shall not come out as something else.
+/// Returns NaN for each row that contains infinity or NaN, else 0, so that such rows dequantize to NaN.
 #[inline(always)]
 pub(super) fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> S::F32 {
     let mut sum = simd.splat(0.0);
@@ -146,7 +147,7 @@ pub(super) fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> 
     sum
 }
 
-/// The codes and sub-scales that there are.
+/// Ranges of the codes and sub-scales of a format.
 pub(super) struct Grid<S: Simd> {
     pub simd: S,
     lowest: S::F32,
@@ -163,20 +164,20 @@ impl<S: Simd> Grid<S> {
         Self { simd, lowest, highest, lowest_scale, highest_scale }
     }
 
-    /// 1 / scale.
+    /// Returns `1 / scale`.
     #[inline(always)]
     pub fn inverse(&self, scale: S::F32) -> S::F32 {
         self.simd.div(self.simd.splat(1.0), self.simd.max(scale, self.simd.splat(TINY)))
     }
 
-    /// The code nearest to `value / scale`.
+    /// Returns the code nearest to `value / scale`, given the inverse of the scale.
     #[inline(always)]
     pub fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
         let Self { simd, lowest, highest, .. } = *self;
         simd.round(simd.max(simd.min(simd.mul(value, inverse), highest), lowest))
     }
 
-    /// The largest magnitude of each row.
+    /// Returns the largest magnitude of each row.
     #[inline(always)]
     pub(super) fn peak(&self, group: &[[f32; LANES]]) -> S::F32 {
         let simd = self.simd;
@@ -188,7 +189,7 @@ impl<S: Simd> Grid<S> {
         peak
     }
 
-    /// Of each group the scale that leaves the least squared error.
+    /// Returns the scale of each group with the least squared error.
     #[inline(always)]
     pub fn ideal_scales(
         &self,
@@ -201,18 +202,18 @@ impl<S: Simd> Grid<S> {
             let base = simd.div(self.peak(group), self.highest);
             let mut best_gain = simd.splat(-1.0);
             *ideal = base;
-            for ratio in RATIOS {
+            for ratio in SCALE_RATIOS {
                 let inverse = self.inverse(simd.mul(base, simd.splat(ratio)));
                 let (mut squares, mut products) = (simd.splat(0.0), simd.splat(0.0));
                 for (input, column) in group.iter().enumerate() {
                     let value = simd.load(column);
                     let code = self.code(value, inverse);
-                    let weighed = importance.weigh(simd, index, input, code);
-                    squares = simd.add(squares, simd.mul(weighed, code));
-                    products = simd.add(products, simd.mul(weighed, value));
+                    let weighted = importance.weigh(simd, index, input, code);
+                    squares = simd.add(squares, simd.mul(weighted, code));
+                    products = simd.add(products, simd.mul(weighted, value));
                 }
-                // The best scale for these codes takes products^2 / squares off the squared error. Without a code other
-                // than zero that is NaN, which is never greater.
+                // The best scale for these codes reduces the squared error by products^2 / squares. If all codes are zero
+                // this is NaN, which never compares greater.
                 let scale = simd.div(products, squares);
                 let gain = simd.mul(products, scale);
                 *ideal = simd.select_greater(gain, best_gain, scale, *ideal);
@@ -222,7 +223,7 @@ impl<S: Simd> Grid<S> {
         ideal
     }
 
-    /// The step of each row, and each group's sub-scale.
+    /// Returns the block scale of each row, and the sub-scales of each group.
     #[inline(always)]
     pub fn step_and_scales<F: IntegerFormat>(
         &self,
@@ -239,7 +240,7 @@ impl<S: Simd> Grid<S> {
         let largest = ideal.iter().fold(simd.splat(0.0), |largest, scale| simd.max(*scale, largest));
         let top = simd.div(largest, self.highest_scale);
         let mut least = simd.splat(f32::INFINITY);
-        for share in STEPS {
+        for share in BLOCK_SCALE_RATIOS {
             let step = self.to_f16(simd.mul(top, simd.splat(share)));
             let per_step = self.inverse(step);
             let mut total = simd.splat(0.0);
@@ -271,7 +272,8 @@ impl<S: Simd> Grid<S> {
         self.simd.max(self.simd.min(scale, self.highest_scale), self.lowest_scale)
     }
 
-    /// The squared error of a group with the given scale; `weigh` says what the error of an input counts.
+    /// Returns the squared error of a group with the given scale. `weigh` multiplies an error by the importance of its
+    /// input.
     #[inline(always)]
     pub fn error(
         &self,
@@ -281,7 +283,7 @@ impl<S: Simd> Grid<S> {
     ) -> S::F32 {
         let simd = self.simd;
         let inverse = self.inverse(scale);
-        // No fold: its closure is a function of its own, without the instruction set, unless the optimizer dissolves it.
+        // A loop rather than `fold`: closures are compiled without the instruction set unless they are inlined.
         let mut sum = simd.splat(0.0);
         for (input, column) in group.iter().enumerate() {
             let value = simd.load(column);
@@ -291,7 +293,7 @@ impl<S: Simd> Grid<S> {
         sum
     }
 
-    /// Rounded to f16.
+    /// Rounds to f16.
     #[inline(always)]
     pub(super) fn to_f16(&self, value: S::F32) -> S::F32 {
         let mut narrow = [0; LANES];

@@ -1,29 +1,30 @@
-//! The rotation under which integer formats store weights and quantize activations.
+//! Randomized Hadamard rotation of weights and activations, for integer formats (QuaRot,
+//! <https://arxiv.org/abs/2404.00456>).
 //!
-//! A few inputs are often far larger than their neighbours, and a scale that serves them leaves the others few codes.
-//! So each block of [`BLOCK`] inputs is rotated before it is quantized: signs are turned at random, and a Hadamard
-//! matrix mixes all inputs of the block, so that each number is a sum of all of them and none stands out. Products do
-//! not change when both factors are rotated alike (<https://arxiv.org/abs/2404.00456>; `benches/quality` is what it gains
-//! here). A short block is filled up with zeros.
+//! A few inputs are often far larger than their neighbours, and a scale that covers them leaves few codes for the others.
+//! Each block of [`BLOCK`] inputs is therefore rotated before quantization: signs are flipped pseudorandomly, and a
+//! Hadamard transform replaces each input by a signed sum of all inputs of the block, which removes outliers. Products do
+//! not change if both factors are rotated in the same way. `benches/quality` measures the gain. Short blocks are
+//! zero-padded.
 //!
-//! The matrix is of ones, positive and negative: what it gives is `sqrt(BLOCK)` times too long, so products are
-//! [`BLOCK`] times too large. Activations' scales take that off, exactly: it is a power of two.
+//! The elements of the matrix are 1 and -1, so it scales norms by `sqrt(BLOCK)` and products by [`BLOCK`]. The scales of
+//! activations compensate this exactly, because it is a power of two.
 
 use super::integer::BLOCK;
 use crate::arch::{LANES, Simd};
 
-/// What takes the rotation's length off a product.
+/// Factor that compensates the scaling of a product by the rotation.
 pub(crate) const SHRINK: f32 = 1.0 / BLOCK as f32;
 
-/// Of each input the sign, as bits: the fraction of pi begins so.
-const TURNED: u128 = 0x243f_6a88_85a3_08d3_1319_8a2e_0370_7344;
+/// Sign bits of the inputs of a block: the first bits of the fraction of pi.
+const SIGN_BITS: u128 = 0x243f_6a88_85a3_08d3_1319_8a2e_0370_7344;
 
-/// 1 or -1 for each input.
+/// Sign of each input, 1 or -1.
 const SIGNS: [[f32; LANES]; BLOCK / LANES] = {
     let mut signs = [[1.0; LANES]; BLOCK / LANES];
     let mut input = 0;
     while input < BLOCK {
-        if TURNED >> input & 1 == 1 {
+        if SIGN_BITS >> input & 1 == 1 {
             signs[input / LANES][input % LANES] = -1.0;
         }
         input += 1;
@@ -31,7 +32,7 @@ const SIGNS: [[f32; LANES]; BLOCK / LANES] = {
     signs
 };
 
-/// -1 for each lane whose number has bit `N`, else 1.
+/// Returns -1 for each lane whose index has bit `N` set, else 1.
 const fn odd<const N: usize>() -> [f32; LANES] {
     let mut odd = [1.0; LANES];
     let mut lane = 0;
@@ -44,26 +45,26 @@ const fn odd<const N: usize>() -> [f32; LANES] {
     odd
 }
 
-/// Rotates a row's block.
+/// Rotates a block of one row.
 #[inline(always)]
 pub(crate) fn rotate<S: Simd>(simd: S, mut block: [S::F32; BLOCK / LANES]) -> [S::F32; BLOCK / LANES] {
     for (x, signs) in block.iter_mut().zip(&SIGNS) {
         *x = simd.mul(*x, simd.load(signs));
     }
-    mix(&mut block, |a, b| (simd.add(a, b), simd.sub(a, b)));
+    hadamard(&mut block, |a, b| (simd.add(a, b), simd.sub(a, b)));
     for x in &mut block {
-        *x = mix_lanes::<S, 8>(simd, *x);
-        *x = mix_lanes::<S, 4>(simd, *x);
-        *x = mix_lanes::<S, 2>(simd, *x);
-        *x = mix_lanes::<S, 1>(simd, *x);
+        *x = hadamard_lanes::<S, 8>(simd, *x);
+        *x = hadamard_lanes::<S, 4>(simd, *x);
+        *x = hadamard_lanes::<S, 2>(simd, *x);
+        *x = hadamard_lanes::<S, 1>(simd, *x);
     }
     block
 }
 
-/// The sum of lanes i and i + N in the first, and their difference in the second.
+/// Replaces lanes i and i + N by their sum and their difference.
 #[inline(always)]
-fn mix_lanes<S: Simd, const N: usize>(simd: S, x: S::F32) -> S::F32 {
-    // A product with one is exact, so this rounds once, fused or not.
+fn hadamard_lanes<S: Simd, const N: usize>(simd: S, x: S::F32) -> S::F32 {
+    // The product with ±1 is exact, so this rounds once, with or without FMA.
     simd.mul_add(x, simd.load(&const { odd::<N>() }), simd.swap_lanes::<N>(x))
 }
 
@@ -73,24 +74,24 @@ pub(crate) fn rotate_columns<S: Simd>(simd: S, block: &mut [[f32; LANES]; BLOCK]
     for (column, sign) in block.iter_mut().zip(SIGNS.as_flattened()) {
         simd.store(simd.mul(simd.load(column), simd.splat(*sign)), column);
     }
-    mix(block, |a, b| {
+    hadamard(block, |a, b| {
         let (a, b) = (simd.load(&a), simd.load(&b));
         (simd.to_array(simd.add(a, b)), simd.to_array(simd.sub(a, b)))
     });
 }
 
-/// Rotates a block back, and shrinks it to its length.
+/// Inverts the rotation of a block.
 pub(crate) fn restore(block: &mut [f32; BLOCK]) {
-    mix(block, |a, b| (a + b, a - b));
+    hadamard(block, |a, b| (a + b, a - b));
     for (value, sign) in block.iter_mut().zip(SIGNS.as_flattened()) {
         *value *= sign * SHRINK;
     }
 }
 
-/// The Hadamard transform over the elements: for each bit of their numbers, sums where it is 0 and differences where
+/// Applies the Hadamard transform over the elements: for each bit of the index, sums where it is 0 and differences where
 /// it is 1.
 #[inline(always)]
-fn mix<T: Copy, const N: usize>(elements: &mut [T; N], butterfly: impl Fn(T, T) -> (T, T)) {
+fn hadamard<T: Copy, const N: usize>(elements: &mut [T; N], butterfly: impl Fn(T, T) -> (T, T)) {
     let mut half = N / 2;
     while half > 0 {
         for pairs in elements.chunks_exact_mut(2 * half) {
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
     use crate::arch::{Isa, Kernel};
 
-    /// A block rotated as a row, and as one of sixteen.
+    /// Kernel that rotates a block as one row, and as one of sixteen rows.
     struct Both<'a>(&'a [f32; BLOCK]);
 
     impl Kernel for Both<'_> {
@@ -126,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Element (i, j) of the matrix.
+    /// Returns element (i, j) of the rotation matrix.
     fn element(i: usize, j: usize) -> f64 {
         let sign = f64::from(SIGNS.as_flattened()[j]);
         if (i & j).count_ones().is_multiple_of(2) { sign } else { -sign }
@@ -134,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_and_columns_are_rotated_alike_and_back(
+        fn row_and_column_rotations_agree_and_are_inverted(
             values in prop::collection::vec(-100i16..100, BLOCK), shrink in 0.001f32..1.0,
         ) {
             let whole: [f32; BLOCK] = std::array::from_fn(|i| f32::from(values[i]));
@@ -142,7 +143,7 @@ mod tests {
                 std::array::from_fn(|i| (0..BLOCK).map(|j| element(i, j) * f64::from(whole[j])).sum::<f64>() as f32);
             let broken = whole.map(|value| value * shrink);
             for isa in Isa::available() {
-                // Sums of whole numbers are exact in any order.
+                // Sums of integers are exact in any order.
                 prop_assert_eq!(isa.run(Both(&whole)), [exact; 2]);
                 let [mut row, _] = isa.run(Both(&broken));
                 restore(&mut row);
@@ -154,9 +155,9 @@ mod tests {
     }
 
     #[test]
-    fn about_half_of_the_signs_are_turned() {
-        assert!((48..=80).contains(&TURNED.count_ones()));
-        // No row of the matrix gathers what inputs of one sign add up to.
+    fn about_half_of_the_signs_are_negative() {
+        assert!((48..=80).contains(&SIGN_BITS.count_ones()));
+        // No row of the matrix sums inputs of equal sign to an outlier.
         let row = |i| (0..BLOCK).map(|j| element(i, j)).sum::<f64>();
         let largest = (0..BLOCK).map(|i| row(i).abs()).fold(0.0, f64::max);
         assert!(largest <= 40.0, "{largest}");
