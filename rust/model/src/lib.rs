@@ -29,8 +29,9 @@ pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
     ActivationSpec, AttentionSpec, ClampSpec, ClassifierSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec,
-    GroupScore, HeadNormSpec, HeadProjections, HeadSpec, LatentProjections, LayerSpec, ModelSpec, NormSpec, NormedOver,
-    PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec, TextProjectionSpec,
+    GroupScore, HeadNormSpec, HeadProjections, LatentProjections, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
+    NormedOver, PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec,
+    TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

@@ -6,14 +6,14 @@
 use ferrule_formats::FloatDtype;
 use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8, Q8_0};
 
-use crate::weights::{QUANTIZATION, Source, Stored};
+use crate::weights::{QUANTIZATION, Source, View};
 
 /// A way to store a model's weights: a row of the table, under the name that users write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     name: &'static str,
     /// Of the embedding and the head, which often are one.
-    ends: Format,
+    embedding_and_lm_head: Format,
     /// Of the projection to values, and of the feed-forward network's last one at either end of the model.
     sensitive: Format,
     /// Of all other matrices.
@@ -25,7 +25,7 @@ pub struct Quantization {
 impl Quantization {
     /// Every one, widest first.
     pub const ALL: &'static [Self] = &[
-        //        name    ends   sensitive  usual
+        //        name    embedding_and_lm_head   sensitive  usual
         Self::F32,
         Self::row("bf16", [Bf16, Bf16, Bf16]),
         Self::row("f16", [F16, F16, F16]),
@@ -43,8 +43,8 @@ impl Quantization {
     /// is not quantized, in a wider format.
     const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 
-    const fn row(name: &'static str, [ends, sensitive, usual]: [Format; 3]) -> Self {
-        Self { name, ends, sensitive, usual, as_stored: false }
+    const fn row(name: &'static str, [embedding_and_lm_head, sensitive, usual]: [Format; 3]) -> Self {
+        Self { name, embedding_and_lm_head, sensitive, usual, as_stored: false }
     }
 
     /// The one that is best for weights as they are stored; of weights that are packed, the one that they are packed in.
@@ -75,12 +75,12 @@ impl Quantization {
     /// Whether every matrix is stored as `format`.
     #[must_use]
     pub fn is_all(self, format: Format) -> bool {
-        [self.ends, self.sensitive, self.usual] == [format; 3]
+        [self.embedding_and_lm_head, self.sensitive, self.usual] == [format; 3]
     }
 
     /// Of the embedding and of the head.
-    pub(crate) fn ends(self) -> Format {
-        self.ends
+    pub(crate) fn embedding_and_lm_head(self) -> Format {
+        self.embedding_and_lm_head
     }
 
     /// Of the projection to values.
@@ -96,8 +96,7 @@ impl Quantization {
     }
 
     /// Of a matrix, or a part of one, with so many columns, of which the table says `usual`.
-    pub(crate) fn of(self, usual: Format, stored: &Stored<'_>, columns: usize) -> Format {
-        let Stored::View(view) = stored else { return usual };
+    pub(crate) fn of_stored(self, usual: Format, view: &View<'_>, columns: usize) -> Format {
         if !self.as_stored || !usual.is_integer() {
             return usual;
         }
@@ -114,16 +113,12 @@ impl Quantization {
 
     /// Of a matrix whose rows are looked up, and which nothing is multiplied with: a token reads one of them, and wider
     /// ones cost no time.
-    pub(crate) fn of_rows(self, stored: &Stored<'_>) -> Format {
-        let float = match stored {
-            Stored::View(view) if self.as_stored => view.tensor().float_dtype(),
-            _ => None,
-        };
-        match float {
+    pub(crate) fn of_lookup(self, view: &View<'_>) -> Format {
+        match view.tensor().float_dtype().filter(|_| self.as_stored) {
             Some(FloatDtype::F32) => F32,
             Some(FloatDtype::Bf16) => Bf16,
             Some(FloatDtype::F16) => F16,
-            None => self.ends,
+            None => self.embedding_and_lm_head,
         }
     }
 

@@ -262,8 +262,8 @@ fn head(
     narrow: &mut Scratch<f32>,
     logits: &mut [f32],
 ) -> Result<(), PoolError> {
-    let Some(head) = spec.head else { return Ok(()) };
-    let rows = match &weights.head_projection {
+    let Some(head) = spec.lm_head else { return Ok(()) };
+    let rows = match &weights.lm_head_projection {
         None => rows,
         Some(projection) => {
             let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
@@ -271,11 +271,11 @@ fn head(
             out
         }
     };
-    match &weights.head {
+    match &weights.lm_head {
         Some(head) => adapted(exec, head, adapters, rows, logits)?,
         None => matmul(exec, rows, &weights.embedding.tokens, logits)?,
     }
-    weights.tied_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
+    weights.tied_lm_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
     if head.scale != 1.0 {
         scale(exec, logits, head.scale)?;
     }
@@ -315,7 +315,7 @@ impl LanguageModel for Transformer {
         let spec = &self.spec;
         Abilities {
             causal: spec.causal,
-            logits: spec.causal && spec.head.is_some(),
+            logits: spec.causal && spec.lm_head.is_some(),
             hidden_size: spec.hidden_size,
             embedding_size: spec.embedding_size(),
             token_types: spec.embedding.token_types.max(1),
@@ -328,7 +328,7 @@ impl LanguageModel for Transformer {
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
         let numbers = self.run(batch, cancel)?;
         let Self { spec, weights, buffers, .. } = self;
-        assert!(numbers == 0 || spec.head.is_some(), "logits of a model that has none");
+        assert!(numbers == 0 || spec.lm_head.is_some(), "logits of a model that has none");
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);

@@ -14,7 +14,7 @@ use super::names::{Half, layer_of, module_of, modules, unsupported};
 use super::{Adapter, HeadsLowRank, LowRank, Updates};
 use crate::limits::SpecError;
 use crate::spec::{ModelSpec, PartSpec, TensorSpec};
-use crate::weights::{HeadSplit, LoadError, MatrixPlan, Measure, Pack, Packer, Site, Source, Stored, View};
+use crate::weights::{HeadSplit, LoadError, MatrixPlan, Measure, Pack, Packer, Site, Stored, View};
 
 /// PEFT's name for the file of tensors.
 const TENSORS: &str = "adapter_model.safetensors";
@@ -47,8 +47,8 @@ impl AdapterLoader {
             return Err(LoadError::Memory { what: "the adapter", needs: total, available }.into());
         }
         let exec = Exec { isa: self.isa, pool: &self.pool, cancel };
-        let (source, progress, sites) = (Source::Checkpoint(&files), &mut |_, _| {}, Vec::new());
-        let updates = reading.updates(&mut Pack { exec, source, done: 0, total, progress, sites })?;
+        let (progress, sites) = (&mut |_, _| {}, Vec::new());
+        let updates = reading.updates(&mut Pack { exec, done: 0, total, progress, sites })?;
         let rank = reading.modules.values().map(|module| module.rank).max().unwrap_or(0);
         let mut modules: Vec<_> = reading.modules.into_values().map(|module| module.name).collect();
         modules.sort_unstable();
@@ -159,7 +159,7 @@ impl Matching<'_> {
 
     /// Whether a name is that of a head whose matrix is the embedding's, so that the base has no tensor for it.
     fn is_tied_head(&self, name: &str) -> bool {
-        self.model.spec.head.is_some_and(|head| head.tied) && HEADS.iter().any(|head| names(head, name))
+        self.model.spec.lm_head.is_some_and(|lm_head| lm_head.tied) && HEADS.iter().any(|head| names(head, name))
     }
 
     fn tied_head(&self, name: &str) -> AdapterError {
@@ -242,14 +242,14 @@ impl Reading<'_> {
     fn a(&self, module: &Module, columns: usize) -> Result<View<'_>, AdapterError> {
         let tensor = self.tensor(module, Half::A)?;
         let expected = [module.rank, columns];
-        View::of_rows(&tensor, module.rank, None, columns)
+        View::of_rows(self.files, &tensor, module.rank, None, columns)
             .ok_or_else(|| self.misshapen(&tensor, expected, "rank, inputs"))
     }
 
     fn b(&self, module: &Module, rows: usize, part: Option<PartSpec>) -> Result<View<'_>, AdapterError> {
         let tensor = self.tensor(module, Half::B)?;
         let expected = [part.map_or(rows, |part| part.stored_rows(rows)), module.rank];
-        View::of_rows(&tensor, rows, part, module.rank)
+        View::of_rows(self.files, &tensor, rows, part, module.rank)
             .ok_or_else(|| self.misshapen(&tensor, expected, "outputs, rank"))
     }
 

@@ -158,8 +158,8 @@ mod tests {
         assert_eq!(wanted.maps.iter().map(|(_, columns)| *columns).collect::<Vec<_>>(), [64, 64, 64, 96]);
 
         let sequences: Vec<Vec<u32>> = [200, 256, 17].map(|length| (0..length).map(|i| i * i % 96).collect()).into();
-        let embedding = floats.embedding(&mut in_memory(exec, Source::Random, &mut |_, _| ())).unwrap();
-        let layer = floats.layer(&mut in_memory(exec, Source::Random, &mut |_, _| ()), 0, &spec.layers[0]).unwrap();
+        let embedding = floats.embedding(&mut in_memory(exec, &mut |_, _| ())).unwrap();
+        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), 0, &spec.layers[0]).unwrap();
         let mut pass = Pass::new(exec, &spec, &sequences, &embedding).unwrap();
         let two = Hessian::bytes_for(64).unwrap() * 2;
         let found = [(u64::MAX, 3), (two, 6), (0, 12)].map(|(room, runs)| {

@@ -53,11 +53,11 @@ pub fn calibrate_into(
     check_memory(spec, &floats, &loader, sequences)?;
     let file =
         PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;
-    let mut output = Output { exec, source, done: 0.0, file, progress };
+    let mut output = Output { exec, done: 0.0, file, progress };
 
     // An embedding that is the head too is packed as such, when what goes into it is known; until then as without.
     let embedding = match is_tied(spec) {
-        true => loader.embedding(&mut in_memory(exec, source, &mut |_, _| ()))?,
+        true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
         false => loader.embedding(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?,
     };
     let mut pass = Pass::new(exec, spec, sequences, &embedding)?;
@@ -66,7 +66,7 @@ pub fn calibrate_into(
         let mut wanted = Wanted::default();
         loader.without_vectors().layer(&mut wanted, index, layer_spec)?;
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
-        let layer = floats.layer(&mut in_memory(exec, source, &mut |_, _| ()), index, layer_spec)?;
+        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec)?;
         // Half of what will be left: it is a guess what the machine's other programs take meanwhile.
         let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
         let room = machine::available_memory().saturating_sub(beside) / 2;
@@ -82,7 +82,7 @@ pub fn calibrate_into(
     let mut rows = pass.into_hidden();
     norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
     let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
-    if let Some(projection) = loader.head_projection(&mut Calibrated::new(&mut output, &mut inputs))? {
+    if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(&mut output, &mut inputs))? {
         let mut narrow = vec![0.0; rows.len() / spec.hidden_size * spec.embedding_width()];
         linear(&exec, &projection, &rows, &mut narrow)?;
         inputs = hessian(&exec, &narrow, spec.embedding_width())?;
@@ -101,13 +101,13 @@ fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Res
         loader.layer(packer, index, layer)?;
     }
     loader.final_norm()?;
-    loader.head_projection(packer)?;
+    loader.lm_head_projection(packer)?;
     after_projection(loader, spec, packer)
 }
 
 /// What is written last: the head first of all.
 fn after_projection<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
-    loader.head(packer)?;
+    loader.lm_head(packer)?;
     if is_tied(spec) {
         loader.embedding(packer)?;
     }
@@ -117,11 +117,11 @@ fn after_projection<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &m
 }
 
 fn is_tied(spec: &ModelSpec) -> bool {
-    spec.head.is_some_and(|head| head.tied)
+    spec.lm_head.is_some_and(|lm_head| lm_head.tied)
 }
 
-fn in_memory<'a>(exec: Exec<'a>, source: Source<'a>, progress: Progress<'a>) -> Pack<'a> {
-    Pack { exec, source, done: 0, total: 0, progress, sites: Vec::new() }
+fn in_memory<'a>(exec: Exec<'a>, progress: Progress<'a>) -> Pack<'a> {
+    Pack { exec, done: 0, total: 0, progress, sites: Vec::new() }
 }
 
 fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Hessian>, LoadError> {
@@ -155,7 +155,7 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;
     let mut ends = Measure::default();
-    loader.head_projection(&mut ends)?;
+    loader.lm_head_projection(&mut ends)?;
     after_projection(&loader, spec, &mut ends)?;
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(ends.bytes.saturating_add(narrow).saturating_add(of_inputs));

@@ -3,12 +3,11 @@
 use ferrule_kernels::{CalibrationError, Exec, PackedMatrix};
 
 use super::inputs::Inputs;
-use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site, Source};
+use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site};
 
 /// Where matrices go.
 pub(super) struct Output<'a> {
     pub exec: Exec<'a>,
-    pub source: Source<'a>,
     /// Work that is done, in bytes of packed matrices.
     pub done: f64,
     pub file: PackedOutput,
@@ -62,7 +61,7 @@ impl Packer for Calibrated<'_, '_> {
             Some(statistics) => plan.pack_calibrated(&exec, statistics)?,
             None => plan.pack(&exec)?,
         };
-        plan.release(output.source);
+        plan.release();
         output.file.write(&plan, &matrix)?;
         output.advance(self.share * matrix.bytes() as f64);
         Ok(matrix)

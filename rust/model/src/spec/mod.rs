@@ -44,7 +44,8 @@ pub struct ModelSpec {
     /// After the last layer.
     pub final_norm: Option<NormSpec>,
     /// From hidden states to logits; none where the model gives hidden states only.
-    pub head: Option<HeadSpec>,
+    #[serde(rename = "head")]
+    pub lm_head: Option<LmHeadSpec>,
     /// Whether a token sees only those before it and itself.
     pub causal: bool,
     /// From a text's pooled hidden state to a score for each label.
@@ -124,7 +125,7 @@ pub enum PositionsSpec {
 /// The projection to the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct HeadSpec {
+pub struct LmHeadSpec {
     /// Whether it is the embedding's matrix.
     pub tied: bool,
     /// Whether it adds a bias.
@@ -185,9 +186,9 @@ impl ModelSpec {
         })?;
         self.embedding.check(self.max_position_embeddings)?;
         norm::check("final_norm", self.final_norm)?;
-        if let Some(head) = &self.head {
-            finite("head.scale", head.scale)?;
-            positive("head.softcap", head.softcap)?;
+        if let Some(lm_head) = &self.lm_head {
+            finite("head.scale", lm_head.scale)?;
+            positive("head.softcap", lm_head.softcap)?;
         }
         self.classifier.map_or(Ok(()), |classifier| classifier.check())?;
         readout::check_projections(&self.text_projections)?;

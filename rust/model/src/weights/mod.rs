@@ -2,27 +2,31 @@
 //!
 //! `M` is a matrix: packed, or, while a model's size is computed, nothing.
 
+mod buffers;
+mod error;
 mod files;
 mod load;
-mod packed;
+mod pack;
 mod plan;
 mod sites;
 mod sizes;
+mod source;
 mod stored;
 
 use ferrule_kernels::PackedMatrix;
 use ferrule_kernels::norm::NormWeights;
 
+pub use error::LoadError;
 pub use files::{StoredTypes, WeightFiles};
 pub(crate) use load::Loader;
-pub use load::{LoadError, Progress};
-pub(crate) use packed::{PackedOutput, QUANTIZATION, check_quantization, refuse_packed};
-pub use packed::{open_packed, pack_into};
+pub(crate) use pack::{PackedOutput, QUANTIZATION, check_quantization, refuse_packed};
+pub use pack::{open_packed, pack_into};
+pub use plan::Progress;
 pub(crate) use plan::{MatrixPlan, Measure, Pack, Packer};
 pub(crate) use sites::{HeadSplit, Site};
 pub(crate) use sizes::MatrixSize;
 pub use sizes::WeightSizes;
-pub use stored::Source;
+pub use source::Source;
 pub(crate) use stored::{Stored, View};
 
 use crate::spec::NormSpec;
@@ -140,11 +144,11 @@ pub(crate) struct Weights<M = PackedMatrix> {
     pub layers: Vec<Layer<M>>,
     pub final_norm: Option<Norm>,
     /// From `hidden_size` to the width of the head's rows.
-    pub head_projection: Option<Linear<M>>,
+    pub lm_head_projection: Option<Linear<M>>,
     /// None where the head is the embedding, or there is none.
-    pub head: Option<Linear<M>>,
+    pub lm_head: Option<Linear<M>>,
     /// Of a head that is the embedding.
-    pub tied_head_bias: Option<Vec<f32>>,
+    pub tied_lm_head_bias: Option<Vec<f32>>,
     /// Where adapters may find their place.
     pub sites: Vec<Site>,
     pub classifier: Option<Classifier<M>>,
@@ -257,8 +261,8 @@ impl<M> Weights<M> {
             tensors.vectors.extend(vectors);
         }
         self.final_norm.iter().for_each(|norm| tensors.norm(norm));
-        self.head_projection.iter().chain(&self.head).for_each(|linear| tensors.linear(linear));
-        tensors.vectors.extend(&self.tied_head_bias);
+        self.lm_head_projection.iter().chain(&self.lm_head).for_each(|linear| tensors.linear(linear));
+        tensors.vectors.extend(&self.tied_lm_head_bias);
         if let Some(Classifier { dense, norm, labels }) = &self.classifier {
             dense.iter().for_each(|linear| tensors.linear(linear));
             norm.iter().for_each(|norm| tensors.norm(norm));

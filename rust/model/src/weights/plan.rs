@@ -1,52 +1,55 @@
-//! Matrices that are to be packed, and who packs them.
+//! [`MatrixPlan`]: a matrix that is to be packed, and [`Packer`], what is made of it.
 
 use ferrule_formats::PackedFile;
 use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{Exec, Format, InputStatistics, PackedMatrix, RowSource};
 
-use super::load::{LoadError, Progress};
-use super::packed;
+use super::error::LoadError;
 use super::sites::Site;
 use super::sizes::MatrixSize;
-use super::stored::{Source, Stored};
+use super::source::packed_matrix;
+use super::stored::Stored;
 use crate::random::RandomMatrix;
 
-/// A matrix that is to be packed: stored matrices, their rows one after the other. Or one that was packed before.
+/// Receives the bytes of packed weights that are done, and of all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// A matrix that is to be packed from the rows of stored matrices, or that was packed before.
 pub(crate) struct MatrixPlan<'a> {
-    /// The roles of the parts: what a packed file calls it.
+    /// Name in a packed file: the roles of the parts.
     pub name: String,
-    /// The number of the linear map that it is of, if it is one's.
+    /// Number of the linear layer, if it is the matrix of one.
     pub site: Option<usize>,
     parts: Vec<Stored<'a>>,
-    /// The file that has it, packed.
+    /// The file that has the packed matrix.
     file: Option<&'a PackedFile>,
-    /// Formats and how many rows each holds, as the kernels take them.
+    /// Formats, with the number of rows in each.
     pub bands: Vec<(Format, usize)>,
     pub columns: usize,
 }
 
-/// What becomes of a plan: a size, or a matrix.
+/// Makes something of each plan: its size, or the packed matrix.
 pub(crate) trait Packer {
-    /// What stands for a packed matrix.
+    /// What is made of a plan.
     type Matrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<Self::Matrix, LoadError>;
 
-    /// The linear maps so far, in an order that is always the same.
+    /// Returns the linear layers so far, in the order of loading.
     fn sites(&mut self) -> &mut Vec<Site>;
 
-    /// Gives a linear map its number.
-    fn number(&mut self, site: Site) -> usize {
+    /// Adds a linear layer and returns its number.
+    fn add_site(&mut self, site: Site) -> usize {
         let sites = self.sites();
         sites.push(site);
         sites.len() - 1
     }
 }
 
-/// Says what a matrix comes to.
+/// Computes the size of each matrix.
 #[derive(Default)]
 pub(crate) struct Measure {
-    /// Of all matrices so far.
+    /// Bytes of all matrices so far.
     pub bytes: u64,
     sites: Vec<Site>,
 }
@@ -65,10 +68,9 @@ impl Packer for Measure {
     }
 }
 
-/// Packs, and gives back the source's memory behind what is done.
+/// Packs each matrix and releases the source's pages behind it.
 pub(crate) struct Pack<'a> {
     pub exec: Exec<'a>,
-    pub source: Source<'a>,
     pub done: u64,
     pub total: u64,
     pub progress: Progress<'a>,
@@ -80,7 +82,7 @@ impl Packer for Pack<'_> {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
         let matrix = plan.pack(&self.exec)?;
-        plan.release(self.source);
+        plan.release();
         self.done += matrix.bytes() as u64;
         (self.progress)(self.done, self.total);
         Ok(matrix)
@@ -92,14 +94,14 @@ impl Packer for Pack<'_> {
 }
 
 impl<'a> MatrixPlan<'a> {
-    /// The matrix of `parts`, each of which is to be stored in the format beside it.
+    /// Plans a matrix of stacked parts, each with its format.
     pub fn new(name: String, parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
         let formats: Vec<_> = parts.iter().map(|(part, format)| (*format, part.rows())).collect();
         let parts = parts.into_iter().map(|(part, _)| part).collect();
         Self { name, site: None, parts, file: None, bands: bands(&formats), columns }
     }
 
-    /// Gives each part that has some of the rows from `first` on its share of `out`, whose rows are `width` long.
+    /// Calls `read` for each part that has rows of `out`, which starts at row `first` and has rows of `width`.
     fn by_parts<T>(
         &self,
         mut first: usize,
@@ -117,19 +119,9 @@ impl<'a> MatrixPlan<'a> {
         }
     }
 
-    /// A matrix of so many rows that a file has, where the quantization has it `asked`.
-    ///
-    /// # Errors
-    /// [`LoadError::Packed`] where the file does not have it, or not so large, or numbers for codes.
-    pub fn packed(
-        file: &'a PackedFile,
-        name: String,
-        asked: Format,
-        rows: usize,
-        columns: usize,
-    ) -> Result<Self, LoadError> {
-        let bands = packed::bands(file, &name, asked, rows, columns)?;
-        Ok(Self { name, site: None, parts: Vec::new(), file: Some(file), bands, columns })
+    /// Plans a matrix that a file has in these bands.
+    pub fn packed(file: &'a PackedFile, name: String, bands: Vec<(Format, usize)>, columns: usize) -> Self {
+        Self { name, site: None, parts: Vec::new(), file: Some(file), bands, columns }
     }
 
     pub fn size(&self) -> MatrixSize {
@@ -138,8 +130,8 @@ impl<'a> MatrixPlan<'a> {
 
     pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
         match (self.file, self.parts.first()) {
-            (Some(file), _) => packed::matrix(exec, file, &self.name, &self.bands, self.columns),
-            // Random bytes are as good as random numbers, and there is nothing to search for.
+            (Some(file), _) => packed_matrix(exec, file, &self.name, &self.bands, self.columns),
+            // Random codes are as good as quantized random numbers, and quicker.
             (None, Some(Stored::Random(RandomMatrix { seed, .. }))) if self.bands[0].0.is_integer() => {
                 Ok(PackedMatrix::random(exec, &self.bands, self.columns, *seed)?)
             }
@@ -147,16 +139,16 @@ impl<'a> MatrixPlan<'a> {
         }
     }
 
-    /// As [`MatrixPlan::pack`], by what is known of the map's inputs.
+    /// Packs the matrix with the least error for the inputs of the linear layer.
     pub fn pack_calibrated(&self, exec: &Exec<'_>, inputs: &InputStatistics) -> Result<PackedMatrix, LoadError> {
         Ok(PackedMatrix::pack_calibrated(exec, &self.bands, self.columns, self, inputs)?)
     }
 
-    /// Gives back the source's memory behind the parts.
-    pub fn release(&self, source: Source<'_>) {
+    /// Releases the source's pages behind the parts.
+    pub fn release(&self) {
         for part in &self.parts {
-            if let (Source::Checkpoint(checkpoint), Stored::View(view)) = (source, part) {
-                checkpoint.release(view.tensor());
+            if let Stored::View(view) = part {
+                view.release();
             }
         }
     }
@@ -181,9 +173,10 @@ impl RowSource for MatrixPlan<'_> {
     }
 }
 
-/// The bands of a matrix whose parts have these formats and rows: neighbours that are stored alike are one. Where a
-/// format would end within a panel, all rows get the widest; int8 if there are blocks among them, which only rows that
-/// are stored so can be packed from.
+/// Returns the bands of a matrix whose parts have these formats and rows: neighbours of one format are joined.
+///
+/// Where a format would end within a panel, all rows get the widest format; int8 if a grouped format is among them,
+/// because only rows that are stored in its blocks can be packed in it.
 fn bands(parts: &[(Format, usize)]) -> Vec<(Format, usize)> {
     let mut bands: Vec<(Format, usize)> = Vec::with_capacity(parts.len());
     for &(format, rows) in parts {

@@ -107,8 +107,8 @@ where
         let layers: MatrixSize = self.layers.iter().map(|layer| total(layer.tensors().matrices)).sum();
         let idle: MatrixSize =
             self.layers.iter().zip(&spec.layers).map(|(layer, spec)| idle_experts(layer, spec)).sum();
-        let is_head = spec.head.is_some_and(|head| head.tied);
-        let unread = if is_head { 0 } else { MatrixSize::from(&self.embedding.tokens).bytes };
+        let is_tied = spec.lm_head.is_some_and(|lm_head| lm_head.tied);
+        let unread = if is_tied { 0 } else { MatrixSize::from(&self.embedding.tokens).bytes };
         WeightSizes {
             parameters: all.numbers,
             parameters_per_token: (all - idle).numbers,

@@ -1,39 +1,26 @@
-//! What a role's weights are read from: a matrix within a checkpoint, or random numbers.
+//! Stored matrices: a view of a checkpoint's tensor, or random numbers.
 
-use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, PackedFile, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, WeightTensor};
 use ferrule_kernels::RowSource;
 use ferrule_kernels::quant::{GroupedFormat, Q8_0};
 
-use super::load::LoadError;
+use super::error::LoadError;
 use crate::random::RandomMatrix;
 use crate::spec::{ModelSpec, PartSpec};
 
-/// Where weights come from.
-#[derive(Clone, Copy)]
-pub enum Source<'a> {
-    /// A checkpoint's files.
-    Checkpoint(&'a Checkpoint),
-    /// Weights that were packed before.
-    Packed {
-        /// What has them.
-        file: &'a PackedFile,
-        /// Whether they may be more than memory holds, and so be read again and again where the file is mapped.
-        may_page: bool,
-    },
-    /// Random numbers, made as they are packed.
-    Random,
-}
-
-/// A matrix that is stored somewhere.
+/// A matrix whose rows can be read.
 pub(crate) enum Stored<'a> {
     View(View<'a>),
     Random(RandomMatrix),
 }
 
-/// A matrix within a tensor: element (row, column) is `first + place(row) * row_stride + column * column_stride`, and
-/// rows lie in runs of `part.rows`, every `part.stride`.
+/// A matrix within a tensor of a checkpoint.
+///
+/// Element (row, column) is element `first + r * row_stride + column * column_stride` of the tensor, where `r` is the
+/// row's place in the stored matrix: rows lie in runs of `part.rows`, one every `part.stride` rows.
 #[derive(Clone)]
 pub(crate) struct View<'a> {
+    checkpoint: &'a Checkpoint,
     tensor: WeightTensor<'a>,
     rows: usize,
     first: usize,
@@ -61,15 +48,15 @@ impl RowSource for Stored<'_> {
 }
 
 impl Stored<'_> {
-    /// Rows from `first` on, of so many columns, in blocks: those that they consist of, else those of q8_0 that are
-    /// nearest to their numbers.
+    /// Writes rows from `first` on, of `columns` columns, as blocks: the stored ones, or else q8_0 quantized from the
+    /// values.
     ///
     /// # Panics
-    /// Of random numbers, which are packed without.
+    /// If the matrix is random: those are packed from values.
     pub fn read_blocks(&self, first: usize, columns: usize, out: &mut [u8]) {
         match self {
             Self::View(view) => view.read_blocks(first, columns, out),
-            Self::Random(_) => unreachable!("random numbers are no blocks"),
+            Self::Random(_) => unreachable!("random matrices have no blocks"),
         }
     }
 
@@ -82,7 +69,8 @@ impl Stored<'_> {
 }
 
 impl<'a> View<'a> {
-    /// The tensors of a role, checked against their shapes: `all_rows` rows of so many columns, or a vector's elements.
+    /// Finds the tensors of a role and checks their shapes: `all_rows` rows of `columns` columns, or a vector of
+    /// `all_rows` elements.
     pub fn of_role(
         checkpoint: &'a Checkpoint,
         spec: &ModelSpec,
@@ -108,14 +96,14 @@ impl<'a> View<'a> {
             };
             let mut joined = None;
             if let Some(stack) = place.stack {
-                // DBRX has the experts' matrices as one, which lies in the same order.
+                // DBRX stores the matrices of all experts as one, in the same order.
                 let mut shape = expected.clone();
                 shape[0] = shape[0].saturating_mul(stack.of);
                 joined = Some(shape);
                 expected.insert(0, stack.of);
             }
             let (row_stride, column_stride) = if transposed { (1, stored_rows) } else { (width, 1) };
-            // Norms of each head are stored as [heads, head_dim] or as one row; a matrix of one row as a vector, and one
+            // Per-head norms are stored as [heads, head_dim] or as one row, a matrix of one row as a vector, and a matrix
             // of several heads as [heads, rows, columns].
             let like = expected.len() == 1 || (place.stack.is_none() && tensor.shape().last() == expected.last());
             let same = tensor.shape() == expected
@@ -129,30 +117,44 @@ impl<'a> View<'a> {
                     role: role.to_owned(),
                 });
             }
-            Ok(Self { tensor, rows, first, part, row_stride, column_stride })
+            Ok(Self { checkpoint, tensor, rows, first, part, row_stride, column_stride })
         });
         views.collect()
     }
 
-    /// So many rows of a tensor `[stored rows, columns]`: all of them, or a part; none if that is not its shape.
-    pub fn of_rows(tensor: &WeightTensor<'a>, rows: usize, part: Option<PartSpec>, columns: usize) -> Option<Self> {
+    /// Returns `rows` rows of a tensor `[stored rows, columns]`, all or a part, or `None` if the shape is another.
+    pub fn of_rows(
+        checkpoint: &'a Checkpoint,
+        tensor: &WeightTensor<'a>,
+        rows: usize,
+        part: Option<PartSpec>,
+        columns: usize,
+    ) -> Option<Self> {
         let part = part.unwrap_or_else(|| PartSpec::whole(rows));
         let fits = rows.is_multiple_of(part.rows) && tensor.shape() == [part.stored_rows(rows), columns];
-        fits.then(|| Self { tensor: tensor.clone(), rows, first: 0, part, row_stride: columns, column_stride: 1 })
+        fits.then(|| Self {
+            checkpoint,
+            tensor: tensor.clone(),
+            rows,
+            first: 0,
+            part,
+            row_stride: columns,
+            column_stride: 1,
+        })
     }
 
-    /// The layout of the blocks that rows of so many columns consist of, if they do.
+    /// Returns the layout of the blocks that rows of `columns` columns consist of, if they do.
     pub fn blocks(&self, columns: usize) -> Option<BlockLayout> {
         let whole = |layout: &BlockLayout| self.column_stride == 1 && columns.is_multiple_of(layout.inputs());
         self.tensor.blocks().filter(whole)
     }
 
-    /// Whether all rows lie at the same distance from their neighbours.
+    /// Returns whether all rows lie at the same distance from their neighbours.
     pub fn is_plain(&self) -> bool {
         self.part.rows == self.rows
     }
 
-    /// `rows` rows from `first` on.
+    /// Returns `rows` rows from `first` on.
     ///
     /// # Panics
     /// If the view is not plain.
@@ -162,10 +164,10 @@ impl<'a> View<'a> {
         Self { rows, first, part: PartSpec::whole(rows), ..self.clone() }
     }
 
-    /// The same with rows for columns, of which there are `columns`.
+    /// Returns the transposed matrix; `columns` is the number of columns of this one.
     ///
     /// # Panics
-    /// As [`View::slice`].
+    /// If the view is not plain.
     pub fn transposed(&self, columns: usize) -> Self {
         assert!(self.is_plain(), "a plain matrix");
         Self {
@@ -182,20 +184,29 @@ impl<'a> View<'a> {
         &self.tensor
     }
 
-    /// Checks the numbers that its elements are made of, where they are made of any.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Releases the pages of the tensor; they are read from the file again when needed.
+    pub fn release(&self) {
+        self.checkpoint.release(&self.tensor);
+    }
+
+    /// Checks the scales and other values that quantized elements are computed from.
     pub fn check(&self) -> Result<(), CheckpointError> {
-        // Quantized weights have their outputs first, so that a row's elements are neighbours.
+        // Quantized weights have their outputs first, so the elements of a row are neighbours.
         let end = if self.tensor.is_outputs_first() { self.start(self.rows - 1) + self.row_stride } else { 0 };
         self.tensor.check(self.start(0).min(end)..end)
     }
 
-    /// The place of a row's first element.
+    /// Returns the index of a row's first element in the tensor.
     fn start(&self, row: usize) -> usize {
         let PartSpec { first, rows, stride } = self.part;
         self.first + (first + row / rows * stride + row % rows) * self.row_stride
     }
 
-    /// Rows from `first` on, of so many columns: those that lie one after the other in the tensor are read as one.
+    /// Reads rows from `first` on; rows that are contiguous in the tensor are read at once.
     fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
         let rows = out.len() / columns;
         if rows > 1
@@ -207,7 +218,7 @@ impl<'a> View<'a> {
         (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
     }
 
-    /// As [`Stored::read_blocks`]; rows of blocks that lie one after the other in the tensor are read as one.
+    /// Does the same as [`Stored::read_blocks`]; rows that are contiguous in the tensor are read at once.
     fn read_blocks(&self, first: usize, columns: usize, out: &mut [u8]) {
         let Some(layout) = self.blocks(columns) else {
             let mut numbers = vec![0.0; out.len() / Q8_0::STORED.bytes * Q8_0::STORED.inputs];
@@ -216,7 +227,7 @@ impl<'a> View<'a> {
         };
         let row_bytes = columns / layout.inputs() * layout.bytes();
         let rows = out.len() / row_bytes;
-        // Rows of blocks fill their stride: blocks lie in rows as they are stored.
+        // Rows of blocks fill their stride, because blocks are stored in rows.
         if rows > 1 && self.start(first + rows - 1) == self.start(first) + (rows - 1) * self.row_stride {
             return self.tensor.read_blocks(self.start(first), out);
         }
@@ -225,7 +236,7 @@ impl<'a> View<'a> {
         }
     }
 
-    fn read_row(&self, row: usize, out: &mut [f32]) {
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
         let start = self.start(row);
         if self.column_stride == 1 {
             self.tensor.read_f32(start, out);
@@ -235,7 +246,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The tensor of a name, or of one that differs in a prefix.
+/// Finds the tensor of a name, or of the name with another of the spec's prefixes.
 fn find<'a>(checkpoint: &'a Checkpoint, spec: &ModelSpec, name: &str) -> Result<WeightTensor<'a>, LoadError> {
     let with = |(usual, other): &(String, String)| Some(format!("{other}{}", name.strip_prefix(usual.as_str())?));
     let mut others = spec.prefixes.iter().filter_map(with);

@@ -1,0 +1,66 @@
+//! The roles of the embedding.
+
+use super::Loader;
+use super::roles::zeros;
+use crate::spec::PositionsSpec;
+use crate::weights::Embedding;
+use crate::weights::error::LoadError;
+use crate::weights::plan::Packer;
+
+impl Loader<'_> {
+    /// Loads the embedding: tokens, positions, token types and norm.
+    pub fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
+        let Self { spec, quantization, .. } = self;
+        let (hidden, width, multiplied) =
+            (spec.hidden_size, spec.embedding_width(), quantization.embedding_and_lm_head());
+        let embedding = &spec.embedding;
+        let tokens = match spec.lm_head {
+            Some(lm_head) if lm_head.tied => multiplied,
+            _ => self.source.lookup_format("embedding", [spec.vocab_size, width], *quantization)?,
+        };
+        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?.weight;
+        let projection = match embedding.width {
+            Some(width) => {
+                Some(self.linear(packer, "", &[("embedding_projection", hidden, multiplied)], width, false)?)
+            }
+            None => None,
+        };
+        let positions = match embedding.positions {
+            Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows)?),
+            Some(PositionsSpec::Sinusoidal { offset }) => {
+                let rows = offset + spec.max_position_embeddings;
+                let mut table = zeros("the table of positions", rows.saturating_mul(hidden))?;
+                if self.reads {
+                    fill_sinusoids(&mut table, hidden);
+                }
+                Some(table)
+            }
+            None => None,
+        };
+        let token_types = match embedding.token_types {
+            0 => None,
+            rows => Some(self.table("token_types.weight", rows)?),
+        };
+        Ok(Embedding {
+            tokens,
+            projection,
+            positions,
+            token_types,
+            norm: self.optional_norm("embedding_norm", embedding.norm, hidden)?,
+        })
+    }
+}
+
+/// Fills a table of sinusoidal position embeddings: each row of `width` has sines, then cosines. Angles are products of
+/// two f32, as in the reference implementation.
+fn fill_sinusoids(table: &mut [f32], width: usize) {
+    let half = width / 2;
+    let step = 10_000f64.ln() / (half.max(2) - 1) as f64;
+    let frequencies: Vec<f32> = (0..half).map(|i| (-(i as f64) * step).exp() as f32).collect();
+    for (position, row) in table.chunks_exact_mut(width).enumerate() {
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = f64::from(position as f32 * frequency);
+            (row[i], row[half + i]) = (angle.sin() as f32, angle.cos() as f32);
+        }
+    }
+}

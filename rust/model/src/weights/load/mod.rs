@@ -1,0 +1,103 @@
+//! Loading the weights of a model: the matrices and vectors that a spec asks for, from any source.
+//!
+//! `roles` reads one role at a time (a linear layer, a norm, a table). The other files say which roles each part of a
+//! spec has, one file a part.
+
+mod attention;
+mod embedding;
+mod ffn;
+mod layer;
+mod output;
+mod roles;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ferrule_kernels::Exec;
+
+use super::Weights;
+use super::error::LoadError;
+use super::plan::{Measure, Pack, Packer, Progress};
+use super::sizes::{MatrixSize, WeightSizes};
+use super::source::{Source, WeightSource};
+use crate::quantization::Quantization;
+use crate::spec::ModelSpec;
+
+/// Loads the weights that a spec asks for from a source.
+#[derive(Clone)]
+pub(crate) struct Loader<'a> {
+    spec: &'a ModelSpec,
+    source: Rc<dyn WeightSource<'a> + 'a>,
+    /// Formats to pack matrices in.
+    quantization: Quantization,
+    /// Whether vectors are read. If not, they are checked and allocated but stay zero, and only headers are read.
+    reads: bool,
+    /// Receives each vector with its role.
+    vectors: Option<Rc<RefCell<Vectors>>>,
+}
+
+/// Vectors with their roles.
+pub(super) type Vectors = Vec<(String, Vec<f32>)>;
+
+impl<'a> Loader<'a> {
+    pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
+        Self { spec, source: source.reader(spec), quantization, reads: true, vectors: None }
+    }
+
+    /// Packs all weights, tensor by tensor; releases the pages of the source after each.
+    ///
+    /// # Errors
+    /// [`LoadError`]; a faulty file or too little memory is reported before anything large is allocated.
+    pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
+        let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec);
+        if let Some(available) = self.source.memory_limit().filter(|available| total > *available) {
+            return Err(LoadError::Weights { needs: total, available });
+        }
+        self.weights(&mut Pack { exec, done: 0, total, progress, sites: Vec::new() })
+    }
+
+    /// Returns the sizes of all weights; reads only the headers of the files.
+    ///
+    /// # Errors
+    /// [`LoadError`] if a tensor is missing or does not fit the spec.
+    pub fn measure(&self) -> Result<Weights<MatrixSize>, LoadError> {
+        self.without_vectors().weights(&mut Measure::default())
+    }
+
+    /// Returns a loader that allocates vectors but does not read them.
+    pub fn without_vectors(&self) -> Self {
+        Self { reads: false, ..self.clone() }
+    }
+
+    /// Returns a loader that adds each vector that it reads to `vectors`.
+    pub fn recording(&self, vectors: &Rc<RefCell<Vectors>>) -> Self {
+        Self { vectors: Some(Rc::clone(vectors)), ..self.clone() }
+    }
+
+    /// Loads all weights with `packer`.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
+        let embedding = self.embedding(packer)?;
+        let layers = self.spec.layers.iter().enumerate();
+        let layers = layers.map(|(index, layer)| self.layer(packer, index, layer)).collect::<Result<_, _>>()?;
+        let lm_head_projection = self.lm_head_projection(packer)?;
+        let (lm_head, tied_lm_head_bias) = self.lm_head(packer)?;
+        let final_norm = self.final_norm()?;
+        let classifier = self.classifier(packer)?;
+        let text_projections = self.text_projections(packer)?;
+        let sites = std::mem::take(packer.sites());
+        Ok(Weights {
+            embedding,
+            layers,
+            final_norm,
+            lm_head_projection,
+            lm_head,
+            tied_lm_head_bias,
+            classifier,
+            text_projections,
+            sites,
+        })
+    }
+}

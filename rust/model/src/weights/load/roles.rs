@@ -1,0 +1,123 @@
+//! Reading one role: a linear layer, a norm, a vector or a table.
+
+use ferrule_kernels::{Format, machine};
+
+use super::Loader;
+use crate::spec::NormSpec;
+use crate::weights::error::LoadError;
+use crate::weights::plan::{MatrixPlan, Packer};
+use crate::weights::sites::Site;
+use crate::weights::source::{MatrixPart, MatrixRequest};
+use crate::weights::{Linear, Norm};
+
+/// The rows of one role in a linear layer: role, number of outputs, and format.
+pub(super) type RolePart<'r> = (&'r str, usize, Format);
+
+impl<'a> Loader<'a> {
+    /// Loads the linear layer whose outputs are those of all `parts`, stacked: the matrices `<at><role>.weight` and, if
+    /// `bias`, the vectors `<at><role>.bias`.
+    pub(super) fn linear<P: Packer>(
+        &self,
+        packer: &mut P,
+        at: &str,
+        parts: &[RolePart<'_>],
+        columns: usize,
+        bias: bool,
+    ) -> Result<Linear<P::Matrix>, LoadError> {
+        let roles: Vec<_> = parts.iter().map(|(role, ..)| *role).collect();
+        let weights: Vec<_> = roles.iter().map(|role| format!("{at}{role}.weight")).collect();
+        let rows = weights.iter().zip(parts);
+        let rows: Vec<_> =
+            rows.map(|(role, &(_, rows, format))| MatrixPart { role, rows, format, slice: None }).collect();
+        let mut plan = self.matrix(format!("{at}{}", roles.join("+")), &rows, columns)?;
+        let biases =
+            || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
+        let bias = if bias { Some(self.vectors(&biases())?) } else { None };
+        let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
+        let site = packer.add_site(Site { parts, columns, heads: None });
+        plan.site = Some(site);
+        Ok(Linear { weight: packer.pack(plan)?, bias, site })
+    }
+
+    /// Finds the matrix `name` in the source.
+    pub(super) fn matrix(
+        &self,
+        name: String,
+        parts: &[MatrixPart<'_>],
+        columns: usize,
+    ) -> Result<MatrixPlan<'a>, LoadError> {
+        let (quantization, check_values) = (self.quantization, self.reads);
+        self.source.matrix(MatrixRequest { name, parts, columns, quantization, check_values })
+    }
+
+    pub(super) fn optional_norm(
+        &self,
+        role: &str,
+        spec: Option<NormSpec>,
+        width: usize,
+    ) -> Result<Option<Norm>, LoadError> {
+        spec.map(|spec| self.norm(role, spec, width)).transpose()
+    }
+
+    /// Loads a norm over `width` elements: `<role>.weight` and `<role>.bias`, where the spec has them.
+    pub(super) fn norm(&self, role: &str, spec: NormSpec, width: usize) -> Result<Norm, LoadError> {
+        let vector = |name: &str, is_present: bool| match is_present {
+            true => self.vector(&format!("{role}.{name}"), width).map(Some),
+            false => Ok(None),
+        };
+        let [weight, bias] = spec.parameters();
+        Ok(Norm { spec, weight: vector("weight", weight)?, bias: vector("bias", bias)? })
+    }
+
+    pub(super) fn vector(&self, role: &str, length: usize) -> Result<Vec<f32>, LoadError> {
+        self.vectors(&[(Some(role.to_owned()), length)])
+    }
+
+    /// Loads the vectors of several roles, concatenated. A part without a role is zeros.
+    pub(super) fn vectors(&self, parts: &[(Option<String>, usize)]) -> Result<Vec<f32>, LoadError> {
+        let readers = parts.iter().map(|(role, length)| {
+            role.as_ref().map(|role| Ok((role, self.source.vector(role, *length, None)?))).transpose()
+        });
+        // All roles are found before anything is allocated.
+        let readers = readers.collect::<Result<Vec<_>, LoadError>>()?;
+        let mut all = zeros("a vector", parts.iter().map(|(_, length)| length).sum())?;
+        let mut rest = all.as_mut_slice();
+        for ((_, length), reader) in parts.iter().zip(readers) {
+            let (vector, others) = rest.split_at_mut(*length);
+            rest = others;
+            let Some((role, read)) = reader else { continue };
+            if self.reads {
+                read(vector)?;
+            }
+            self.record(role, vector);
+        }
+        Ok(all)
+    }
+
+    /// Loads a table of `rows` rows with `hidden_size` columns.
+    pub(super) fn table(&self, role: &'static str, rows: usize) -> Result<Vec<f32>, LoadError> {
+        let hidden = self.spec.hidden_size;
+        let read = self.source.vector(role, rows, Some(hidden))?;
+        let mut table = zeros(role, rows.saturating_mul(hidden))?;
+        if self.reads {
+            read(&mut table)?;
+        }
+        self.record(role, &table);
+        Ok(table)
+    }
+
+    fn record(&self, role: &str, vector: &[f32]) {
+        if let Some(vectors) = &self.vectors {
+            vectors.borrow_mut().push((role.to_owned(), vector.to_owned()));
+        }
+    }
+}
+
+/// Allocates zeros, whose pages take no memory until they are written.
+pub(super) fn zeros(what: &'static str, length: usize) -> Result<Vec<f32>, LoadError> {
+    bytemuck::allocation::try_zeroed_vec(length).map_err(|()| LoadError::Memory {
+        what,
+        needs: (length as u64).saturating_mul(size_of::<f32>() as u64),
+        available: machine::available_memory(),
+    })
+}

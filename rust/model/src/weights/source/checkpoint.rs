@@ -1,0 +1,77 @@
+//! Weights from the tensors of a checkpoint.
+
+use ferrule_formats::Checkpoint;
+use ferrule_kernels::{Format, machine};
+
+use super::{MatrixPart, MatrixRequest, VectorReader, WeightSource};
+use crate::limits::SpecError;
+use crate::quantization::Quantization;
+use crate::spec::ModelSpec;
+use crate::weights::error::LoadError;
+use crate::weights::plan::MatrixPlan;
+use crate::weights::stored::{Stored, View};
+
+/// A checkpoint as a source of weights; the spec maps roles to tensor names.
+pub(super) struct CheckpointWeights<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub spec: &'a ModelSpec,
+}
+
+impl<'a> CheckpointWeights<'a> {
+    fn views(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<Vec<View<'a>>, LoadError> {
+        View::of_role(self.checkpoint, self.spec, role, rows, columns)
+    }
+
+    /// Returns the views of a part's rows, after the values of its tensors have been checked if `check_values`.
+    fn part(&self, part: &MatrixPart<'_>, columns: usize, check_values: bool) -> Result<Vec<View<'a>>, LoadError> {
+        let [rows, columns] = part.slice.map_or([part.rows, columns], |slice| slice.whole);
+        let views = self.views(part.role, rows, Some(columns))?;
+        if check_values {
+            views.iter().try_for_each(View::check)?;
+        }
+        let Some(slice) = part.slice else { return Ok(views) };
+        let [view] = views.as_slice() else { return Err(SpecError::not_whole(part.role).into()) };
+        if !view.is_plain() {
+            return Err(SpecError::not_whole(part.role).into());
+        }
+        let view = view.slice(slice.first, slice.rows);
+        Ok(vec![if slice.transposed { view.transposed(columns) } else { view }])
+    }
+}
+
+impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
+    fn memory_limit(&self) -> Option<u64> {
+        Some(machine::available_memory())
+    }
+
+    fn matrix(&self, request: MatrixRequest<'_>) -> Result<MatrixPlan<'a>, LoadError> {
+        let MatrixRequest { name, parts, columns, quantization, check_values } = request;
+        let mut stored = Vec::with_capacity(parts.len());
+        for part in parts {
+            for view in self.part(part, columns, check_values)? {
+                let format = quantization.of_stored(part.format, &view, columns);
+                stored.push((Stored::View(view), format));
+            }
+        }
+        Ok(MatrixPlan::new(name, stored, columns))
+    }
+
+    fn lookup_format(
+        &self,
+        name: &str,
+        [rows, columns]: [usize; 2],
+        quantization: Quantization,
+    ) -> Result<Format, LoadError> {
+        Ok(quantization.of_lookup(&self.views(&format!("{name}.weight"), rows, Some(columns))?[0]))
+    }
+
+    fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError> {
+        let views = self.views(role, rows, columns)?;
+        Ok(Box::new(move |out| {
+            views.iter().try_for_each(View::check)?;
+            let rows = views.iter().flat_map(|view| (0..view.rows()).map(move |row| (view, row)));
+            rows.zip(out.chunks_exact_mut(columns.unwrap_or(1))).for_each(|((view, row), out)| view.read_row(row, out));
+            Ok(())
+        }))
+    }
+}
