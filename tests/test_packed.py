@@ -473,7 +473,7 @@ def test_a_packed_model_is_not_taken_for_another(tmp_path: Path) -> None:
     config = json.loads((packed / "config.json").read_text())
     config["quantization_config"]["format"] = "int4"
     (packed / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match='is packed as "int8", where "int4" is asked for'):
+    with pytest.raises(ModelFileError, match='is packed as "int8", but "int4" was requested'):
         LLM(packed)
     config["quantization_config"]["format"] = "int5"
     (packed / "config.json").write_text(json.dumps(config))
@@ -580,7 +580,7 @@ def test_row30_packed_weights_larger_than_memory_are_refused_unless_they_may_pag
     for options in ({}, {"mmap": False}):
         with pytest.raises(
             InsufficientMemoryError,
-            match=rf"needs {weights} bytes for its packed weights; \d+ bytes are available.*allow_paging",
+            match=rf"needs {weights} bytes for its packed weights, but only \d+ bytes are available.*allow_paging",
         ):
             LLM(directory, **options)  # pyright: ignore[reportArgumentType]
     assert not model_info(directory)["fits"]
@@ -633,6 +633,6 @@ def test_packed_weights_are_not_packed_once_more(
 ) -> None:
     packed = quantize(model, tmp_path / "int4", format="int4") / WEIGHTS
     spec, options = read_model_files(model).spec.to_json(), EngineOptions(quantization="int4", threads=1).to_json()
-    with pytest.raises(InvalidParameterError, match=f"{packed}: is packed already"):
+    with pytest.raises(InvalidParameterError, match=f"{packed}: is already packed"):
         _native.pack(spec, str(packed), options, str(tmp_path / "out"), {}, calibration)
     assert not (tmp_path / "out").exists()

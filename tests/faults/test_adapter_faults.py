@@ -137,10 +137,10 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     "rank NaN": (says(r=float("nan")), [CONFIG, "r is nan"]),
     "alpha missing": (says(lora_alpha=None), [CONFIG, "lora_alpha", "finite number"]),
     "alpha infinite": (says(lora_alpha=float("inf")), [CONFIG, "lora_alpha is inf", "finite"]),
-    "alpha beyond f32": (says(lora_alpha=1e300), [CONFIG, "lora_alpha", "the factor 3.5355", "at most 3.4028235e38"]),
+    "alpha beyond f32": (says(lora_alpha=1e300), [CONFIG, "lora_alpha", "got 3.5355", "at most 3.4028235e38"]),
     "alpha beyond f32 of one module": (
         says(alpha_pattern={"layers.0.self_attn.q_proj": 1e300}),
-        [CONFIG, "alpha_pattern", '"model.layers.0.self_attn.q_proj"', "the factor 3.5355", "at most 3.4028235e38"],
+        [CONFIG, "alpha_pattern", '"model.layers.0.self_attn.q_proj"', "got 3.5355", "at most 3.4028235e38"],
     ),
     "a rank that is a word": (says(rank_pattern={"q_proj": "x"}), [CONFIG, "rank_pattern.q_proj is 'x'"]),
     "ranks as a list": (says(rank_pattern=[4]), [CONFIG, "rank_pattern", "an object"]),
@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         says(target_modules=[*json.loads((CASE / CONFIG).read_text())["target_modules"], "lm_head"]),
         [TENSORS, "lm_head.lora_A.weight", "is missing", "target_modules"],
     ),
-    "A without B": (renamed(B, f"{QUERY[:-6]}x_proj.lora_B.weight"), [TENSORS, B, "is missing", "the other one"]),
+    "A without B": (renamed(B, f"{QUERY[:-6]}x_proj.lora_B.weight"), [TENSORS, B, "is missing", "the other matrix"]),
     "a module that the model lacks": (
         lambda folder: [says(target_modules=None)(folder), moved(f"{QUERY}x")(folder)],
         [TENSORS, "q_projx", '"model.layers.0.self_attn.q_proj"'],
@@ -230,7 +230,7 @@ def test_a_path_that_is_no_adapter(path: str, error: str, fragments: list[str]) 
         ("mixtral", "model.layers.0.block_sparse_moe.gate", "the router of a mixture"),
         ("qwen2_moe", "model.layers.0.mlp.experts.1.down_proj", "an expert of a mixture"),
         ("llama", "model.embed_tokens", "an embedding"),
-        ("llama_tied", "lm_head", "a head that is tied with the embedding"),
+        ("llama_tied", "lm_head", "an lm_head that is tied to the embedding"),
     ],
 )
 def test_modules_that_adapters_cannot_change(adapter: Path, model: str, module: str, says: str) -> None:

@@ -69,16 +69,16 @@ FAULTS: list[tuple[int, str, bytes | File, list[str]]] = [
     (6, "key-length", File(key_count=1).bytes() + struct.pack("<QQ", 1 << 63, 0), ["name of key 0", str(1 << 63)]),
     (6, "string-length", keys(("k", struct.pack("<IQ", STRING, 1 << 63))), ['"k"', "9223372036854775808 bytes"]),
     (6, "array-length", keys(("k", array(U8, [b"1"], 1 << 63))), ['the length of "k"', "at most 1"]),
-    (6, "not-utf8", keys(("k", text(b"a\xff"))), ['"k"', "not UTF-8"]),
+    (6, "not-utf8", keys(("k", text(b"a\xff"))), ['"k"', "not valid UTF-8"]),
     (7, "nesting", keys(("k", nested(100_000))), ['"k"', "deeper than 4"]),
     (7, "elements", keys(("k", array(U8, [bytes(5 << 20)], 5 << 20))), ['"k"', "5242880", "4194304"]),
     (8, "value-type", keys(("k", struct.pack("<II", 13, 0))), ['"k"', "unknown type 13"]),
     (8, "element-type", keys(("k", array(255, []))), ['"k"', "unknown type 255"]),
-    (8, "bool", keys(("k", boolean(2))), ['"k"', "is 2"]),
-    (9, "duplicate-key", keys(("k", boolean(1)), ("l", boolean(0)), ("k", boolean(1))), ['"k" comes twice']),
-    (10, "alignment-0", alignment(number("u32", 0)), ["general.alignment is 0", "power of two"]),
-    (10, "alignment-13", alignment(number("u32", 13)), ["general.alignment is 13", "power of two"]),
-    (10, "alignment-2-to-31", alignment(number("u32", 1 << 31)), ["general.alignment is 2147483648", "2097152"]),
+    (8, "bool", keys(("k", boolean(2))), ['"k"', "got 2"]),
+    (9, "duplicate-key", keys(("k", boolean(1)), ("l", boolean(0)), ("k", boolean(1))), ['duplicate key "k"']),
+    (10, "alignment-0", alignment(number("u32", 0)), ["general.alignment", "got 0", "power of two"]),
+    (10, "alignment-13", alignment(number("u32", 13)), ["general.alignment", "got 13", "power of two"]),
+    (10, "alignment-2-to-31", alignment(number("u32", 1 << 31)), ["general.alignment", "got 2147483648", "2097152"]),
     (10, "alignment-type", alignment(text("32")), ["general.alignment", "STRING", "UINT32"]),
     (11, "dimensions", tensors(Tensor("w", [1], dimension_count=(1 << 32) - 1)), ['"w"', "4294967295", "limit is 4"]),
     (12, "zero-dimension", tensors(Tensor("w", [4, 0])), ['"w"', "[4, 0]"]),
@@ -87,12 +87,17 @@ FAULTS: list[tuple[int, str, bytes | File, list[str]]] = [
     (14, "obsolete-type", tensors(Tensor("w", [32], 4, bytes(64))), ['"w"', "Q4_2"]),
     (14, "row", tensors(Tensor("w", [48], Q4_0, bytes(64))), ['"w"', "48", "32", "Q4_0"]),
     (14, "row-of-k", tensors(Tensor("w", [32, 8], Q4_K, bytes(144))), ['"w"', "32", "256", "Q4_K"]),
-    (15, "misaligned", tensors(replace(floats("w", 1.0), offset=4)), ['"w"', "offset 4", "alignment 32"]),
+    (15, "misaligned", tensors(replace(floats("w", 1.0), offset=4)), ['"w"', "alignment 32", "got 4"]),
     (15, "overlap", tensors(floats("v", *[0.0] * 9), replace(floats("w", 1.0), offset=32)), ['"w"', '"v"', "36"]),
-    (15, "past-the-end", tensors(replace(floats("w", 1.0), offset=1 << 40)), ['"w"', "1099511627776", "has 4 bytes"]),
+    (
+        15,
+        "past-the-end",
+        tensors(replace(floats("w", 1.0), offset=1 << 40)),
+        ['"w"', "1099511627776", "has only 4 bytes"],
+    ),
     (15, "offset-overflow", tensors(replace(floats("w", 1.0), offset=(1 << 64) - 32)), ['"w"', "18446744073709551584"]),
-    (16, "duplicate-among-many", tensors(*MANY, MANY[-1]), ["comes twice"]),
-    (16, "duplicate-tensor", tensors(floats("w", 1.0), floats("w", 2.0)), ['"w" comes twice']),
+    (16, "duplicate-among-many", tensors(*MANY, MANY[-1]), ["duplicate tensor"]),
+    (16, "duplicate-tensor", tensors(floats("w", 1.0), floats("w", 2.0)), ['duplicate tensor "w"']),
     (17, "truncated-data", MODEL.bytes()[:-1], ['"q"', "takes 36 bytes", "truncated"]),
 ]
 
@@ -198,15 +203,15 @@ def first_part_of_a_million(folder: Path) -> None:
 
 
 PART_FAULTS: list[tuple[Callable[[Path], None], list[str]]] = [
-    (part_missing, [part_name(0), part_name(1), "does not exist"]),
+    (part_missing, [part_name(0), part_name(1), "is missing"]),
     (part_of_another_count, [part_name(1), "split.count = 4", "3"]),
     (part_of_another_number, [part_name(1), "split.no = 2", "1"]),
     (part_that_is_none, [part_name(1), "split.count = nothing"]),
-    (part_that_is_broken, [part_name(1), "ends within the version"]),
+    (part_that_is_broken, [part_name(1), "is truncated in the version"]),
     (part_without_tensors, [part_name(0), "split.tensors.count is 3", "2 tensors"]),
     (part_with_anothers_tensor, [part_name(1), '"w0"', part_name(0)]),
     (part_that_leaves, [part_name(1), "outside", "refused"]),
-    (first_part_of_a_million, [part_name(0), "split.count is 1000000", "99999"]),
+    (first_part_of_a_million, [part_name(0), "split.count", "got 1000000", "99999"]),
 ]
 
 

@@ -1,27 +1,27 @@
-//! Rows of weights in blocks: codes of few bits, with what turns the codes of a block into numbers.
+//! Block layouts: rows of quantized weights in blocks of codes, with the scales that turn codes into values.
 
-/// Declares the layouts once: variant, name, inputs and bytes of a block.
+/// Declares each layout once: variant, name, inputs and bytes of a block.
 macro_rules! layouts {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $inputs:literal, $bytes:literal;)*) => {
-        /// How a block of a row is laid out, where kernels can multiply its codes as they are.
+        /// Layout of a block whose codes the kernels can multiply directly.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum BlockLayout { $($(#[$doc])* $variant,)* }
 
         impl BlockLayout {
-            /// All of them.
+            /// All layouts.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// Its name, which is that of the kernels' format too.
+            /// Returns the name, which is also that of the kernels' format.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Inputs that a block holds.
+            /// Returns the number of inputs in a block.
             pub const fn inputs(self) -> usize {
                 match self { $(Self::$variant => $inputs,)* }
             }
 
-            /// Bytes of a block.
+            /// Returns the number of bytes in a block.
             pub const fn bytes(self) -> usize {
                 match self { $(Self::$variant => $bytes,)* }
             }
@@ -30,9 +30,9 @@ macro_rules! layouts {
 }
 
 layouts! {
-    /// ggml's `block_q4_0`: f16 d; 16 bytes of codes. d * (code - 8)
+    /// ggml's `block_q4_0`: f16 d; 16 bytes of codes. Value: d * (code - 8).
     Q4_0 = "q4_0", 32, 18;
-    /// ggml's `block_q8_0`: f16 d; 32 codes. d * code
+    /// ggml's `block_q8_0`: f16 d; 32 codes. Value: d * code.
     Q8_0 = "q8_0", 32, 34;
     /// ggml's `block_q4_K`: f16 d and dmin; 12 bytes of 6-bit scales and minima; 128 bytes of codes.
     Q4K = "q4_k", 256, 144;
@@ -42,9 +42,9 @@ layouts! {
     Iq4Nl = "iq4_nl", 32, 18;
     /// ggml's `block_mxfp4`: a power of two; 16 bytes of indices to a table.
     Mxfp4 = "mxfp4", 32, 17;
-    /// f16 scale; zero point, u8; 16 bytes of codes, input i in the low half of byte i, input 16 + i in the high half.
-    /// scale * (code - zero)
+    /// f16 scale; u8 zero point; 16 bytes of codes, input i in the low half of byte i and input 16 + i in the high
+    /// half. Value: scale * (code - zero point).
     U4 = "u4", 32, 19;
-    /// f16 scale; zero point, u16; 32 codes. scale * (code - zero)
+    /// f16 scale; u16 zero point; 32 codes. Value: scale * (code - zero point).
     U8 = "u8", 32, 36;
 }

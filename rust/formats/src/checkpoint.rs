@@ -1,4 +1,4 @@
-//! Every tensor of a Hugging Face directory or a GGUF file, memory-mapped.
+//! [`Checkpoint`]: all tensors of a Hugging Face directory or a GGUF file, memory-mapped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,26 +17,26 @@ use crate::weight::{Numbers, WeightTensor};
 /// The tensors of one model: in one safetensors file, in several with an index, or in GGUF.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Its real path.
+    /// Real path of the folder.
     folder: PathBuf,
-    /// What lists the tensors: the one file, the index, or the first part.
+    /// Path of the file that lists the tensors: the only file, the index, or the first part.
     listing: PathBuf,
     shards: Vec<Mmap>,
     tensors: BTreeMap<String, Place>,
-    /// How weights are stored that are not plain.
+    /// Quantization method of weights that are not plain tensors.
     stored_as: Option<StoredAs>,
 }
 
-/// Where a tensor lies.
+/// Where a tensor is stored.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub shard: usize,
     pub entry: Entry,
-    /// What its bytes mean, where they are blocks.
+    /// Blocks that its bytes consist of, if it is quantized in GGUF.
     pub blocks: Option<Blocks>,
 }
 
-/// The blocks that a tensor of bytes is made of, and its shape in numbers.
+/// Block type of a tensor of bytes, and the shape of its values.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub ty: BlockType,
@@ -44,7 +44,7 @@ pub(crate) struct Blocks {
 }
 
 impl Checkpoint {
-    /// Creates a checkpoint of tensors that lie in `shards`.
+    /// Creates a checkpoint of tensors that are stored in `shards`.
     pub(crate) fn new(folder: PathBuf, listing: PathBuf, shards: Vec<Mmap>, tensors: BTreeMap<String, Place>) -> Self {
         Self { folder, listing, shards, tensors, stored_as: None }
     }
@@ -65,36 +65,36 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// The same files, of which weights are stored in this way where they are not plain.
+    /// Sets the quantization method of the weights that are not plain tensors.
     #[must_use]
     pub fn stored_as(self, stored_as: Option<StoredAs>) -> Self {
         Self { stored_as, ..self }
     }
 
-    /// The bytes of a file.
+    /// Returns the bytes of a file.
     pub(crate) fn shard(&self, shard: usize) -> &[u8] {
         &self.shards[shard]
     }
 
-    /// Whether weights are stored in fewer bits than floating-point numbers have.
+    /// Returns whether some weights are quantized.
     pub fn is_quantized(&self) -> bool {
         self.stored_as.is_some() || self.tensors.values().any(|place| place.blocks.is_some())
     }
 
-    /// What lists the tensors: the one file, the index, or the first part.
+    /// Returns the path of the file that lists the tensors: the only file, the index, or the first part.
     pub fn listing(&self) -> &Path {
         &self.listing
     }
 
-    /// Whether there are weights of that name, in whatever tensors.
+    /// Returns whether there is a weight of that name, in one tensor or in several.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some() || self.stored_as.as_ref().is_some_and(|stored_as| stored_as.has(self, name))
     }
 
-    /// The tensor of that name; of one in blocks their bytes, as U8.
+    /// Returns the tensor of that name; a tensor in blocks is returned as its bytes, with the type U8.
     ///
     /// # Errors
-    /// [`CheckpointErrorKind::NoTensor`] names it, the file that should list it, and the nearest name there.
+    /// [`CheckpointErrorKind::NoTensor`] with the nearest name, if there is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, CheckpointError> {
         self.place(name).map(|(name, place)| self.at(name, place))
     }
@@ -118,10 +118,10 @@ impl Checkpoint {
         }
     }
 
-    /// The weights of that name: of F32, F16 or BF16, in blocks, or as the checkpoint stores what it has quantized.
+    /// Returns the weight of that name: F32, F16 or BF16, in blocks, or quantized by the checkpoint's method.
     ///
     /// # Errors
-    /// As [`tensor`](Self::tensor); [`CheckpointErrorKind::NotFloat`] or [`CheckpointErrorKind::Quantized`].
+    /// Same as [`tensor`](Self::tensor); [`CheckpointErrorKind::NotFloat`] or [`CheckpointErrorKind::Quantized`].
     pub fn weight(&self, name: &str) -> Result<WeightTensor<'_>, CheckpointError> {
         let listing = self.listing.as_path();
         let quantized = match &self.stored_as {
@@ -145,7 +145,7 @@ impl Checkpoint {
         Ok(WeightTensor { name: name.to_owned(), numbers, listing })
     }
 
-    /// How each tensor is stored, by name: its type, and its shape with the slowest dimension first.
+    /// Returns the name, stored type and shape (slowest dimension first) of each tensor.
     pub fn types(&self) -> impl Iterator<Item = (&str, TensorType, &[usize])> {
         self.tensors.iter().map(|(name, Place { entry, blocks, .. })| match blocks {
             Some(Blocks { ty, shape }) => (name.as_str(), TensorType::Blocks(*ty), &**shape),
@@ -153,12 +153,12 @@ impl Checkpoint {
         })
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// How many tensors are stored as each type, and their bytes together; by the type's name.
+    /// Returns the number of tensors and their bytes for each stored type, by the type's name.
     pub fn stored(&self) -> BTreeMap<&'static str, (usize, u64)> {
         let mut stored = BTreeMap::new();
         for ((_, ty, _), place) in self.types().zip(self.tensors.values()) {
@@ -169,14 +169,14 @@ impl Checkpoint {
         stored
     }
 
-    /// Bytes of all tensors together.
+    /// Returns the bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|place| place.entry.bytes.len() as u64).sum()
     }
 
-    /// Gives the memory behind a weight back; its pages are read from the file again when they are next touched.
+    /// Releases the memory of a weight; its pages are read from the file again when they are next used.
     ///
-    /// Whole pages inside its tensors only: their neighbours may be in use.
+    /// Releases only whole pages inside its tensors, because neighbours may be in use.
     pub fn release(&self, weight: &WeightTensor<'_>) {
         weight.stored().iter().for_each(|tensor| self.release_tensor(tensor));
     }
@@ -187,12 +187,12 @@ impl Checkpoint {
         let begin = tensor.offset.next_multiple_of(page);
         let end = (tensor.offset + tensor.bytes.len()) / page * page;
         if begin < end {
-            // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so that a page dropped
-            // here holds the same bytes when it is touched again.
+            // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so a dropped page
+            // holds the same bytes when it is read again.
             let advised = unsafe {
                 self.shards[tensor.shard].unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, begin, end - begin)
             };
-            // Advice: where the system does not take it, more memory stays resident and nothing else happens.
+            // This is advice: if the system does not take it, more memory stays resident.
             drop(advised);
         }
     }
@@ -210,7 +210,7 @@ impl FindTensor for Checkpoint {
 
 #[cfg(unix)]
 fn page_bytes() -> usize {
-    // SAFETY: asks for a constant of the system; touches no memory of ours.
+    // SAFETY: reads a constant of the system; touches no memory of ours.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(page).ok().filter(|page| page.is_power_of_two()).unwrap_or(1 << 16)
 }

@@ -1,33 +1,33 @@
-//! The element types of safetensors files.
+//! Element types of tensors.
 
 use half::{bf16, f16};
 
-/// Declares the types once: variant, name in the file, bits of an element.
+/// Declares each type once: variant, name in the file, bits per element.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal;)*) => {
-        /// The type of a stored element, named as in the file.
+        /// Type of a stored element, named as in safetensors files.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Dtype { $($(#[$doc])* $variant,)* }
 
         impl Dtype {
-            /// All of them.
+            /// All types.
             pub const ALL: &[Dtype] = &[$(Dtype::$variant),*];
 
-            /// The names of all of them, each after a space. A constant, since LLVM takes minutes to unroll a loop that
-            /// joins them.
+            /// Names of all types, each after a space. This is a constant because LLVM takes minutes to unroll a loop
+            /// that joins them.
             pub const NAMES: &str = concat!($(" ", $name),*);
 
-            /// The type that a file calls `name`.
+            /// Returns the type that files call `name`.
             pub fn named(name: &str) -> Option<Self> {
                 match name { $($name => Some(Self::$variant),)* _ => None }
             }
 
-            /// Its name in a file.
+            /// Returns the name in files.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Bits that one element takes.
+            /// Returns the number of bits per element.
             pub fn bits(self) -> u64 {
                 match self { $(Self::$variant => $bits,)* }
             }
@@ -50,11 +50,11 @@ dtypes! {
     F8E4M3 = "F8_E4M3", 8;
     /// 8-bit float, 5 bits of exponent.
     F8E5M2 = "F8_E5M2", 8;
-    /// As `F8_E4M3`, without infinities and negative zero (<https://arxiv.org/abs/2206.02915>).
+    /// `F8_E4M3` without infinities and negative zero (<https://arxiv.org/abs/2206.02915>).
     F8E4M3Fnuz = "F8_E4M3FNUZ", 8;
-    /// As `F8_E5M2`, without infinities and negative zero.
+    /// `F8_E5M2` without infinities and negative zero.
     F8E5M2Fnuz = "F8_E5M2FNUZ", 8;
-    /// A power of two: the scale of a microscaling block (OCP MX 1.0).
+    /// Power of two: the scale of a microscaling block (OCP MX 1.0).
     F8E8M0 = "F8_E8M0", 8;
     /// 6-bit float of OCP MX 1.0.
     F6E2M3 = "F6_E2M3", 6;
@@ -88,10 +88,10 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// The types that widen to f32 exactly: those that weights may have.
+/// Floating-point types of weights; they widen to f32 exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FloatDtype {
-    /// As it is.
+    /// Single precision.
     F32,
     /// Half precision.
     F16,
@@ -100,7 +100,7 @@ pub enum FloatDtype {
 }
 
 impl FloatDtype {
-    /// `dtype` as one of these, if it is.
+    /// Returns `dtype` as a floating-point type of weights, if it is one.
     pub fn of(dtype: Dtype) -> Option<Self> {
         match dtype {
             Dtype::F32 => Some(Self::F32),
@@ -110,7 +110,7 @@ impl FloatDtype {
         }
     }
 
-    /// Element `index` of little-endian bytes, widened.
+    /// Reads element `index` of little-endian bytes as f32.
     pub(crate) fn read(self, bytes: &[u8], index: usize) -> f32 {
         match self {
             Self::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),
@@ -119,7 +119,7 @@ impl FloatDtype {
         }
     }
 
-    /// Bytes that one element takes.
+    /// Returns the number of bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,

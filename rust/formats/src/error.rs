@@ -44,22 +44,22 @@ pub enum CheckpointErrorKind {
     #[error("has no {name} (safetensors files there: {})", listed(others))]
     NoFile { name: String, others: Vec<String> },
     #[error(
-        "has only pickle files ({}). Reading a pickle can run any code that its author put in, so ferrule does not: \
-         convert the model to safetensors or look for a repository that has them",
+        "has only pickle files ({}). Reading a pickle can run arbitrary code, so ferrule does not: \
+         convert the model to safetensors or use a repository that has safetensors files",
         listed(files)
     )]
     PickleOnly { files: Vec<String> },
-    #[error("is not a folder beside the model's files")]
+    #[error("is not a subfolder of the model")]
     NotAFolder,
     #[error("weight_map puts tensor {tensor:?} into {shard:?}, which does not exist: download the missing file")]
     ShardMissing { tensor: String, shard: String },
-    #[error("lacks tensor {tensor:?}, which {index} says is in it")]
+    #[error("has no tensor {tensor:?}, which {index} assigns to it: download the file again")]
     ShardLacks { tensor: String, index: String },
 
     // A tensor that a caller asked for.
     #[error("has no tensor {tensor:?}{}", suggestion(nearest.as_deref()))]
     NoTensor { tensor: String, nearest: Option<String> },
-    #[error("tensor {tensor:?} is stored as {dtype}; weights must be F32, F16 or BF16")]
+    #[error("tensor {tensor:?} must have dtype F32, F16 or BF16 to be a weight, got {dtype}")]
     NotFloat { tensor: String, dtype: Dtype },
 }
 

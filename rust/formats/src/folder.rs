@@ -1,8 +1,8 @@
-//! Which files of a folder may be opened.
+//! [`Folder`]: which files of a model's folder may be opened.
 //!
-//! A downloaded repository can hold links and an index with any text for file names. A file is opened only where its
-//! real path lies inside the folder, or where both lie in one repository of the Hugging Face cache, whose snapshots
-//! are made of links: `models--org--name/snapshots/<revision>/x -> ../../blobs/y`.
+//! A downloaded repository can hold links, and an index with arbitrary file names. A file is opened only if its real
+//! path lies inside the folder, or if both lie in one repository of the Hugging Face cache, whose snapshots consist of
+//! links: `models--org--name/snapshots/<revision>/x -> ../../blobs/y`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::file::FileError;
 
-/// A model's folder, by its real path.
+/// Folder of a model, by its real path.
 pub(crate) struct Folder {
     real: PathBuf,
 }
@@ -25,14 +25,18 @@ impl Folder {
         &self.real
     }
 
-    /// Is `name` one path component, and not `.` or `..`? A backslash separates on other systems.
+    /// Returns whether `name` is one path component other than `.` and `..`. Backslashes are refused because they
+    /// separate components on other systems.
     pub fn is_plain_name(name: &str) -> bool {
         let mut components = Path::new(name).components();
         let single = matches!(components.next(), Some(Component::Normal(only)) if only == OsStr::new(name));
         single && components.next().is_none() && !name.contains(['\\', '\0', ':'])
     }
 
-    /// The real path of a file of this folder: None where there is none, an error where it is somewhere else.
+    /// Returns the real path of a file in this folder, or `None` if it does not exist.
+    ///
+    /// # Errors
+    /// [`FileError::OutsideFolder`] if it is a link to elsewhere.
     pub fn locate(&self, name: &str) -> Result<Option<PathBuf>, FileError> {
         let real = match fs::canonicalize(self.real.join(name)) {
             Ok(real) => real,
@@ -49,7 +53,7 @@ impl Folder {
         real.starts_with(&self.real) || self.cache_blobs().is_some_and(|blobs| real.starts_with(blobs))
     }
 
-    /// The blobs of the cached repository that this folder is a snapshot of.
+    /// Returns the blobs folder of the cached repository that this folder is a snapshot of.
     fn cache_blobs(&self) -> Option<PathBuf> {
         let snapshots = self.real.ancestors().find(|path| path.file_name() == Some(OsStr::new("snapshots")))?;
         let repository = snapshots.parent()?;

@@ -31,7 +31,7 @@ const MAX_PARTS: u64 = 99_999;
 pub struct GgufFile {
     checkpoint: Checkpoint,
     paths: Vec<PathBuf>,
-    /// Header of the first part, whose metadata are the model's.
+    /// Header of the first part, which has the metadata of the model.
     header: Header,
 }
 
@@ -70,7 +70,7 @@ impl GgufFile {
         self.header.value(self.checkpoint.shard(0), key).in_file(self.checkpoint.listing())
     }
 
-    /// Adds the file's path to the error of a metadata value, such as an array element.
+    /// Adds the path of the file to the error of a metadata value, such as an array element.
     pub fn error(&self, error: GgufError) -> CheckpointError {
         CheckpointError { file: self.checkpoint.listing().to_owned(), kind: Box::new(error.into()) }
     }
@@ -86,7 +86,7 @@ impl GgufFile {
     }
 }
 
-/// One file, mapped, and what its header says.
+/// One mapped file and its header.
 struct Part {
     path: PathBuf,
     map: Mmap,
@@ -94,7 +94,7 @@ struct Part {
 }
 
 impl Part {
-    /// Opens the file at `real`, which errors call `path`.
+    /// Opens the file at `real`; errors name it `path`.
     fn open(real: &Path, path: PathBuf) -> Result<Self, CheckpointError> {
         let read = || -> Result<_, GgufError> {
             let (file, bytes) = open_file(real)?;
@@ -106,7 +106,7 @@ impl Part {
         Ok(Self { path, map, header })
     }
 
-    /// An integer of the metadata, if it is there.
+    /// Returns a metadata integer, if the file has it.
     fn integer(&self, key: &str) -> Result<Option<i128>, GgufError> {
         let Some(value) = self.header.value(&self.map, key)? else { return Ok(None) };
         let found = value.value_type().name();
@@ -114,11 +114,11 @@ impl Part {
         integer.map(Some).ok_or_else(|| GgufError::WrongType { key: key.to_owned(), found, expected: "an integer" })
     }
 
-    /// Its number and the count of all parts, if there are others.
+    /// Returns the part's number and the count of parts, if there are several.
     fn split(&self) -> Result<Option<(u64, u64)>, GgufError> {
         let Some(count) = self.integer(COUNT)? else { return Ok(None) };
         let count = within(COUNT, count, 0, MAX_PARTS)?;
-        // What is not split may say so in either way.
+        // A file that is not split may have a count of 0 or 1.
         if count <= 1 {
             return Ok(None);
         }
@@ -137,7 +137,7 @@ fn within(key: &'static str, value: i128, least: u64, most: u64) -> Result<u64, 
     number.ok_or(GgufError::SplitRange { key, value, least, most })
 }
 
-/// How the name of a part ends.
+/// Returns the end of the name of a part.
 fn ending(number: u64, count: u64) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }
@@ -146,9 +146,9 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a file and, where it is a part, all of them, in their order.
+/// Opens a file or, if it is a part, all parts in order.
 fn open_parts(path: &Path) -> Result<Vec<Part>, CheckpointError> {
-    // Whoever names a file may name a link to anywhere.
+    // The user names this file, so it may be a link to anywhere.
     let named = Part::open(path, path.to_owned())?;
     let Some((number, count)) = named.split().in_file(&named.path)? else { return Ok(vec![named]) };
 
@@ -158,7 +158,7 @@ fn open_parts(path: &Path) -> Result<Vec<Part>, CheckpointError> {
         return named.refuse(GgufError::SplitName { number, count, expected });
     };
     let folder = Folder::open(folder_of(path)).in_file(folder_of(path))?;
-    // All parts are located, and with that checked, before the next one is opened.
+    // All parts are located, and thereby checked, before the next one is opened.
     let mut located = Vec::new();
     for number in 0..count {
         let name = format!("{stem}{}", ending(number, count));
@@ -174,7 +174,7 @@ fn open_parts(path: &Path) -> Result<Vec<Part>, CheckpointError> {
     Ok(parts)
 }
 
-/// Each part says which one it is and how many there are, and together they have as many tensors as they say.
+/// Checks that each part has its number and the count, and that all parts together have the tensors that they declare.
 fn check_agreement(parts: &[Part]) -> Result<(), CheckpointError> {
     let count = parts.len() as u64;
     let [first, ..] = parts else { return Ok(()) };
@@ -224,7 +224,7 @@ fn join(parts: Vec<Part>) -> Result<GgufFile, CheckpointError> {
     Ok(GgufFile { checkpoint, paths, header: headers.swap_remove(0) })
 }
 
-/// Where a tensor lies. One in blocks is one of bytes, whose rows are as long as their blocks take.
+/// Returns where a tensor is stored. A tensor in blocks is stored as bytes, with rows as long as their blocks.
 fn place(shard: usize, TensorInfo { ty, shape, bytes }: TensorInfo) -> Place {
     match ty {
         TensorType::Elements(dtype) => Place { shard, entry: Entry { dtype, shape, bytes }, blocks: None },

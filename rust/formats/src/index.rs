@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which file of a sharded checkpoint holds which tensor.
+//! `model.safetensors.index.json`: the shard of each tensor in a sharded checkpoint.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -12,7 +12,7 @@ use crate::unique::UniqueMap;
 
 pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
 
-/// That of a safetensors header, for which an index stands in.
+/// Largest index in bytes; the same limit as for a safetensors header.
 const MAX_INDEX: u64 = 100_000_000;
 
 /// The index of a sharded checkpoint is wrong.
@@ -25,11 +25,9 @@ pub enum IndexError {
     TooLong { bytes: u64, limit: u64 },
     #[error("is not a valid index: {0}")]
     Malformed(serde_json::Error),
-    #[error("weight_map names no tensor")]
+    #[error("weight_map is empty")]
     NoTensors,
-    #[error(
-        "weight_map puts tensor {tensor:?} into {shard:?}, which is not a plain file name inside the folder: refused"
-    )]
+    #[error("weight_map puts tensor {tensor:?} into {shard:?}, which is not a plain file name: refused")]
     ShardName { tensor: String, shard: String },
 }
 
@@ -38,9 +36,9 @@ struct RawIndex {
     weight_map: UniqueMap<String>,
 }
 
-/// Reads the index: for each shard's name the tensors that it holds.
+/// Reads the index and returns the tensor names of each shard.
 ///
-/// Every name is checked to be a plain file name before any of the files is looked at.
+/// Checks that every shard has a plain file name, before any of the files is opened.
 pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, IndexError> {
     let (mut file, bytes) = open_file(path)?;
     if bytes > MAX_INDEX {

@@ -1,11 +1,11 @@
-//! The name that a caller probably meant.
+//! Finding the name that a caller probably meant.
 
-/// The candidate with the smallest edit distance to `name`, if it shares at least half of it.
+/// Returns the candidate with the smallest edit distance to `name`, if that is at most half of its length.
 pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut best = None;
     let mut limit = name.len() / 2 + 1;
     for candidate in candidates {
-        // The difference in length bounds the distance from below, and spares most of the work.
+        // The difference in length is a lower bound of the distance, which avoids most of the work.
         if candidate.len().abs_diff(name.len()) < limit {
             let distance = edit_distance(name.as_bytes(), candidate.as_bytes());
             if distance < limit {
@@ -21,7 +21,7 @@ pub(crate) fn suggestion(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| format!("; the nearest name is {name:?}"))
 }
 
-/// Insertions, deletions and replacements of bytes between two names (Levenshtein).
+/// Returns the number of insertions, deletions and replacements of bytes between two names (Levenshtein distance).
 fn edit_distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Packed files: a model's weights as the kernels read them, to be mapped and used where they lie.
+//! Packed files: the weights of a model as the kernels read them, to be mapped and used in place.
 //!
-//! A plain safetensors file, with what mapped memory asks for besides: the header is filled up with spaces so that the
-//! data begins at a multiple of 4096 bytes, and every tensor takes a multiple of 64, so that each begins on a cache line
-//! and there are no holes. What a tensor does not fill of its last line is zero. `layout` and `version` of the metadata
-//! say how matrices lie in the tensors, which is not this module's business.
+//! A packed file is a safetensors file with alignment: the header is padded with spaces so that the data begins at a
+//! multiple of 4096 bytes, and every tensor takes a multiple of 64 bytes, so that each begins on a cache line. Padding
+//! is zero. `layout` and `version` in the metadata say how matrices are stored in the tensors, which this module does
+//! not need to know.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,17 +22,17 @@ use crate::folder::Folder;
 use crate::nearest::{nearest, suggestion};
 use crate::safetensors::{Entry, Header, LENGTH_BYTES, SafetensorsError, read_header};
 
-/// The value of `layout` in the metadata of such a file.
+/// Value of `layout` in the metadata.
 const LAYOUT: &str = "ferrule";
 
-/// What data begins at a multiple of: the smallest page that systems have.
+/// Alignment of the data: the smallest page size.
 const DATA_ALIGNMENT: u64 = 4096;
 
-/// What tensors are a multiple of: a cache line.
+/// Alignment of tensors: a cache line.
 const LINE: usize = 64;
 
-/// A temporary file of this age that nobody has locked belongs to a process that was killed. Younger, it may be about to
-/// be locked.
+/// Age above which an unlocked temporary file belongs to a process that was killed. A younger one may be about to be
+/// locked.
 const ABANDONED: Duration = Duration::from_secs(10);
 
 /// A packed file cannot be used or written.
@@ -55,21 +55,21 @@ pub enum PackedErrorKind {
     Safetensors(#[from] SafetensorsError),
     #[error("cannot be written: {0}")]
     Write(std::io::Error),
-    #[error("has the layout {found:?}, where this build of ferrule reads {known:?}: pack the model anew")]
+    #[error("has layout {found:?}, but this build of ferrule reads {known:?}: pack the model again")]
     Layout { found: String, known: String },
-    #[error("has data that begins at byte {begin}, which is no multiple of 4096")]
+    #[error("data must begin at a multiple of 4096 bytes, got {begin}")]
     Start { begin: u64 },
-    #[error("tensor {tensor:?} takes {bytes} bytes, which is no multiple of 64")]
+    #[error("length of tensor {tensor:?} must be a multiple of 64 bytes, got {bytes}")]
     Line { tensor: String, bytes: usize },
     #[error(
-        "tensor {tensor:?} takes {bytes} bytes, where the config asks for {expected}, filled up to a multiple of 64"
+        "tensor {tensor:?} has {bytes} bytes, but the config requires {expected} bytes, padded to a multiple of 64"
     )]
     Length { tensor: String, bytes: usize, expected: usize },
-    #[error("tensor {tensor:?} holds {rows} rows, where the config leaves at most {expected} for it")]
+    #[error("tensor {tensor:?} has {rows} rows, but the config allows at most {expected}")]
     Rows { tensor: String, rows: usize, expected: usize },
-    #[error("tensor {tensor:?} is in a format that cannot stand for {asked}, which is asked for")]
+    #[error("format of tensor {tensor:?} cannot be used in place of {asked}, which the quantization requires")]
     Format { tensor: String, asked: &'static str },
-    #[error("tensor {tensor:?} is in blocks of {block} inputs, where the config asks for {inputs}")]
+    #[error("tensor {tensor:?} has blocks of {block} inputs, which do not divide the {inputs} inputs of the config")]
     Blocks { tensor: String, block: usize, inputs: usize },
     #[error("has no tensor {tensor:?}{}", suggestion(nearest.as_deref()))]
     NoTensor { tensor: String, nearest: Option<String> },
@@ -93,15 +93,15 @@ pub struct PackedFile {
 #[derive(Debug)]
 enum Bytes {
     Mapped(Arc<Mmap>),
-    /// Each tensor is read when it is asked for.
+    /// Tensors are read on demand.
     File(File),
 }
 
 impl PackedFile {
-    /// Opens a packed file of this version, and maps it if so told. Reads and checks the header alone.
+    /// Opens a packed file of this layout version, and maps it if `mapped`. Reads and checks only the header.
     ///
     /// # Errors
-    /// [`PackedError`] for a file that is missing, malformed, a link out of its folder, or of another version.
+    /// [`PackedError`] if the file is missing, malformed, a link out of its folder, or has another version.
     pub fn open(path: &Path, version: u32, mapped: bool) -> Result<Self, PackedError> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -131,35 +131,35 @@ impl PackedFile {
         Ok(Self { path: path.to_owned(), metadata, tensors, bytes })
     }
 
-    /// Its real path.
+    /// Returns the real path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the metadata says under `key`.
+    /// Returns the metadata value of `key`.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.metadata.get(key).map(String::as_str)
     }
 
-    /// All of the metadata.
+    /// Returns all metadata.
     pub fn all_metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Bytes of all tensors together.
+    /// Returns the bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.bytes.len() as u64).sum()
     }
 
-    /// The bytes that a tensor takes, those that fill its last line up among them; `None` where there is no such tensor.
+    /// Returns the bytes of a tensor including padding, or `None` if there is no such tensor.
     pub fn bytes_of(&self, tensor: &str) -> Option<usize> {
         self.tensors.get(tensor).map(|entry| entry.bytes.len())
     }
 
-    /// Where the `bytes` bytes of a tensor lie in the file.
+    /// Returns the byte range in the file of a tensor that must have `bytes` bytes without padding.
     ///
     /// # Errors
-    /// [`PackedErrorKind::NoTensor`], and [`PackedErrorKind::Length`] where that is not what it takes.
+    /// [`PackedErrorKind::NoTensor`], or [`PackedErrorKind::Length`] if the tensor has another length.
     pub fn range(&self, tensor: &str, bytes: usize) -> Result<Range<usize>, PackedError> {
         let Some(entry) = self.tensors.get(tensor) else {
             return Err(self.missing(tensor));
@@ -184,12 +184,12 @@ impl PackedFile {
         PackedErrorKind::NoTensor { tensor: tensor.to_owned(), nearest }.of(&self.path)
     }
 
-    /// Whether it is mapped.
+    /// Returns whether the file is mapped.
     pub fn is_mapped(&self) -> bool {
         matches!(self.bytes, Bytes::Mapped(_))
     }
 
-    /// The mapped file, for whoever keeps parts of it; `None` where it is not mapped.
+    /// Returns the mapping, or `None` if the file is not mapped.
     pub fn map(&self) -> Option<Arc<dyn AsRef<[u8]> + Send + Sync>> {
         match &self.bytes {
             Bytes::Mapped(map) => Some(Arc::clone(map) as Arc<_>),
@@ -197,13 +197,13 @@ impl PackedFile {
         }
     }
 
-    /// Copies what lies in a range of the file, as [`PackedFile::range`] gives it.
+    /// Copies a range of the file, as [`PackedFile::range`] returns it.
     ///
     /// # Errors
-    /// [`PackedErrorKind::Io`] where the file is shorter than it was, or cannot be read.
+    /// [`PackedErrorKind::File`] if the file cannot be read or has been truncated.
     ///
     /// # Panics
-    /// If the range is not as long as `out`, or reaches past the end of a mapped file.
+    /// If the length of the range is not that of `out`, or the range exceeds a mapped file.
     pub fn read(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), PackedError> {
         match &self.bytes {
             Bytes::Mapped(map) => out.copy_from_slice(&map[range]),
@@ -217,35 +217,35 @@ impl PackedFile {
     }
 }
 
-/// A tensor that is going to be written.
+/// A tensor to be written.
 #[derive(Debug, Clone)]
 pub struct PackedTensor {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// The type of its elements.
+    /// Type of the elements.
     pub dtype: Dtype,
-    /// What there is of it; the file has as many more as fill its last line.
+    /// Bytes without padding.
     pub bytes: u64,
 }
 
-/// A packed file as it is written: whole under its name, or not at all.
+/// Writes a packed file: it appears at its path when it is complete, or not at all.
 #[derive(Debug)]
 pub struct PackedWriter {
     path: PathBuf,
-    /// Where it is written until it is whole.
+    /// Path of the file while it is incomplete.
     temporary: PathBuf,
     file: File,
-    /// Those that have yet to be written, the next one last.
+    /// Tensors that are not written yet, the next one last.
     left: Vec<PackedTensor>,
     is_finished: bool,
 }
 
 impl PackedWriter {
-    /// Begins a file of these tensors, in this order. What others left half written beside it is removed, and disk space is
-    /// taken for all of it.
+    /// Creates a file for these tensors, in this order, and reserves disk space for all of it. Removes incomplete files
+    /// that killed processes left beside it.
     ///
     /// # Errors
-    /// [`PackedErrorKind::Write`] where the disk is full or the folder cannot be written to.
+    /// [`PackedErrorKind::Write`] if the disk is full or the folder is not writable.
     pub fn create(
         path: &Path,
         version: u32,
@@ -258,7 +258,7 @@ impl PackedWriter {
         let bytes = tensors.iter().map(padded_bytes).sum::<u64>() + header.len() as u64;
         let temporary = temporary_beside(path);
         let file = File::create_new(&temporary).map_err(failed)?;
-        // Where the file system has no locks, nobody removes what it takes for abandoned either.
+        // On a file system without locks, no process removes abandoned files either.
         let _ = file.try_lock();
         let left = tensors.into_iter().rev().collect();
         let mut writer = Self { path: path.to_owned(), temporary, file, left, is_finished: false };
@@ -273,7 +273,7 @@ impl PackedWriter {
     /// [`PackedErrorKind::Write`].
     ///
     /// # Panics
-    /// If it is not the next one, or of another length.
+    /// If `name` is not the next tensor, or `bytes` has another length than was announced.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), PackedError> {
         let next = self.left.pop().expect("a tensor that was announced");
         assert_eq!((next.name.as_str(), next.bytes), (name, bytes.len() as u64), "the tensors' order");
@@ -282,20 +282,20 @@ impl PackedWriter {
         written.map_err(|error| PackedErrorKind::Write(error).of(&self.path))
     }
 
-    /// Puts the file under its name, where another may be.
+    /// Moves the complete file to its path, replacing any file there.
     ///
     /// # Errors
-    /// [`PackedErrorKind::Write`]; what was there before is then still there.
+    /// [`PackedErrorKind::Write`]; the previous file at the path is then unchanged.
     ///
     /// # Panics
-    /// If tensors have yet to be written.
+    /// If tensors are missing.
     pub fn finish(mut self) -> Result<(), PackedError> {
         assert!(self.left.is_empty(), "{} tensors have not been written", self.left.len());
         let moved = self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path));
         moved.map_err(|error| PackedErrorKind::Write(error).of(&self.path))?;
         self.is_finished = true;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        // The file is whole and has its name; a system that cannot sync folders has no more to give.
+        // The file is complete and in place. Systems that cannot sync folders offer nothing more.
         let _ = File::open(parent.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
         Ok(())
     }
@@ -313,7 +313,7 @@ fn padded_bytes(tensor: &PackedTensor) -> u64 {
     tensor.bytes.next_multiple_of(LINE as u64)
 }
 
-/// What comes before the data.
+/// Returns the bytes before the data: header length and padded header.
 fn header_of(version: u32, metadata: &BTreeMap<String, String>, tensors: &[PackedTensor]) -> Vec<u8> {
     let mut metadata = metadata.clone();
     metadata.insert("layout".to_owned(), LAYOUT.to_owned());
@@ -340,14 +340,14 @@ fn header_of(version: u32, metadata: &BTreeMap<String, String>, tensors: &[Packe
     bytes
 }
 
-/// A name beside `path` that no other process gives, nor this one again.
+/// Returns a name beside `path` that no other call or process returns.
 fn temporary_beside(path: &Path) -> PathBuf {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.{}-{now}.tmp", std::process::id()))
 }
 
-/// Removes what killed processes left of packed files in the folder of `path`.
+/// Removes incomplete packed files that killed processes left in the folder of `path`.
 fn remove_abandoned(path: &Path) {
     let Some(Ok(siblings)) = path.parent().map(fs::read_dir) else { return };
     for sibling in siblings.flatten() {
@@ -358,21 +358,21 @@ fn remove_abandoned(path: &Path) {
         }
         let old = |file: &File| file.metadata()?.modified()?.elapsed().map_err(std::io::Error::other);
         let Ok(file) = File::open(sibling.path()) else { continue };
-        // Whoever still writes it has locked it.
+        // A process that still writes the file holds the lock.
         if old(&file).is_ok_and(|age| age > ABANDONED) && file.try_lock().is_ok() {
             let _ = fs::remove_file(sibling.path());
         }
     }
 }
 
-/// Takes room on the disk at once: better to know that it is full before the work than after it.
+/// Reserves disk space, so that a full disk is reported before the work and not after it.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;
 
         let Ok(length) = i64::try_from(bytes) else { return Err(std::io::ErrorKind::FileTooLarge.into()) };
-        // SAFETY: changes a file that is ours, and no memory.
+        // SAFETY: changes a file that this process owns, and no memory.
         if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } != 0 {
             let error = std::io::Error::last_os_error();
             if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)) {

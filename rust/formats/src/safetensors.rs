@@ -1,8 +1,8 @@
-//! The header of a safetensors file, read and checked.
+//! Reading and checking the header of a safetensors file.
 //!
 //! Layout (<https://huggingface.co/docs/safetensors/index#format>): a little-endian u64 N; N bytes of JSON, one object
 //! `{name: {"dtype", "shape", "data_offsets": [begin, end]}, ..., "__metadata__": {string: string}}`; the data, which
-//! the tensors cover without hole or overlap.
+//! the tensors cover without holes or overlaps.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,14 +16,16 @@ use crate::dtype::Dtype;
 use crate::file::{FileError, LFS_POINTER, MAX_LFS_POINTER};
 use crate::unique::{UniqueMap, check_new};
 
-/// The limit that the format itself sets.
+/// Largest header in bytes that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes before the header.
+/// Bytes of the header's length field.
 pub(crate) const LENGTH_BYTES: u64 = 8;
-/// No model has more; unbounded, a shape of `1,1,1,...` would cost four times its text.
+/// Largest number of dimensions, above that of any known model. Without a limit, a shape of `1,1,1,...` would take four
+/// times the memory of its text.
 const MAX_DIMENSIONS: usize = 8;
 
-/// The header of a safetensors file is wrong. Byte ranges of tensors count from the start of the data, just after the header.
+/// The header of a safetensors file is malformed. Byte ranges of tensors count from the start of the data, after the
+/// header.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum SafetensorsError {
@@ -31,30 +33,28 @@ pub enum SafetensorsError {
     File(#[from] FileError),
     #[error("is {bytes} bytes long; a safetensors file starts with 8 bytes that hold the header's length")]
     TooShort { bytes: u64 },
-    #[error("says that its header has {bytes} bytes; the limit is {limit}")]
+    #[error("has a header of {bytes} bytes; the limit is {limit}")]
     HeaderTooLong { bytes: u64, limit: u64 },
-    #[error(
-        "says that its header has {header} bytes, but only {rest} bytes follow: the file is truncated or not safetensors"
-    )]
+    #[error("has a header of {header} bytes, but only {rest} bytes follow: the file is truncated or not safetensors")]
     HeaderPastEnd { header: u64, rest: u64 },
-    #[error("header is not UTF-8: the bytes from {offset} on are no character")]
+    #[error("header is not valid UTF-8 at byte {offset}")]
     HeaderNotUtf8 { offset: usize },
-    #[error("header starts with {found:?}, not with '{{'")]
+    #[error("header must start with '{{', got {found:?}")]
     HeaderNotObject { found: char },
-    #[error("header is malformed: {0}")]
+    #[error("header is invalid: {0}")]
     HeaderMalformed(serde_json::Error),
-    #[error("tensor {tensor:?} has the unknown dtype {dtype:?} (known:{})", Dtype::NAMES)]
+    #[error("tensor {tensor:?} has unknown dtype {dtype:?}; known:{}", Dtype::NAMES)]
     UnknownDtype { tensor: String, dtype: String },
-    #[error("tensor {tensor:?} has data_offsets [{begin}, {end}], which end before they begin")]
+    #[error("tensor {tensor:?} has data_offsets [{begin}, {end}], which are reversed")]
     OffsetsReversed { tensor: String, begin: u64, end: u64 },
     #[error(
-        "tensor {tensor:?} ends at byte {end} of the data, of which the file has {data}: {} bytes are missing (truncated?)",
+        "tensor {tensor:?} ends at byte {end} of the data, but the file has only {data}: {} bytes are missing, is the file truncated?",
         end - data
     )]
     PastEnd { tensor: String, end: u64, data: u64 },
-    #[error("tensor {tensor:?} has the shape {shape:?}, whose size in bytes as {dtype} exceeds 64 bits")]
+    #[error("tensor {tensor:?} of shape {shape:?} and dtype {dtype} has a size in bytes that exceeds 64 bits")]
     SizeOverflow { tensor: String, shape: Vec<usize>, dtype: Dtype },
-    #[error("tensor {tensor:?} has the shape {shape:?} of {dtype}, which do not fill whole bytes")]
+    #[error("tensor {tensor:?} of shape {shape:?} and dtype {dtype} does not have a whole number of bytes")]
     PartialByte { tensor: String, shape: Vec<usize>, dtype: Dtype },
     #[error(
         "tensor {tensor:?} of shape {shape:?} and dtype {dtype} takes {needs} bytes, but its data_offsets span {span}"
@@ -62,13 +62,13 @@ pub enum SafetensorsError {
     SizeMismatch { tensor: String, shape: Vec<usize>, dtype: Dtype, needs: u64, span: u64 },
     #[error("tensor {tensor:?} begins at byte {begin} of the data, inside another tensor that ends at {previous_end}")]
     Overlap { tensor: String, begin: u64, previous_end: u64 },
-    #[error("bytes {begin} to {end} of the data, before tensor {tensor:?}, belong to no tensor")]
+    #[error("bytes {begin} to {end} of the data, before tensor {tensor:?}, are not part of any tensor")]
     Hole { tensor: String, begin: u64, end: u64 },
     #[error("has {extra} bytes after the last tensor, which ends at byte {end} of the data")]
     TrailingBytes { extra: u64, end: u64 },
 }
 
-/// One tensor: its type, and its bytes as a range of the file.
+/// Type, shape and byte range in the file of a tensor.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub dtype: Dtype,
@@ -76,18 +76,18 @@ pub(crate) struct Entry {
     pub bytes: Range<usize>,
 }
 
-/// What the header says.
+/// Contents of the header.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub metadata: BTreeMap<String, String>,
     pub tensors: BTreeMap<String, Entry>,
-    /// The byte of the file at which the data begins.
+    /// Offset of the data in the file.
     pub data_start: u64,
 }
 
-/// Reads the header of `file`, which has `file_bytes` bytes, and checks every claim that it makes against them.
+/// Reads the header of a file of `file_bytes` bytes and checks every claim against that length.
 ///
-/// Takes memory for the header's text and the table, and reads nothing else.
+/// Allocates memory only for the header's text and the table, and reads nothing else.
 pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Header, SafetensorsError> {
     if file_bytes == 0 {
         return Err(FileError::Empty.into());
@@ -111,7 +111,7 @@ pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Heade
     Ok(Header { metadata, tensors, data_start })
 }
 
-/// The header's text: the length is believed only after it has been held against the file's.
+/// Reads the header's text. Its length is checked against the file before memory is allocated.
 fn read_text(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, SafetensorsError> {
     let mut start = Vec::new();
     file.by_ref().take(LENGTH_BYTES).read_to_end(&mut start).map_err(FileError::from)?;
@@ -136,7 +136,7 @@ fn read_text(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, Safetenso
     Ok(text)
 }
 
-/// Holds one tensor's shape and type against its span.
+/// Checks a tensor's shape and type against its byte range.
 fn checked_entry(name: &str, raw: RawTensor, data_start: u64, data_bytes: u64) -> Result<Entry, SafetensorsError> {
     let tensor = || name.to_owned();
     let Some(dtype) = Dtype::named(&raw.dtype) else {
@@ -161,12 +161,12 @@ fn checked_entry(name: &str, raw: RawTensor, data_start: u64, data_bytes: u64) -
     if end > data_bytes {
         return Err(SafetensorsError::PastEnd { tensor: tensor(), end, data: data_bytes });
     }
-    // Both ends are at most the file's length here, which fits the address space once it has been mapped.
+    // Both ends are at most the file's length here, which fits the address space once the file is mapped.
     let bytes = (data_start + begin) as usize..(data_start + end) as usize;
     Ok(Entry { dtype, shape: shape.into(), bytes })
 }
 
-/// Holds the spans of all tensors together against the data: each byte belongs to exactly one.
+/// Checks that each byte of the data belongs to exactly one tensor.
 fn check_cover(entries: &BTreeMap<String, Entry>, data_start: u64, data_bytes: u64) -> Result<(), SafetensorsError> {
     let mut spans: Vec<_> = entries.iter().map(|(name, entry)| (entry.bytes.start, entry.bytes.end, name)).collect();
     spans.sort_unstable();
@@ -187,7 +187,7 @@ fn check_cover(entries: &BTreeMap<String, Entry>, data_start: u64, data_bytes: u
     Ok(())
 }
 
-/// Metadata, and the tensors as the text claims them.
+/// Metadata and tensors as the JSON declares them, unchecked.
 struct RawHeader {
     metadata: BTreeMap<String, String>,
     tensors: BTreeMap<String, RawTensor>,
@@ -217,7 +217,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                 while let Some(key) = access.next_key::<String>()? {
                     if key == "__metadata__" {
                         if metadata.is_some() {
-                            return Err(A::Error::custom("the key \"__metadata__\" comes twice"));
+                            return Err(A::Error::custom("duplicate key \"__metadata__\""));
                         }
                         let found = access.next_value::<Option<UniqueMap<String>>>()?;
                         metadata = Some(found.map_or_else(BTreeMap::new, |found| found.0));

@@ -2,40 +2,40 @@
 
 use crate::dtype::Dtype;
 
-/// A stored tensor of any type. Row-major, little-endian, at no particular alignment.
+/// A stored tensor of any type: row-major, little-endian, with any alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: Dtype,
     pub(crate) shape: &'a [usize],
     pub(crate) bytes: &'a [u8],
-    /// The file that it lies in, and where.
+    /// Index of the file, and the offset of the tensor in it.
     pub(crate) shard: usize,
     pub(crate) offset: usize,
 }
 
 impl<'a> Tensor<'a> {
-    /// Its name in the checkpoint.
+    /// Returns the name in the checkpoint.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its dimensions, the slowest first; none for a scalar.
+    /// Returns the dimensions, slowest first; empty for a scalar.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// Its elements as stored.
+    /// Returns the stored bytes.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The number of its elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }

@@ -1,4 +1,4 @@
-//! JSON objects in which a key that comes twice is an error: which of two values counts must not be a matter of luck.
+//! JSON objects that refuse duplicate keys: which of two values counts must not be left to chance.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// Entries that one object may have. The largest published checkpoints have some 10^5 tensors; a header of 100 MB could
-/// claim millions, each of which costs more memory than text.
+/// Largest number of entries in one object. The largest published checkpoints have about 10^5 tensors; a header of 100
+/// MB could have millions of entries, each of which takes more memory than its text.
 pub(crate) const MAX_ENTRIES: usize = 1 << 18;
 
 /// An object with distinct keys and values of one type.
@@ -38,10 +38,10 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     }
 }
 
-/// Refuses a key that is there already, and an entry too many.
+/// Refuses a duplicate key and an entry above the limit.
 pub(crate) fn check_new<V, E: Error>(map: &BTreeMap<String, V>, key: &str) -> Result<(), E> {
     if map.contains_key(key) {
-        return Err(E::custom(format_args!("the key {key:?} comes twice")));
+        return Err(E::custom(format_args!("duplicate key {key:?}")));
     }
     if map.len() == MAX_ENTRIES {
         return Err(E::custom(format_args!("more than {MAX_ENTRIES} entries in one object")));

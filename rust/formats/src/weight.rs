@@ -1,4 +1,4 @@
-//! [`WeightTensor`]: a weight of a model, whose numbers can be read as f32 however they are stored.
+//! [`WeightTensor`]: a weight of a model, whose values can be read as f32 however they are stored.
 
 use std::ops::Range;
 use std::path::Path;
@@ -13,33 +13,33 @@ use crate::gguf::BlockType;
 use crate::quantized::Quantized;
 use crate::tensor::Tensor;
 
-/// A tensor whose numbers can be read as f32: what a model's weights are taken from.
+/// A weight of a model, whose values can be read as f32.
 #[derive(Clone, Debug)]
 pub struct WeightTensor<'a> {
     pub(crate) name: String,
     pub(crate) numbers: Numbers<'a>,
-    /// What lists the checkpoint's tensors.
+    /// Path of the file that lists the checkpoint's tensors.
     pub(crate) listing: &'a Path,
 }
 
-/// How the numbers of a weight are stored.
+/// How the values of a weight are stored.
 #[derive(Clone, Debug)]
 pub(crate) enum Numbers<'a> {
-    /// One by one.
+    /// One by one, as floating-point numbers.
     Float(FloatDtype, Tensor<'a>),
-    /// In blocks of a type of ggml, whose bytes the tensor has; this is the shape of their elements.
+    /// In ggml blocks: the block type, the shape of the values, and the tensor of bytes.
     Blocks(BlockType, &'a [usize], Tensor<'a>),
-    /// In fewer bits, in several tensors.
+    /// By a quantization method, in several tensors.
     Quantized(Quantized<'a>),
 }
 
 impl<'a> WeightTensor<'a> {
-    /// Its name in the checkpoint; that of the plain tensor in place of which there are others.
+    /// Returns the name in the checkpoint; for a quantized weight, the name that a plain tensor would have.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its dimensions, the slowest first; none for a scalar.
+    /// Returns the dimensions, slowest first; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         match &self.numbers {
             Numbers::Float(_, tensor) => tensor.shape,
@@ -48,12 +48,12 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// The number of its elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape().iter().product()
     }
 
-    /// The type of its elements, where each is a floating-point number of its own.
+    /// Returns the element type if the weight is not quantized.
     pub fn float_dtype(&self) -> Option<FloatDtype> {
         match self.numbers {
             Numbers::Float(float, _) => Some(float),
@@ -61,22 +61,21 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// Whether its numbers are stored in fewer bits than floating-point numbers have.
+    /// Returns whether the weight is quantized.
     pub fn is_quantized(&self) -> bool {
         self.float_dtype().is_none()
     }
 
-    /// Whether its outputs come before its inputs even where modules of its kind are stored the other way round: those
-    /// of GPT-2 are, until they are quantized.
+    /// Returns whether the weight is certain to be stored as `[outputs, inputs]`. GPT-2 stores plain weights the other
+    /// way round, but not quantized ones.
     pub fn is_outputs_first(&self) -> bool {
         matches!(self.numbers, Numbers::Quantized(_))
     }
 
-    /// Holds the numbers that turn the codes of these elements into weights, and perhaps those of others, against what
-    /// they may be; of plain weights any are taken.
+    /// Checks the scales and zero points of some elements, and possibly of others. Any plain weight passes.
     ///
     /// # Errors
-    /// [`Fault::PartValue`] for the first that cannot be.
+    /// [`QuantizedError::PartValue`](crate::QuantizedError::PartValue) for the first invalid value.
     ///
     /// # Panics
     /// If the tensor has fewer elements.
@@ -90,7 +89,7 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// The layout of its rows' blocks, where kernels can take them as they are.
+    /// Returns the layout of the weight's blocks, if kernels can multiply them directly.
     pub fn blocks(&self) -> Option<BlockLayout> {
         match &self.numbers {
             Numbers::Float(..) => None,
@@ -99,10 +98,10 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// Writes blocks of [`blocks`](Self::blocks), as many as `out` holds, from the one of element `first` on.
+    /// Fills `out` with blocks of the layout [`blocks`](Self::blocks), starting with the block of element `first`.
     ///
     /// # Panics
-    /// If there are none, `first` or `out.len()` is within a block, or the tensor ends before.
+    /// If the weight has no blocks, `first` or `out.len()` is inside a block, or the tensor has fewer blocks.
     pub fn read_blocks(&self, first: usize, out: &mut [u8]) {
         match &self.numbers {
             Numbers::Float(..) => {
@@ -117,13 +116,13 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// About how many bits a number takes where it is stored.
+    /// Returns the stored bits per element, including scales.
     pub fn stored_bits(&self) -> f64 {
         let bytes: usize = self.stored().iter().map(|tensor| tensor.bytes.len()).sum();
         bytes as f64 * 8.0 / self.elements().max(1) as f64
     }
 
-    /// The stored tensors that it is read from.
+    /// Returns the stored tensors that the weight is read from.
     pub(crate) fn stored(&self) -> Vec<Tensor<'_>> {
         match &self.numbers {
             Numbers::Float(_, tensor) | Numbers::Blocks(_, _, tensor) => vec![*tensor],
@@ -131,11 +130,11 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// Reads `out.len()` elements, from element `first` on in row-major order: floats exactly, codes with their scales. Of
-    /// quantized weights neighbouring rows together cost less than one by one.
+    /// Reads `out.len()` elements from `first` on, in row-major order. Quantized elements are dequantized; reading
+    /// several rows at once is then faster than one by one.
     ///
     /// # Panics
-    /// If the tensor has fewer than `first + out.len()` elements, as slicing does.
+    /// If the tensor has fewer than `first + out.len()` elements.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
         match &self.numbers {
             Numbers::Float(float, tensor) => widen(*float, tensor.bytes, first, out),
@@ -147,10 +146,10 @@ impl<'a> WeightTensor<'a> {
         }
     }
 
-    /// As [`WeightTensor::read_f32`], of every `stride`-th element.
+    /// Reads every `stride`-th element from `first` on; see [`WeightTensor::read_f32`].
     ///
     /// # Panics
-    /// If the tensor ends before the last of them.
+    /// If the tensor has fewer elements.
     pub fn read_f32_strided(&self, first: usize, stride: usize, out: &mut [f32]) {
         for (index, value) in out.iter_mut().enumerate() {
             self.read_f32(first + index * stride, std::slice::from_mut(value));
@@ -158,7 +157,7 @@ impl<'a> WeightTensor<'a> {
     }
 }
 
-/// Widens elements of little-endian `bytes` from `first` on.
+/// Widens little-endian elements from `first` on to f32.
 fn widen(float: FloatDtype, bytes: &[u8], first: usize, out: &mut [f32]) {
     let size = float.bytes();
     let bytes = &bytes[first * size..][..out.len() * size];
@@ -177,7 +176,8 @@ fn widen(float: FloatDtype, bytes: &[u8], first: usize, out: &mut [f32]) {
     }
 }
 
-/// In blocks, so that `half` can use the machine's own conversion on elements that need not be aligned in the file.
+/// Works in aligned blocks, so that `half` can use conversion instructions although elements may be unaligned in the
+/// file.
 fn widen_f16(stored: &[[u8; 2]], out: &mut [f32]) {
     const BLOCK: usize = 256;
     let mut aligned = [f16::ZERO; BLOCK];

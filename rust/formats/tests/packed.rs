@@ -162,10 +162,10 @@ fn what_is_wrong_with_a_file_is_said() {
     let cases: [(&[u8], &[&str]); 7] = [
         (&with_header(r#"{"layout":"ferrule","version":"8"}"#, 64, 4096), &["layout \"ferrule 8\"", "\"ferrule 7\""]),
         (&with_header(r#"{"layout":"other","version":"7"}"#, 64, 4096), &["layout \"other 7\"", "\"ferrule 7\""]),
-        (&with_header("{}", 64, 4096), &["layout \"none none\"", "pack the model anew"]),
+        (&with_header("{}", 64, 4096), &["layout \"none none\"", "pack the model again"]),
         (&with_header("null", 64, 4096), &["layout \"none none\""]),
-        (&with_header(good, 64, 4095), &["begins at byte 4095", "4096"]),
-        (&with_header(good, 63, 4096), &["\"a\"", "63 bytes", "multiple of 64"]),
+        (&with_header(good, 64, 4095), &["got 4095", "4096"]),
+        (&with_header(good, 63, 4096), &["\"a\"", "got 63", "multiple of 64"]),
         (&with_header(good, 64, 4096)[..4096 + 63], &["\"a\"", "1 bytes are missing"]),
     ];
     for (bytes, fragments) in cases {

@@ -58,36 +58,40 @@ fn gptq() {
     let description = json!({"method": "gptq", "bits": 4, "group_size": 32, "desc_act": true, "zeros_less_one": true});
     let entries = gptq_entries();
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![
-        ("m.qweight", None, &["has no tensor \"m.qweight\"", "\"m.weight\" of GPTQ"]),
+        ("m.qweight", None, &["has no tensor \"m.qweight\"", "GPTQ weight \"m.weight\""]),
         ("m.qzeros", None, &["has no tensor \"m.qzeros\""]),
         ("m.scales", None, &["has no tensor \"m.scales\""]),
         ("m.g_idx", None, &["has no tensor \"m.g_idx\""]),
-        ("m.qweight", Some(("m.qweight", "F32", vec![8, 16], 0)), &["\"m.qweight\" is stored as F32", "must be I32"]),
-        ("m.qweight", Some(("m.qweight", "I32", vec![128], 0)), &["\"m.qweight\" has the shape [128]", "a matrix"]),
+        ("m.qweight", Some(("m.qweight", "F32", vec![8, 16], 0)), &["\"m.qweight\" must have dtype I32, got F32"]),
+        ("m.qweight", Some(("m.qweight", "I32", vec![128], 0)), &["\"m.qweight\" must be a matrix, got [128]"]),
         ("m.qweight", Some(("m.qweight", "I32", vec![0, 16], 0)), &["[0, 16]", "[inputs * 4 / 32, outputs]"]),
-        ("m.qzeros", Some(("m.qzeros", "I64", vec![2, 2], 0)), &["\"m.qzeros\" is stored as I64"]),
-        ("m.qzeros", Some(("m.qzeros", "I32", vec![2, 3], 0)), &["\"m.qzeros\"", "[2, 3]; it must be [2, 2]"]),
-        ("m.scales", Some(("m.scales", "F16", vec![3, 16], 0)), &["\"m.scales\"", "[3, 16]; it must be [2, 16]"]),
-        ("m.scales", Some(("m.scales", "I32", vec![2, 16], 0)), &["\"m.scales\" is stored as I32", "F16 or BF16"]),
+        ("m.qzeros", Some(("m.qzeros", "I64", vec![2, 2], 0)), &["tensor \"m.qzeros\" must have dtype", "got I64"]),
+        ("m.qzeros", Some(("m.qzeros", "I32", vec![2, 3], 0)), &["\"m.qzeros\"", "must be [2, 2], got [2, 3]"]),
+        ("m.scales", Some(("m.scales", "F16", vec![3, 16], 0)), &["\"m.scales\"", "must be [2, 16], got [3, 16]"]),
+        (
+            "m.scales",
+            Some(("m.scales", "I32", vec![2, 16], 0)),
+            &["\"m.scales\" must have dtype F16 or BF16", "got I32"],
+        ),
         (
             "m.scales",
             Some(("m.scales", "F16", vec![2, 16], NAN)),
-            &["element 0 of tensor \"m.scales\" is NaN", "finite"],
+            &["element 0 of tensor \"m.scales\" must be finite, got NaN"],
         ),
-        ("m.g_idx", Some(("m.g_idx", "I32", vec![63], 0)), &["\"m.g_idx\"", "[63]; it must be [64]"]),
-        ("m.g_idx", Some(("m.g_idx", "I64", vec![64], 0)), &["\"m.g_idx\" is stored as I64"]),
-        ("m.g_idx", Some(("m.g_idx", "I32", vec![64], 0xff)), &["element 0 of tensor \"m.g_idx\" is -1", "0 to 1"]),
+        ("m.g_idx", Some(("m.g_idx", "I32", vec![63], 0)), &["\"m.g_idx\"", "must be [64], got [63]"]),
+        ("m.g_idx", Some(("m.g_idx", "I64", vec![64], 0)), &["tensor \"m.g_idx\" must have dtype", "got I64"]),
         (
             "m.g_idx",
-            Some(("m.g_idx", "I32", vec![64], 2)),
-            &["\"m.g_idx\" is 33686018; it must be a group from 0 to 1"],
+            Some(("m.g_idx", "I32", vec![64], 0xff)),
+            &["element 0 of tensor \"m.g_idx\" must be a group from 0 to 1, got -1"],
         ),
+        ("m.g_idx", Some(("m.g_idx", "I32", vec![64], 2)), &["\"m.g_idx\" must be a group from 0 to 1, got 33686018"]),
     ];
     for (name, other, fragments) in faults {
         refused(&description, "m.weight", &with(&entries, name, other), fragments);
     }
     let three = json!({"method": "gptq", "bits": 3, "group_size": 32, "desc_act": true, "zeros_less_one": true});
-    refused(&three, "m.weight", &entries, &["\"m.qweight\" has the shape [8, 16]", "without a remainder"]);
+    refused(&three, "m.weight", &entries, &["\"m.qweight\"", "without a remainder, got [8, 16]"]);
 }
 
 #[test]
@@ -99,13 +103,13 @@ fn awq() {
         ("m.scales", "F16", vec![2, 16], 0x12),
     ];
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![
-        ("m.qweight", None, &["has no tensor \"m.qweight\"", "\"m.weight\" of AWQ"]),
+        ("m.qweight", None, &["has no tensor \"m.qweight\"", "AWQ weight \"m.weight\""]),
         ("m.qzeros", None, &["has no tensor \"m.qzeros\""]),
-        ("m.qweight", Some(("m.qweight", "I16", vec![64, 2], 0)), &["\"m.qweight\" is stored as I16"]),
-        ("m.qweight", Some(("m.qweight", "I32", vec![64, 0], 0)), &["[64, 0]", "neither of them 0"]),
-        ("m.qzeros", Some(("m.qzeros", "I32", vec![2, 1], 0)), &["\"m.qzeros\"", "[2, 1]; it must be [2, 2]"]),
-        ("m.scales", Some(("m.scales", "F16", vec![1, 16], 0)), &["\"m.scales\"", "[1, 16]; it must be [2, 16]"]),
-        ("m.scales", Some(("m.scales", "F16", vec![2, 16], NAN)), &["\"m.scales\" is NaN"]),
+        ("m.qweight", Some(("m.qweight", "I16", vec![64, 2], 0)), &["tensor \"m.qweight\" must have dtype", "got I16"]),
+        ("m.qweight", Some(("m.qweight", "I32", vec![64, 0], 0)), &["[64, 0]", "both > 0"]),
+        ("m.qzeros", Some(("m.qzeros", "I32", vec![2, 1], 0)), &["\"m.qzeros\"", "must be [2, 2], got [2, 1]"]),
+        ("m.scales", Some(("m.scales", "F16", vec![1, 16], 0)), &["\"m.scales\"", "must be [2, 16], got [1, 16]"]),
+        ("m.scales", Some(("m.scales", "F16", vec![2, 16], NAN)), &["\"m.scales\" must be finite, got NaN"]),
     ];
     for (name, other, fragments) in faults {
         refused(&description, "m.weight", &with(&entries, name, other), fragments);
@@ -129,17 +133,17 @@ fn compressed_tensors() {
         packed
     };
     let refused_with = |packed: &Packed, fragments: &[&str]| refused_file(&description, "m.weight", packed, fragments);
-    refused_with(&entries(), &["has no tensor \"m.weight_shape\"", "of compressed-tensors"]);
+    refused_with(&entries(), &["has no tensor \"m.weight_shape\"", "compressed-tensors weight"]);
     let mut lacking = Packed::default();
     lacking.push("m.weight_packed", "I32", &[16, 8], vec![0x12; 512]);
     lacking.push("m.weight_shape", "I32", &[2], [16, 0, 0, 0, 64, 0, 0, 0].to_vec());
     refused_with(&lacking, &["has no tensor \"m.weight_scale\""]);
     lacking.push("m.weight_scale", "F16", &[16, 2], vec![0x12; 64]);
     refused_with(&lacking, &["has no tensor \"m.weight_zero_point\""]);
-    refused_with(&shaped([17, 64]), &["element 0 of tensor \"m.weight_shape\" is 17; it must be 16"]);
-    refused_with(&shaped([16, -1]), &["element 1 of tensor \"m.weight_shape\" is -1"]);
-    refused_with(&shaped([16, i64::MAX]), &["\"m.weight_packed\" has the shape [16, 8]", "9223372036854775807"]);
-    refused_with(&shaped([16, 72]), &["[16, 8]; it must be [16, 72 * 4 / 32]"]);
+    refused_with(&shaped([17, 64]), &["element 0 of tensor \"m.weight_shape\" must be 16, got 17"]);
+    refused_with(&shaped([16, -1]), &["element 1 of tensor \"m.weight_shape\" must be the number of inputs, got -1"]);
+    refused_with(&shaped([16, i64::MAX]), &["\"m.weight_packed\"", "got [16, 8]", "9223372036854775807"]);
+    refused_with(&shaped([16, 72]), &["must be [16, 72 * 4 / 32], as in m.weight_shape, got [16, 8]"]);
     let with = |name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>| {
         let mut packed = shaped([16, 64]);
         packed.push(name, dtype, shape, bytes);
@@ -160,16 +164,22 @@ fn compressed_tensors() {
         packed.push(name, dtype, shape, bytes);
         packed
     };
-    refused_with(&again("m.weight_scale", "F16", &[16, 1], vec![0; 32]), &["[16, 1]; it must be [16, 2]"]);
-    refused_with(&again("m.weight_scale", "F16", &[16, 2], vec![NAN; 64]), &["\"m.weight_scale\" is NaN"]);
-    refused_with(&again("m.weight_zero_point", "I32", &[2, 3], vec![0; 24]), &["[2, 3]; it must be [2, 2]"]);
-    refused_with(&again("m.weight_zero_point", "I8", &[2, 2], vec![0; 4]), &["[2, 2]; it must be [16, 2]"]);
-    refused_with(&again("m.weight_zero_point", "F16", &[16, 2], vec![0; 64]), &["is stored as F16", "I8"]);
-    refused_with(&with("m.weight_g_idx", "I32", &[64], vec![1; 256]), &["\"m.weight_g_idx\" is 16843009"]);
-    refused_with(&with("m.weight_g_idx", "I32", &[1], vec![1; 4]), &["\"m.weight_g_idx\"", "[1]; it must be [64]"]);
+    refused_with(&again("m.weight_scale", "F16", &[16, 1], vec![0; 32]), &["must be [16, 2], got [16, 1]"]);
+    refused_with(
+        &again("m.weight_scale", "F16", &[16, 2], vec![NAN; 64]),
+        &["\"m.weight_scale\" must be finite, got NaN"],
+    );
+    refused_with(&again("m.weight_zero_point", "I32", &[2, 3], vec![0; 24]), &["must be [2, 2], got [2, 3]"]);
+    refused_with(&again("m.weight_zero_point", "I8", &[2, 2], vec![0; 4]), &["must be [16, 2], got [2, 2]"]);
+    refused_with(&again("m.weight_zero_point", "F16", &[16, 2], vec![0; 64]), &["got F16", "I8"]);
+    refused_with(
+        &with("m.weight_g_idx", "I32", &[64], vec![1; 256]),
+        &["\"m.weight_g_idx\" must be a group from 0 to 1, got 16843009"],
+    );
+    refused_with(&with("m.weight_g_idx", "I32", &[1], vec![1; 4]), &["\"m.weight_g_idx\"", "must be [64], got [1]"]);
 
     let eight: Vec<Entry> = vec![("m.weight", "F8_E4M3", vec![4, 4], 0), ("m.weight_scale", "F32", vec![4, 1], 0)];
-    refused(&description, "m.weight", &eight, &["\"m.weight\" is stored as F8_E4M3", "no weights of that kind"]);
+    refused(&description, "m.weight", &eight, &["\"m.weight\" has dtype F8_E4M3", "describes no weights"]);
     let bytes: Vec<Entry> = vec![("m.weight", "I8", vec![4, 4], 0)];
     refused(&description, "m.weight", &bytes, &["has no tensor \"m.weight_scale\""]);
 }
@@ -180,24 +190,20 @@ fn fp8() {
         vec![("m.weight", "F8_E4M3", vec![40, 48], 0), ("m.weight_scale_inv", "F32", vec![2, 2], 0)];
     let block = json!({"method": "fp8", "block": [32, 32]});
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![
-        ("m.weight_scale_inv", None, &["has no tensor \"m.weight_scale_inv\"", "\"m.weight\" of FP8"]),
-        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F32", vec![40, 1], 0)), &["[40, 1]; it must be [2, 2]"]),
-        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F64", vec![2, 2], 0)), &["is stored as F64"]),
-        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F32", vec![2, 2], NAN)), &["is NaN; it must be finite"]),
-        (
-            "m.weight_scale_inv",
-            Some(("m.weight_scale_inv", "F8_E8M0", vec![2, 2], NAN)),
-            &["is NaN; it must be finite"],
-        ),
-        ("m.weight", Some(("m.weight", "F8_E4M3", vec![40], 0)), &["\"m.weight\" has the shape [40]", "a matrix"]),
-        ("m.weight", Some(("m.weight", "F8_E4M3", vec![0, 48], 0)), &["[0, 48]", "neither of them 0"]),
-        ("m.weight", Some(("m.weight", "F8_E4M3FNUZ", vec![40, 48], 0)), &["is stored as F8_E4M3FNUZ"]),
+        ("m.weight_scale_inv", None, &["has no tensor \"m.weight_scale_inv\"", "FP8 weight \"m.weight\""]),
+        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F32", vec![40, 1], 0)), &["must be [2, 2], got [40, 1]"]),
+        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F64", vec![2, 2], 0)), &["got F64"]),
+        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F32", vec![2, 2], NAN)), &["must be finite, got NaN"]),
+        ("m.weight_scale_inv", Some(("m.weight_scale_inv", "F8_E8M0", vec![2, 2], NAN)), &["must be finite, got NaN"]),
+        ("m.weight", Some(("m.weight", "F8_E4M3", vec![40], 0)), &["\"m.weight\" must be a matrix, got [40]"]),
+        ("m.weight", Some(("m.weight", "F8_E4M3", vec![0, 48], 0)), &["[0, 48]", "both > 0"]),
+        ("m.weight", Some(("m.weight", "F8_E4M3FNUZ", vec![40, 48], 0)), &["got F8_E4M3FNUZ"]),
     ];
     for (name, other, fragments) in faults {
         refused(&block, "m.weight", &with(&entries, name, other), fragments);
     }
     let plain = json!({"method": "fp8", "block": null});
-    refused(&plain, "m.weight", &entries, &["[2, 2]; it must be [40, 1] or [40] or [1]"]);
+    refused(&plain, "m.weight", &entries, &["must be [40, 1] or [40] or [1]", "got [2, 2]"]);
 }
 
 #[test]
@@ -220,48 +226,65 @@ fn bitsandbytes() {
         refused_file(&four, "m.weight", &packed, fragments);
     };
     let valid = r#"{"blocksize": 64, "shape": [16, 16]}"#;
-    refused_with(&entries, "{", &[state, "holds no quantization state"]);
+    refused_with(&entries, "{", &[state, "is not a valid quantization state"]);
     refused_with(&entries, &format!("{valid}{}", " ".repeat(1 << 16)), &["the limit is 65536"]);
     refused_with(&entries, r#"{"shape": [16, 16]}"#, &[state, "blocksize"]);
     refused_with(&entries, r#"{"blocksize": 0, "shape": [16, 16]}"#, &[state, "nonzero"]);
-    refused_with(&entries, r#"{"blocksize": 64, "shape": [16, 16, 1]}"#, &[state, "holds no quantization state"]);
+    refused_with(&entries, r#"{"blocksize": 64, "shape": [16, 16, 1]}"#, &[state, "is not a valid quantization state"]);
     refused_with(&entries, r#"{"blocksize": 64, "shape": [16, 17]}"#, &["\"m.weight\"", "[128, 1]", "[16, 17]"]);
     refused_with(
         &entries,
         r#"{"blocksize": 64, "shape": [4294967296, 4294967296]}"#,
-        &["\"m.weight\"", "half a byte for each of [4294967296, 4294967296]"],
+        &["\"m.weight\"", "half a byte for each element of [4294967296, 4294967296]"],
     );
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![
         ("m.weight.absmax", None, &["has no tensor \"m.weight.absmax\""]),
-        ("m.weight.absmax", Some(("m.weight.absmax", "F32", vec![5], 0)), &["[5]; it must be [4]"]),
-        ("m.weight.absmax", Some(("m.weight.absmax", "U8", vec![4], 0)), &["\"m.weight.absmax\" is stored as U8"]),
-        ("m.weight.absmax", Some(("m.weight.absmax", "F32", vec![4], NAN)), &["\"m.weight.absmax\" is NaN"]),
-        ("m.weight.quant_map", Some(("m.weight.quant_map", "F32", vec![15], 0)), &["[15]; it must be [16]"]),
-        ("m.weight.quant_map", Some(("m.weight.quant_map", "F32", vec![16], NAN)), &["\"m.weight.quant_map\" is NaN"]),
+        ("m.weight.absmax", Some(("m.weight.absmax", "F32", vec![5], 0)), &["must be [4], got [5]"]),
+        (
+            "m.weight.absmax",
+            Some(("m.weight.absmax", "U8", vec![4], 0)),
+            &["tensor \"m.weight.absmax\" must have dtype", "got U8"],
+        ),
+        (
+            "m.weight.absmax",
+            Some(("m.weight.absmax", "F32", vec![4], NAN)),
+            &["\"m.weight.absmax\" must be finite, got NaN"],
+        ),
+        ("m.weight.quant_map", Some(("m.weight.quant_map", "F32", vec![15], 0)), &["must be [16], got [15]"]),
+        (
+            "m.weight.quant_map",
+            Some(("m.weight.quant_map", "F32", vec![16], NAN)),
+            &["\"m.weight.quant_map\" must be finite, got NaN"],
+        ),
     ];
     for (name, other, fragments) in faults {
         refused_with(&with(&entries, name, other), valid, fragments);
     }
     let mut nested = with(&entries, "m.weight.absmax", Some(("m.weight.absmax", "U8", vec![4], 0)));
     nested.push(("m.weight.nested_absmax", "F32", vec![2], 0));
-    refused_with(&nested, valid, &[state, "nested_blocksize and nested_offset must go with"]);
+    refused_with(&nested, valid, &[state, "nested_blocksize and nested_offset are required with"]);
     let state_of_both = r#"{"blocksize": 64, "shape": [16, 16], "nested_blocksize": 2, "nested_offset": 0.5}"#;
     refused_with(&nested, state_of_both, &["has no tensor \"m.weight.nested_quant_map\""]);
     let three = r#"{"blocksize": 64, "shape": [16, 16], "nested_blocksize": 1, "nested_offset": 0.5}"#;
-    refused_with(&nested, three, &["\"m.weight.nested_absmax\" has the shape [2]; it must be [4]"]);
+    refused_with(&nested, three, &["\"m.weight.nested_absmax\" must be [4], got [2]"]);
 
     let eight = json!({"method": "bitsandbytes", "codes": "int8"});
     let entries: Vec<Entry> = vec![("m.weight", "I8", vec![16, 4], 0), ("m.SCB", "F32", vec![16], 0)];
     refused(&eight, "m.weight", &with(&entries, "m.SCB", None), &["has no tensor \"m.SCB\""]);
     let others: [(Entry, &[&str]); 2] = [
-        (("m.SCB", "F32", vec![4], 0), &["\"m.SCB\" has the shape [4]; it must be [16]"]),
-        (("m.SCB", "F32", vec![16], NAN), &["\"m.SCB\" is NaN"]),
+        (("m.SCB", "F32", vec![4], 0), &["\"m.SCB\" must be [16], got [4]"]),
+        (("m.SCB", "F32", vec![16], NAN), &["\"m.SCB\" must be finite, got NaN"]),
     ];
     for (other, fragments) in others {
         refused(&eight, "m.weight", &with(&entries, "m.SCB", Some(other)), fragments);
     }
-    let turned = [entries, vec![("m.weight_format", "U8", vec![1], 2)]].concat();
-    refused(&eight, "m.weight", &turned, &["element 0 of tensor \"m.weight_format\" is 2", "in rows"]);
+    let transposed = [entries, vec![("m.weight_format", "U8", vec![1], 2)]].concat();
+    refused(
+        &eight,
+        "m.weight",
+        &transposed,
+        &["element 0 of tensor \"m.weight_format\" must be 0, a layout in rows, got 2"],
+    );
 }
 
 #[test]
@@ -269,14 +292,18 @@ fn mxfp4() {
     let description = json!({"method": "mxfp4"});
     let entries: Vec<Entry> = vec![("e_blocks", "U8", vec![2, 8, 3, 16], 0), ("e_scales", "U8", vec![2, 8, 3], 127)];
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![
-        ("e_blocks", None, &["has no tensor \"e_blocks\"", "\"e\" of MXFP4"]),
+        ("e_blocks", None, &["has no tensor \"e_blocks\"", "MXFP4 weight \"e\""]),
         ("e_scales", None, &["has no tensor \"e_scales\""]),
-        ("e_blocks", Some(("e_blocks", "I8", vec![2, 8, 3, 16], 0)), &["\"e_blocks\" is stored as I8"]),
+        (
+            "e_blocks",
+            Some(("e_blocks", "I8", vec![2, 8, 3, 16], 0)),
+            &["tensor \"e_blocks\" must have dtype", "got I8"],
+        ),
         ("e_blocks", Some(("e_blocks", "U8", vec![2, 8, 3, 15], 0)), &["[2, 8, 3, 15]", "inputs / 32, 16]"]),
         ("e_blocks", Some(("e_blocks", "U8", vec![3, 16], 0)), &["[3, 16]", "inputs / 32, 16]"]),
-        ("e_blocks", Some(("e_blocks", "U8", vec![0, 1, 1 << 60, 16], 0)), &["1152921504606846976, 16]; it must be"]),
-        ("e_scales", Some(("e_scales", "U8", vec![2, 8, 4], 0)), &["[2, 8, 4]; it must be [2, 8, 3]"]),
-        ("e_scales", Some(("e_scales", "U8", vec![2, 8, 3], 253)), &["\"e_scales\" is 253; it must be at most 252"]),
+        ("e_blocks", Some(("e_blocks", "U8", vec![0, 1, 1 << 60, 16], 0)), &["got [0, 1, 1152921504606846976, 16]"]),
+        ("e_scales", Some(("e_scales", "U8", vec![2, 8, 4], 0)), &["must be [2, 8, 3], got [2, 8, 4]"]),
+        ("e_scales", Some(("e_scales", "U8", vec![2, 8, 3], 253)), &["\"e_scales\" must be at most 252, got 253"]),
     ];
     for (name, other, fragments) in faults {
         refused(&description, "e", &with(&entries, name, other), fragments);
@@ -284,7 +311,7 @@ fn mxfp4() {
 }
 
 #[test]
-fn of_many_experts_those_that_are_read_are_checked() {
+fn only_experts_that_are_read_are_checked() {
     let stored_as: StoredAs = serde_json::from_value(json!({"method": "mxfp4"})).unwrap();
     let mut packed = Packed::default();
     packed.push("e_blocks", "U8", &[2, 4, 1, 16], vec![0; 128]);
@@ -293,14 +320,14 @@ fn of_many_experts_those_that_are_read_are_checked() {
     let weight = checkpoint.weight("e").unwrap();
     assert!(weight.check(0..128).is_ok());
     let message = weight.check(128..256).expect_err("a scale that cannot be").to_string();
-    assert!(message.contains("element 5 of tensor \"e_scales\" is 255"), "{message}");
+    assert!(message.contains("element 5 of tensor \"e_scales\" must be at most 252, got 255"), "{message}");
 }
 
 #[test]
-fn a_description_that_cannot_be_is_refused() {
+fn an_invalid_description_is_refused() {
     let gptq = json!({"method": "gptq", "bits": 4, "group_size": 32, "desc_act": true, "zeros_less_one": true});
     let faults = [
-        ("bits", json!(5), "bits is 5; it must be 2, 3, 4 or 8"),
+        ("bits", json!(5), "bits must be 2, 3, 4 or 8, got 5"),
         ("group_size", json!(0), "nonzero"),
         ("method", json!("exl2"), "exl2"),
         ("other", json!(1), "unknown field `other`"),

@@ -1,4 +1,4 @@
-//! What the engine asks of a model: the seam that fakes stand in for.
+//! The interface between engine and model, which test fakes implement too.
 
 use std::ops::Range;
 
@@ -7,32 +7,33 @@ use ferrule_kernels::{Cancel, PoolError, kv::PageId};
 use crate::adapter::Adapter;
 use crate::spec::Pooling;
 
-/// The layers that share a page table, and what a page of theirs holds.
+/// Layers that share a page table, and the size of their pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGroup {
-    /// Layers whose keys and values lie in the group's pages.
+    /// Number of layers whose keys and values are in the group's pages.
     pub layers: usize,
-    /// A row sees this many positions, its own among them; pages wholly outside are never read again.
+    /// Number of positions that a row attends to, including its own. Pages wholly outside of the window are not read
+    /// again.
     pub window: Option<usize>,
-    /// Bytes of one page, all layers of the group together.
+    /// Bytes of one page, for all layers of the group together.
     pub page_bytes: u64,
 }
 
-/// The rows of a chunk whose logits, or hidden states, are wanted.
+/// Rows of a chunk for which logits or hidden states are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
-    /// None: a prompt's chunk before its last.
+    /// No row: a prefill chunk that is not the last one of its prompt.
     None,
-    /// The first token's.
+    /// The first token.
     First,
-    /// The last token's.
+    /// The last token.
     Last,
-    /// Every token's.
+    /// Every token.
     All,
 }
 
 impl LogitRows {
-    /// Which rows of a chunk of `count` tokens these are.
+    /// Returns the wanted rows of a chunk of `count` tokens.
     #[must_use]
     pub fn of(self, count: usize) -> Range<usize> {
         match self {
@@ -44,35 +45,35 @@ impl LogitRows {
     }
 }
 
-/// Consecutive tokens of one sequence: a piece of a prompt, or the one token of a decode step.
+/// Consecutive tokens of one sequence: a prefill chunk, or the token of a decode row.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceChunk<'a> {
-    /// The tokens, at positions `first_position ..`.
+    /// Tokens, at positions `first_position ..`.
     pub tokens: &'a [u32],
-    /// Position of the first token in its sequence; all earlier positions are in the pages already.
+    /// Position of the first token in its sequence. All earlier positions are in the pages already.
     pub first_position: usize,
-    /// Tokens of the sequence's prompt, fixed at admission: the rotation of dynamic RoPE depends on it.
+    /// Number of prompt tokens of the sequence, fixed at admission: dynamic RoPE depends on it.
     pub prompt_len: usize,
-    /// For each [`KvGroup`] the page of every `PAGE_TOKENS` positions, long enough for this chunk.
-    /// Pages wholly outside the group's window are not looked at.
+    /// For each [`KvGroup`], the page of every `PAGE_TOKENS` positions, long enough for this chunk. Pages wholly
+    /// outside of the group's window are not read.
     pub pages: &'a [Vec<PageId>],
-    /// The kind of each token, below [`Abilities::token_types`]; empty where all are of the first.
+    /// Type of each token, below [`Abilities::token_types`]; empty if all are of type 0.
     pub token_types: &'a [u32],
-    /// Which logits to compute.
+    /// Rows for which logits are wanted.
     pub logits: LogitRows,
-    /// What is added to the model for this sequence; one of the model's own adapters.
+    /// LoRA adapter of this sequence, loaded for this model.
     pub adapter: Option<&'a Adapter>,
 }
 
 impl SequenceChunk<'_> {
-    /// The positions of the chunk's tokens.
+    /// Returns the positions of the chunk's tokens.
     #[must_use]
     pub fn positions(&self) -> Range<usize> {
         self.first_position..self.first_position + self.tokens.len()
     }
 }
 
-/// Chunks of several sequences, computed together.
+/// Chunks of several sequences that are computed together.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// Chunks of different sequences, in any mix of prefill and decode.
@@ -80,12 +81,12 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// The tokens of all chunks: the rows of the batch.
+    /// Returns the tokens of all chunks, which are the rows of the batch.
     pub fn tokens(self) -> impl Iterator<Item = u32> + 'a {
         self.sequences.iter().flat_map(|sequence| sequence.tokens).copied()
     }
 
-    /// The kinds of these tokens.
+    /// Returns the types of these tokens.
     pub fn token_types(self) -> impl Iterator<Item = u32> + 'a {
         self.sequences.iter().flat_map(|SequenceChunk { tokens, token_types, .. }| {
             token_types.iter().copied().chain(std::iter::repeat_n(0, tokens.len() - token_types.len()))
@@ -93,14 +94,14 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Why a forward pass did not finish. The pages of its new positions hold nothing of use; all others are untouched.
+/// A forward pass did not finish. The pages of its new positions have undefined contents; other pages are unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
-    /// The cancel flag was up.
+    /// The cancel flag was set.
     #[error("the forward pass was cancelled")]
     Cancelled,
-    /// A worker panicked: a defect of ferrule.
-    #[error("a worker panicked in the forward pass: {0}")]
+    /// A worker thread panicked, which is a bug in ferrule.
+    #[error("a worker thread panicked in the forward pass: {0}")]
     Panicked(String),
 }
 
@@ -113,92 +114,94 @@ impl From<PoolError> for ForwardError {
     }
 }
 
-/// What a model can be asked for.
+/// What a model supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
-    /// Whether a token sees only those before it and itself. Where it sees all, a sequence is computed whole, in one
-    /// chunk, and its pages are of no use to another.
+    /// Whether a token attends only to itself and the tokens before it. If not, a sequence is computed in one chunk and
+    /// its pages cannot be shared.
     pub causal: bool,
-    /// Whether there are logits that tokens can be sampled from.
+    /// Whether the model has logits to sample tokens from.
     pub logits: bool,
-    /// Numbers of a hidden state.
+    /// Length of a hidden state.
     pub hidden_size: usize,
-    /// Numbers of an embedding.
+    /// Length of an embedding.
     pub embedding_size: usize,
-    /// Kinds of tokens; 1 where the model makes no difference.
+    /// Number of token types; 1 if the model does not distinguish any.
     pub token_types: usize,
-    /// Its classifier, if it has one.
+    /// Classifier, if the model has one.
     pub classifier: Option<Classifies>,
 }
 
-/// What a classifier reads and gives.
+/// Input and output of a classifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Classifies {
-    /// The hidden state that it reads.
+    /// Pooling of the hidden states.
     pub pooling: Pooling,
-    /// Scores that it gives.
+    /// Number of labels.
     pub labels: usize,
 }
 
 /// A model as the engine sees it: token ids and pages in, logits or hidden states out.
 pub trait LanguageModel {
-    /// Logits of a row.
+    /// Returns the number of logits per row.
     fn vocab_size(&self) -> usize;
 
-    /// What it can be asked for.
+    /// Returns what the model supports.
     fn abilities(&self) -> Abilities;
 
-    /// The groups of layers that share a page table.
+    /// Returns the groups of layers that share a page table.
     fn kv_groups(&self) -> &[KvGroup];
 
-    /// How many leading positions of a sequence with so long a prompt have keys and values that depend on its tokens
-    /// up to there and on nothing else: the pages of those may be shared with any sequence that begins alike.
+    /// Returns the number of leading positions whose keys and values depend only on the tokens up to there, for a
+    /// sequence with a prompt of `prompt_len` tokens. Pages of these positions can be shared with any sequence that has
+    /// the same prefix.
     fn shareable_tokens(&self, prompt_len: usize) -> usize;
 
-    /// Copies a page of a group, in all its layers.
+    /// Copies a page of a group, in all of its layers.
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId);
 
-    /// The bytes of a page of a group, in all its layers: [`KvGroup::page_bytes`] of them.
+    /// Returns the bytes of a page of a group, in all of its layers: [`KvGroup::page_bytes`] of them.
     fn page(&self, group: usize, page: PageId) -> &[u8];
 
-    /// Overwrites a page of a group with bytes that [`LanguageModel::page`] gave under the same fingerprint.
+    /// Overwrites a page of a group with bytes from [`LanguageModel::page`] of a model with the same fingerprint.
     ///
     /// # Panics
-    /// If `bytes` are not as many as a page has.
+    /// If the number of bytes is not [`KvGroup::page_bytes`].
     fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]);
 
-    /// Names everything on which the bits of keys and values depend besides the tokens and the adapter: bytes of pages are exchanged
-    /// only between models of the same fingerprint. Reads all weights, so it is not for every step.
+    /// Returns the fingerprint of everything that affects the KV cache contents besides tokens and adapter. Pages can
+    /// be exchanged only between models with the same fingerprint. Reads all weights, so it is slow on first use.
     fn fingerprint(&self) -> [u8; 32];
 
-    /// Computes a batch. `logits` is overwritten with `[wanted rows, vocab_size]`, in the order of the batch.
-    /// Keys and values of the chunks' positions are in their pages afterwards.
+    /// Computes a batch: overwrites `logits` with `[wanted rows, vocab_size]`, in the order of the batch, and writes
+    /// keys and values of the chunks' positions to their pages.
     ///
     /// # Errors
-    /// [`ForwardError`]; the batch can be given again.
+    /// [`ForwardError`]; the batch can be retried.
     ///
     /// # Panics
     /// If logits are wanted of a model that has none.
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError>;
 
-    /// As [`LanguageModel::forward`], but gives hidden states after the last norm: `[wanted rows, hidden_size]`.
+    /// Does the same as [`LanguageModel::forward`], but returns hidden states after the final norm: `[wanted rows,
+    /// hidden_size]`.
     ///
     /// # Errors
-    /// [`ForwardError`]; the batch can be given again.
+    /// [`ForwardError`]; the batch can be retried.
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError>;
 
-    /// The embeddings `[texts, embedding_size]` of pooled hidden states `[texts, hidden_size]`.
+    /// Computes embeddings `[texts, embedding_size]` from pooled hidden states `[texts, hidden_size]`.
     ///
     /// # Errors
     /// [`ForwardError`].
     fn embeddings(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError>;
 
-    /// The classifier's scores `[texts, labels]` of pooled hidden states `[texts, hidden_size]`.
+    /// Computes the classifier's scores `[texts, labels]` from pooled hidden states `[texts, hidden_size]`.
     ///
     /// # Errors
     /// [`ForwardError`].
     ///
     /// # Panics
-    /// If there is no classifier.
+    /// If the model has no classifier.
     fn scores(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError>;
 }

@@ -1,8 +1,8 @@
-//! A name for everything on which the bits of keys and values depend besides the tokens.
+//! Fingerprint of everything besides tokens that affects the KV cache contents.
 //!
-//! Pages that were kept outside the process, on a disk or in a saved state, are read back only by a model that would
-//! compute the same bits. Another fine-tune has the same shapes and names, so that the weights themselves are hashed,
-//! as they were packed; all at the speed of memory, on all threads, since a server does this while its users wait.
+//! Pages that were kept on disk or in a saved state are reused only by a model that would compute the same bits. A
+//! fine-tuned model has the same shapes and names, so the packed weights themselves are hashed, on all threads, because
+//! a server does this while its users wait.
 
 use std::sync::OnceLock;
 
@@ -13,14 +13,14 @@ use crate::spec::ModelSpec;
 use crate::transformer::LoadOptions;
 use crate::weights::{Tensors, Weights};
 
-/// What one task hashes: large enough that tasks cost nothing, small enough that threads end together.
+/// Bytes per task: large enough to make the cost of a task negligible, small enough to balance threads.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Positions whose rotations are hashed.
+/// Number of positions whose rotary embeddings are hashed.
 const ROPE_SAMPLES: usize = 256;
 
-/// Hashes a model. Every part has its length before it or one that the spec gives, so that no two models are hashed
-/// from the same bytes.
+/// Computes the fingerprint of a model. The length of every part is hashed or follows from the spec, so that two models
+/// never hash the same bytes.
 pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOptions, pool: &Pool) -> [u8; 32] {
     let mut hasher = Parts::new("ferrule fingerprint of a model");
     hasher.number(ARITHMETIC_VERSION as usize);
@@ -29,7 +29,7 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
     hasher.bytes(options.quantization.name().as_bytes());
     hasher.bytes(options.kv_format.name().as_bytes());
     hasher.bytes(options.isa.name().as_bytes());
-    // Powers, sines and cosines come from the system's mathematical library, which is not the same everywhere.
+    // Powers, sines and cosines come from the system's math library, which differs between systems.
     let mut rows = RopeRows::default();
     let positions = (0..ROPE_SAMPLES).map(|i| (i * (spec.max_position_embeddings / ROPE_SAMPLES).max(1), 1));
     for rope in &spec.ropes {
@@ -46,13 +46,13 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
     hasher.finish()
 }
 
-/// The hash of each chunk of what all matrices hold, in order.
+/// Returns the hash of each chunk of all matrices, in order.
 fn hashes_of_chunks(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash> {
     let chunks: Vec<&[u8]> =
         matrices.iter().flat_map(|matrix| matrix.buffers()).flat_map(|bytes| bytes.chunks(CHUNK_BYTES)).collect();
     let hashes: Vec<OnceLock<blake3::Hash>> = vec![OnceLock::new(); chunks.len()];
     let hash = |index: usize| hashes[index].get_or_init(|| blake3::hash(chunks[index]));
-    // Whatever the pool leaves undone (nothing: a hash does not panic, and nobody cancels it) is done here.
+    // Compute here what the pool did not (nothing in practice: hashing does not panic and is not cancelled).
     let task = |index| {
         hash(index);
     };
@@ -60,11 +60,11 @@ fn hashes_of_chunks(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash
     (0..chunks.len()).map(|index| *hash(index)).collect()
 }
 
-/// A hasher of parts that cannot be taken for others by shifting bytes between neighbours.
+/// A hasher that separates its parts, so that moving bytes from one part to the next changes the hash.
 pub(crate) struct Parts(blake3::Hasher);
 
 impl Parts {
-    /// For what `context` says, and nothing else.
+    /// Creates a hasher for the purpose that `context` names.
     pub fn new(context: &str) -> Self {
         Self(blake3::Hasher::new_derive_key(context))
     }
@@ -83,7 +83,7 @@ impl Parts {
         self.bytes(&bytes);
     }
 
-    /// A matrix but for what it holds.
+    /// Hashes the shape and the formats of a matrix.
     pub fn shape(&mut self, matrix: &PackedMatrix) {
         self.number(matrix.rows());
         self.number(matrix.cols());
@@ -113,7 +113,7 @@ mod tests {
     use crate::specs;
     use crate::weights::{Ffn, Loader, Source};
 
-    /// A spec with biases and norms, and `scaling` in its rotation.
+    /// Returns a spec with biases and norms, and with `scaling` in its rotary embedding.
     fn spec(scaling: &serde_json::Value) -> ModelSpec {
         let mut spec = specs::llama(320, 2);
         let norm = json!({"type": "layer", "eps": 1e-5, "weight_offset": 0.0, "weight": true, "bias": true});
@@ -169,7 +169,7 @@ mod tests {
             is_new(fingerprint(&plain, &load(options), options, &pools[0]));
         }
         let vectors = weights.tensors().vectors.len();
-        // For each layer two norms of weight and bias, the norms of queries and keys, and four biases.
+        // Per layer: two norms with weight and bias, norms of queries and keys, and four biases.
         assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
         weights.final_norm.as_mut().unwrap().bias.as_mut().unwrap()[63] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));

@@ -1,13 +1,13 @@
-//! Which layers share a page table.
+//! Groups of layers that share a page table in the KV cache.
 
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore};
 
 use crate::batch::KvGroup;
 use crate::spec::ModelSpec;
 
-/// The layers by group: those of a group have keys and values of the same shape, and the same window.
+/// KV cache groups: the layers of a group have keys and values of the same shape, and the same window.
 pub(crate) struct KvLayout {
-    /// For each layer its group and its place within the group.
+    /// Group of each layer, and the layer's index in the group.
     pub places: Vec<(usize, usize)>,
     pub shapes: Vec<KvShape>,
     pub groups: Vec<KvGroup>,
@@ -19,7 +19,7 @@ impl KvLayout {
         let mut windows = Vec::new();
         let mut places = Vec::with_capacity(spec.layers.len());
         for layer in &spec.layers {
-            // A sequence that is read in both directions is computed at once: no window passes any page.
+            // A bidirectional sequence is computed in one chunk, so no page of it leaves the window.
             let window = layer.attention.window.filter(|_| spec.causal);
             let shape = layer.attention.kv_shape();
             let same = |(other, others): (&KvShape, &Option<usize>)| {

@@ -1,4 +1,4 @@
-//! From a description of an architecture and a checkpoint to a forward pass over a ragged batch.
+//! Models: from the description of an architecture and a checkpoint to a forward pass over a ragged batch.
 #![forbid(unsafe_code)]
 
 mod adapter;

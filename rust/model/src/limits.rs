@@ -1,37 +1,37 @@
-//! What a number of a spec may be, and the error that names the field, the value and the limit.
+//! Limits of the numbers in a spec, and the error that names the field, the value and the limit.
 
-/// A field of a [`ModelSpec`](crate::ModelSpec) that cannot be.
+/// A field of a [`ModelSpec`](crate::ModelSpec) is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Not the JSON of a spec: a switch that this build does not know, among other things.
+    /// The JSON is not a spec; an unknown field is one of the reasons.
     #[error("model spec: {0}")]
     Json(String),
-    /// A number outside its limits.
-    #[error("model spec: {field} is {value}; it must be {limit}")]
+    /// A number is outside its limits.
+    #[error("model spec: {field} must be {limit}, got {value}")]
     Number {
-        /// The field's path.
+        /// Path of the field.
         field: String,
-        /// What it holds.
+        /// Value found.
         value: String,
-        /// What it may hold.
+        /// Values that are allowed.
         limit: String,
     },
-    /// A role without a tensor.
-    #[error("model spec: no tensor is named for the role {role:?}")]
+    /// The spec has no tensor for a role.
+    #[error("model spec: no tensor for role {role:?}")]
     Role {
-        /// The role.
+        /// Name of the role.
         role: String,
     },
 }
 
 impl SpecError {
-    /// A role whose tensor is a part of another, or is in parts.
+    /// Returns the error for a role that must be one whole tensor and is not.
     pub(crate) fn not_whole(role: &str) -> Self {
         Self::Role { role: format!("{role} as a whole tensor") }
     }
 }
 
-/// Wider than any model is: keeps every product of two sizes far from overflow.
+/// Upper limit for sizes, above those of any known model; keeps products of two sizes from overflowing.
 const MAX_SIZE: usize = 1 << 28;
 
 pub(crate) fn size(field: &str, value: usize) -> Result<(), SpecError> {

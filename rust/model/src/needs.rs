@@ -1,28 +1,28 @@
-//! What a model takes of memory, told before any of it is taken.
+//! Memory that a model needs, computed before any of it is allocated.
 
 use ferrule_kernels::kv::KvFormat;
 
 use crate::batch::KvGroup;
 use crate::kv_layout::KvLayout;
-use crate::layer::{FFN_ROWS, MIXTURE_ROWS};
+use crate::layer::{EXPERTS_ROWS, FFN_ROWS};
 use crate::quantization::Quantization;
 use crate::spec::{AttentionSpec, DenseSpec, FfnSpec, LatentProjections, LayerSpec, ModelSpec, ProjectionsSpec};
 use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
-/// What a model takes: the figures of one that is loaded.
+/// Memory that a model needs; equals what the loaded model reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Needs {
-    /// Of its weights.
+    /// Sizes of the weights.
     pub weights: WeightSizes,
-    /// Of its keys and values.
+    /// KV cache groups, with the bytes of one page each.
     pub kv_groups: Vec<KvGroup>,
 }
 
-/// What a model would take. Of a checkpoint's files the headers are looked at, which must have all that the spec names,
-/// and nothing else.
+/// Computes the memory that a model needs. Reads only the headers of the files, and checks that they have every tensor
+/// that the spec names.
 ///
 /// # Errors
-/// [`LoadError`], as [`crate::Transformer::load`] where files do not fit the spec.
+/// [`LoadError`] if the files do not fit the spec, as for [`crate::Transformer::load`].
 pub fn measure(
     spec: &ModelSpec,
     source: Source<'_>,
@@ -36,11 +36,11 @@ pub fn measure(
     Ok(Needs { weights, kv_groups: KvLayout::new(spec, kv_format).groups })
 }
 
-/// Bytes of a quantized activation, with its share of what a block of them has besides.
+/// Bytes of a quantized activation, including its share of the block's scale.
 const QUANTIZED_BYTES: f64 = 1.5;
 
-/// About how many bytes lie between the operations of a step of `rows` tokens, of which `logit_rows` have their logits
-/// computed: what is kept from one layer to the next, and the widest of each thing that a layer keeps.
+/// Estimates the bytes of activation buffers for a step of `rows` tokens, `logit_rows` of which need logits: the
+/// buffers kept between layers, and the widest of each buffer inside of a layer.
 #[must_use]
 pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     let most = |of: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(of).max().unwrap_or(0);
@@ -54,13 +54,13 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     (floats as f64 * size_of::<f32>() as f64 + rows as f64 * inputs as f64 * QUANTIZED_BYTES) as u64
 }
 
-/// Floats that a row has before and after a layer's blocks.
+/// Returns the floats per row between the blocks of a layer.
 fn between_blocks(spec: &ModelSpec, layer: &LayerSpec) -> usize {
     let buffers = [layer.attention_norm.is_some(), layer.ffn_norm.is_some(), layer.parallel, true];
     buffers.into_iter().filter(|there| *there).count() * spec.hidden_size
 }
 
-/// Floats that a row has within attention.
+/// Returns the floats per row inside of attention.
 fn of_attention(spec: &AttentionSpec) -> usize {
     let heads = spec.heads;
     match &spec.projections {
@@ -77,23 +77,23 @@ fn of_attention(spec: &AttentionSpec) -> usize {
     }
 }
 
-/// Floats of all rows within the feed-forward network, which takes so many of them at a time.
+/// Returns the floats inside of the feed-forward network for all rows, which it processes in chunks.
 fn of_ffn(spec: &ModelSpec, layer: &LayerSpec, rows: usize) -> usize {
     let within = |dense: &DenseSpec| dense.inner_rows() + if dense.gated { dense.intermediate_size } else { 0 };
     match &layer.ffn {
         FfnSpec::Dense(dense) => rows.min(FFN_ROWS) * within(dense),
-        FfnSpec::Experts(mixture) => {
-            let chosen = 2 * spec.hidden_size + within(&mixture.expert);
-            rows.min(MIXTURE_ROWS) * (mixture.experts + mixture.experts_per_token * chosen)
+        FfnSpec::Experts(experts) => {
+            let chosen = 2 * spec.hidden_size + within(&experts.expert);
+            rows.min(EXPERTS_ROWS) * (experts.experts + experts.experts_per_token * chosen)
         }
     }
 }
 
-/// Numbers of the longest row that a layer multiplies with a matrix, for each of the rows of a step.
+/// Returns the length of the longest row that a layer multiplies with a matrix, counted for each row of a step.
 fn longest_input(spec: &ModelSpec, layer: &LayerSpec) -> usize {
     let ffn = match &layer.ffn {
         FfnSpec::Dense(dense) => dense.intermediate_size,
-        FfnSpec::Experts(mixture) => mixture.experts_per_token * mixture.expert.intermediate_size.max(spec.hidden_size),
+        FfnSpec::Experts(experts) => experts.experts_per_token * experts.expert.intermediate_size.max(spec.hidden_size),
     };
     ffn.max(spec.hidden_size).max(layer.attention.output_columns())
 }
@@ -112,7 +112,8 @@ mod tests {
     use crate::specs;
     use crate::transformer::{LoadOptions, Transformer};
 
-    /// Heads, one layer with a window; latents, and a head of its own; the same with a mixture in one layer.
+    /// Three specs: attention heads with a window in one layer; latent attention with an untied lm_head; the same with
+    /// experts in one layer.
     fn specimens() -> [Value; 3] {
         let mut windows = specs::llama(96, 3);
         windows["layers"][1]["attention"]["window"] = json!(40);
@@ -126,9 +127,9 @@ mod tests {
                 "norm": norm, "bias": true, "split": false,
             });
         }
-        let mut mixture = latent.clone();
+        let mut experts = latent.clone();
         let expert = windows["layers"][0]["ffn"].clone();
-        mixture["layers"][1]["ffn"] = json!({
+        experts["layers"][1]["ffn"] = json!({
             "type": "experts", "experts": 6, "experts_per_token": 2, "expert": expert,
             "router": {
                 "scoring": "sigmoid", "normalize": true, "scale": 2.5, "bias": true, "correction_bias": true,
@@ -136,7 +137,7 @@ mod tests {
             },
             "shared": expert, "shared_gate": true,
         });
-        [windows, latent, mixture]
+        [windows, latent, experts]
     }
 
     fn spec(json: &Value) -> ModelSpec {
@@ -164,7 +165,7 @@ mod tests {
     fn a_token_meets_no_embedding_that_is_not_the_head_and_no_experts_that_do_not_run() {
         let int8 = Quantization::named("int8").unwrap();
         let sizes = |json: &Value| measure(&spec(json), Source::Random, int8, KvFormat::F16).unwrap().weights;
-        let [windows, latent, mixture] = specimens();
+        let [windows, latent, experts] = specimens();
         let tied = sizes(&windows);
         assert_eq!(tied.parameters, tied.parameters_per_token);
         assert_eq!(tied.weight_bytes, tied.weight_bytes_per_token);
@@ -173,11 +174,11 @@ mod tests {
         assert_eq!(untied.parameters - untied.layer_parameters, 2 * 80 * 64);
         let embedding = PackedMatrix::bytes_for(Format::Int8, 80, 64).unwrap();
         assert_eq!(untied.weight_bytes - untied.weight_bytes_per_token, embedding);
-        let sparse = sizes(&mixture);
+        let sparse = sizes(&experts);
         assert_eq!(sparse.parameters - sparse.parameters_per_token, 4 * 3 * 64 * 96);
         assert_eq!(sparse.layer_parameters - sparse.layer_parameters_per_token, 4 * 3 * 64 * 96);
         assert!(sparse.weight_bytes_per_token < sparse.weight_bytes - 4 * 3 * 64 * 96);
-        // Beside the latent layers' vectors: biases of the router, of its choice.
+        // Vectors besides those of the latent layers: the router's bias and its correction bias.
         assert_eq!(sparse.vector_bytes - untied.vector_bytes, 4 * 2 * 6);
     }
 
@@ -188,7 +189,7 @@ mod tests {
             let one = buffer_bytes(&spec, 64, 0);
             assert_eq!(buffer_bytes(&spec, 64, 3) - one, 4 * 3 * (64 + vocab));
             assert_eq!(buffer_bytes(&spec, 256, 0), 4 * one);
-            // A network takes a part of the rows at a time.
+            // The network processes rows in chunks.
             let [more, most] = [1024, 2048].map(|rows| buffer_bytes(&spec, rows, 0));
             assert!(16 * one > more && more < most && most < 2 * more);
         }

@@ -1,31 +1,31 @@
-//! Which format each of a model's matrices gets.
+//! Quantization: the format of each matrix of a model.
 //!
-//! A few matrices carry most of what quantizing loses, and one costs few bytes: they get more bits. `benches/quality`
-//! is the study behind the table.
+//! A few matrices cause most of the quantization error and take few bytes; they get more bits. `benches/quality` has
+//! the study behind the table.
 
 use ferrule_formats::FloatDtype;
 use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8, Q8_0};
 
 use crate::weights::{QUANTIZATION, Source, View};
 
-/// A way to store a model's weights: a row of the table, under the name that users write.
+/// How the weights of a model are quantized: a row of the table, with the name that users write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     name: &'static str,
-    /// Of the embedding and the head, which often are one.
+    /// Format of the embedding and lm_head, which are often one matrix.
     embedding_and_lm_head: Format,
-    /// Of the projection to values, and of the feed-forward network's last one at either end of the model.
+    /// Format of the value projection, and of the down projection in the first and last layers.
     sensitive: Format,
-    /// Of all other matrices.
+    /// Format of all other matrices.
     usual: Format,
-    /// Whether what is stored in fewer bits already stays so.
+    /// Whether weights that are quantized in the checkpoint keep their stored format.
     as_stored: bool,
 }
 
 impl Quantization {
-    /// Every one, widest first.
+    /// All quantizations, widest first.
     pub const ALL: &'static [Self] = &[
-        //        name    embedding_and_lm_head   sensitive  usual
+        // name, then formats: [embedding and lm_head, sensitive, usual]
         Self::F32,
         Self::row("bf16", [Bf16, Bf16, Bf16]),
         Self::row("f16", [F16, F16, F16]),
@@ -33,21 +33,21 @@ impl Quantization {
         Self::row("int4", [Int6, Int6, Int4]),
     ];
 
-    /// Nothing is lost.
+    /// Full precision.
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
-    /// What `auto` is for weights that are stored as floating-point numbers.
+    /// What `auto` selects for checkpoints of floating-point weights.
     const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
 
-    /// What it is for those that are quantized: each matrix as it is stored, where kernels know its blocks, else, as what
-    /// is not quantized, in a wider format.
+    /// What `auto` selects for quantized checkpoints: each matrix keeps its stored format if kernels support its
+    /// blocks; other matrices get a wider format.
     const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 
     const fn row(name: &'static str, [embedding_and_lm_head, sensitive, usual]: [Format; 3]) -> Self {
         Self { name, embedding_and_lm_head, sensitive, usual, as_stored: false }
     }
 
-    /// The one that is best for weights as they are stored; of weights that are packed, the one that they are packed in.
+    /// Returns the best quantization for weights as they are stored; for a packed file, the one that it is packed in.
     #[must_use]
     pub fn auto(source: Source<'_>) -> Self {
         match source {
@@ -60,49 +60,49 @@ impl Quantization {
         }
     }
 
-    /// The one that users call `name`.
+    /// Returns the quantization with this name, if there is one.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|quantization| quantization.name == name)
     }
 
-    /// The name that users write.
+    /// Returns the name that users write.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// Whether every matrix is stored as `format`.
+    /// Returns whether every matrix is stored as `format`.
     #[must_use]
     pub fn is_all(self, format: Format) -> bool {
         [self.embedding_and_lm_head, self.sensitive, self.usual] == [format; 3]
     }
 
-    /// Of the embedding and of the head.
+    /// Returns the format of the embedding and lm_head.
     pub(crate) fn embedding_and_lm_head(self) -> Format {
         self.embedding_and_lm_head
     }
 
-    /// Of the projection to values.
+    /// Returns the format of the value projection.
     pub(crate) fn values(self) -> Format {
         self.sensitive
     }
 
-    /// Of the projection back from the feed-forward network's inner width, in layer `layer` of `layers`: the first and
-    /// the last eighth, one each at least, are sensitive.
+    /// Returns the format of the down projection in layer `layer` of `layers`. The first and the last eighth of the
+    /// layers, at least one each, are sensitive.
     pub(crate) fn down(self, layer: usize, layers: usize) -> Format {
         let eighth = (layers / 8).max(1);
         if (eighth..layers.saturating_sub(eighth)).contains(&layer) { self.usual } else { self.sensitive }
     }
 
-    /// Of a matrix, or a part of one, with so many columns, of which the table says `usual`.
+    /// Returns the format of a stored matrix with `columns` columns, for which the table says `usual`.
     pub(crate) fn of_stored(self, usual: Format, view: &View<'_>, columns: usize) -> Format {
         if !self.as_stored || !usual.is_integer() {
             return usual;
         }
         let bits = view.tensor().stored_bits();
-        // What was quantized has a grid that blocks of 32 come nearer to than a rotation, which spreads it; what was not
-        // meets the same activations as its neighbours.
+        // Weights from a quantized checkpoint lie on a grid that blocks of 32 approximate better than a rotation, which
+        // spreads it. Matrices that are not quantized get the same activations as their neighbours.
         let wider = match Q8_0.stored_block() {
             _ if bits < 4.0 => Int6,
             Some(block) if columns.is_multiple_of(block.inputs) => Q8_0,
@@ -111,8 +111,8 @@ impl Quantization {
         view.blocks(columns).and_then(|layout| Format::named(layout.name())).unwrap_or(wider)
     }
 
-    /// Of a matrix whose rows are looked up, and which nothing is multiplied with: a token reads one of them, and wider
-    /// ones cost no time.
+    /// Returns the format of a matrix whose rows are looked up and not multiplied. A token reads one row, so wider
+    /// formats cost no time.
     pub(crate) fn of_lookup(self, view: &View<'_>) -> Format {
         match view.tensor().float_dtype().filter(|_| self.as_stored) {
             Some(FloatDtype::F32) => F32,
@@ -122,7 +122,7 @@ impl Quantization {
         }
     }
 
-    /// Of all other matrices.
+    /// Returns the format of all other matrices.
     pub(crate) fn usual(self) -> Format {
         self.usual
     }

@@ -1,7 +1,7 @@
-//! Weights of random numbers: to measure shapes that nobody has on disk.
+//! Random weights, to measure model shapes without a checkpoint.
 //!
-//! All bytes differ, as those of a trained model do, so that nothing is faster than it would be in earnest; and a row
-//! of K weights has the variance 1 / K, so that hidden states stay of order one.
+//! The bytes vary as those of a trained model do, so that speed is realistic. A row of K weights has the variance 1 /
+//! K, so that hidden states stay of order one.
 
 /// A matrix of random numbers; the same name gives the same numbers.
 #[derive(Debug, Clone, Copy)]
@@ -12,24 +12,24 @@ pub(crate) struct RandomMatrix {
 
 impl RandomMatrix {
     pub fn new(name: &str, rows: usize) -> Self {
-        // FNV-1a: any hash does that is the same everywhere and always.
+        // FNV-1a; any hash would do that is the same on every machine.
         let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         Self { seed: name.bytes().fold(0xcbf2_9ce4_8422_2325, hash), rows }
     }
 
-    /// Row `row`: uniform numbers of variance 1 / `out.len()`.
+    /// Fills `out` with row `row`: uniform numbers of variance 1 / `out.len()`.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         let step = (3.0 / out.len() as f32).sqrt() / (1 << 23) as f32;
         let mut state = mix(self.seed ^ mix(row as u64));
         for value in out {
-            // Knuth's linear congruential generator; its upper bits are good enough to fill memory with.
+            // Knuth's linear congruential generator; its upper bits are random enough for this purpose.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             *value = ((state as i64) >> 40) as f32 * step;
         }
     }
 }
 
-/// The finalizer of splitmix64 (Steele, Lea and Flood 2014): neighbouring rows get unrelated states.
+/// Finalizer of SplitMix64 (Steele, Lea and Flood 2014): neighbouring rows get unrelated states.
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

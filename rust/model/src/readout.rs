@@ -1,4 +1,4 @@
-//! From the pooled hidden states of texts to their embeddings or their scores.
+//! Embeddings and scores of texts, from their pooled hidden states.
 
 use ferrule_kernels::activation::activate;
 use ferrule_kernels::{Exec, PoolError};
@@ -7,7 +7,7 @@ use crate::layer::{linear, norm_in_place};
 use crate::spec::{ActivationSpec, ModelSpec};
 use crate::weights::{Linear, Weights};
 
-/// `[texts, embedding_size]` of `pooled: [texts, hidden_size]`.
+/// Computes embeddings `[texts, embedding_size]` from `pooled: [texts, hidden_size]`.
 pub(crate) fn embeddings(
     exec: &Exec<'_>,
     spec: &ModelSpec,
@@ -21,10 +21,10 @@ pub(crate) fn embeddings(
     Ok(rows)
 }
 
-/// `[texts, labels]` of `pooled: [texts, hidden_size]`.
+/// Computes scores `[texts, labels]` from `pooled: [texts, hidden_size]`.
 ///
 /// # Panics
-/// If there is no classifier.
+/// If the model has no classifier.
 pub(crate) fn scores(
     exec: &Exec<'_>,
     spec: &ModelSpec,
@@ -42,7 +42,7 @@ pub(crate) fn scores(
     project(exec, &weights.labels, None, &rows)
 }
 
-/// `activation(W x + b)` of each row.
+/// Computes `activation(W x + b)` for each row.
 fn project(
     exec: &Exec<'_>,
     weights: &Linear,

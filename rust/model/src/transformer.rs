@@ -1,4 +1,4 @@
-//! The forward pass: one for every architecture, over a ragged batch of prompt pieces and decode rows.
+//! The forward pass, the same for every architecture, over a ragged batch of prefill chunks and decode rows.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -21,24 +21,24 @@ use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
 use crate::weights::{Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization};
 
-/// How a model is loaded.
+/// Options for loading a model.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
-    /// The weights' formats.
+    /// Formats of the weights.
     pub quantization: Quantization,
-    /// The format of keys and values in the cache.
+    /// Format of keys and values in the KV cache.
     pub kv_format: KvFormat,
-    /// The instructions to use.
+    /// Instruction set to use.
     pub isa: Isa,
 }
 
-/// A model with its weights, its key-value cache and its threads.
+/// A model with its weights, KV cache and thread pool.
 pub struct Transformer {
     spec: Arc<ModelSpec>,
     weights: Weights,
-    /// Where adapters may find their place.
+    /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
-    /// For each layer its group and its place within the group.
+    /// KV cache group of each layer, and the layer's index in the group.
     places: Vec<(usize, usize)>,
     shapes: Vec<KvShape>,
     groups: Vec<KvGroup>,
@@ -46,28 +46,28 @@ pub struct Transformer {
     options: LoadOptions,
     pool: Arc<Pool>,
     buffers: Buffers,
-    /// Computed when it is first asked for.
+    /// Computed on first use.
     fingerprint: OnceLock<[u8; 32]>,
 }
 
-/// Buffers of a forward pass, kept from step to step. Shapes: `[rows, width]`.
+/// Buffers of a forward pass, reused from step to step. Shapes: `[rows, width]`.
 #[derive(Default)]
 struct Buffers {
     /// The residual stream.
     hidden: Scratch<f32>,
-    /// Rows of the embedding that are narrower; rows that go through the head.
+    /// Narrow embedding rows before their projection; then the rows that the lm_head reads.
     update: Scratch<f32>,
     layer: LayerBuffers,
-    /// All maps of a pass use it, one after the other.
+    /// Shared by all linear layers of a pass, which run one after the other.
     adapters: RefCell<AdapterBuffers>,
     ropes: Vec<RopeRows>,
 }
 
 impl Transformer {
-    /// Packs the weights of a source. The cache has no pages yet: see [`Transformer::allocate_kv`].
+    /// Loads a model from a source of weights. The KV cache is empty until [`Transformer::allocate_kv`].
     ///
     /// # Errors
-    /// [`LoadError`] for files that do not fit the spec, too little memory, or a cancelled load.
+    /// [`LoadError`] if the files do not fit the spec, memory is too small, or the load is cancelled.
     pub fn load(
         spec: ModelSpec,
         source: Source<'_>,
@@ -100,7 +100,7 @@ impl Transformer {
         })
     }
 
-    /// Gives each group of layers a cache of so many pages, empty. Memory is taken as pages are first written.
+    /// Allocates `pages[i]` empty KV cache pages for group `i`. Memory is used when a page is first written.
     ///
     /// # Errors
     /// [`LoadError::Memory`] if the address space is too small.
@@ -119,13 +119,13 @@ impl Transformer {
         Ok(())
     }
 
-    /// What the model is.
+    /// Returns the model's architecture.
     #[must_use]
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// Loads adapters for this model, beside whatever it does.
+    /// Returns a loader of adapters for this model, which can be used while the model runs.
     #[must_use]
     pub fn adapters(&self) -> AdapterLoader {
         AdapterLoader {
@@ -136,38 +136,38 @@ impl Transformer {
         }
     }
 
-    /// What the weights come to.
+    /// Returns the sizes of the weights.
     #[must_use]
     pub fn weight_sizes(&self) -> WeightSizes {
         self.weights.sizes(&self.spec)
     }
 
-    /// Bytes of the weights that lie in a mapped file, which other processes may share.
+    /// Returns the bytes of weights in a mapped file, which other processes can share.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.weights.tensors().matrices.iter().map(|matrix| matrix.shared_bytes() as u64).sum()
     }
 
-    /// How the weights are stored.
+    /// Returns the quantization of the weights.
     #[must_use]
     pub fn quantization(&self) -> Quantization {
         self.options.quantization
     }
 
-    /// The instructions in use.
+    /// Returns the instruction set in use.
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.options.isa
     }
 
-    /// The threads in use.
+    /// Returns the thread pool in use.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// Carries a batch through the layers. What is wanted of it comes out of the final norm: `[wanted rows, hidden_size]`,
-    /// so many numbers in [`Buffers::update`].
+    /// Runs a batch through all layers and the final norm. Writes the rows that logits are wanted for to
+    /// [`Buffers::update`], `[wanted rows, hidden_size]`, and returns the number of floats.
     fn run(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
         let Self { spec, weights, places, stores, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
@@ -207,7 +207,7 @@ impl Transformer {
     }
 }
 
-/// The hidden states of a batch's tokens, `[rows, hidden_size]`.
+/// Computes the hidden states before the first layer, `[rows, hidden_size]`.
 pub(crate) fn embed(
     exec: &Exec<'_>,
     spec: &ModelSpec,
@@ -252,7 +252,7 @@ pub(crate) fn embed(
     norm_in_place(exec, weights.norm.as_ref(), hidden, width)
 }
 
-/// Logits of rows after the final norm.
+/// Computes the logits of rows after the final norm.
 fn head(
     exec: &Exec<'_>,
     spec: &ModelSpec,
@@ -352,7 +352,7 @@ impl LanguageModel for Transformer {
     }
 }
 
-/// The rows of a batch that are wanted.
+/// Returns the rows of a batch that logits or hidden states are wanted for.
 fn wanted_rows(batch: Batch<'_>) -> Vec<usize> {
     let mut first = 0;
     let mut wanted = Vec::new();

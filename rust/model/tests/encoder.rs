@@ -105,11 +105,11 @@ fn rows_are_projected_and_classified_each_on_its_own() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn invalid_fields_are_named() {
     for (at, value, words) in [
-        ("/classifier/labels", json!(0), "classifier.labels is 0; it must be in 1..=1048576"),
-        ("/text_projections/1/width", json!(0), "text_projections[1].width is 0"),
-        ("/text_projections", json!(vec![spec()["text_projections"][1].clone(); 17]), "is 17; it must be at most 16"),
+        ("/classifier/labels", json!(0), "classifier.labels must be in 1..=1048576, got 0"),
+        ("/text_projections/1/width", json!(0), "text_projections[1].width must be in 1..=268435456, got 0"),
+        ("/text_projections", json!(vec![spec()["text_projections"][1].clone(); 17]), "must be at most 16, got 17"),
         ("/classifier/pooling", json!("max"), "unknown variant `max`"),
     ] {
         let mut spec = spec();

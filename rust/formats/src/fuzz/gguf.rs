@@ -1,9 +1,9 @@
-//! GGUF files at random.
+//! Random GGUF files.
 
 use super::inputs::{Random, assert_found, run};
 use crate::gguf::{GgufError, Header, TensorType, Value};
 
-/// What is found among some thousand inputs. Larger files than these meet the limits on counts and lengths too.
+/// Errors that a few thousand inputs produce. Only larger files reach the limits on counts and lengths.
 const FAULTS: [&str; 23] = [
     "Magic",
     "Version",
@@ -30,7 +30,7 @@ const FAULTS: [&str; 23] = [
     "Overlap",
 ];
 
-/// Bytes of a number of each type: of bools, strings and arrays none.
+/// Bytes of each numeric type; 0 for bools, strings and arrays.
 const NUMBER_BYTES: [u8; 13] = [1, 1, 2, 2, 4, 4, 4, 0, 0, 0, 8, 8, 8];
 const BOOL: u64 = 7;
 const STRING: u64 = 8;
@@ -67,7 +67,7 @@ fn put_value(out: &mut Vec<u8>, random: &mut Random, ty: u64, depth: u64) {
         BOOL => out.push(random.number(1) as u8),
         STRING => put_string(out, random, b"text"),
         ARRAY => {
-            // Now and then deeper than what is read.
+            // Sometimes deeper than the reader allows.
             let of = if depth < 6 { some_type(random) } else { 0 };
             let length = random.below(5);
             put_u32(out, random, of);
@@ -78,12 +78,12 @@ fn put_value(out: &mut Vec<u8>, random: &mut Random, ty: u64, depth: u64) {
     }
 }
 
-/// One in three is an array, since they are where most can go wrong.
+/// Returns a random type; one in three is an array, where most can go wrong.
 fn some_type(random: &mut Random) -> u64 {
     if random.once_in(3) { ARRAY } else { random.below(13) }
 }
 
-/// Puts the keys, and tells the alignment that they ask for.
+/// Writes the keys and returns the alignment that they declare.
 fn put_keys(out: &mut Vec<u8>, random: &mut Random, count: u64) -> u64 {
     let mut alignment = 32;
     let special = random.below(8);
@@ -116,7 +116,7 @@ fn make(random: &mut Random) -> Vec<u8> {
     for _ in 0..tensors {
         put_name(&mut out, random, b't');
         let mut id = random.below(42);
-        // Most of the types that are not read are passed over, for what comes after them.
+        // Mostly avoid unsupported types, so that what follows is tested.
         while TensorType::of_id(id as u32).is_err() && !random.once_in(20) {
             id = random.below(42);
         }
@@ -135,7 +135,7 @@ fn make(random: &mut Random) -> Vec<u8> {
     out
 }
 
-/// Reads a file and, where it is taken, all that it has.
+/// Reads a file and, if it is accepted, everything in it.
 fn read(file: &[u8], random: &mut Random) -> Result<(), GgufError> {
     let header = Header::read(file)?;
     for key in header.keys.keys() {
@@ -161,7 +161,7 @@ fn read(file: &[u8], random: &mut Random) -> Result<(), GgufError> {
     Ok(())
 }
 
-/// The numbers, bools and strings within a value: an array has as many elements as it says.
+/// Counts the numbers, bools and strings in a value, and checks that an array has the elements that it declares.
 fn count(value: Value<'_>) -> usize {
     match value {
         Value::Array(array) => {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::thread;
 use std::time::Instant;
 
-/// Inputs of a run of the suite.
+/// Number of inputs in a run of the test suite.
 const INPUTS: u64 = 20_000;
 
 /// Random numbers (SplitMix64, <https://prng.di.unimi.it/splitmix64.c>).
@@ -23,7 +23,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// True once in so many times.
+    /// Returns true once in `times` calls on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -32,7 +32,7 @@ impl Random {
         &from[self.below(from.len() as u64) as usize]
     }
 
-    /// The number, or in its place, now and then, one from where arithmetic goes wrong.
+    /// Returns `usual`, or sometimes a number that makes arithmetic overflow.
     pub fn number(&mut self, usual: u64) -> u64 {
         if !self.once_in(100) {
             return usual;
@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// Tells which input it was that ended the thread.
+/// Prints the input that panicked.
 struct Culprit(u64);
 
 impl Drop for Culprit {
@@ -77,7 +77,7 @@ impl Drop for Culprit {
     }
 }
 
-/// Reads as many inputs as are asked for; says how often each fault was found, and under "" how many had none.
+/// Reads the requested number of inputs. Returns how often each error occurred; the key "" counts accepted inputs.
 pub(super) fn run<E: fmt::Debug>(
     name: &str,
     make: fn(&mut Random) -> Vec<u8>,
@@ -112,7 +112,7 @@ fn variant(error: &impl fmt::Debug) -> String {
     shown.split([' ', '(', '{']).next().unwrap_or_default().trim_end_matches(')').to_owned()
 }
 
-/// Every one of these was found, and some inputs were valid. Of few inputs this is not asked.
+/// Checks that every expected error occurred and that some inputs were valid, unless there were few inputs.
 #[track_caller]
 pub(super) fn assert_found(faults: &Errors, expected: &[&str]) {
     let total: u64 = faults.values().sum();

@@ -1,12 +1,12 @@
-//! Headers that are made at random along the structure of their format, and broken here and there, in any number.
+//! Fuzz tests: headers that are generated at random along the structure of their format, and damaged.
 //!
-//! The suite reads some thousands; `FERRULE_FUZZ_INPUTS` asks for more, and `FERRULE_FUZZ_SEED` for others:
+//! The test suite reads some thousands; `FERRULE_FUZZ_INPUTS` asks for more, and `FERRULE_FUZZ_SEED` for others:
 //!
 //! ```text
 //! FERRULE_FUZZ_INPUTS=10000000 cargo test --release -p ferrule-formats fuzz -- --nocapture
 //! ```
 //!
-//! An input is made from a number alone, which is printed where the reader panics or lies about it.
+//! An input is generated from one number, which is printed if the reader panics or misreports it.
 
 mod gguf;
 mod inputs;

@@ -1,4 +1,4 @@
-//! Safetensors files at random.
+//! Random safetensors files.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ fn entry(text: &mut String, random: &mut Random, end: &mut u64) {
     if dtype.bits() < 8 && !random.once_in(20) {
         shape.push(4);
     }
-    // A byte too far, or too near.
+    // One byte too high or too low.
     let begin = if random.once_in(30) { (*end + random.below(3)).saturating_sub(1) } else { *end };
     *end = begin;
     *end += shape.iter().product::<u64>() * dtype.bits() / 8;
@@ -56,7 +56,7 @@ fn make(random: &mut Random) -> Vec<u8> {
     }
     text.push('}');
     let mut text = text.into_bytes();
-    // Of the text alone, so that the length before it stays right.
+    // Damages only the text, so that the length before it stays right.
     if random.once_in(4) {
         random.damage(&mut text);
     }
@@ -66,7 +66,7 @@ fn make(random: &mut Random) -> Vec<u8> {
     file
 }
 
-/// Reads a file; where it is taken, its tensors cover the data.
+/// Reads a file and, if it is accepted, checks that its tensors cover the data.
 fn read(file: &[u8], _: &mut Random) -> Result<(), SafetensorsError> {
     let header = read_header(&mut &*file, file.len() as u64)?;
     let mut spans = Vec::new();

@@ -1,10 +1,10 @@
-//! Bytes that are taken one after the other, and never past their end.
+//! [`Cursor`]: reads bytes in order and never past their end.
 
 use std::fmt::Arguments;
 
 use super::error::GgufError;
 
-/// A place in the bytes of a file.
+/// A position in the bytes of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -12,31 +12,31 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// At byte `at` of a file.
+    /// Creates a cursor at byte `at` of a file.
     ///
     /// # Panics
-    /// If the file ends before.
+    /// If the file is shorter.
     pub fn new(bytes: &'a [u8], at: usize) -> Self {
         assert!(at <= bytes.len(), "a place within the file");
         Self { bytes, at }
     }
 
-    /// Bytes before it.
+    /// Returns the position in bytes.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes after it.
+    /// Returns the number of bytes that are left.
     pub fn rest(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// The bytes from `start` up to here.
+    /// Returns the bytes from `start` up to the position.
     pub fn since(&self, start: usize) -> &'a [u8] {
         &self.bytes[start..self.at]
     }
 
-    /// The next `count` bytes, which are those of `field`.
+    /// Takes the next `count` bytes; errors name them `field`.
     pub fn take(&mut self, count: u64, field: Arguments<'_>) -> Result<&'a [u8], GgufError> {
         let rest = self.rest();
         if count > rest as u64 {
@@ -61,7 +61,7 @@ impl<'a> Cursor<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `each` bytes, all of which must be there.
+    /// Reads a count of items that take at least `each` bytes, and checks that so many bytes are left.
     pub fn count(&mut self, each: u64, field: Arguments<'_>) -> Result<u64, GgufError> {
         let count = self.u64(field)?;
         let limit = self.rest() as u64 / each;
@@ -71,7 +71,7 @@ impl<'a> Cursor<'a> {
         Ok(count)
     }
 
-    /// A string: its length in bytes as u64, and its text.
+    /// Reads a string: its length in bytes as u64, then UTF-8.
     pub fn string(&mut self, field: Arguments<'_>) -> Result<&'a str, GgufError> {
         let length = self.u64(field)?;
         let bytes = self.take(length, field)?;

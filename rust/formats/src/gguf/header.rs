@@ -18,31 +18,32 @@ use crate::file::{FileError, is_lfs_pointer};
 /// The first bytes of every GGUF file.
 pub(crate) const MAGIC: &[u8] = b"GGUF";
 
-/// ggml itself has no room for a tensor's name above 63 bytes, and keys are about as long.
+/// Largest length of a name in bytes. ggml itself allows 63 bytes for a tensor's name, and keys have about the same
+/// length.
 const MAX_NAME: usize = 255;
-/// Published models have some dozens of keys, and some thousands of tensors, since experts are stacked. With these
-/// limits the tables of a file that is made to be large take a few megabytes more than the file.
+/// Limits for the number of keys and tensors. Published models have dozens of keys and thousands of tensors. With these
+/// limits, the tables of a hostile file take a few megabytes more than the file.
 const MAX_KEYS: u64 = 1 << 14;
 const MAX_TENSORS: u64 = 1 << 14;
-/// Bytes of a key (name, type, value) and of a tensor (name, dimensions, type, offset) at the least.
+/// Smallest size in bytes of a key (name, type, value) and of a tensor (name, dimensions, type, offset).
 const LEAST_KEY_BYTES: u64 = 8 + 4 + 1;
 const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
-/// ggml's own limit.
+/// Largest number of dimensions in ggml.
 const MAX_DIMENSIONS: u32 = 4;
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u32 = 32;
-/// The larger of the common sizes of huge pages: nothing gains from more.
+/// Largest alignment, the larger of the common sizes of huge pages.
 const MAX_ALIGNMENT: u32 = 2 << 20;
 
-/// What a file says about its contents.
+/// Keys and tensors of a file.
 #[derive(Debug)]
 pub(crate) struct Header {
-    /// Where the value of each key begins with its type, in bytes from the file's start.
+    /// Offset of each key's value, which starts with its type, in bytes from the start of the file.
     pub keys: BTreeMap<String, usize>,
     pub tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// One tensor: its type, its dimensions with the slowest first, and its bytes as a range of the file.
+/// Type, dimensions (slowest first) and byte range in the file of a tensor.
 #[derive(Debug)]
 pub(crate) struct TensorInfo {
     pub ty: TensorType,
@@ -51,9 +52,9 @@ pub(crate) struct TensorInfo {
 }
 
 impl Header {
-    /// Reads the header of a whole file, and checks every claim that it makes against the bytes that are there.
+    /// Reads the header of a whole file and checks every claim against the bytes that are there.
     ///
-    /// Takes memory for the names of keys and tensors alone, and touches none of the data.
+    /// Allocates memory only for the names of keys and tensors, and reads none of the data.
     pub fn read(file: &[u8]) -> Result<Self, GgufError> {
         if file.is_empty() {
             return Err(FileError::Empty.into());
@@ -75,17 +76,17 @@ impl Header {
         Ok(Self { keys, tensors })
     }
 
-    /// The value of a key, read again from the file that this is the header of.
+    /// Reads the value of a key again from the file that this header was read from.
     ///
     /// # Errors
-    /// A [`GgufError`] where the file has been changed since.
+    /// [`GgufError`] if the file has been changed since.
     pub fn value<'a>(&'a self, file: &'a [u8], key: &str) -> Result<Option<Value<'a>>, GgufError> {
         let Some((key, &at)) = self.keys.get_key_value(key) else { return Ok(None) };
         Reader::new(Cursor::new(file, at), key).typed_value().map(Some)
     }
 }
 
-/// Magic and version.
+/// Checks magic and version.
 fn check_start(cursor: &mut Cursor<'_>) -> Result<(), GgufError> {
     let found = cursor.take(MAGIC.len().min(cursor.rest()) as u64, format_args!("the magic"))?;
     if found != MAGIC {
@@ -100,7 +101,7 @@ fn check_start(cursor: &mut Cursor<'_>) -> Result<(), GgufError> {
     }
 }
 
-/// A string that names something.
+/// Reads the name of a key or tensor.
 fn read_name<'a>(cursor: &mut Cursor<'a>, what: &str, index: u64) -> Result<&'a str, GgufError> {
     let name = cursor.string(format_args!("the name of {what} {index}"))?;
     if name.len() > MAX_NAME {
@@ -110,7 +111,7 @@ fn read_name<'a>(cursor: &mut Cursor<'a>, what: &str, index: u64) -> Result<&'a 
     Ok(name)
 }
 
-/// The places of all values, and the alignment.
+/// Reads all keys, and returns the offsets of their values and the alignment.
 fn read_keys(cursor: &mut Cursor<'_>, count: u64) -> Result<(BTreeMap<String, usize>, u32), GgufError> {
     let mut keys = BTreeMap::new();
     let mut alignment = DEFAULT_ALIGNMENT;
@@ -140,10 +141,10 @@ fn checked_alignment(value: Value<'_>) -> Result<u32, GgufError> {
     }
 }
 
-/// A tensor as the header claims it.
+/// A tensor as the header declares it, unchecked.
 struct RawTensor {
     ty: TensorType,
-    /// The fastest first.
+    /// Fastest first.
     dimensions: Vec<u64>,
     offset: u64,
     bytes: u64,
@@ -172,7 +173,7 @@ fn read_tensors(
         if offset.checked_add(bytes).is_none_or(|end| end > data) {
             return Err(GgufError::PastEnd { tensor: name, offset, bytes, data });
         }
-        // All of these are at most the file's length, or that times the elements of a block: they fit.
+        // All of these are at most the file's length, or that times the elements of a block, so they fit usize.
         let begin = start + offset as usize;
         let shape = dimensions.iter().rev().map(|&size| size as usize).collect();
         tensors.insert(name, TensorInfo { ty, shape, bytes: begin..begin + bytes as usize });
@@ -181,7 +182,7 @@ fn read_tensors(
     Ok(tensors)
 }
 
-/// Reads what follows a tensor's name, and computes its size.
+/// Reads what follows a tensor's name, and computes its size in bytes.
 fn read_tensor(cursor: &mut Cursor<'_>, name: &str) -> Result<RawTensor, GgufError> {
     let tensor = || name.to_owned();
     let count = cursor.u32(format_args!("the number of dimensions of tensor {name:?}"))?;
@@ -207,14 +208,14 @@ fn read_tensor(cursor: &mut Cursor<'_>, name: &str) -> Result<RawTensor, GgufErr
     if row % block as u64 != 0 {
         return Err(GgufError::PartialBlock { tensor: tensor(), row, block, ty });
     }
-    // Elements too, not their bytes alone: a block has more elements than bytes.
+    // The number of elements may overflow even if that of bytes does not: a block has more elements than bytes.
     match elements.and_then(|elements| (elements / block as u64).checked_mul(block_bytes as u64)) {
         Some(bytes) => Ok(RawTensor { ty, dimensions, offset, bytes }),
         None => Err(GgufError::SizeOverflow { tensor: tensor(), dimensions, ty }),
     }
 }
 
-/// No two tensors share a byte. Bytes between them belong to nobody: padding, most of all.
+/// Checks that no two tensors overlap. Bytes between tensors are allowed, mostly as padding.
 fn check_disjoint(tensors: &BTreeMap<String, TensorInfo>, start: usize) -> Result<(), GgufError> {
     let mut spans: Vec<_> = tensors.iter().map(|(name, info)| (info.bytes.start, info.bytes.end, name)).collect();
     spans.sort_unstable();

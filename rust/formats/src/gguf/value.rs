@@ -1,42 +1,43 @@
-//! The values of a GGUF file's metadata: numbers, bools, strings, and arrays of them.
+//! Metadata values of a GGUF file: numbers, bools, strings, and arrays of them.
 //!
-//! An array stays where it is in the file, so that a vocabulary takes no memory twice; its elements are read anew, and
-//! checked anew, whenever they are asked for.
+//! An array refers to the file, so that a vocabulary is not copied; its elements are read and checked again on every
+//! access.
 
 use super::cursor::Cursor;
 use super::error::GgufError;
 
-/// Arrays within arrays; the specification has them, and no known file does.
+/// Largest depth of nested arrays; the specification allows nesting, and no known file uses it.
 const MAX_NESTING: usize = 4;
-/// Elements of all arrays of a file. The largest vocabularies have some 10^5 tokens, merges and scores each; one byte
-/// an element, a file could claim billions, each of which is many bytes to whoever reads them.
+/// Largest number of elements in all arrays of a file. The largest vocabularies have about 10^5 tokens, merges and
+/// scores each. At one byte per element, a hostile file could declare billions, which take more memory once they are
+/// read.
 const MAX_ELEMENTS: u64 = 1 << 22;
-/// Bytes of a string or an array of no elements.
+/// Bytes of an empty string and of an empty array.
 const STRING_BYTES: u64 = 8;
 const ARRAY_BYTES: u64 = 12;
 
-/// Declares the types once: variant, Rust type, number in the file; then strings and arrays by hand.
+/// Declares each type once: variant, Rust type, id in the file; strings and arrays are added by hand.
 macro_rules! value_types {
     ($($(#[$doc:meta])* $variant:ident($number:ty) = $id:literal, $name:literal;)*) => {
-        /// The type of a value.
+        /// Type of a metadata value.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum ValueType { $($(#[$doc])* $variant,)*
-            /// A byte that is 0 or 1.
+            /// Byte that is 0 or 1.
             Bool,
-            /// A length in bytes and UTF-8.
+            /// Length in bytes, then UTF-8.
             String,
-            /// Values of one type.
+            /// Elements of one type.
             Array,
         }
 
-        /// A value of the metadata.
+        /// Metadata value.
         #[derive(Clone, Copy, Debug)]
         pub enum Value<'a> { $($(#[$doc])* $variant($number),)*
-            /// A byte that is 0 or 1.
+            /// Byte that is 0 or 1.
             Bool(bool),
-            /// A length in bytes and UTF-8.
+            /// UTF-8 text.
             String(&'a str),
-            /// Values of one type.
+            /// Elements of one type.
             Array(Array<'a>),
         }
 
@@ -51,7 +52,7 @@ macro_rules! value_types {
                 }
             }
 
-            /// Its name in the specification.
+            /// Returns the name in the specification.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -61,7 +62,7 @@ macro_rules! value_types {
                 }
             }
 
-            /// Bytes that a value takes at least.
+            /// Returns the smallest size of a value in bytes.
             fn least_bytes(self) -> u64 {
                 match self {
                     $(Self::$variant => size_of::<$number>() as u64,)*
@@ -71,14 +72,14 @@ macro_rules! value_types {
                 }
             }
 
-            /// Whether any bytes of the right number are such a value.
+            /// Returns whether every bit pattern is a valid value.
             fn is_number(self) -> bool {
                 !matches!(self, Self::Bool | Self::String | Self::Array)
             }
         }
 
         impl<'a> Value<'a> {
-            /// The type of this value.
+            /// Returns the type of the value.
             pub fn value_type(&self) -> ValueType {
                 match self {
                     $(Self::$variant(_) => ValueType::$variant,)*
@@ -90,7 +91,7 @@ macro_rules! value_types {
         }
 
         impl<'a> Reader<'a> {
-            /// The next value, of a type and within so many arrays.
+            /// Reads the next value of type `ty`, inside of `depth` arrays.
             fn value(&mut self, ty: ValueType, depth: usize) -> Result<Value<'a>, GgufError> {
                 let key = self.key;
                 Ok(match ty {
@@ -137,7 +138,7 @@ value_types! {
 }
 
 impl Value<'_> {
-    /// An integer of any width.
+    /// Returns the value of an integer of any width.
     pub fn integer(&self) -> Option<i128> {
         match *self {
             Self::U8(value) => Some(value.into()),
@@ -153,37 +154,37 @@ impl Value<'_> {
     }
 }
 
-/// Values of one type.
+/// Array of elements of one type.
 #[derive(Clone, Copy, Debug)]
 pub struct Array<'a> {
     key: &'a str,
     of: ValueType,
     len: usize,
-    /// Its elements, as they lie in the file.
+    /// Elements as the file stores them.
     bytes: &'a [u8],
     depth: usize,
 }
 
 impl<'a> Array<'a> {
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn of(&self) -> ValueType {
         self.of
     }
 
-    /// The number of its elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no elements.
+    /// Returns whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its elements.
+    /// Returns the elements.
     ///
     /// # Errors
-    /// A [`GgufError`] where the file has been changed since it was opened.
+    /// [`GgufError`] if the file has been changed since it was opened.
     pub fn iter(&self) -> impl Iterator<Item = Result<Value<'a>, GgufError>> {
         let mut reader = Reader::new(Cursor::new(self.bytes, 0), self.key);
         let (of, depth) = (self.of, self.depth);
@@ -191,12 +192,12 @@ impl<'a> Array<'a> {
     }
 }
 
-/// Reads the values of keys.
+/// Reads metadata values.
 pub(super) struct Reader<'a> {
     pub cursor: Cursor<'a>,
-    /// That of the next value.
+    /// Key of the next value, for messages.
     pub key: &'a str,
-    /// Elements of all arrays that it has read.
+    /// Number of elements in all arrays read so far.
     elements: u64,
 }
 
@@ -205,7 +206,7 @@ impl<'a> Reader<'a> {
         Self { cursor, key, elements: 0 }
     }
 
-    /// The next value with its type before it.
+    /// Reads the next value, which starts with its type.
     pub fn typed_value(&mut self) -> Result<Value<'a>, GgufError> {
         let ty = self.value_type()?;
         self.value(ty, 0)

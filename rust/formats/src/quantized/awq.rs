@@ -1,7 +1,7 @@
 //! AWQ (Lin et al. 2023), as AutoAWQ saves it for its GEMM kernels.
 //!
-//! Of a module: `qweight` I32 `[inputs, outputs / 8]`, `qzeros` I32 `[groups, outputs / 8]`, `scales`
-//! `[groups, outputs]`. A word holds eight outputs in an order of its own.
+//! Tensors of a module: `qweight` I32 `[inputs, outputs / 8]`, `qzeros` I32 `[groups, outputs / 8]`, `scales` `[groups,
+//! outputs]`. A word holds eight outputs, interleaved.
 //!
 //! <https://github.com/casper-hansen/AutoAWQ/blob/main/awq/modules/linear/gemm.py>
 
@@ -17,14 +17,14 @@ use super::grouped::{Codes, Grouped, Groups, Interleaved, Zeros};
 use super::parts::{Parts, expect_shape, shape_fault};
 use crate::dtype::Dtype;
 
-/// What a module's tensors are called.
+/// Tensor names of a module.
 pub(super) const PARTS: &[&str] = &["qweight", "scales", "qzeros"];
 
-/// How an AWQ checkpoint stores its weights: in four bits.
+/// AWQ quantization: 4-bit codes with scales and zero points per group.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Awq {
-    /// Inputs that share a scale; all of a row without it.
+    /// Number of inputs that share a scale; `None` for one scale per row.
     pub group_size: Option<NonZeroUsize>,
 }
 
@@ -41,7 +41,7 @@ impl Awq {
         parts.expect_dtype(&zeros, &[Dtype::I32])?;
         let [inputs, width] = parts.expect_matrix(&words)?;
         if inputs == 0 || width == 0 {
-            return Err(shape_fault(&words, "[inputs, outputs / 8], neither of them 0".to_owned()));
+            return Err(shape_fault(&words, "[inputs, outputs / 8], both > 0".to_owned()));
         }
         let outputs = width * 8;
         let size = self.group_size.map_or(inputs, NonZeroUsize::get).min(inputs);

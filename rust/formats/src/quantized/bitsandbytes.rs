@@ -1,9 +1,9 @@
-//! bitsandbytes (Dettmers et al. 2022, 2023): numbers of four bits by table, or of eight by row.
+//! bitsandbytes (Dettmers et al. 2022, 2023): 4-bit codes that index a table, or 8-bit integers.
 //!
-//! Of a weight in four bits: `weight` of bytes, two codes in each, the first in the high half; `weight.quant_map` F32
-//! `[16]`, what the codes stand for; `weight.absmax`, the scales of blocks, F32, or codes of 8 bits that
-//! `weight.nested_quant_map` F32 `[256]` and `weight.nested_absmax` F32 turn into numbers; and
-//! `weight.quant_state.bitsandbytes__nf4` or `__fp4`, JSON with the sizes. In eight bits: `weight` I8
+//! Tensors of a 4-bit weight: `weight` bytes with two codes each, the first in the high half; `weight.quant_map` F32
+//! `[16]`, the values of the codes; `weight.absmax`, the scales of blocks, as F32 or as 8-bit codes that
+//! `weight.nested_quant_map` F32 `[256]` and `weight.nested_absmax` F32 dequantize; and
+//! `weight.quant_state.bitsandbytes__nf4` or `__fp4`, JSON with the sizes. Tensors of an 8-bit weight: `weight` I8
 //! `[outputs, inputs]` and `SCB` F32 `[outputs]`, 127 times the scales.
 //!
 //! <https://github.com/bitsandbytes-foundation/bitsandbytes/blob/main/bitsandbytes/functional.py>
@@ -24,30 +24,30 @@ use super::scaled::Scaled;
 use crate::dtype::{Dtype, FloatDtype};
 use crate::tensor::Tensor;
 
-/// More JSON than any state has.
+/// Largest quantization state in bytes, above that of any known model.
 const MAX_STATE: usize = 1 << 16;
 
-/// How a checkpoint of bitsandbytes stores its weights.
+/// bitsandbytes quantization.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BitsAndBytes {
-    /// What the codes are.
+    /// Type of the codes.
     pub codes: BitsAndBytesCodes,
 }
 
-/// What codes are.
+/// Type of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BitsAndBytesCodes {
-    /// Of four bits: quantiles of the normal distribution.
+    /// 4 bits: quantiles of the normal distribution.
     Nf4,
-    /// Of four bits: floating-point numbers.
+    /// 4 bits: floating-point numbers.
     Fp4,
-    /// Whole numbers of eight bits.
+    /// 8-bit integers.
     Int8,
 }
 
-/// `weight.quant_state.bitsandbytes__nf4`, as far as it matters.
+/// The fields of `weight.quant_state.bitsandbytes__nf4` that are used.
 #[derive(Debug, Deserialize)]
 struct State {
     blocksize: NonZeroUsize,
@@ -56,7 +56,7 @@ struct State {
     nested_offset: Option<f32>,
 }
 
-/// The scales of blocks.
+/// Scales of blocks.
 enum AbsMax<'a> {
     Plain(Tensor<'a>),
     Nested { codes: Tensor<'a>, table: Box<[f32; 256]>, scales: Tensor<'a>, block: usize, offset: f32 },
@@ -90,10 +90,10 @@ fn eight_bits<'a>(
     let scales = parts.require(name, &format!("{module}.SCB"))?;
     let [outputs, inputs] = parts.expect_matrix(&codes)?;
     let Some(numbers) = numbers(codes.dtype).filter(|_| outputs > 0 && inputs > 0) else {
-        return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));
+        return Err(shape_fault(&codes, "[outputs, inputs], both > 0".to_owned()));
     };
     expect_shape(&scales, &[&[outputs], &[outputs, 1]])?;
-    // Other layouts than rows (0) were for processors of their own.
+    // Layouts other than rows (0) were for specific GPUs.
     if let Some(format) = parts.find(&format!("{module}.weight_format"))
         && let Some(index) = format.bytes.iter().position(|byte| *byte != 0)
     {
@@ -116,14 +116,14 @@ fn four_bits<'a>(
         bytes if bytes.len() <= MAX_STATE => serde_json::from_slice(bytes)
             .map_err(|error| QuantizedError::QuantState { tensor: state.name.to_owned(), error: error.to_string() })?,
         bytes => {
-            let error = format!("{} bytes; the limit is {MAX_STATE}", bytes.len());
+            let error = format!("it has {} bytes; the limit is {MAX_STATE}", bytes.len());
             return Err(QuantizedError::QuantState { tensor: state.name.to_owned(), error });
         }
     };
     let State { blocksize, shape, nested_blocksize, nested_offset } = read;
     let elements = shape[0].checked_mul(shape[1]).filter(|elements| elements.div_ceil(2) == codes.bytes.len());
     let Some(elements) = elements.filter(|elements| *elements > 0) else {
-        return Err(shape_fault(&codes, format!("half a byte for each of {shape:?}, as {} says", state.name)));
+        return Err(shape_fault(&codes, format!("half a byte for each element of {shape:?}, as in {}", state.name)));
     };
     let blocks = elements.div_ceil(blocksize.get());
     let absmax = parts.require(name, &part("absmax"))?;
@@ -138,7 +138,7 @@ fn four_bits<'a>(
             parts.expect_dtype(&scales, &[Dtype::F32])?;
             let (Some(block), Some(offset)) = (nested_blocksize, nested_offset.filter(|offset| offset.is_finite()))
             else {
-                let error = format!("nested_blocksize and nested_offset must go with {}", scales.name);
+                let error = format!("nested_blocksize and nested_offset are required with {}", scales.name);
                 return Err(QuantizedError::QuantState { tensor: state.name.to_owned(), error });
             };
             expect_shape(&scales, &[&[blocks.div_ceil(block.get())]])?;
@@ -151,7 +151,7 @@ fn four_bits<'a>(
     Ok(Quantized { shape: shape.to_vec(), numbers: Arc::new(lookup) })
 }
 
-/// What each code stands for.
+/// Reads the table of values of the codes.
 fn table<'a, const N: usize>(parts: &Parts<'a>, map: Tensor<'a>) -> Result<[f32; N], QuantizedError> {
     parts.expect_dtype(&map, &[Dtype::F32])?;
     expect_shape(&map, &[&[N]])?;

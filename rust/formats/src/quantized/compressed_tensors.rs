@@ -1,10 +1,10 @@
-//! compressed-tensors, as LLM Compressor saves it, without the quantization of activations.
+//! compressed-tensors, as LLM Compressor saves it; quantized activations are not used.
 //!
-//! Of a module, packed: `weight_packed` I32 `[outputs, inputs * bits / 32]`, each row a stream of codes to which half
-//! their range was added; `weight_shape`, outputs and inputs; `weight_scale`; `weight_zero_point` I32
-//! `[outputs * bits / 32, groups]`, each column a stream; `weight_g_idx` I32 `[inputs]`. Not packed: `weight` I8 or F8
-//! `[outputs, inputs]` with `weight_scale` and `weight_zero_point` I8. There is a scale for a tensor, an output, a
-//! group of an output's inputs, or a block.
+//! Tensors of a packed module: `weight_packed` I32 `[outputs, inputs * bits / 32]`, each row a stream of codes, offset
+//! to be non-negative; `weight_shape`, outputs and inputs; `weight_scale`; `weight_zero_point` I32 `[outputs * bits /
+//! 32, groups]`, each column a stream; `weight_g_idx` I32 `[inputs]`. Tensors of other modules: `weight` I8 or F8
+//! `[outputs, inputs]` with `weight_scale` and `weight_zero_point` I8. There is one scale per tensor, per output, per
+//! group of an output's inputs, or per block.
 //!
 //! <https://github.com/vllm-project/compressed-tensors/tree/main/src/compressed_tensors/compressors>
 
@@ -24,44 +24,44 @@ use super::streams::Streams;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
-/// What a packed module's tensors are called.
+/// Tensor names of a packed module.
 pub(super) const PARTS: &[&str] = &["weight_packed"];
 
-/// How a checkpoint of compressed-tensors stores its weights.
+/// compressed-tensors quantization.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompressedTensors {
-    /// The kinds of weights that there are. Which of them a weight is its tensors tell.
+    /// The schemes in the checkpoint; the tensors of a weight determine its scheme.
     pub weights: Vec<CompressedWeights>,
 }
 
-/// A kind of weights.
+/// Quantization scheme of some weights.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompressedWeights {
-    /// What the codes are.
+    /// Type of the codes.
     pub kind: CompressedKind,
-    /// Of a code.
+    /// Bits per code.
     pub bits: CompressedBits,
-    /// Whether the code of the number 0 is in the middle.
+    /// Whether the zero point is the middle code.
     pub symmetric: bool,
-    /// Inputs that share a scale; without it an output's do, or all of a tensor.
+    /// Number of inputs that share a scale; `None` for one scale per output or per tensor.
     pub group_size: Option<NonZeroUsize>,
     /// Outputs and inputs that share a scale.
     pub block: Option<[NonZeroUsize; 2]>,
 }
 
-/// What codes are.
+/// Type of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompressedKind {
-    /// Whole numbers.
+    /// Integers.
     Int,
     /// Floating-point numbers.
     Float,
 }
 
-/// Bits of a code.
+/// Bits per code: 2, 4 or 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct CompressedBits(u32);
@@ -70,7 +70,7 @@ impl TryFrom<u32> for CompressedBits {
     type Error = String;
 
     fn try_from(bits: u32) -> Result<Self, String> {
-        if matches!(bits, 2 | 4 | 8) { Ok(Self(bits)) } else { Err(format!("bits is {bits}; it must be 2, 4 or 8")) }
+        if matches!(bits, 2 | 4 | 8) { Ok(Self(bits)) } else { Err(format!("bits must be 2, 4 or 8, got {bits}")) }
     }
 }
 
@@ -91,7 +91,7 @@ impl CompressedTensors {
             (Some(words), None) => (words, CompressedKind::Int),
             _ => return Ok(None),
         };
-        // A weight is of the first kind that its tensors fit; if of none, the first says why not.
+        // A weight has the first scheme that its tensors fit; if there is none, the error of the first is reported.
         let mut found = of_kind(kind).map(|weights| match (plain, kind) {
             (None, _) => weights.packed(parts, name, tensor),
             (Some(_), CompressedKind::Int) => weights.bytes(parts, name, tensor),
@@ -107,7 +107,7 @@ impl CompressedTensors {
 }
 
 impl CompressedWeights {
-    /// The block of scaled floating-point numbers.
+    /// Returns the block size of floating-point codes.
     fn float_block(&self) -> Option<[NonZeroUsize; 2]> {
         self.block.or_else(|| Some([NonZeroUsize::MIN, self.group_size?]))
     }
@@ -119,7 +119,7 @@ impl CompressedWeights {
         let inputs = inputs_of(parts, &shape, outputs)?;
         let bits = self.bits.0;
         if inputs == 0 || outputs == 0 || inputs.checked_mul(8).is_none() || Streams::words_of(inputs, bits) != width {
-            let expected = format!("[{outputs}, {inputs} * {bits} / 32], as {} says", shape.name);
+            let expected = format!("[{outputs}, {inputs} * {bits} / 32], as in {}", shape.name);
             return Err(shape_fault(&words, expected));
         }
         let codes = Codes::Streams(Streams { words, strides: [width, 1], length: width, bits });
@@ -129,7 +129,7 @@ impl CompressedWeights {
     fn bytes<'a>(&self, parts: &Parts<'a>, name: &str, codes: Tensor<'a>) -> Result<Quantized<'a>, QuantizedError> {
         let [outputs, inputs] = parts.expect_matrix(&codes)?;
         if outputs == 0 || inputs == 0 {
-            return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));
+            return Err(shape_fault(&codes, "[outputs, inputs], both > 0".to_owned()));
         }
         self.grouped(parts, name, Codes::Bytes(codes), [outputs, inputs])
     }
@@ -151,7 +151,7 @@ impl CompressedWeights {
             expect_shape(&scales, &[&[outputs, 1], &[outputs], &[1], &[1, 1], &[]])?;
             [usize::from(scales.elements() == outputs), 0]
         };
-        // What the codes were raised by, so that none is negative.
+        // The offset that makes all codes non-negative.
         let (bits, middle) = match codes {
             Codes::Bytes(_) => (None, 128),
             _ => (Some(self.bits.0), 1u8 << (self.bits.0 - 1)),
@@ -184,12 +184,12 @@ impl CompressedWeights {
     }
 }
 
-/// Whether a list of groups holds -1 throughout, as one does that was never made.
+/// Returns whether every group index is -1, the initial value.
 fn is_unset(groups: &Tensor<'_>) -> bool {
     groups.bytes.iter().all(|byte| *byte == u8::MAX)
 }
 
-/// The second of the numbers in `weight_shape`, the first of which must be `outputs`.
+/// Returns the second number of `weight_shape`; the first must be `outputs`.
 fn inputs_of<'a>(parts: &Parts<'a>, shape: &Tensor<'a>, outputs: usize) -> Result<usize, QuantizedError> {
     parts.expect_dtype(shape, &[Dtype::I64, Dtype::I32])?;
     expect_shape(shape, &[&[2]])?;

@@ -6,17 +6,17 @@ use crate::dtype::Dtype;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum QuantizedError {
-    #[error("has no tensor {part:?}, without which {weight:?} of {method} cannot be read")]
+    #[error("has no tensor {part:?}, which the {method} weight {weight:?} requires")]
     PartMissing { method: &'static str, weight: String, part: String },
-    #[error("tensor {tensor:?} is stored as {dtype}; of {method} it must be {}", either(allowed))]
+    #[error("{method} tensor {tensor:?} must have dtype {}, got {dtype}", either(allowed))]
     PartDtype { method: &'static str, tensor: String, dtype: Dtype, allowed: Vec<Dtype> },
-    #[error("tensor {tensor:?} has the shape {shape:?}; it must be {expected}")]
+    #[error("shape of tensor {tensor:?} must be {expected}, got {shape:?}")]
     PartShape { tensor: String, shape: Vec<usize>, expected: String },
-    #[error("element {index} of tensor {tensor:?} is {value}; it must be {limit}")]
+    #[error("element {index} of tensor {tensor:?} must be {limit}, got {value}")]
     PartValue { tensor: String, index: usize, value: String, limit: String },
-    #[error("tensor {tensor:?} is stored as {dtype}, and quantization_config describes no weights of that kind")]
+    #[error("tensor {tensor:?} has dtype {dtype}, for which quantization_config describes no weights")]
     PartKind { tensor: String, dtype: Dtype },
-    #[error("tensor {tensor:?} holds no quantization state: {error}")]
+    #[error("tensor {tensor:?} is not a valid quantization state: {error}")]
     QuantState { tensor: String, error: String },
 }
 

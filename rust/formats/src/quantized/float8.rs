@@ -1,11 +1,11 @@
-//! Numbers of a byte: what each of the 256 stands for.
+//! Values of the 256 codes of 8-bit types.
 
 use crate::dtype::Dtype;
 
-/// The types of a byte whose numbers are known.
+/// Supported 8-bit floating-point types.
 pub(super) const FLOATS: &[Dtype] = &[Dtype::F8E4M3, Dtype::F8E5M2];
 
-/// The numbers of a type of a byte; none for other types.
+/// Returns the values of an 8-bit type; `None` for other types.
 pub(super) fn numbers(dtype: Dtype) -> Option<&'static [f32; 256]> {
     match dtype {
         Dtype::F8E4M3 => Some(&E4M3),
@@ -15,9 +15,9 @@ pub(super) fn numbers(dtype: Dtype) -> Option<&'static [f32; 256]> {
     }
 }
 
-/// Without infinities: only the code of all ones is no number (<https://arxiv.org/abs/2209.05433>).
+/// E4M3 has no infinities; only the codes with all bits set are NaN (<https://arxiv.org/abs/2209.05433>).
 static E4M3: [f32; 256] = numbers_of(4, 3);
-/// The upper byte of an f16.
+/// E5M2 is the upper byte of f16.
 static E5M2: [f32; 256] = numbers_of(5, 2);
 static SIGNED: [f32; 256] = {
     let mut numbers = [0.0; 256];
@@ -29,7 +29,7 @@ static SIGNED: [f32; 256] = {
     numbers
 };
 
-/// Sign, exponent and mantissa of so many bits.
+/// Returns the values of codes with a sign, an exponent and a mantissa.
 const fn numbers_of(exponent_bits: u32, mantissa_bits: u32) -> [f32; 256] {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let mut numbers = [0.0; 256];
@@ -38,7 +38,7 @@ const fn numbers_of(exponent_bits: u32, mantissa_bits: u32) -> [f32; 256] {
         let mantissa = code as u32 & ((1 << mantissa_bits) - 1);
         let exponent = code as u32 >> mantissa_bits & ((1 << exponent_bits) - 1);
         let magnitude = if exponent == 0 {
-            // mantissa * 2^(1 - bias - mantissa_bits), of which f32 has every one as a normal number.
+            // The value is mantissa * 2^(1 - bias - mantissa_bits), a normal number in f32.
             mantissa as f32 * f32::from_bits((127 + 1 - bias - mantissa_bits) << 23)
         } else {
             f32::from_bits((127 + exponent - bias) << 23 | mantissa << (23 - mantissa_bits))

@@ -1,7 +1,7 @@
-//! Numbers of 8 bits with scales, as DeepSeek, Qwen, AutoFP8 and fbgemm save them.
+//! FP8 with scales, as DeepSeek, Qwen, AutoFP8 and fbgemm save it.
 //!
-//! Of a module: `weight` F8_E4M3 or F8_E5M2 `[outputs, inputs]`, and `weight_scale_inv` (which is multiplied with,
-//! whatever its name says) or `weight_scale`: one number, one for each output, or one for each block.
+//! Tensors of a module: `weight` F8_E4M3 or F8_E5M2 `[outputs, inputs]`, and `weight_scale_inv` (a factor, despite its
+//! name) or `weight_scale`: one per tensor, per output, or per block.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use super::parts::{Parts, expect_shape, shape_fault};
 use super::scaled::Scaled;
 use crate::tensor::Tensor;
 
-/// How an FP8 checkpoint stores its weights.
+/// FP8 quantization.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8 {
-    /// Outputs and inputs that share a scale; without it a whole tensor or a row does.
+    /// Outputs and inputs that share a scale; `None` for one scale per tensor or per row.
     pub block: Option<[NonZeroUsize; 2]>,
 }
 
@@ -36,7 +36,7 @@ impl Fp8 {
     }
 }
 
-/// A matrix of bytes with scales whose shape says for how much each is.
+/// Returns a matrix of 8-bit codes; the shape of the scales determines what each covers.
 pub(super) fn scaled<'a>(
     parts: &Parts<'a>,
     codes: Tensor<'a>,
@@ -45,7 +45,7 @@ pub(super) fn scaled<'a>(
 ) -> Result<Quantized<'a>, QuantizedError> {
     let [outputs, inputs] = parts.expect_matrix(&codes)?;
     let Some(numbers) = numbers(codes.dtype).filter(|_| outputs > 0 && inputs > 0) else {
-        return Err(shape_fault(&codes, "[outputs, inputs], neither of them 0".to_owned()));
+        return Err(shape_fault(&codes, "[outputs, inputs], both > 0".to_owned()));
     };
     let (block, strides) = match block {
         Some(block) => {

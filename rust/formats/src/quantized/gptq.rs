@@ -1,8 +1,8 @@
 //! GPTQ (Frantar et al. 2022), as AutoGPTQ and GPTQModel save it.
 //!
-//! Of a module: `qweight` I32 `[inputs * bits / 32, outputs]`, each column a stream of codes; `scales`
-//! `[groups, outputs]`; `qzeros` I32 `[groups, outputs * bits / 32]`, each row a stream; `g_idx` I32 `[inputs]`, each
-//! input's group. The first version of the format stores zero points less 1.
+//! Tensors of a module: `qweight` I32 `[inputs * bits / 32, outputs]`, each column a stream of codes; `scales`
+//! `[groups, outputs]`; `qzeros` I32 `[groups, outputs * bits / 32]`, each row a stream; `g_idx` I32 `[inputs]`, the
+//! group of each input. The first version of the format stores zero points minus 1.
 //!
 //! <https://github.com/ModelCloud/GPTQModel/blob/main/gptqmodel/nn_modules/qlinear/__init__.py>
 
@@ -19,24 +19,24 @@ use super::parts::{Parts, expect_shape, shape_fault};
 use super::streams::Streams;
 use crate::dtype::Dtype;
 
-/// What a module's tensors are called.
+/// Tensor names of a module.
 pub(super) const PARTS: &[&str] = &["qweight", "scales", "qzeros"];
 
-/// How a GPTQ checkpoint stores its weights.
+/// GPTQ quantization.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gptq {
-    /// Of a code.
+    /// Bits per code.
     pub bits: GptqBits,
-    /// Inputs that share a scale; all of a row without it.
+    /// Number of inputs that share a scale; `None` for one scale per row.
     pub group_size: Option<NonZeroUsize>,
-    /// Whether inputs were quantized in another order than they have, so that each has its group listed.
+    /// Whether inputs were quantized in another order (act-order), so that `g_idx` lists the group of each.
     pub desc_act: bool,
-    /// Whether zero points are stored less 1.
+    /// Whether zero points are stored minus 1.
     pub zeros_less_one: bool,
 }
 
-/// Bits of a code.
+/// Bits per code: 2, 3, 4 or 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct GptqBits(u32);
@@ -48,7 +48,7 @@ impl TryFrom<u32> for GptqBits {
         if matches!(bits, 2 | 3 | 4 | 8) {
             Ok(Self(bits))
         } else {
-            Err(format!("bits is {bits}; it must be 2, 3, 4 or 8"))
+            Err(format!("bits must be 2, 3, 4 or 8, got {bits}"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Scales: a table of numbers, one for so many elements of a weight.
+//! [`Grid`]: the scales of a weight, each for some of its elements.
 
 use half::f16;
 
@@ -7,19 +7,19 @@ use super::parts::{Parts, value_fault};
 use crate::dtype::{Dtype, FloatDtype};
 use crate::tensor::Tensor;
 
-/// The types in which scales are stored.
+/// Types of scales.
 pub(super) const SCALES: &[Dtype] = &[Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F8E8M0];
 
 /// How a scale is stored.
 #[derive(Debug, Clone, Copy)]
 enum Element {
     Float(FloatDtype),
-    /// The exponent plus 127 (OCP MX 1.0); 255 stands for no number.
+    /// Exponent plus 127 (OCP MX 1.0); 255 is NaN.
     PowerOfTwo,
 }
 
-/// A table in which the entry at (row, column) is element `row * strides[0] + column * strides[1]`; with a stride of 0
-/// all share one.
+/// Scales by (row, column): that at element `row * strides[0] + column * strides[1]`. Entries along a stride of 0 are
+/// shared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid<'a> {
     tensor: Tensor<'a>,
@@ -28,7 +28,7 @@ pub(super) struct Grid<'a> {
 }
 
 impl<'a> Grid<'a> {
-    /// The table in a tensor whose shape has been checked.
+    /// Creates the grid of a tensor whose shape has been checked.
     pub fn new(parts: &Parts<'a>, tensor: Tensor<'a>, strides: [usize; 2]) -> Result<Self, QuantizedError> {
         parts.expect_dtype(&tensor, SCALES)?;
         let element = FloatDtype::of(tensor.dtype).map_or(Element::PowerOfTwo, Element::Float);
@@ -39,7 +39,7 @@ impl<'a> Grid<'a> {
         self.tensor
     }
 
-    /// The entry at (row, column).
+    /// Returns the scale at (row, column).
     pub fn at(&self, row: usize, column: usize) -> f32 {
         self.element(row * self.strides[0] + column * self.strides[1])
     }
@@ -51,7 +51,7 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// Refuses what is not a finite number.
+    /// Checks that all scales are finite.
     pub fn check(&self) -> Result<(), QuantizedError> {
         let elements = 0..self.tensor.elements();
         match elements.map(|index| (index, self.element(index))).find(|(_, value)| !value.is_finite()) {
@@ -60,7 +60,7 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// Whether all are numbers that f16 has.
+    /// Returns whether f16 represents all scales exactly.
     pub fn is_exact_in_f16(&self) -> bool {
         matches!(self.element, Element::Float(FloatDtype::F16))
             || (0..self.tensor.elements())
@@ -69,7 +69,7 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// 2^(exponent - 127); not a number for 255.
+/// Returns 2^(exponent - 127); NaN for 255.
 pub(super) fn power_of_two(exponent: u8) -> f32 {
     match exponent {
         0 => f32::from_bits(1 << 22),

@@ -12,67 +12,67 @@ use super::streams::{BLOCK, MOST, Streams, word_at};
 use crate::blocks::BlockLayout;
 use crate::tensor::Tensor;
 
-/// Rows that are read together: in the layouts of GPTQ and AWQ neighbouring outputs lie side by side, and a row alone
-/// would touch each cache line for one word of it.
+/// Number of rows that are read together. In the layouts of GPTQ and AWQ, neighbouring outputs are adjacent, and
+/// reading one row would use one word of each cache line.
 const ROWS: usize = MOST;
 
-/// A matrix of codes.
+/// A matrix of integer codes with scales and zero points by group.
 #[derive(Debug)]
 pub(super) struct Grouped<'a> {
-    /// Of a row.
+    /// Number of inputs per row.
     pub inputs: usize,
     pub codes: Codes<'a>,
-    /// By output and group.
+    /// Scales by output and group.
     pub scales: Grid<'a>,
     pub zeros: Zeros<'a>,
     pub groups: Groups<'a>,
 }
 
-/// The codes, none of which has more than 8 bits.
+/// Codes of at most 8 bits.
 #[derive(Debug)]
 pub(super) enum Codes<'a> {
-    /// A stream for each output.
+    /// One stream per output.
     Streams(Streams<'a>),
-    /// By input, outputs in AWQ's order.
+    /// Rows by input, with outputs in AWQ's order.
     Interleaved(Interleaved<'a>),
     /// I8 `[outputs, inputs]`; 128 is added to each.
     Bytes(Tensor<'a>),
 }
 
-/// The code of the number 0.
+/// Zero points: the codes of the value 0.
 #[derive(Debug)]
 pub(super) enum Zeros<'a> {
-    /// The same for all.
+    /// One zero point for all groups.
     Constant(u8),
-    /// A stream for each group.
+    /// One stream per group.
     Streams(Streams<'a>),
-    /// The same, of codes that are stored less 1.
+    /// One stream per group, with codes that are stored minus 1.
     StreamsLessOne(Streams<'a>),
-    /// By group, outputs in AWQ's order.
+    /// Rows by group, with outputs in AWQ's order.
     Interleaved(Interleaved<'a>),
-    /// I8 by output and group, as [`Grid`] has it; `plus` is added to each.
+    /// I8 by output and group, indexed as in [`Grid`]; `plus` is added to each.
     Bytes { tensor: Tensor<'a>, strides: [usize; 2], plus: i16 },
 }
 
-/// The group of an input.
+/// Group of each input.
 #[derive(Debug)]
 pub(super) enum Groups<'a> {
-    /// So many neighbours.
+    /// Groups of this many consecutive inputs.
     Even(usize),
-    /// I32 `[inputs]`, each below the number of groups.
+    /// I32 `[inputs]`: the group of each input, below `count`.
     Listed { groups: Tensor<'a>, count: usize },
 }
 
-/// I32 `[rows, outputs / 8]`: codes of four bits, eight outputs in a word.
+/// I32 `[rows, outputs / 8]`: 4-bit codes, eight outputs in a word.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Interleaved<'a> {
     pub words: Tensor<'a>,
-    /// Of a row.
+    /// Words per row.
     pub width: usize,
 }
 
 impl Interleaved<'_> {
-    /// Where in a word the code of each of its outputs is, in bits: AutoAWQ packs outputs 0, 2, 4, 6, 1, 3, 5, 7.
+    /// Bit offset of each output's code in a word: AutoAWQ packs outputs 0, 2, 4, 6, 1, 3, 5, 7.
     const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
     fn get(&self, row: usize, output: usize) -> u8 {
@@ -81,7 +81,7 @@ impl Interleaved<'_> {
 }
 
 impl Codes<'_> {
-    /// Bits of a code.
+    /// Returns the bits per code.
     fn bits(&self) -> u32 {
         match self {
             Self::Streams(streams) => streams.bits,
@@ -97,7 +97,8 @@ impl Codes<'_> {
         }
     }
 
-    /// The codes of inputs `32 * block ..` of so many outputs from `first` on; anything for inputs that are not there.
+    /// Reads the codes of inputs `32 * block ..`, of outputs from `first` on. Codes beyond the last input are
+    /// unspecified.
     fn read_block(&self, inputs: usize, first: usize, block: usize, out: &mut [[u8; BLOCK]]) {
         let columns = block * BLOCK..inputs.min((block + 1) * BLOCK);
         match self {
@@ -144,7 +145,7 @@ impl Zeros<'_> {
 }
 
 impl<'a> Groups<'a> {
-    /// The groups that an I32 tensor lists, or what says the same in fewer words: neighbours in groups of `size`.
+    /// Reads the groups that an I32 tensor lists; returns [`Groups::Even`] if they are consecutive groups of `size`.
     pub fn listed(groups: Tensor<'a>, count: usize, size: usize) -> Result<Self, QuantizedError> {
         let values = || groups.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
         let below = |value: i32| usize::try_from(value).is_ok_and(|value| value < count);
@@ -157,16 +158,16 @@ impl<'a> Groups<'a> {
 }
 
 impl Grouped<'_> {
-    /// Scale and zero point.
+    /// Returns the scale and the zero point.
     fn at(&self, output: usize, group: usize) -> (f32, f32) {
         (self.scales.at(output, group), f32::from(self.zeros.at(output, group)))
     }
 
-    /// Elements of some rows of the same columns.
+    /// Reads a tile: the elements of some rows in the same columns.
     ///
     /// `out`: `[rows, columns]`
     fn read_tile(&self, first: usize, rows: usize, column: usize, columns: usize, out: &mut [f32]) {
-        // Listed groups change from input to input: their numbers are looked up for all at once.
+        // Listed groups change from input to input, so their scales and zero points are looked up in advance.
         let table: Vec<_> = match self.groups {
             Groups::Listed { count, .. } if columns >= count => {
                 (0..count).flat_map(|group| (0..rows).map(move |row| self.at(first + row, group))).collect()

@@ -1,4 +1,4 @@
-//! Codes of four bits that are looked up in a table, each number times the scale of its block of neighbours.
+//! 4-bit codes that index a table of values, with a scale per block of elements.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,25 +7,25 @@ use super::dequantize::Dequantize;
 use super::error::QuantizedError;
 use crate::tensor::Tensor;
 
-/// Codes in the order of the weight's elements, two in a byte.
+/// Codes in the order of the weight's elements, two per byte.
 pub(super) struct Lookup<'a, S> {
     pub codes: Tensor<'a>,
-    /// Whether the first of a byte's two codes is in its high half.
+    /// Whether the first code of a byte is in its high half.
     pub high_first: bool,
-    /// What each code stands for.
+    /// Value of each code.
     pub table: [f32; 16],
     pub scales: S,
-    /// Elements that share a scale.
+    /// Number of elements that share a scale.
     pub block: usize,
 }
 
-/// The scales of blocks.
+/// Scales of blocks.
 pub(super) trait BlockScales: Send + Sync {
     fn at(&self, block: usize) -> f32;
 
     fn parts(&self) -> Vec<Tensor<'_>>;
 
-    /// Holds the scales of these blocks, or of more, against what they may be.
+    /// Checks the scales of these blocks, or of more.
     fn check(&self, blocks: Range<usize>) -> Result<(), QuantizedError>;
 }
 
@@ -36,7 +36,7 @@ impl<S> fmt::Debug for Lookup<'_, S> {
 }
 
 impl<S> Lookup<'_, S> {
-    /// The code of an element.
+    /// Returns the code of an element.
     pub fn code(&self, index: usize) -> u8 {
         let byte = self.codes.bytes[index / 2];
         if index.is_multiple_of(2) == self.high_first { byte >> 4 } else { byte & 15 }

@@ -13,7 +13,7 @@ use super::mxfp4::{self, Mxfp4};
 use super::parts::Parts;
 use crate::tensor::FindTensor;
 
-/// How a checkpoint stores those of its weights that are not plain floating-point numbers: its `quantization_config`.
+/// Quantization method of a checkpoint, from its `quantization_config`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(tag = "method")]
 #[allow(missing_docs, reason = "each is documented where it is")]
@@ -33,7 +33,7 @@ pub enum StoredAs {
 }
 
 impl StoredAs {
-    /// The method, as messages call it.
+    /// Returns the name of the method, for messages.
     fn name(&self) -> &'static str {
         match self {
             Self::Gptq(_) => "GPTQ",
@@ -45,7 +45,7 @@ impl StoredAs {
         }
     }
 
-    /// Whether there are tensors under other names that a weight of that name is made of.
+    /// Returns whether there are tensors that a quantized weight of that name is stored as.
     pub(crate) fn has(&self, tensors: &dyn FindTensor, name: &str) -> bool {
         let ends: &[&str] = match self {
             Self::Gptq(_) => gptq::PARTS,
@@ -60,7 +60,7 @@ impl StoredAs {
             .is_some_and(|module| ends.iter().any(|end| tensors.find(&format!("{module}.{end}")).is_some()))
     }
 
-    /// The weight of that name, if it is stored in this way and not plainly.
+    /// Returns the weight of that name if it is quantized by this method.
     pub(crate) fn weight<'a>(
         &self,
         tensors: &'a dyn FindTensor,

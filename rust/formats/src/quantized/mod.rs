@@ -1,8 +1,7 @@
-//! Weights that a checkpoint stores in fewer bits, each as several tensors: codes, and what turns codes into numbers.
+//! Quantized weights of checkpoints, each stored as several tensors: codes, scales and zero points.
 //!
-//! A method is a file here: how its tensors are called, what they must be, and how they lie. The shapes and types of a
-//! weight's tensors are held against each other when it is asked for, the numbers in them by
-//! [`check`](crate::WeightTensor::check) before it is read.
+//! Each method has a file: the names, types and shapes of its tensors and their layout. Shapes and types are checked
+//! when a weight is looked up, values by [`check`](crate::WeightTensor::check) before it is read.
 
 mod awq;
 mod bitsandbytes;

@@ -1,7 +1,7 @@
 //! MXFP4 (OCP MX 1.0), as OpenAI saved the experts of gpt-oss.
 //!
-//! Of a tensor `x`: `x_blocks` U8 `[..., outputs, inputs / 32, 16]`, two codes in a byte, the first in the low half, and
-//! `x_scales` U8 `[..., outputs, inputs / 32]`, powers of two.
+//! Tensors of a weight `x`: `x_blocks` U8 `[..., outputs, inputs / 32, 16]`, two codes per byte, the first in the low
+//! half, and `x_scales` U8 `[..., outputs, inputs / 32]`, powers of two.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use crate::blocks::BlockLayout;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
-/// What is behind a weight's name in those of its tensors.
+/// Suffixes that replace a plain tensor's name.
 pub(super) const PARTS: &[&str] = &["_blocks", "_scales"];
-/// Codes that share a scale.
+/// Number of codes that share a scale.
 const BLOCK: usize = 32;
-/// What the codes stand for: sign, two bits of exponent, one of mantissa.
+/// Values of the codes: one sign bit, two bits of exponent, one of mantissa.
 const NUMBERS: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-/// The largest scale with which 6 is a number.
+/// Largest scale with which the value 6 is finite.
 const MAX_SCALE: u8 = 252;
 
-/// How a checkpoint in MXFP4 stores its experts.
+/// MXFP4 quantization.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mxfp4 {}
 
-/// The exponents of blocks.
+/// Exponents of blocks.
 struct Exponents<'a>(Tensor<'a>);
 
-/// The numbers of blocks that are one after the other.
+/// Consecutive blocks of codes with their scales.
 #[derive(Debug)]
 struct Blocks<'a>(Lookup<'a, Exponents<'a>>);
 
@@ -71,7 +71,7 @@ impl BlockScales for Exponents<'_> {
         vec![self.0]
     }
 
-    /// Of these blocks alone: those of all experts lie in one tensor, and each is asked for on its own.
+    /// Checks only these blocks: the experts of a layer share one tensor, and each is checked on its own.
     fn check(&self, blocks: Range<usize>) -> Result<(), QuantizedError> {
         let first = blocks.start;
         match self.0.bytes[blocks].iter().position(|exponent| *exponent > MAX_SCALE) {
@@ -107,7 +107,8 @@ impl Dequantize for Blocks<'_> {
         for (index, out) in out.chunks_exact_mut(bytes).enumerate() {
             let at = first + index * BLOCK;
             out[0] = self.0.scales.0.bytes[at / BLOCK];
-            // As ggml has them: the codes of either half of the block in either half of the bytes.
+            // ggml's order: the first half of the codes in the low halves of the bytes, the second half in the high
+            // ones.
             for (i, byte) in out[1..].iter_mut().enumerate() {
                 *byte = self.0.code(at + i) | self.0.code(at + BLOCK / 2 + i) << 4;
             }

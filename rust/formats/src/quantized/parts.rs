@@ -1,23 +1,23 @@
-//! The tensors of a quantized weight, found and held against each other.
+//! Finding and checking the tensors of a quantized weight.
 
 use super::error::QuantizedError;
 use crate::dtype::Dtype;
 use crate::tensor::{FindTensor, Tensor};
 
-/// Where a method looks for its tensors.
+/// Finds the tensors of a quantized weight.
 pub(super) struct Parts<'a> {
     pub tensors: &'a dyn FindTensor,
-    /// For messages.
+    /// Name of the quantization method, for messages.
     pub method: &'static str,
 }
 
 impl<'a> Parts<'a> {
-    /// The tensor of that name, if there is one.
+    /// Returns the tensor of that name, if there is one.
     pub fn find(&self, name: &str) -> Option<Tensor<'a>> {
         self.tensors.find(name)
     }
 
-    /// The tensor of that name, without which the weight cannot be.
+    /// Returns a tensor that the weight requires.
     pub fn require(&self, weight: &str, name: &str) -> Result<Tensor<'a>, QuantizedError> {
         self.find(name).ok_or_else(|| QuantizedError::PartMissing {
             method: self.method,
@@ -26,7 +26,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Refuses other types of elements than these.
+    /// Checks the element type of a tensor.
     pub fn expect_dtype(&self, tensor: &Tensor<'a>, allowed: &'static [Dtype]) -> Result<(), QuantizedError> {
         if allowed.contains(&tensor.dtype) {
             return Ok(());
@@ -39,13 +39,13 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// The two dimensions of a matrix.
+    /// Returns the two dimensions of a matrix.
     pub fn expect_matrix(&self, tensor: &Tensor<'a>) -> Result<[usize; 2], QuantizedError> {
         tensor.shape.try_into().map_err(|_| shape_fault(tensor, "a matrix".to_owned()))
     }
 }
 
-/// Refuses other shapes than these, the first of which is the usual one.
+/// Checks the shape of a tensor; the first allowed shape is the usual one.
 pub(super) fn expect_shape(tensor: &Tensor<'_>, allowed: &[&[usize]]) -> Result<(), QuantizedError> {
     if allowed.contains(&tensor.shape) {
         return Ok(());
@@ -58,7 +58,7 @@ pub(super) fn shape_fault(tensor: &Tensor<'_>, expected: String) -> QuantizedErr
     QuantizedError::PartShape { tensor: tensor.name.to_owned(), shape: tensor.shape.to_vec(), expected }
 }
 
-/// What is wrong with one number of a tensor.
+/// Returns the error for an invalid value in a tensor.
 pub(super) fn value_fault(
     tensor: &Tensor<'_>,
     index: usize,

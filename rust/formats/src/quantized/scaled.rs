@@ -1,4 +1,4 @@
-//! Numbers of a byte, each times the scale of its tensor, row or block.
+//! 8-bit codes with a scale per tensor, row or block.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use super::error::QuantizedError;
 use super::grid::Grid;
 use crate::tensor::Tensor;
 
-/// A matrix of bytes.
+/// A matrix of 8-bit codes.
 #[derive(Debug)]
 pub(super) struct Scaled<'a> {
     /// `[outputs, inputs]`
     pub codes: Tensor<'a>,
     pub inputs: usize,
-    /// What each byte stands for.
+    /// Value of each code.
     pub numbers: &'static [f32; 256],
-    /// By block: `block[0]` outputs and `block[1]` inputs share one.
+    /// Scales by block of `block[0]` outputs and `block[1]` inputs.
     pub scales: Grid<'a>,
     pub block: [usize; 2],
-    /// Of every scale.
+    /// Factor on every scale.
     pub factor: f32,
 }
 

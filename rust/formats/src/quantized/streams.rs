@@ -1,29 +1,29 @@
-//! Codes of any number of bits, one after the other in 32-bit words, the lowest bits first.
+//! Streams of codes of a few bits, packed into 32-bit words with the lowest bits first.
 
 use crate::tensor::Tensor;
 
-/// Codes that are taken out of a stream at once: as many as fill whole words, whatever their bits.
+/// Number of codes that are read at once; they fill whole words at any number of bits.
 pub(super) const BLOCK: usize = 32;
 
-/// Streams of codes, a code of which may lie in two words.
+/// Streams of codes. A code may span two words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streams<'a> {
     /// Word `word` of stream `stream` is element `stream * strides[0] + word * strides[1]`.
     pub words: Tensor<'a>,
     pub strides: [usize; 2],
-    /// Words of each.
+    /// Words per stream.
     pub length: usize,
-    /// Of a code: 2, 3, 4 or 8.
+    /// Bits per code: 2, 3, 4 or 8.
     pub bits: u32,
 }
 
 impl Streams<'_> {
-    /// Words that so many codes take.
+    /// Returns the number of words for `codes` codes.
     pub fn words_of(codes: usize, bits: u32) -> usize {
         (codes * bits as usize).div_ceil(32)
     }
 
-    /// A word; 0 after the end.
+    /// Returns a word, or 0 after the end of the stream.
     fn word(&self, stream: usize, word: usize) -> u32 {
         if word >= self.length {
             return 0;
@@ -31,7 +31,7 @@ impl Streams<'_> {
         word_at(self.words.bytes, stream * self.strides[0] + word * self.strides[1])
     }
 
-    /// A code.
+    /// Returns a code.
     pub fn get(&self, stream: usize, index: usize) -> u32 {
         let bit = index * self.bits as usize;
         let (word, shift) = (bit / 32, bit % 32);
@@ -39,8 +39,8 @@ impl Streams<'_> {
         (both >> shift) as u32 & self.mask()
     }
 
-    /// A code of those from which 1 was taken before they were stored. Where codes fill words it was taken from whole
-    /// words, so that a 0 borrowed from its neighbour.
+    /// Returns a code of a stream whose codes are stored minus 1. If codes fill words exactly, 1 was subtracted from
+    /// each code of a whole word, so that a 0 borrowed from its neighbour.
     pub fn get_plus_one(&self, stream: usize, index: usize) -> u32 {
         if 32 % self.bits != 0 {
             return (self.get(stream, index) + 1) & self.mask();
@@ -55,7 +55,7 @@ impl Streams<'_> {
         (1 << self.bits) - 1
     }
 
-    /// The codes of block `block` of so many streams from `first` on.
+    /// Reads the codes of block `block` for consecutive streams from `first` on.
     pub fn read_block(&self, first: usize, block: usize, out: &mut [[u8; BLOCK]]) {
         match self.bits {
             2 => self.unpack::<2>(first, block, out),
@@ -66,7 +66,7 @@ impl Streams<'_> {
     }
 
     fn unpack<const BITS: usize>(&self, first: usize, block: usize, out: &mut [[u8; BLOCK]]) {
-        // The same word of neighbouring streams often shares a cache line: streams go within words.
+        // The same word of neighbouring streams often shares a cache line, so streams are the inner loop.
         let mut words = [[0; BITS]; MOST];
         let words = &mut words[..out.len()];
         for word in 0..BITS {
@@ -85,10 +85,10 @@ impl Streams<'_> {
     }
 }
 
-/// Streams that are read together: as many as there are words in a cache line.
+/// Number of streams that are read together: the number of words in a cache line.
 pub(super) const MOST: usize = 16;
 
-/// Word `index` of little-endian bytes.
+/// Returns word `index` of little-endian bytes.
 pub(super) fn word_at(bytes: &[u8], index: usize) -> u32 {
     u32::from_le_bytes(bytes[4 * index..][..4].try_into().expect("four bytes"))
 }
@@ -106,7 +106,7 @@ mod tests {
             let shape = [2, length];
             let bytes = &bytes[..2 * length * 4];
             let words = Tensor { name: "w", dtype: Dtype::I32, shape: &shape, bytes, shard: 0, offset: 0 };
-            // One stream after the other, and one beside the other.
+            // Consecutive streams, and interleaved streams.
             for strides in [[length, 1], [1, 2]] {
                 let streams = Streams { words, strides, length, bits };
                 let bit = |stream: usize, at: usize| {
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn one_is_added_to_whole_words() {
         for bits in [2, 3, 4, 8] {
-            // What is stored of 0, 1, 2, ...: each word less 1 in each of its codes, borrows and all.
+            // The stored form of the codes 0, 1, 2, ...: each word minus 1 in each of its codes, with borrows.
             let (mask, per_word) = ((1u32 << bits) - 1, 32 / bits);
             let word = (0..per_word).map(|i| (i & mask) << (i * bits)).sum::<u32>();
             let ones = (0..per_word).map(|i| 1 << (i * bits)).sum::<u32>();

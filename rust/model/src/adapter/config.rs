@@ -1,33 +1,34 @@
-//! What an adapter's configuration says, once Python has read and checked it.
+//! Configuration of an adapter, as Python has read and checked it.
 
 use serde::Deserialize;
 
 use super::error::AdapterError;
 
-/// An adapter's configuration.
+/// Configuration of an adapter.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterConfig {
-    /// Of modules that `rank_pattern` does not name.
+    /// Rank of modules that `rank_pattern` does not name.
     pub rank: usize,
-    /// Numerator of the factor, of modules that `alpha_pattern` does not name.
+    /// Alpha, the numerator of the scale, of modules that `alpha_pattern` does not name.
     pub alpha: f64,
-    /// Whether the denominator is the rank's square root (rsLoRA, Kalajdzievski 2023) and not the rank.
+    /// Whether the scale is alpha divided by the square root of the rank (rsLoRA, Kalajdzievski 2023) instead of the
+    /// rank.
     pub rank_stabilized: bool,
-    /// Names of modules with a rank of their own; the first that fits counts.
+    /// Ranks of named modules; the first match counts.
     pub rank_pattern: Vec<(String, usize)>,
-    /// Names of modules with a numerator of their own; the first that fits counts.
+    /// Alphas of named modules; the first match counts.
     pub alpha_pattern: Vec<(String, f64)>,
-    /// Names of the modules that have an adapter; none where the tensors alone say so.
+    /// Names of the modules that have an adapter; `None` if the tensors determine it.
     pub targets: Option<Vec<String>>,
-    /// Names of modules that have none although `targets` names them.
+    /// Names of modules that have no adapter even if `targets` names them.
     pub excluded: Vec<String>,
-    /// Layers whose modules have one; none means all.
+    /// Layers whose modules have an adapter; `None` for all.
     pub layers: Option<Vec<usize>>,
 }
 
 impl AdapterConfig {
-    /// Reads the JSON that Python wrote.
+    /// Reads the JSON that Python writes.
     ///
     /// # Errors
     /// [`AdapterError::Config`].
@@ -35,7 +36,7 @@ impl AdapterConfig {
         serde_json::from_str(json).map_err(|error| AdapterError::Config(error.to_string()))
     }
 
-    /// A module's rank and its factor, which f32 may not hold.
+    /// Returns the rank and the scale of a module. The scale may exceed f32.
     pub(super) fn rank_and_scale(&self, module: &str) -> (usize, f64) {
         let rank = of_first(&self.rank_pattern, module).unwrap_or(self.rank);
         let alpha = of_first(&self.alpha_pattern, module).unwrap_or(self.alpha);
@@ -43,7 +44,7 @@ impl AdapterConfig {
         (rank, alpha / denominator)
     }
 
-    /// Whether a module of a layer, or of none, has an adapter. None if the tensors alone say so.
+    /// Returns whether a module has an adapter, or `None` if the tensors determine it.
     pub(super) fn targets(&self, module: &str, layer: Option<usize>) -> Option<bool> {
         let targets = self.targets.as_ref()?;
         let is_in_layer = self.layers.as_ref().is_none_or(|layers| layer.is_some_and(|layer| layers.contains(&layer)));
@@ -51,7 +52,7 @@ impl AdapterConfig {
     }
 }
 
-/// What the first name that fits a module stands for.
+/// Returns the value of the first name that matches a module.
 fn of_first<T: Copy>(pattern: &[(String, T)], module: &str) -> Option<T> {
     pattern.iter().find(|(name, _)| names(name, module)).map(|(_, value)| *value)
 }
@@ -60,7 +61,7 @@ fn any_names(all: &[String], module: &str) -> bool {
     all.iter().any(|name| names(name, module))
 }
 
-/// Whether a name means a module: its end, from a dot on, or, after `^`, all of it.
+/// Returns whether a name matches a module: its end after a dot, or, with a leading `^`, all of it.
 pub(super) fn names(name: &str, module: &str) -> bool {
     match name.strip_prefix('^') {
         Some(whole) => module == whole,

@@ -1,87 +1,87 @@
-//! What can be wrong with an adapter: the file, and the fact that it violates.
+//! [`AdapterError`]: why an adapter could not be loaded.
 
 use std::path::PathBuf;
 
 use crate::weights::LoadError;
 
-/// Why an adapter could not be loaded.
+/// An adapter could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
-    /// Not the JSON of an adapter's configuration: a field that this build does not know, among other things.
+    /// The JSON is not an adapter configuration; an unknown field is one of the reasons.
     #[error("adapter: {0}")]
     Config(String),
-    /// Its file cannot be read, or there is too little memory.
+    /// The file cannot be read, or memory is too small.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A target that the model does not have.
-    #[error("{}: target_modules names {target:?}; the model has no such module{}", file.display(), nearest_name(nearest))]
+    /// The model does not have a target module.
+    #[error("{}: target_modules has {target:?}, but the model has no such module{}", file.display(), nearest_name(nearest))]
     Target {
-        /// The configuration.
+        /// Path of the configuration.
         file: PathBuf,
-        /// What it names.
+        /// Name of the target.
         target: String,
-        /// A name that the model has.
+        /// Nearest name that the model has.
         nearest: Option<String>,
     },
-    /// A factor that f32 does not hold.
+    /// A scale exceeds f32.
     #[error(
-        "{}: lora_alpha or alpha_pattern gives {module:?} the factor {factor:e}; it must be at most {:e}",
+        "{}: scale of {module:?} (from lora_alpha or alpha_pattern) must be at most {:e}, got {factor:e}",
         file.display(),
         f32::MAX
     )]
     Scale {
-        /// The configuration.
+        /// Path of the configuration.
         file: PathBuf,
-        /// What it is the factor of.
+        /// Name of the module.
         module: String,
-        /// Alpha over the rank, or over its square root.
+        /// Alpha divided by the rank, or by its square root.
         factor: f64,
     },
-    /// A tensor that cannot be applied.
+    /// A tensor cannot be applied.
     #[error("{}: tensor {tensor:?} {fault}", file.display())]
     Tensor {
-        /// The tensors' file.
+        /// Path of the tensor file.
         file: PathBuf,
-        /// Its name there.
+        /// Name of the tensor.
         tensor: String,
         /// What is wrong with it.
         fault: TensorFault,
     },
-    /// Nothing to apply.
+    /// The file has no tensors.
     #[error("{}: has no tensors", file.display())]
     Empty {
-        /// The tensors' file.
+        /// Path of the tensor file.
         file: PathBuf,
     },
 }
 
 impl AdapterError {
-    /// Whether nothing is wrong but that the load was cancelled.
+    /// Returns whether the load was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Load(LoadError::Cancelled))
     }
 }
 
-/// The violated fact.
+/// What is wrong with a tensor of an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum TensorFault {
-    #[error("is missing, although target_modules of adapter_config.json names its module")]
+    #[error("is missing, but target_modules of adapter_config.json names its module")]
     Missing,
-    #[error("is missing, although the other one of its module is there")]
+    #[error("is missing, but the other matrix of its module is present")]
     Alone,
-    #[error("has the shape {found:?}; it must be {expected:?}, [{what}]")]
+    #[error("must have shape {expected:?}, [{what}], got {found:?}")]
     Shape { found: Vec<usize>, expected: Vec<usize>, what: &'static str },
     #[error(
-        "is no matrix of a LoRA adapter; those are called base_model.model.<module>.lora_A.weight and .lora_B.weight"
+        "is not a matrix of a LoRA adapter; those are named base_model.model.<module>.lora_A.weight and .lora_B.weight"
     )]
     Name,
-    #[error("is of a module that the model does not have{}", nearest_name(nearest))]
+    #[error("belongs to a module that the model does not have{}", nearest_name(nearest))]
     NoModule { nearest: Option<String> },
-    #[error("is of a module that target_modules of adapter_config.json does not name")]
+    #[error("belongs to a module that target_modules of adapter_config.json does not name")]
     NoTarget,
-    #[error("changes {what}; ferrule applies adapters to linear maps that every token goes through")]
+    #[error("changes {what}; adapters are supported on linear layers that process every token")]
     Unsupported { what: &'static str },
 }
 

@@ -1,4 +1,4 @@
-//! How an adapter comes out of its file.
+//! Loading an adapter from its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::limits::SpecError;
 use crate::spec::{ModelSpec, PartSpec, TensorSpec};
 use crate::weights::{HeadSplit, LoadError, MatrixPlan, Measure, Pack, Packer, Site, Stored, View};
 
-/// PEFT's name for the file of tensors.
+/// PEFT's file name of the tensors.
 const TENSORS: &str = "adapter_model.safetensors";
-/// What checkpoints call their heads.
-const HEADS: [&str; 2] = ["lm_head", "embed_out"];
-/// PEFT's name for the configuration.
+/// Names of the lm_head in checkpoints.
+const LM_HEADS: [&str; 2] = ["lm_head", "embed_out"];
+/// PEFT's file name of the configuration.
 const CONFIG: &str = "adapter_config.json";
 
-/// Loads adapters for one model, also while that model computes.
+/// Loads adapters for one model; works while the model runs.
 pub struct AdapterLoader {
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) sites: Arc<[Site]>,
@@ -35,7 +35,8 @@ impl AdapterLoader {
     /// Packs the tensors of a directory, in the format in which they are stored.
     ///
     /// # Errors
-    /// [`AdapterError`] for what does not fit the model or the configuration, too little memory, or a cancelled load.
+    /// [`AdapterError`] if the adapter does not fit the model or the configuration, memory is too small, or the load is
+    /// cancelled.
     pub fn load(&self, directory: &Path, config: &AdapterConfig, cancel: &Cancel) -> Result<Adapter, AdapterError> {
         let files = Checkpoint::open_single(directory, TENSORS).map_err(LoadError::from)?;
         let modules = Matching { model: self, files: &files, config, directory }.modules()?;
@@ -55,7 +56,7 @@ impl AdapterLoader {
         Ok(Adapter { fingerprint: updates.fingerprint(), updates, rank, modules })
     }
 
-    /// Where the base keeps a role's matrix.
+    /// Returns the tensors of a role in the base model.
     fn stored(&self, role: &str) -> Result<&TensorSpec, LoadError> {
         Ok(self.spec.tensor(&format!("{role}.weight"))?)
     }
@@ -63,13 +64,13 @@ impl AdapterLoader {
 
 /// A module of the model that an adapter changes.
 struct Module {
-    /// As the adapter calls it.
+    /// Name in the adapter.
     name: String,
     rank: usize,
     scale: f32,
 }
 
-/// Finds the modules of a file's tensors.
+/// Matches the tensors of an adapter with modules of the model.
 struct Matching<'a> {
     model: &'a AdapterLoader,
     files: &'a Checkpoint,
@@ -78,7 +79,8 @@ struct Matching<'a> {
 }
 
 impl Matching<'_> {
-    /// The modules, by the base's tensors: each tensor of the file is of one of them, and each target is there.
+    /// Returns the modules, by tensor name of the base model. Checks that each tensor of the file belongs to one, and
+    /// that each target has tensors.
     fn modules(&self) -> Result<BTreeMap<String, Module>, AdapterError> {
         self.check_targets()?;
         let mut given = self.given()?;
@@ -87,7 +89,7 @@ impl Matching<'_> {
             for tensor in &self.model.stored(role)?.names {
                 let names = modules(&self.model.spec, tensor);
                 let Some(usual) = names.first() else { continue };
-                // A tensor that several roles are parts of is met with each of them.
+                // A tensor that several roles share is found once per role.
                 if found.contains_key(tensor) {
                     continue;
                 }
@@ -105,7 +107,7 @@ impl Matching<'_> {
             }
         }
         match given.first() {
-            Some(name) if self.is_tied_head(name) => Err(self.tied_head(name)),
+            Some(name) if self.is_tied_lm_head(name) => Err(self.tied_lm_head(name)),
             Some(name) => {
                 let known = self.known_modules();
                 let nearest = nearest(name, known.iter().map(String::as_str)).map(str::to_owned);
@@ -125,7 +127,7 @@ impl Matching<'_> {
         Ok(Module { name, rank, scale })
     }
 
-    /// The modules that the file has both matrices of.
+    /// Returns the names of the modules in the file; each must have both matrices.
     fn given(&self) -> Result<BTreeSet<String>, AdapterError> {
         let mut given: BTreeMap<&str, Vec<Half>> = BTreeMap::new();
         for tensor in self.files.names() {
@@ -140,14 +142,14 @@ impl Matching<'_> {
         Ok(given.into_keys().map(str::to_owned).collect())
     }
 
-    /// Each target is the name of some module.
+    /// Checks that each target names a module of the model.
     fn check_targets(&self) -> Result<(), AdapterError> {
         let Some(targets) = &self.config.targets else { return Ok(()) };
         let known = self.known_modules();
         let is_missing = |target: &&String| !known.iter().any(|module| names(target, module));
         let Some(target) = targets.iter().find(is_missing) else { return Ok(()) };
-        if self.is_tied_head(target) {
-            return Err(self.tied_head(target));
+        if self.is_tied_lm_head(target) {
+            return Err(self.tied_lm_head(target));
         }
         let ends = known.iter().filter_map(|module| module.rsplit('.').next());
         Err(AdapterError::Target {
@@ -157,13 +159,14 @@ impl Matching<'_> {
         })
     }
 
-    /// Whether a name is that of a head whose matrix is the embedding's, so that the base has no tensor for it.
-    fn is_tied_head(&self, name: &str) -> bool {
-        self.model.spec.lm_head.is_some_and(|lm_head| lm_head.tied) && HEADS.iter().any(|head| names(head, name))
+    /// Returns whether a name is that of a tied lm_head, for which the base model has no tensor.
+    fn is_tied_lm_head(&self, name: &str) -> bool {
+        self.model.spec.lm_head.is_some_and(|lm_head| lm_head.tied)
+            && LM_HEADS.iter().any(|lm_head| names(lm_head, name))
     }
 
-    fn tied_head(&self, name: &str) -> AdapterError {
-        let what = "a head that is tied with the embedding";
+    fn tied_lm_head(&self, name: &str) -> AdapterError {
+        let what = "an lm_head that is tied to the embedding";
         self.fault(Half::A.tensor_of(name), TensorFault::Unsupported { what })
     }
 
@@ -177,15 +180,15 @@ impl Matching<'_> {
     }
 }
 
-/// Reads the matrices of modules that are known to be there.
+/// Reads the matrices of matched modules.
 struct Reading<'a> {
     model: &'a AdapterLoader,
     files: &'a Checkpoint,
-    /// By the base's tensors.
+    /// Modules by tensor name of the base model.
     modules: BTreeMap<String, Module>,
 }
 
-/// Outputs of a linear map that one module adds to.
+/// Consecutive outputs of a linear layer that one module adds to.
 struct Outputs<'a> {
     module: &'a Module,
     first: usize,
@@ -214,8 +217,8 @@ impl Reading<'_> {
         Ok(updates)
     }
 
-    /// The outputs of a linear map that have updates. Neighbours that one module computes stay together, so that what
-    /// goes into them is computed once.
+    /// Returns the outputs of a linear layer that the adapter changes. Neighbours of one module stay together, so that
+    /// their common input is multiplied once.
     fn outputs(&self, site: &Site) -> Result<Vec<Outputs<'_>>, AdapterError> {
         let mut all: Vec<Outputs<'_>> = Vec::new();
         let mut first = 0;
@@ -303,14 +306,14 @@ fn heads_low_rank<P: Packer>(
     }
     Ok(HeadsLowRank {
         a: packer.pack(plan(vec![a.clone()], columns))?,
-        a_turned: packer.pack(plan(vec![a.transposed(columns)], module.rank))?,
+        a_transposed: packer.pack(plan(vec![a.transposed(columns)], module.rank))?,
         keys,
         values,
         scale: module.scale,
     })
 }
 
-/// The matrix of views of one tensor, in the format that it has, or that it can be read in.
+/// Plans a matrix of views of one tensor, in its stored format or, if that is quantized, in f32.
 fn plan(views: Vec<View<'_>>, columns: usize) -> MatrixPlan<'_> {
     let with_format = views.into_iter().map(|view| {
         let format = format_of(view.tensor());

@@ -1,7 +1,8 @@
-//! Low-rank adapters (Hu et al. 2021), as PEFT saves them: a linear map gives `x W^T + b + scale * (x A^T) B^T`.
+//! LoRA adapters (Hu et al. 2021), as PEFT saves them: a linear layer computes `x W^T + b + scale * (x A^T) B^T`.
 //!
-//! An adapter belongs to whoever holds it: a request that has one keeps it to its end, whatever becomes of its name. It
-//! knows its places by the numbers of [`crate::weights::Site`]s, so that it fits the model that it was loaded for alone.
+//! An adapter is reference-counted: a request keeps its adapter until it ends, even if the name is unloaded meanwhile.
+//! An adapter refers to linear layers by the numbers of [`crate::weights::Site`]s, so it fits only the model that it
+//! was loaded for.
 
 mod config;
 mod error;
@@ -19,38 +20,38 @@ pub use load::AdapterLoader;
 
 use crate::fingerprint::Parts;
 
-/// What is added to some outputs of a linear map: `scale * (x A^T) B^T`.
+/// What an adapter adds to some outputs of a linear layer: `scale * (x A^T) B^T`.
 pub(crate) struct LowRank<M = PackedMatrix> {
     /// `[rank, inputs]`
     pub a: M,
     /// `[outputs, rank]`
     pub b: M,
-    /// The first of these outputs among the map's.
+    /// First of these outputs in the linear layer.
     pub first_output: usize,
     pub scale: f32,
 }
 
-/// The same for the matrix that leads from a latent to each head's keys and values, which queries go through the other
-/// way round; see [`crate::weights::Projections::Latent`].
+/// What an adapter adds to the projection from a latent to each head's keys and values, which queries are multiplied
+/// with transposed; see [`crate::weights::Projections::Latent`].
 pub(crate) struct HeadsLowRank<M = PackedMatrix> {
     /// `[rank, kv_rank]`
     pub a: M,
-    /// `[kv_rank, rank]`
-    pub a_turned: M,
-    /// For each head what leads from its query to the rank: `[rank, nope_dim]`.
+    /// A transposed: `[kv_rank, rank]`.
+    pub a_transposed: M,
+    /// For each head, from its query to the rank: `[rank, nope_dim]`.
     pub keys: Vec<M>,
-    /// For each head what leads from the rank to its values: `[value_dim, rank]`.
+    /// For each head, from the rank to its values: `[value_dim, rank]`.
     pub values: Vec<M>,
     pub scale: f32,
 }
 
-/// All that an adapter adds, by the numbers of sites.
+/// Everything that an adapter adds, by site number.
 pub(crate) struct Updates<M = PackedMatrix> {
     pub linear: BTreeMap<usize, Vec<LowRank<M>>>,
     pub heads: BTreeMap<usize, HeadsLowRank<M>>,
 }
 
-/// An adapter for one model, loaded.
+/// An adapter that is loaded for one model.
 pub struct Adapter {
     pub(crate) updates: Updates,
     fingerprint: [u8; 32],
@@ -59,40 +60,40 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// One that adds nothing, under a fingerprint: for fakes of a model, which have nothing else to tell two apart by.
+    /// Creates an adapter that adds nothing, with a given fingerprint, for fake models in tests.
     #[must_use]
     pub fn of_nothing(fingerprint: [u8; 32]) -> Self {
         let updates = Updates { linear: BTreeMap::new(), heads: BTreeMap::new() };
         Self { updates, fingerprint, rank: 0, modules: Vec::new() }
     }
 
-    /// Names all that it adds, whatever it is called and wherever it came from: keys and values are exchanged between
-    /// sequences of one fingerprint only.
+    /// Returns the fingerprint of everything that the adapter adds, whatever its name and file. Sequences share pages
+    /// of the KV cache only if their fingerprints are equal.
     #[must_use]
     pub fn fingerprint(&self) -> &[u8; 32] {
         &self.fingerprint
     }
 
-    /// The largest rank of its matrices.
+    /// Returns the largest rank of its matrices.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The base's modules that it changes, sorted, as its file names them.
+    /// Returns the names of the modules that it changes, sorted, as its file names them.
     #[must_use]
     pub fn modules(&self) -> &[String] {
         &self.modules
     }
 
-    /// Bytes of its packed matrices.
+    /// Returns the bytes of its packed matrices.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.updates.matrices().iter().map(|matrix| matrix.bytes() as u64).sum()
     }
 }
 
-/// Adapters are the same where they add the same.
+/// Adapters are equal if they add the same.
 impl PartialEq for Adapter {
     fn eq(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
@@ -109,17 +110,17 @@ impl fmt::Debug for Adapter {
 }
 
 impl Updates {
-    /// Every matrix, in one order.
+    /// Returns all matrices, in a fixed order.
     fn matrices(&self) -> Vec<&PackedMatrix> {
         let linear = self.linear.values().flatten().flat_map(|update| [&update.a, &update.b]);
         let heads = self.heads.values().flat_map(|update| {
-            let HeadsLowRank { a, a_turned, keys, values, .. } = update;
-            [a, a_turned].into_iter().chain(keys).chain(values)
+            let HeadsLowRank { a, a_transposed, keys, values, .. } = update;
+            [a, a_transposed].into_iter().chain(keys).chain(values)
         });
         linear.chain(heads).collect()
     }
 
-    /// Hashes places, factors and matrices.
+    /// Hashes places, scales and matrices.
     fn fingerprint(&self) -> [u8; 32] {
         let mut hasher = Parts::new("ferrule fingerprint of an adapter");
         hasher.number(self.linear.values().map(Vec::len).sum());

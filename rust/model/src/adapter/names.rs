@@ -1,12 +1,12 @@
-//! How PEFT names an adapter's tensors, and which module of the model each is for.
+//! PEFT's tensor names, and the module of the model that each tensor belongs to.
 
 use super::error::TensorFault;
 use crate::spec::ModelSpec;
 
-/// What PEFT puts before the base's names.
+/// Prefix that PEFT adds to the names of the base model.
 const BASE: &str = "base_model.model.";
 
-/// One of the two matrices of a module.
+/// One of the two matrices of a LoRA module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
     A,
@@ -14,7 +14,7 @@ pub(super) enum Half {
 }
 
 impl Half {
-    /// What a module's matrix is called.
+    /// Returns the tensor name of a module's matrix.
     pub fn tensor_of(self, module: &str) -> String {
         format!("{BASE}{module}{}", self.ending())
     }
@@ -27,7 +27,7 @@ impl Half {
     }
 }
 
-/// The module that a tensor is for, and which of its matrices it is.
+/// Returns the module that a tensor belongs to, and which of its matrices it is.
 pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorFault> {
     for half in [Half::A, Half::B] {
         let module = tensor.strip_prefix(BASE).and_then(|name| name.strip_suffix(half.ending()));
@@ -37,11 +37,11 @@ pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorFault> {
     }
     let whole = |part: &str| tensor.contains(part);
     Err(if whole(".lora_magnitude_vector") {
-        TensorFault::Unsupported { what: "a matrix by directions and magnitudes (DoRA)" }
+        TensorFault::Unsupported { what: "weights by direction and magnitude (DoRA)" }
     } else if whole(".lora_embedding_") {
         TensorFault::Unsupported { what: "an embedding" }
     } else if tensor.starts_with(BASE) && !whole(".lora_") {
-        TensorFault::Unsupported { what: "the base's own weights (modules_to_save, or an embedding trained along)" }
+        TensorFault::Unsupported { what: "weights of the base model (modules_to_save, or a trained embedding)" }
     } else if whole(".lora_B.bias") {
         TensorFault::Unsupported { what: "a bias (lora_bias)" }
     } else {
@@ -49,29 +49,29 @@ pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorFault> {
     })
 }
 
-/// What a role is that no adapter can change; none where it can.
+/// Returns what a role is, if adapters cannot change it; `None` if they can.
 pub(super) fn unsupported(role: &str) -> Option<&'static str> {
     if role.contains(".experts.") {
-        return Some("an expert of a mixture");
+        return Some("an expert of a mixture of experts");
     }
     if role.ends_with(".router") {
-        return Some("the router of a mixture");
+        return Some("the router of a mixture of experts");
     }
     match role {
         "embedding" => Some("an embedding"),
         "head" | "head_projection" | "embedding_projection" => None,
         _ if role.starts_with("layers.") => None,
-        _ => Some("what runs once for a text"),
+        _ => Some("a classifier or text projection"),
     }
 }
 
-/// The layer of a role.
+/// Returns the layer of a role.
 pub(super) fn layer_of(role: &str) -> Option<usize> {
     role.strip_prefix("layers.")?.split('.').next()?.parse().ok()
 }
 
-/// The module of a stored tensor, and what else it may be called: see [`ModelSpec::prefixes`]. Empty for a tensor that
-/// is no module's weight.
+/// Returns the module of a stored tensor, and its other names by [`ModelSpec::prefixes`]. Returns nothing for a tensor
+/// that is not the weight of a module.
 pub(super) fn modules(spec: &ModelSpec, tensor: &str) -> Vec<String> {
     let Some(module) = tensor.strip_suffix(".weight") else { return Vec::new() };
     let others = spec.prefixes.iter().filter_map(|(usual, other)| {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_are_named_as_they_are_read() {
+    fn tensor_names_round_trip() {
         for half in [Half::A, Half::B] {
             let tensor = half.tensor_of("model.layers.0.q_proj");
             assert_eq!(module_of(&tensor), Ok(("model.layers.0.q_proj", half)));
@@ -94,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_matrix_of_an_adapter_is_told_by_its_name() {
+    fn tensors_that_adapters_do_not_have_are_refused_by_name() {
         for (tensor, says) in [
             ("base_model.model.model.layers.0.q_proj.lora_magnitude_vector", "DoRA"),
             ("base_model.model.model.embed_tokens.lora_embedding_A", "changes an embedding"),
             ("base_model.model.lm_head.weight", "modules_to_save"),
             ("base_model.model.model.layers.0.q_proj.lora_B.bias", "lora_bias"),
-            ("model.layers.0.q_proj.lora_A.weight", "is no matrix"),
-            ("base_model.model.q_proj.lora_C.weight", "is no matrix"),
+            ("model.layers.0.q_proj.lora_A.weight", "is not a matrix"),
+            ("base_model.model.q_proj.lora_C.weight", "is not a matrix"),
         ] {
             let fault = module_of(tensor).unwrap_err().to_string();
             assert!(fault.contains(says), "{tensor}: {fault}");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_say_what_they_are() {
+    fn roles_have_layers_and_support() {
         assert_eq!(layer_of("layers.12.ffn.router"), Some(12));
         assert_eq!(layer_of("head"), None);
         for role in [

@@ -1,4 +1,4 @@
-//! What goes into the linear maps of a layer, recorded as it runs.
+//! Recording the inputs of a layer's linear layers while it runs.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,21 +11,21 @@ use crate::layer::Observer;
 use crate::spec::LayerSpec;
 use crate::weights::{Layer, LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
-/// Knows the inputs of linear maps.
+/// Provides the Hessians of the inputs of linear layers.
 pub(super) trait Inputs {
-    /// The Hessian of the inputs of linear map number `site`, which is packed next; `work` is told what was done for
-    /// it, in bytes of packed matrices.
+    /// Returns the Hessian of the inputs of linear layer `site`, which is packed next. Calls `work` with the work that
+    /// was done for it, in bytes of packed matrices.
     fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Hessian>, LoadError>;
 }
 
-/// Those of the map that is packed first, if they are known.
+/// The Hessian of the linear layer that is packed first, if it is known.
 impl Inputs for Option<Hessian> {
     fn take(&mut self, _: usize, _: &mut dyn FnMut(f64)) -> Result<Option<Hessian>, LoadError> {
         Ok(Option::take(self))
     }
 }
 
-/// Returns the zero Hessian of a linear map with `cols` inputs.
+/// Returns the zero Hessian of a linear layer with `cols` inputs.
 pub(super) fn zeroed(cols: usize) -> Result<Hessian, LoadError> {
     Hessian::zeroed(cols).map_err(|AllocError { bytes }| LoadError::Memory {
         what: "calibration, for the Hessian of a linear layer's inputs,",
@@ -34,21 +34,21 @@ pub(super) fn zeroed(cols: usize) -> Result<Hessian, LoadError> {
     })
 }
 
-/// Says which of a layer's maps are quantized by their inputs.
+/// Lists the linear layers that are calibrated, without packing anything.
 #[derive(Default)]
-pub(super) struct Wanted {
-    /// Their numbers and how many inputs they have, in the order of packing.
-    pub maps: Vec<(usize, usize)>,
-    /// Of all matrices.
+pub(super) struct CalibratedSites {
+    /// Site number and number of inputs of each, in the order of packing.
+    pub linears: Vec<(usize, usize)>,
+    /// Bytes of all matrices.
     pub bytes: u64,
     sites: Vec<Site>,
 }
 
-impl Packer for Wanted {
+impl Packer for CalibratedSites {
     type Matrix = MatrixSize;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
-        self.maps.extend(calibrated_site(&plan).map(|site| (site, plan.columns)));
+        self.linears.extend(calibrated_site(&plan).map(|site| (site, plan.columns)));
         let size = plan.size();
         self.bytes = self.bytes.saturating_add(size.bytes);
         Ok(size)
@@ -59,18 +59,19 @@ impl Packer for Wanted {
     }
 }
 
-/// The inputs of a layer's maps, recorded as they are asked for: each time of as many maps as memory has room for.
+/// Hessians of the inputs of a layer's linear layers. The layer runs when one is asked for, and each run records as
+/// many as memory has room for.
 pub(super) struct LayerInputs<'a, 's> {
     pass: &'a mut Pass<'s>,
-    /// In f32.
+    /// The layer in f32.
     layer: &'a Layer,
     spec: &'a LayerSpec,
-    /// Maps that were not recorded yet; see [`Wanted`].
+    /// Linear layers that are not recorded yet; see [`CalibratedSites`].
     left: Vec<(usize, usize)>,
     recorded: BTreeMap<usize, Hessian>,
-    /// Bytes that may be recorded at a time; one map is in any case.
+    /// Bytes that may be recorded at a time; at least one Hessian is recorded.
     room: u64,
-    /// Work that running the layer stands for; none is left after the first time.
+    /// Work that running the layer stands for; 0 after the first run.
     work: f64,
 }
 
@@ -79,14 +80,14 @@ impl<'a, 's> LayerInputs<'a, 's> {
         pass: &'a mut Pass<'s>,
         layer: &'a Layer,
         spec: &'a LayerSpec,
-        maps: Vec<(usize, usize)>,
+        linears: Vec<(usize, usize)>,
         room: u64,
         work: f64,
     ) -> Self {
-        Self { pass, layer, spec, left: maps, recorded: BTreeMap::new(), room, work }
+        Self { pass, layer, spec, left: linears, recorded: BTreeMap::new(), room, work }
     }
 
-    /// Runs the layer, and records the first of the maps that are left.
+    /// Runs the layer and records the first of the linear layers that are left.
     fn record(&mut self, work: &mut dyn FnMut(f64)) -> Result<(), LoadError> {
         let mut room = self.room;
         let mut recorder = Recorder::default();
@@ -116,7 +117,7 @@ impl Inputs for LayerInputs<'_, '_> {
     }
 }
 
-/// Accumulates the Hessians of some linear maps, by site number.
+/// Accumulates the Hessians of some linear layers, by site number.
 #[derive(Default)]
 struct Recorder(RefCell<BTreeMap<usize, Hessian>>);
 
@@ -148,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_does_not_depend_on_how_much_is_at_a_time() {
+    fn hessians_do_not_depend_on_how_many_are_recorded_at_once() {
         let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
         let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
         let load = |name| Loader::new(&spec, Source::Random, Quantization::named(name).unwrap());
-        let (floats, mut wanted) = (load("f32"), Wanted::default());
+        let (floats, mut wanted) = (load("f32"), CalibratedSites::default());
         load("int4").layer(&mut wanted, 0, &spec.layers[0]).unwrap();
-        assert_eq!(wanted.maps.iter().map(|(_, columns)| *columns).collect::<Vec<_>>(), [64, 64, 64, 96]);
+        assert_eq!(wanted.linears.iter().map(|(_, columns)| *columns).collect::<Vec<_>>(), [64, 64, 64, 96]);
 
         let sequences: Vec<Vec<u32>> = [200, 256, 17].map(|length| (0..length).map(|i| i * i % 96).collect()).into();
         let embedding = floats.embedding(&mut in_memory(exec, &mut |_, _| ())).unwrap();
@@ -164,9 +165,9 @@ mod tests {
         let two = Hessian::bytes_for(64).unwrap() * 2;
         let found = [(u64::MAX, 3), (two, 6), (0, 12)].map(|(room, runs)| {
             let (mut done, mut advanced) = (0, 0.0);
-            let mut inputs = LayerInputs::new(&mut pass, &layer, &spec.layers[0], wanted.maps.clone(), room, 100.0);
+            let mut inputs = LayerInputs::new(&mut pass, &layer, &spec.layers[0], wanted.linears.clone(), room, 100.0);
             let mut packed = Vec::new();
-            for &(site, columns) in &wanted.maps {
+            for &(site, columns) in &wanted.linears {
                 let work = &mut |bytes| (done, advanced) = (done + 1, advanced + bytes);
                 let hessian = inputs.take(site, work).unwrap().unwrap();
                 assert_eq!(hessian.rows(), 473);

@@ -1,11 +1,12 @@
-//! Packing by what a text shows: the model itself runs over it, and every matrix is quantized by what goes into it.
+//! Calibrated quantization (GPTQ, <https://arxiv.org/abs/2210.17323>): the model runs over a text, and every matrix is
+//! quantized for the inputs that it gets.
 //!
-//! Layer by layer (GPTQ, <https://arxiv.org/abs/2210.17323>): a layer is loaded in f32 and runs over all tokens; the
-//! Hessians of the inputs of its linear maps say what errors cost there. Its matrices are quantized by that,
-//! and the layer as it was quantized leads to the next one's inputs, so that later layers know what earlier ones lost.
+//! The model is processed layer by layer. A layer is loaded in f32 and runs over all tokens; the Hessians of the inputs
+//! of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the quantized
+//! layer computes the inputs of the next one, so that later layers compensate for earlier errors.
 //!
-//! In memory at a time are the hidden states of all tokens, one layer in f32 and quantized, and Hessians as far as
-//! memory goes: where those of all maps are more, the layer runs again for those that are left.
+//! Memory holds the hidden states of all tokens, one layer in f32 and quantized, and as many Hessians as fit. If not
+//! all fit, the layer runs again for the remaining ones.
 
 mod inputs;
 mod output;
@@ -22,22 +23,22 @@ use crate::needs::buffer_bytes;
 use crate::quantization::Quantization;
 use crate::spec::{LayerSpec, ModelSpec};
 use crate::weights::{LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, refuse_packed};
-use inputs::{LayerInputs, Wanted};
+use inputs::{CalibratedSites, LayerInputs};
 use output::{Calibrated, Output};
 use pass::Pass;
 
-/// Shares of a layer's work: running it in f32, quantizing it, running what came out.
+/// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized.
 const SHARES: [f64; 3] = [0.4, 0.4, 0.2];
 
-/// Packs the weights of a source into a file, as [`crate::pack_into`] does, but by what a text shows: `sequences` of
-/// tokens, each from its first position on. Matrices of floating-point numbers are as without it. The same text gives
-/// the same file on one instruction set, whatever the threads.
+/// Packs the weights of a source into a file, as [`crate::pack_into`] does, but quantized for the inputs that they get
+/// from `sequences` of tokens, each starting at position 0. Floating-point matrices are the same as without
+/// calibration. On one instruction set, the same text gives the same file for any number of threads.
 ///
 /// # Errors
-/// [`LoadError`], of a source that is packed too; then there is no such file, or the one that was there before.
+/// [`LoadError`], also if the source is packed already; a file that was at `path` is then left as it was.
 ///
 /// # Panics
-/// If a sequence is longer than the model's positions, or a token is beyond the vocabulary.
+/// If a sequence exceeds the model's positions, or a token the vocabulary.
 pub fn calibrate_into(
     path: &Path,
     spec: &ModelSpec,
@@ -55,7 +56,7 @@ pub fn calibrate_into(
         PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;
     let mut output = Output { exec, done: 0.0, file, progress };
 
-    // An embedding that is the head too is packed as such, when what goes into it is known; until then as without.
+    // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
     let embedding = match is_tied(spec) {
         true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
         false => loader.embedding(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?,
@@ -63,14 +64,14 @@ pub fn calibrate_into(
     let mut pass = Pass::new(exec, spec, sequences, &embedding)?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let mut wanted = Wanted::default();
+        let mut wanted = CalibratedSites::default();
         loader.without_vectors().layer(&mut wanted, index, layer_spec)?;
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec)?;
-        // Half of what will be left: it is a guess what the machine's other programs take meanwhile.
+        // Use half of the memory that will be left, because other programs may need some meanwhile.
         let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
         let room = machine::available_memory().saturating_sub(beside) / 2;
-        let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.maps, room, before);
+        let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.linears, room, before);
         let mut calibrated = Calibrated::new(&mut output, &mut inputs);
         calibrated.share = packing / wanted.bytes as f64;
         let quantized = loader.layer(&mut calibrated, index, layer_spec)?;
@@ -92,7 +93,7 @@ pub fn calibrate_into(
     output.file.finish()
 }
 
-/// Has the loader load everything in the order in which it is written.
+/// Loads everything in the order in which it is written.
 fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
     if !is_tied(spec) {
         loader.embedding(packer)?;
@@ -105,7 +106,7 @@ fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Res
     after_projection(loader, spec, packer)
 }
 
-/// What is written last: the head first of all.
+/// Loads what is written after the projection before the lm_head, starting with the lm_head.
 fn after_projection<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
     loader.lm_head(packer)?;
     if is_tied(spec) {
@@ -130,7 +131,7 @@ fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Hessian>
     Ok(Some(hessian))
 }
 
-/// Holds what is in memory at a time at the most against what there is.
+/// Checks that the peak memory is available.
 fn check_memory(
     spec: &ModelSpec,
     floats: &Loader<'_>,
@@ -145,7 +146,7 @@ fn check_memory(
     Ok(())
 }
 
-/// Bytes that are in memory at a time at the most, with the Hessian of one linear map.
+/// Returns the peak memory in bytes, with the Hessian of one linear layer.
 fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Result<u64, LoadError> {
     let tokens = sequences.iter().map(Vec::len).sum::<usize>();
     let (hidden, narrow) = (float_bytes(tokens, spec.hidden_size), float_bytes(tokens, spec.embedding_width()));
@@ -154,25 +155,25 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
 
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;
-    let mut ends = Measure::default();
-    loader.lm_head_projection(&mut ends)?;
-    after_projection(&loader, spec, &mut ends)?;
+    let mut output = Measure::default();
+    loader.lm_head_projection(&mut output)?;
+    after_projection(&loader, spec, &mut output)?;
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
-    let mut most = embedding.bytes.max(ends.bytes.saturating_add(narrow).saturating_add(of_inputs));
+    let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let (mut layer, mut wanted) = (Measure::default(), Wanted::default());
+        let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::default());
         floats.layer(&mut layer, index, layer_spec)?;
         loader.layer(&mut wanted, index, layer_spec)?;
-        let of_inputs = wanted.maps.iter().map(|(_, columns)| hessian(*columns)).max().unwrap_or(0);
+        let of_inputs = wanted.linears.iter().map(|(_, columns)| hessian(*columns)).max().unwrap_or(0);
         let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
     Ok(most.saturating_add(hidden))
 }
 
-/// Bytes that a layer takes besides its weights in f32 and their Hessians: quantized, and what is between its operations as the
-/// longest sequence runs through it, a copy of its hidden states among that.
-fn beside_hessians(spec: &ModelSpec, layer: &LayerSpec, wanted: &Wanted, sequences: &[Vec<u32>]) -> u64 {
+/// Returns the bytes that a layer needs besides its f32 weights and their Hessians: its quantized weights, the
+/// activations of the longest sequence including a copy of its hidden states, and its keys and values.
+fn beside_hessians(spec: &ModelSpec, layer: &LayerSpec, wanted: &CalibratedSites, sequences: &[Vec<u32>]) -> u64 {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
     let page = KvStore::page_bytes(KvFormat::F32, layer.attention.kv_shape()).unwrap_or(u64::MAX);
     let keys_and_values = page.saturating_mul(longest.div_ceil(PAGE_TOKENS) as u64);
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_grows_is_counted() {
+    fn peak_memory_grows_with_every_size() {
         let plain = needs_of(|_| (), &[vec![1; 64]]);
         let hidden = 64 * 64 * 4;
         assert_eq!(needs_of(|_| (), &[vec![1; 64], vec![1; 64]]), plain + hidden, "only one runs at a time");

@@ -1,11 +1,11 @@
-//! Quantizing a matrix by what goes into it, and writing it.
+//! Quantizing a matrix with the Hessian of its inputs, and writing it to the packed file.
 
 use ferrule_kernels::{CalibrationError, Exec, PackedMatrix};
 
 use super::inputs::Inputs;
 use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site};
 
-/// Where matrices go.
+/// Packed file that matrices are written to, with the progress.
 pub(super) struct Output<'a> {
     pub exec: Exec<'a>,
     /// Work that is done, in bytes of packed matrices.
@@ -15,18 +15,18 @@ pub(super) struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Tells that so much work is done.
+    /// Reports work that was done.
     pub fn advance(&mut self, bytes: f64) {
         self.done += bytes;
         (self.progress)((self.done as u64).min(self.file.total), self.file.total);
     }
 }
 
-/// Quantizes each matrix by its inputs, and writes it.
+/// Quantizes each matrix with the Hessian of its inputs and writes it.
 pub(super) struct Calibrated<'a, 'o> {
     output: &'a mut Output<'o>,
     inputs: &'a mut dyn Inputs,
-    /// What a byte of a matrix is of the work that it stands for.
+    /// Work that a byte of a packed matrix stands for.
     pub share: f64,
     sites: Vec<Site>,
 }
@@ -37,7 +37,7 @@ impl<'a, 'o> Calibrated<'a, 'o> {
     }
 }
 
-/// The linear map whose matrix is quantized by its inputs, if the plan is of one.
+/// Returns the linear layer of a plan, if its matrix is quantized with the Hessian of its inputs.
 pub(super) fn calibrated_site(plan: &MatrixPlan<'_>) -> Option<usize> {
     plan.site.filter(|_| plan.bands.iter().all(|(format, _)| format.is_integer()))
 }

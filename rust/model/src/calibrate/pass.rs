@@ -1,4 +1,4 @@
-//! Hidden states of all sequences on their way through the layers, one layer at a time.
+//! Running all calibration sequences through the model, one layer at a time.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,14 +13,14 @@ use crate::spec::{LayerSpec, ModelSpec};
 use crate::transformer::embed;
 use crate::weights::{Embedding, Layer, LoadError};
 
-/// Sequences between two layers.
+/// Hidden states of all sequences between two layers.
 pub(super) struct Pass<'a> {
     exec: Exec<'a>,
     spec: &'a ModelSpec,
     sequences: &'a [Vec<u32>],
-    /// Of all sequences, one after the other: `[tokens, hidden_size]`.
+    /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`.
     hidden: Vec<f32>,
-    /// The pages of a sequence: the first ones of a cache that holds one.
+    /// Pages of a sequence; the KV cache holds one sequence.
     pages: [Vec<PageId>; 1],
     ropes: Vec<RopeRows>,
     buffers: LayerBuffers,
@@ -28,7 +28,7 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Sequences before the first layer.
+    /// Computes the hidden states before the first layer.
     pub fn new(
         exec: Exec<'a>,
         spec: &'a ModelSpec,
@@ -56,12 +56,12 @@ impl<'a> Pass<'a> {
         Ok(pass)
     }
 
-    /// How many sequences there are.
+    /// Returns the number of sequences.
     pub fn sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// Leads all sequences through a layer; `each` is called after each of them.
+    /// Runs all sequences through a layer; calls `each` after each of them.
     pub fn advance(&mut self, layer: &Layer, spec: &LayerSpec, each: &mut dyn FnMut()) -> Result<(), LoadError> {
         let mut hidden = std::mem::take(&mut self.hidden);
         let mut store = self.store(spec)?;
@@ -73,7 +73,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Shows `observer` what goes into the maps of a layer, and leaves the sequences before it.
+    /// Runs a layer with an observer of its linear layers; the hidden states stay unchanged.
     pub fn observe(
         &mut self,
         layer: &Layer,
@@ -90,12 +90,12 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The hidden states, as they are now.
+    /// Returns the hidden states.
     pub fn into_hidden(self) -> Vec<f32> {
         self.hidden
     }
 
-    /// Each sequence, and which numbers of the hidden states are its own.
+    /// Returns the tokens of each sequence, with the range of its hidden states.
     fn places(&self) -> impl Iterator<Item = (&'a [u32], Range<usize>)> + use<'a> {
         let width = self.spec.hidden_size;
         self.sequences.iter().scan(0, move |first, tokens| {
@@ -105,7 +105,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// A cache of one sequence and one layer.
+    /// Creates a KV cache for one sequence and one layer.
     fn store(&self, spec: &LayerSpec) -> Result<KvStore, LoadError> {
         Ok(KvStore::new(KvFormat::F32, spec.attention.kv_shape(), self.pages[0].len())?)
     }
@@ -137,7 +137,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// A whole sequence.
+/// Returns a chunk that is a whole sequence.
 fn chunk<'a>(tokens: &'a [u32], pages: &'a [Vec<PageId>]) -> SequenceChunk<'a> {
     SequenceChunk {
         tokens,

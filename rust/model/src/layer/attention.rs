@@ -17,31 +17,32 @@ use crate::weights::{Attention, Heads, Projections};
 /// Buffers of attention. Shapes: `[rows, width]`.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    /// What the projections from the input give.
+    /// Outputs of the projections from the layer's input.
     pub qkv: Scratch<f32>,
-    /// What attention mixed.
+    /// Outputs of attention.
     pub mixed: Scratch<f32>,
     pub latent: latent::Buffers,
 }
 
-/// One layer's attention over a batch.
+/// Attention of one layer over a batch.
 pub(crate) struct AttentionPass<'a> {
     pub exec: Exec<'a>,
     pub weights: &'a Attention,
     pub spec: &'a AttentionSpec,
-    /// Whether a row sees no row after it.
+    /// Whether a row attends only to itself and the rows before it.
     pub causal: bool,
     pub ropes: &'a [RopeSpec],
     pub rows: &'a RaggedRows<'a>,
     pub adapters: AdapterRows<'a>,
-    /// The layer's group.
+    /// KV cache group of the layer.
     pub group: usize,
-    /// The layer's number within its group.
+    /// Index of the layer in its group.
     pub place: usize,
 }
 
 impl AttentionPass<'_> {
-    /// From `x` to `out`, both `[rows, hidden_size]`. Keys and values go to their pages first and are read from there.
+    /// Computes `out` from `x`, both `[rows, hidden_size]`. Keys and values are written to their pages first and read
+    /// from there.
     pub fn run(&self, store: &mut KvStore, x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
         let mixed = match (&self.weights.projections, &self.spec.projections) {
             (Projections::Heads(weights), ProjectionsSpec::Heads(spec)) => {
@@ -55,7 +56,7 @@ impl AttentionPass<'_> {
         adapted(&self.exec, &self.weights.output, self.adapters, mixed, out)
     }
 
-    /// What heads with projections of their own mix: `[rows, heads * value_dim]`.
+    /// Runs multi-head attention and returns `[rows, heads * value_dim]`.
     fn heads<'b>(
         &self,
         store: &mut KvStore,
@@ -92,7 +93,7 @@ impl AttentionPass<'_> {
         self.attend(store, view(0), view(first_key), view(first_value), mixed)
     }
 
-    /// Rotates heads of `head_dim` columns, the first of them at column `first` of `x: [rows, width]`.
+    /// Applies the rotary embedding to heads of `head_dim` columns, from column `first` of `x: [rows, width]` on.
     pub(super) fn rotate(
         &self,
         x: &mut [f32],
@@ -108,7 +109,7 @@ impl AttentionPass<'_> {
         rope_in_place(&self.exec, RowsMut::new(x, width, first), &rope)
     }
 
-    /// Writes keys and values to their pages and mixes what the queries find there: `[rows, heads * value_dim]`.
+    /// Writes keys and values to their pages and returns the output of attention: `[rows, heads * value_dim]`.
     pub(super) fn attend<'b>(
         &self,
         store: &mut KvStore,

@@ -1,63 +1,63 @@
-//! Mixtures of experts: every token goes through the few that its router chooses, and through those alone.
+//! Mixture of experts: each token is processed by the experts that the router chooses for it.
 //!
-//! Rows are gathered by expert, so that an expert's weights are read once for all of its rows, and added up in the
-//! router's order, so that a row's result does not depend on what others chose.
+//! Rows are gathered by expert, so that the weights of an expert are read once for all of its rows. Results are added
+//! in the router's order, so that a row's result does not depend on the choices of other rows.
 
 use ferrule_kernels::disjoint::Tiles;
 use ferrule_kernels::elementwise::{add_bias, add_scaled};
 use ferrule_kernels::{Exec, PoolError, Product, Scratch, for_row_chunks, matmul_each};
 
-use super::ffn::{self, dense, let_through};
+use super::ffn::{self, apply_gate, dense};
 use super::router::{Choice, choose};
 use super::rows::for_rows;
 use super::{AdapterRows, Observer, adapted, linear};
 use crate::spec::ExpertsSpec;
 use crate::weights::{Experts, Linear};
 
-/// Rows that go through a mixture at a time: enough for each expert to have several, few enough for what lies between
-/// the matrices.
-pub(crate) const MIXTURE_ROWS: usize = 512;
+/// Rows that are processed at a time: enough that each expert has several, few enough to bound the intermediate
+/// buffers.
+pub(crate) const EXPERTS_ROWS: usize = 512;
 
-/// Buffers of a mixture.
+/// Buffers of a mixture of experts.
 #[derive(Default)]
 pub(crate) struct Buffers {
     /// `[rows, experts]`
     logits: Scratch<f32>,
     /// `[rows]`
     gates: Scratch<f32>,
-    /// Rows by expert, once for each choice: `[rows * experts_per_token, hidden_size]`.
+    /// Rows grouped by expert, one per choice: `[rows * experts_per_token, hidden_size]`.
     gathered: Scratch<f32>,
-    /// What experts give for them.
-    given: Scratch<f32>,
+    /// Outputs of the experts for `gathered`.
+    outputs: Scratch<f32>,
     chosen: Vec<Choice>,
-    /// For each choice its row in `gathered`.
+    /// For each choice, its row in `gathered`.
     places: Vec<usize>,
-    /// For each row of `gathered` the row that it is.
+    /// For each row of `gathered`, its row in the batch.
     sources: Vec<usize>,
 }
 
-/// A mixture over rows.
-pub(super) struct MixturePass<'a> {
+/// A mixture of experts over a batch.
+pub(super) struct ExpertsPass<'a> {
     pub exec: &'a Exec<'a>,
     pub weights: &'a Experts,
     pub spec: &'a ExpertsSpec,
-    /// They change the network that all tokens go through, and its gate; whoever sees rows sees those of experts too.
+    /// Adapters of the shared expert and its gate. An observer sees the rows of routed experts too.
     pub adapters: AdapterRows<'a>,
 }
 
-impl MixturePass<'_> {
-    /// From `x` to `out`, both `[rows, hidden_size]`.
+impl ExpertsPass<'_> {
+    /// Computes `out` from `x`, both `[rows, hidden_size]`.
     pub fn run(&self, x: &[f32], buffers: &mut ffn::Buffers, out: &mut [f32]) -> Result<(), PoolError> {
         let width = self.weights.router.weight.cols();
         let rows = x.len() / width;
-        let piece = rows.div_ceil(rows.div_ceil(MIXTURE_ROWS).max(1)).max(1);
-        for (x, out) in x.chunks(piece * width).zip(out.chunks_mut(piece * width)) {
-            self.piece(x, width, buffers, out)?;
+        let chunk_rows = rows.div_ceil(rows.div_ceil(EXPERTS_ROWS).max(1)).max(1);
+        for (x, out) in x.chunks(chunk_rows * width).zip(out.chunks_mut(chunk_rows * width)) {
+            self.chunk(x, width, buffers, out)?;
         }
         self.add_shared(x, width, buffers, out)
     }
 
-    /// Adds what the network for every token gives.
+    /// Adds the output of the shared expert.
     fn add_shared(
         &self,
         x: &[f32],
@@ -66,8 +66,8 @@ impl MixturePass<'_> {
         out: &mut [f32],
     ) -> Result<(), PoolError> {
         let (Some(weights), Some(spec)) = (&self.weights.shared, &self.spec.shared) else { return Ok(()) };
-        let mut given = std::mem::take(&mut buffers.experts.given);
-        let shared = given.take(x.len());
+        let mut outputs = std::mem::take(&mut buffers.experts.outputs);
+        let shared = outputs.take(x.len());
         dense(self.exec, weights, spec, self.adapters, x, buffers, shared)?;
         match &self.weights.shared_gate {
             None => add_scaled(self.exec, out, shared, 1.0)?,
@@ -79,12 +79,12 @@ impl MixturePass<'_> {
                 })?;
             }
         }
-        buffers.experts.given = given;
+        buffers.experts.outputs = outputs;
         Ok(())
     }
 
-    /// The experts of every row, and the places of their rows: an expert's lie side by side, in the order of the batch.
-    /// Returns how many rows each expert has.
+    /// Chooses the experts of every row, and places the rows of each expert side by side, in the order of the batch.
+    /// Returns the number of rows of each expert.
     fn choose(&self, x: &[f32], width: usize, buffers: &mut Buffers) -> Result<Vec<usize>, PoolError> {
         let Self { exec, weights, spec, .. } = self;
         let Buffers { logits, chosen, places, sources, .. } = buffers;
@@ -122,13 +122,13 @@ impl MixturePass<'_> {
         Ok(counts)
     }
 
-    fn piece(&self, x: &[f32], width: usize, buffers: &mut ffn::Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+    fn chunk(&self, x: &[f32], width: usize, buffers: &mut ffn::Buffers, out: &mut [f32]) -> Result<(), PoolError> {
         let Self { exec, weights, spec, .. } = self;
         let ffn::Buffers { inner, activated, experts: buffers } = buffers;
         let counts = self.choose(x, width, buffers)?;
-        let Buffers { gathered, given, chosen, places, sources, .. } = buffers;
+        let Buffers { gathered, outputs, chosen, places, sources, .. } = buffers;
         let rows = x.len() / width;
-        // A row alone is read, and quantized, where it lies: once for all of its experts.
+        // A single row is read and quantized in place, once for all of its experts.
         let gathered = if rows == 1 {
             Gathered::One(x)
         } else {
@@ -142,31 +142,31 @@ impl MixturePass<'_> {
         let inner = inner.take(chosen.len() * spec.expert.inner_rows());
         let observer = self.adapters.observer;
         multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), observer, gathered, inner)?;
-        let activated = let_through(exec, &spec.expert, inner, activated)?;
-        let given = given.take(chosen.len() * width);
+        let activated = apply_gate(exec, &spec.expert, inner, activated)?;
+        let outputs = outputs.take(chosen.len() * width);
         let activated = Gathered::Each(activated);
-        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, given)?;
+        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, outputs)?;
 
         let each = spec.experts_per_token;
         for_rows(exec, rows, out, width, |row, out| {
             out.fill(0.0);
             for (choice, place) in chosen[row * each..][..each].iter().zip(&places[row * each..]) {
-                add_weighted(out, &given[place * width..][..width], choice.weight);
+                add_weighted(out, &outputs[place * width..][..width], choice.weight);
             }
         })
     }
 }
 
-/// What experts multiply.
+/// Inputs of the experts.
 #[derive(Clone, Copy)]
 enum Gathered<'a> {
-    /// Each its own rows, which follow those of the expert before it.
+    /// Each expert has its own rows, after those of the expert before it.
     Each(&'a [f32]),
-    /// All of them one row.
+    /// All experts read the same row.
     One(&'a [f32]),
 }
 
-/// Rows of `x` times the matrices of the experts, each of which has so many.
+/// Multiplies rows of `x` with the matrices of the experts; each expert has the outputs number of rows.
 fn multiply<'a>(
     exec: &Exec<'_>,
     experts: impl Iterator<Item = (&'a Linear, usize)> + Clone,

@@ -3,26 +3,26 @@
 use ferrule_kernels::activation::{activate, gated};
 use ferrule_kernels::{Exec, PoolError, Scratch};
 
-use super::experts::{self, MixturePass};
+use super::experts::{self, ExpertsPass};
 use super::{AdapterRows, adapted};
 use crate::spec::{DenseSpec, FfnSpec};
 use crate::weights::{Dense, Ffn};
 
-/// Rows that go through a network at a time. What is between its matrices is several times wider than the rows: this
-/// bounds the memory that it takes, and keeps it in the cache.
+/// Rows that are processed at a time. The inner layer is several times wider than a row: this bounds its memory and
+/// keeps it in the cache.
 pub(crate) const FFN_ROWS: usize = 256;
 
-/// Buffers of a network. Shapes: `[rows, width]`.
+/// Buffers of a feed-forward network. Shapes: `[rows, width]`.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    /// Gate and up.
+    /// Outputs of gate and up.
     pub inner: Scratch<f32>,
-    /// What the gate let through.
+    /// Outputs of the gate.
     pub activated: Scratch<f32>,
     pub experts: experts::Buffers,
 }
 
-/// From `x` to `out`, both `[rows, hidden_size]`.
+/// Computes `out` from `x`, both `[rows, hidden_size]`.
 pub(super) fn run(
     exec: &Exec<'_>,
     weights: &Ffn,
@@ -35,13 +35,13 @@ pub(super) fn run(
     match (weights, spec) {
         (Ffn::Dense(weights), FfnSpec::Dense(spec)) => dense(exec, weights, spec, adapters, x, buffers, out),
         (Ffn::Experts(weights), FfnSpec::Experts(spec)) => {
-            MixturePass { exec, weights, spec, adapters }.run(x, buffers, out)
+            ExpertsPass { exec, weights, spec, adapters }.run(x, buffers, out)
         }
         _ => unreachable!("weights are loaded as the spec says"),
     }
 }
 
-/// One network, from `x` to `out`.
+/// Runs one dense network from `x` to `out`.
 pub(super) fn dense(
     exec: &Exec<'_>,
     weights: &Dense,
@@ -53,21 +53,21 @@ pub(super) fn dense(
 ) -> Result<(), PoolError> {
     let (width, inner_rows) = (weights.inner.weight.cols(), spec.inner_rows());
     let rows = x.len() / width;
-    // Pieces of the same size: a last one of one row would read all weights for it.
-    let piece = rows.div_ceil(rows.div_ceil(FFN_ROWS).max(1)).max(1);
-    let pieces = x.chunks(piece * width).zip(out.chunks_mut(piece * width));
-    for ((x, out), first) in pieces.zip((0..).step_by(piece)) {
+    // Chunks of equal size: a last chunk of one row would read all weights for it.
+    let chunk_rows = rows.div_ceil(rows.div_ceil(FFN_ROWS).max(1)).max(1);
+    let chunks = x.chunks(chunk_rows * width).zip(out.chunks_mut(chunk_rows * width));
+    for ((x, out), first) in chunks.zip((0..).step_by(chunk_rows)) {
         let adapters = adapters.skip(first);
         let inner = buffers.inner.take(x.len() / width * inner_rows);
         adapted(exec, &weights.inner, adapters, x, inner)?;
-        let activated = let_through(exec, spec, inner, &mut buffers.activated)?;
+        let activated = apply_gate(exec, spec, inner, &mut buffers.activated)?;
         adapted(exec, &weights.down, adapters, activated, out)?;
     }
     Ok(())
 }
 
-/// What the activation lets through of `inner: [rows, inner_rows]`: `[rows, intermediate_size]`.
-pub(super) fn let_through<'a>(
+/// Applies the gate to `inner: [rows, inner_rows]` and returns `[rows, intermediate_size]`.
+pub(super) fn apply_gate<'a>(
     exec: &Exec<'_>,
     spec: &DenseSpec,
     inner: &'a mut [f32],

@@ -1,9 +1,9 @@
 //! Multi-head latent attention (DeepSeek-V2, 2024) over latents: the cache holds one latent and one rotated key part
-//! for each token, and nothing for each head.
+//! per token, and nothing per head.
 //!
-//! A head's key is [up(latent), rotated]. Its score with a query (q, t) is `q . up(latent) + t . rotated`, which is
-//! `up^T(q) . latent + t . rotated`: attention of one key-value head. What is mixed are latents, which each head maps
-//! into its own values afterwards. Prefill and decode do the same, so that both give the same bits.
+//! The key of a head is `[up(latent), rotated]`. Its score with a query `(q, t)` is `q . up(latent) + t . rotated`,
+//! which equals `up^T(q) . latent + t . rotated`: attention with one key-value head. Attention mixes latents, which
+//! each head then projects to its values. Prefill and decode compute the same, so that both give the same bits.
 
 use ferrule_kernels::kv::KvStore;
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, matmul_each};
@@ -18,24 +18,25 @@ use crate::weights::Latent;
 /// Buffers of latent attention.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    /// The queries' latent: `[rows, query_rank]`.
+    /// Latent of the queries: `[rows, query_rank]`.
     query_latent: Scratch<f32>,
     /// `[rows, heads * (nope_dim + rope_dim)]`
     queries: Scratch<f32>,
-    /// One head's rows after those of another: `[heads, rows, width]`.
+    /// Rows grouped by head: `[heads, rows, width]`.
     by_head: Scratch<f32>,
-    /// The same after a matrix of its own for each head.
+    /// `by_head` after the matrix of each head.
     by_head_out: Scratch<f32>,
-    /// Queries as they meet the cache: `[rows, heads * (rope_dim + kv_rank)]`, the rotated part first.
+    /// Absorbed queries, as they are multiplied with the cache: `[rows, heads * (rope_dim + kv_rank)]`, the rotated
+    /// part first.
     absorbed: Scratch<f32>,
-    /// Keys as they lie there: `[rows, rope_dim + kv_rank]`.
+    /// Keys as the cache stores them: `[rows, rope_dim + kv_rank]`.
     keys: Scratch<f32>,
     /// `[rows, heads * value_dim]`
     values: Scratch<f32>,
 }
 
 impl AttentionPass<'_> {
-    /// What latent heads mix: `[rows, heads * value_dim]`.
+    /// Runs latent attention and returns `[rows, heads * value_dim]`.
     pub(super) fn latent<'b>(
         &self,
         store: &mut KvStore,
@@ -78,17 +79,17 @@ impl AttentionPass<'_> {
             None => first_columns(queries)?,
         }
 
-        let unturned = buffers.by_head.take(heads * rows * nope_dim);
-        split_heads(exec, queries, (rows, heads), (query_dim, nope_dim), unturned)?;
-        let met = buffers.by_head_out.take(heads * rows * kv_rank);
-        each_head(self, &weights.key_up, unturned, met)?;
-        add_to_heads(exec, (weights.up_site, HeadSide::Keys), self.adapters, unturned, met, (heads, rows))?;
+        let unrotated = buffers.by_head.take(heads * rows * nope_dim);
+        split_heads(exec, queries, (rows, heads), (query_dim, nope_dim), unrotated)?;
+        let projected = buffers.by_head_out.take(heads * rows * kv_rank);
+        each_head(self, &weights.key_up, unrotated, projected)?;
+        add_to_heads(exec, (weights.up_site, HeadSide::Keys), self.adapters, unrotated, projected, (heads, rows))?;
         let absorbed_dim = rope_dim + kv_rank;
         let absorbed = buffers.absorbed.take(rows * heads * absorbed_dim);
         for_rows(exec, rows, absorbed, absorbed_dim, |index, out| {
             let (row, head) = (index / heads, index % heads);
             out[..rope_dim].copy_from_slice(&queries[index * query_dim + nope_dim..][..rope_dim]);
-            out[rope_dim..].copy_from_slice(&met[(head * rows + row) * kv_rank..][..kv_rank]);
+            out[rope_dim..].copy_from_slice(&projected[(head * rows + row) * kv_rank..][..kv_rank]);
         })?;
         self.rotate(absorbed, heads * absorbed_dim, 0, heads, absorbed_dim)?;
 
@@ -98,19 +99,19 @@ impl AttentionPass<'_> {
 
         let latents = buffers.by_head.take(heads * rows * kv_rank);
         split_heads(exec, mixed, (rows, heads), (kv_rank, kv_rank), latents)?;
-        let turned_back = buffers.by_head_out.take(heads * rows * value_dim);
-        each_head(self, &weights.value_up, latents, turned_back)?;
-        add_to_heads(exec, (weights.up_site, HeadSide::Values), self.adapters, latents, turned_back, (heads, rows))?;
+        let head_values = buffers.by_head_out.take(heads * rows * value_dim);
+        each_head(self, &weights.value_up, latents, head_values)?;
+        add_to_heads(exec, (weights.up_site, HeadSide::Values), self.adapters, latents, head_values, (heads, rows))?;
         let values = buffers.values.take(rows * heads * value_dim);
         for_rows(exec, rows, values, value_dim, |index, out| {
             let (row, head) = (index / heads, index % heads);
-            out.copy_from_slice(&turned_back[(head * rows + row) * value_dim..][..value_dim]);
+            out.copy_from_slice(&head_values[(head * rows + row) * value_dim..][..value_dim]);
         })?;
         Ok(values)
     }
 }
 
-/// The first `width` columns of each head of `x: [rows, heads * head_dim]`, head by head: `out: [heads, rows, width]`.
+/// Groups the first `width` columns of each head of `x: [rows, heads * head_dim]` by head: `out: [heads, rows, width]`.
 fn split_heads(
     exec: &Exec<'_>,
     x: &[f32],
@@ -124,7 +125,7 @@ fn split_heads(
     })
 }
 
-/// Every head's rows, `[heads, rows, columns]`, times its matrix.
+/// Multiplies the rows of each head, `[heads, rows, columns]`, with the matrix of the head.
 fn each_head(pass: &AttentionPass<'_>, matrices: &[PackedMatrix], x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
     let heads = matrices.len();
     let inputs = x.chunks_exact(x.len() / heads);

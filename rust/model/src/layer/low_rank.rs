@@ -1,7 +1,7 @@
-//! What adapters add to linear maps, each to the rows of the sequences that have it.
+//! LoRA adapters in the forward pass: adds to each linear layer what the adapters of the rows' sequences add.
 //!
-//! A row's result depends on the row and its own adapter alone: both products have the fixed order of every matmul,
-//! and what they give is scaled and added once. Rows without an adapter are not touched.
+//! The result of a row depends only on the row and its adapter: both products have the fixed order of every matmul, and
+//! their result is scaled and added once. Rows without an adapter are not touched.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,25 +14,25 @@ use crate::adapter::{Adapter, HeadsLowRank, LowRank};
 use crate::batch::{Batch, SequenceChunk};
 use crate::weights::Linear;
 
-/// Numbers that are computed before they are added, at the most: as many as caches hold.
-const PIECE: usize = 1 << 18;
+/// Largest number of outputs that are computed before they are added, so that they stay in the cache.
+const CHUNK: usize = 1 << 18;
 
-/// Buffers, kept from step to step.
+/// Buffers, reused from step to step.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    /// What the first products give: rows as wide as ranks, term by term.
+    /// Outputs of the first products (A), term by term.
     inner: Scratch<f32>,
-    /// What the second ones give, likewise.
-    given: Scratch<f32>,
+    /// Outputs of the second products (B), term by term.
+    updates: Scratch<f32>,
 }
 
-/// Consecutive rows of a batch with one adapter.
+/// Consecutive rows of a batch that have the same adapter.
 pub(crate) struct AdapterRun<'a> {
     rows: Range<usize>,
     adapter: &'a Adapter,
 }
 
-/// The runs of a batch in which each sequence has as many rows as `rows_of` says.
+/// Returns the runs of a batch in which each sequence has the number of rows that `rows_of` returns.
 pub(crate) fn adapter_runs<'a>(batch: Batch<'a>, rows_of: impl Fn(&SequenceChunk<'a>) -> usize) -> Vec<AdapterRun<'a>> {
     let mut runs: Vec<AdapterRun<'a>> = Vec::new();
     let mut end = 0;
@@ -48,11 +48,11 @@ pub(crate) fn adapter_runs<'a>(batch: Batch<'a>, rows_of: impl Fn(&SequenceChunk
     runs
 }
 
-/// The adapters of rows that go through linear maps, and who sees the rows.
+/// The adapters of the rows that enter linear layers, and the observer of those rows.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterRows<'a> {
     runs: &'a [AdapterRun<'a>],
-    /// Rows of the batch before the first of these.
+    /// Number of rows of the batch before the first of these.
     skipped: usize,
     buffers: &'a RefCell<Buffers>,
     pub(super) observer: Option<&'a dyn Observer>,
@@ -63,17 +63,17 @@ impl<'a> AdapterRows<'a> {
         Self { runs, skipped: 0, buffers, observer: None }
     }
 
-    /// The same, seen by `observer`.
+    /// Returns the same adapters with an observer.
     pub fn observed(self, observer: Option<&'a dyn Observer>) -> Self {
         Self { observer, ..self }
     }
 
-    /// Those from row `first` on.
+    /// Returns the adapters of the rows from `first` on.
     pub fn skip(self, first: usize) -> Self {
         Self { skipped: self.skipped + first, ..self }
     }
 
-    /// Of the next `rows` rows those that have an adapter.
+    /// Returns the runs of rows with an adapter among the next `rows` rows.
     fn within(self, rows: usize) -> impl Iterator<Item = (Range<usize>, &'a Adapter)> {
         let local = move |run: &'a AdapterRun<'a>| {
             let first = run.rows.start.saturating_sub(self.skipped);
@@ -83,7 +83,7 @@ impl<'a> AdapterRows<'a> {
     }
 }
 
-/// `out = x W^T + b`, and what the rows' adapters add.
+/// Computes `out = x W^T + b` and adds the rows' adapters.
 pub(crate) fn adapted(
     exec: &Exec<'_>,
     map: &Linear,
@@ -108,17 +108,17 @@ pub(crate) fn adapted(
     add(exec, &terms, out, width, &mut adapters.buffers.borrow_mut())
 }
 
-/// Which of a head's two matrices rows go through.
+/// Which of the two per-head matrices of latent attention rows are multiplied with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeadSide {
-    /// From queries to what meets a latent.
+    /// From queries to the latent.
     Keys,
     /// From latents to values.
     Values,
 }
 
-/// Adds to `out` what the rows' adapters add to the matrices of heads: `x` and `out` hold one head's rows after those of
-/// another, `[heads, rows, columns]` and `[heads, rows, width]`.
+/// Adds the rows' adapters to the outputs of per-head matrices. `x` and `out` are grouped by head: `[heads, rows,
+/// columns]` and `[heads, rows, width]`.
 pub(crate) fn add_to_heads(
     exec: &Exec<'_>,
     (site, side): (usize, HeadSide),
@@ -130,7 +130,7 @@ pub(crate) fn add_to_heads(
     let (columns, width) = (x.len() / (heads * rows), out.len() / (heads * rows));
     let mut terms = Vec::new();
     for (run, adapter) in adapters.within(rows) {
-        let Some(HeadsLowRank { a, a_turned, keys, values, scale }) = adapter.updates.heads.get(&site) else {
+        let Some(HeadsLowRank { a, a_transposed, keys, values, scale }) = adapter.updates.heads.get(&site) else {
             continue;
         };
         for head in 0..heads {
@@ -140,7 +140,7 @@ pub(crate) fn add_to_heads(
                 rows,
                 first_output: 0,
                 matrices: match side {
-                    HeadSide::Keys => [&keys[head], a_turned],
+                    HeadSide::Keys => [&keys[head], a_transposed],
                     HeadSide::Values => [a, &values[head]],
                 },
                 scale: *scale,
@@ -150,25 +150,25 @@ pub(crate) fn add_to_heads(
     add(exec, &terms, out, width, &mut adapters.buffers.borrow_mut())
 }
 
-/// `out[rows, first_output ..] += scale * (x A^T) B^T`
+/// One addition: `out[rows, first_output ..] += scale * (x A^T) B^T`.
 struct Term<'a> {
     x: &'a [f32],
     rows: Range<usize>,
     first_output: usize,
-    /// A, B
+    /// The matrices A and B.
     matrices: [&'a PackedMatrix; 2],
     scale: f32,
 }
 
-/// Some rows of a term, and what they are after its first product.
-struct Piece<'a> {
+/// Some rows of a term, with their outputs of the first product.
+struct Chunk<'a> {
     term: &'a Term<'a>,
     rows: Range<usize>,
     inner: &'a [f32],
 }
 
-impl Piece<'_> {
-    /// Numbers that it gives.
+impl Chunk<'_> {
+    /// Returns the number of outputs.
     fn size(&self) -> usize {
         self.rows.len() * self.term.matrices[1].rows()
     }
@@ -195,64 +195,64 @@ fn add(
     });
     multiply(exec, products.collect())?;
 
-    let pieces = pieces(terms, inner);
-    let mut left = pieces.as_slice();
+    let chunks = chunks(terms, inner);
+    let mut left = chunks.as_slice();
     while !left.is_empty() {
         let mut total = 0;
-        let fit = left.iter().take_while(|piece| {
-            total += piece.size();
-            total <= PIECE
+        let fit = left.iter().take_while(|chunk| {
+            total += chunk.size();
+            total <= CHUNK
         });
         let (now, later) = left.split_at(fit.count().max(1));
         left = later;
-        add_pieces(exec, now, out, width, &mut buffers.given)?;
+        add_chunks(exec, now, out, width, &mut buffers.updates)?;
     }
     Ok(())
 }
 
-/// Cuts terms into pieces that are no larger than they should be, where more than one row is.
-fn pieces<'a>(terms: &'a [Term<'a>], mut inner: &'a [f32]) -> Vec<Piece<'a>> {
-    let mut pieces = Vec::with_capacity(terms.len());
+/// Splits terms into chunks of at most [`CHUNK`] outputs, but at least one row.
+fn chunks<'a>(terms: &'a [Term<'a>], mut inner: &'a [f32]) -> Vec<Chunk<'a>> {
+    let mut chunks = Vec::with_capacity(terms.len());
     for term in terms {
         let [a, b] = term.matrices;
-        let most = (PIECE / b.rows()).max(1);
+        let most = (CHUNK / b.rows()).max(1);
         for first in term.rows.clone().step_by(most) {
             let rows = first..term.rows.end.min(first + most);
             let (own, after) = inner.split_at(rows.len() * a.rows());
             inner = after;
-            pieces.push(Piece { term, rows, inner: own });
+            chunks.push(Chunk { term, rows, inner: own });
         }
     }
-    pieces
+    chunks
 }
 
-fn add_pieces(
+fn add_chunks(
     exec: &Exec<'_>,
-    pieces: &[Piece<'_>],
+    chunks: &[Chunk<'_>],
     out: &mut [f32],
     width: usize,
-    given: &mut Scratch<f32>,
+    updates: &mut Scratch<f32>,
 ) -> Result<(), PoolError> {
-    let given = given.take(pieces.iter().map(Piece::size).sum());
-    let mut rest = &mut *given;
-    let products = pieces.iter().map(|piece| {
-        let (out, after) = std::mem::take(&mut rest).split_at_mut(piece.size());
+    let updates = updates.take(chunks.iter().map(Chunk::size).sum());
+    let mut rest = &mut *updates;
+    let products = chunks.iter().map(|chunk| {
+        let (out, after) = std::mem::take(&mut rest).split_at_mut(chunk.size());
         rest = after;
-        Product { x: piece.inner, w: piece.term.matrices[1], out }
+        Product { x: chunk.inner, w: chunk.term.matrices[1], out }
     });
     multiply(exec, products.collect())?;
-    let mut rest = &*given;
-    for Piece { term, rows, .. } in pieces {
+    let mut rest = &*updates;
+    for Chunk { term, rows, .. } in chunks {
         let outputs = term.matrices[1].rows();
-        let (given, after) = rest.split_at(rows.len() * outputs);
+        let (updates, after) = rest.split_at(rows.len() * outputs);
         rest = after;
         let out = RowsMut::new(&mut out[rows.start * width..rows.end * width], width, term.first_output);
-        add_scaled_columns(exec, out, given, outputs, term.scale)?;
+        add_scaled_columns(exec, out, updates, outputs, term.scale)?;
     }
     Ok(())
 }
 
-/// Products of any formats: adapters keep that of their file.
+/// Multiplies matrices of any formats: adapters keep the format of their file.
 fn multiply(exec: &Exec<'_>, mut products: Vec<Product<'_>>) -> Result<(), PoolError> {
     while let Some(first) = products.first() {
         let format = first.w.formats().next();

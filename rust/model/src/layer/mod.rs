@@ -14,7 +14,7 @@ use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_hea
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
 pub(crate) use attention::AttentionPass;
-pub(crate) use experts::MIXTURE_ROWS;
+pub(crate) use experts::EXPERTS_ROWS;
 pub(crate) use ffn::FFN_ROWS;
 pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, adapted, adapter_runs};
 pub(crate) use rows::RaggedRows;
@@ -22,29 +22,29 @@ pub(crate) use rows::RaggedRows;
 use crate::spec::{LayerSpec, NormSpec};
 use crate::weights::{Layer, Linear, Norm};
 
-/// Sees what goes into linear maps.
+/// Observes the inputs of linear layers.
 pub(crate) trait Observer {
-    /// Rows that go into the map of number `site`.
+    /// Receives the rows that enter the linear layer of number `site`.
     fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError>;
 }
 
-/// Buffers of a layer, kept from layer to layer and from step to step. Shapes: `[rows, width]`.
+/// Buffers of a layer, reused from layer to layer and from step to step. Shapes: `[rows, width]`.
 #[derive(Default)]
 pub(crate) struct LayerBuffers {
-    /// What attention reads.
+    /// Input of attention.
     normed: Scratch<f32>,
-    /// What the feed-forward network reads.
+    /// Input of the feed-forward network.
     ffn_normed: Scratch<f32>,
-    /// What a block gives.
+    /// Output of a block.
     update: Scratch<f32>,
-    /// What attention gives, where both blocks read the layer's input.
+    /// Output of attention, if both blocks read the layer's input.
     parallel: Scratch<f32>,
     attention: attention::Buffers,
     ffn: ffn::Buffers,
 }
 
 impl AttentionPass<'_> {
-    /// Carries `hidden: [rows, hidden_size]` through the layer.
+    /// Runs the layer on `hidden: [rows, hidden_size]`, in place.
     pub fn layer(
         &self,
         spec: &LayerSpec,
@@ -86,7 +86,7 @@ impl AttentionPass<'_> {
     }
 }
 
-/// Adds what a block gave, `update`, to the residual stream, with its norm and its factor.
+/// Adds the output of a block, `update`, to the residual stream, after the block's norm and factor.
 fn add_block(
     exec: &Exec<'_>,
     spec: &LayerSpec,
@@ -99,7 +99,7 @@ fn add_block(
     add_scaled(exec, hidden, update, spec.residual_scale)
 }
 
-/// The rows after a norm, in `normed`, or as they are where there is none.
+/// Returns the normed rows in `normed`, or `x` itself if there is no norm.
 fn normed_or_same<'a>(
     exec: &Exec<'_>,
     weights: Option<&Norm>,
@@ -113,13 +113,13 @@ fn normed_or_same<'a>(
     Ok(out)
 }
 
-/// `out = x W^T + b`
+/// Computes `out = x W^T + b`.
 pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
     matmul(exec, x, &linear.weight, out)?;
     linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
 }
 
-/// `out` becomes `x` after a norm.
+/// Writes the normed rows of `x` to `out`.
 fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32], width: usize) -> Result<(), PoolError> {
     match norm.spec {
         NormSpec::Rms { .. } => rms_norm(exec, x, width, &norm.weights(), out),
@@ -127,7 +127,7 @@ fn norm(exec: &Exec<'_>, norm: &Norm, x: &[f32], out: &mut [f32], width: usize) 
     }
 }
 
-/// A norm of each of `heads` heads of `dim` columns, side by side in every row of `x`.
+/// Normalizes each of `heads` heads of `dim` columns, in place.
 pub(crate) fn norm_heads(
     exec: &Exec<'_>,
     norm: &Norm,
@@ -141,7 +141,7 @@ pub(crate) fn norm_heads(
     }
 }
 
-/// A norm of whole rows in place, if there is one.
+/// Normalizes whole rows in place, if there is a norm.
 pub(crate) fn norm_in_place(
     exec: &Exec<'_>,
     norm: Option<&Norm>,

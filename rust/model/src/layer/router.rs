@@ -1,4 +1,4 @@
-//! Which experts a token goes through, and what each one's share is.
+//! The router: which experts process a token, and with which weights.
 
 use crate::spec::{ExpertsSpec, GroupScore, RouterSpec, Scoring};
 
@@ -9,8 +9,8 @@ pub(super) struct Choice {
     pub weight: f32,
 }
 
-/// Chooses `experts_per_token` experts from a router's logits, the best first, and of equals the lowest id first.
-/// `logits` are overwritten; `correction` is added to the scores for the choice alone.
+/// Chooses `experts_per_token` experts from a router's logits, best first; ties go to the lowest id. Overwrites
+/// `logits`; `correction` is added to the scores only for the choice.
 pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<&[f32]>, chosen: &mut [Choice]) {
     let RouterSpec { scoring, normalize, scale, .. } = spec.router;
     match scoring {
@@ -35,14 +35,14 @@ pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<
         softmax(&mut weights);
         chosen.iter_mut().zip(weights).for_each(|(choice, weight)| choice.weight = weight);
     }
-    // A sum of zeros, where every score underflowed, leaves zeros.
+    // If every score underflowed, the sum is 0 and the weights stay 0.
     let sum = chosen.iter().map(|choice| choice.weight).sum::<f32>() + f32::MIN_POSITIVE;
     for choice in chosen {
         choice.weight = if normalize { choice.weight / sum } else { choice.weight } * scale;
     }
 }
 
-/// For each group of experts whether its experts may be chosen.
+/// Returns for each group whether its experts may be chosen.
 fn eligible(spec: &ExpertsSpec, worth: &impl Fn(usize) -> f32) -> Vec<bool> {
     let RouterSpec { groups, groups_chosen, group_score, .. } = spec.router;
     let mut eligible = vec![groups == groups_chosen; groups];
@@ -68,13 +68,13 @@ fn eligible(spec: &ExpertsSpec, worth: &impl Fn(usize) -> f32) -> Vec<bool> {
     eligible
 }
 
-/// The first of the largest. A NaN is passed over, but for a first one, which nothing is larger than: the weights are
-/// then NaN as well, and whoever samples from them says so.
+/// Returns the first of the largest. A NaN is never larger; if the first candidate is NaN, it stays the best, and the
+/// sampler reports the NaN weights.
 fn best(candidates: impl Iterator<Item = usize>, worth: &impl Fn(usize) -> f32) -> Option<usize> {
     candidates.reduce(|best, candidate| if worth(candidate) > worth(best) { candidate } else { best })
 }
 
-/// In place, in f32, in order.
+/// Softmax in place, in f32, in sequential order.
 fn softmax(x: &mut [f32]) {
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     x.iter_mut().for_each(|x| *x = (*x - max).exp());
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn only_the_best_groups_are_chosen_from() {
-        // Sums of the best two: 5 and 6; bests: 5 and 3.
+        // Sums of the best two scores: 5 and 6; best scores: 5 and 3.
         let logits = [5.0, 0.0, 0.0, 3.0, 3.0, 1.0];
         let router = |score: &str| json!({"scoring": "softmax_of_chosen", "groups": 2, "groups_chosen": 1, "group_score": score});
         assert_eq!(experts(&chosen(router("top2"), 2, &logits)), [3, 4]);

@@ -1,4 +1,4 @@
-//! The rows of a batch as layers need them.
+//! Rows of a batch with the tables that layers need.
 
 use ferrule_kernels::attention::AttentionSequence;
 use ferrule_kernels::kv::{KvRow, PAGE_TOKENS};
@@ -7,15 +7,15 @@ use ferrule_kernels::{Exec, PoolError, for_row_chunks};
 use crate::batch::Batch;
 use crate::rope::{RopeRows, RopeSpec};
 
-/// The rows of a batch as layers need them; the same for all layers.
+/// Rows of a batch with the tables that layers need, computed once per step.
 pub(crate) struct RaggedRows<'a> {
-    /// Rows of all sequences together.
+    /// Number of rows of all sequences.
     pub count: usize,
-    /// Angles of the rows, for each rotation of the spec.
+    /// Angles of the rows for each rotary embedding of the spec.
     pub ropes: &'a [RopeRows],
-    /// For each group of layers, where each row's key and value go.
+    /// For each KV cache group, where the key and value of each row are written.
     pub places: Vec<Vec<KvRow>>,
-    /// For each group of layers, the sequences with their pages.
+    /// For each KV cache group, the sequences with their pages.
     pub sequences: Vec<Vec<AttentionSequence<'a>>>,
 }
 
@@ -54,8 +54,8 @@ impl<'a> RaggedRows<'a> {
     }
 }
 
-/// Calls `job` with the number of each row of `out: [rows, width]` and the row: on all threads where there are many, but
-/// for those of a token alone, whose way is short and ought to have as few forks as can be.
+/// Calls `job` with the index of each row of `out: [rows, width]` and the row. Uses all threads if there are many rows;
+/// the rows of a single token are too short to be worth it.
 pub(super) fn for_rows(
     exec: &Exec<'_>,
     tokens: usize,

@@ -1,17 +1,17 @@
-//! Dynamic NTK-aware scaling: the base grows with the sequence, once it is longer than the model was trained on.
+//! Dynamic NTK-aware scaling: the base grows with the sequence once it exceeds the original context.
 
 use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::{SpecError, require};
 
-/// The base grows with the sequence.
+/// Dynamic NTK-aware scaling.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dynamic {
-    /// How fast it grows.
+    /// How fast the base grows with the length.
     pub factor: f64,
-    /// Tokens up to which nothing changes.
+    /// Length of the original context, up to which nothing changes.
     pub original_max_position_embeddings: usize,
 }
 
@@ -24,13 +24,13 @@ impl Dynamic {
         positive(&format!("{path}.original_max_position_embeddings"), length as f64)
     }
 
-    /// Leading positions whose base is the trained one, in a sequence whose prompt has so many tokens.
+    /// Returns the number of leading positions with the original base, for a prompt of `prompt_len` tokens.
     pub(super) fn shareable_tokens(&self, prompt_len: usize) -> usize {
         let trained = self.original_max_position_embeddings;
         if prompt_len <= trained { trained } else { 0 }
     }
 
-    /// The base for a sequence of `length` tokens.
+    /// Returns the base for a sequence of `length` tokens.
     pub(super) fn theta(&self, theta: f64, rotary_dim: usize, length: usize) -> f64 {
         let original = self.original_max_position_embeddings;
         let growth = self.factor * length.max(original) as f64 / original as f64 - (self.factor - 1.0);

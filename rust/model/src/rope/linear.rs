@@ -1,15 +1,15 @@
-//! Position interpolation (Chen et al. 2023).
+//! Linear scaling, or position interpolation (Chen et al. 2023).
 
 use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::SpecError;
 
-/// Positions are divided by a factor.
+/// Linear scaling: positions are divided by a factor.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Linear {
-    /// How many times longer the context becomes.
+    /// Ratio of the extended to the original context.
     pub factor: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Llama 3.1's scaling: by wavelength, with a smooth passage between kept and divided frequencies.
+//! RoPE scaling of Llama 3.1: by wavelength, with a smooth transition between kept and divided frequencies.
 
 use std::f64::consts::TAU;
 
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 use super::positive;
 use crate::limits::{SpecError, require};
 
-/// Short waves stay, long waves are divided, with a smooth passage between.
+/// RoPE scaling of Llama 3.1.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Llama3 {
-    /// Divides the frequencies of long waves.
+    /// Divisor of the frequencies of long waves.
     pub factor: f64,
-    /// Waves longer than the original context over this are divided.
+    /// Waves longer than the original context divided by this are scaled.
     pub low_freq_factor: f64,
-    /// Waves shorter than the original context over this stay.
+    /// Waves shorter than the original context divided by this are kept.
     pub high_freq_factor: f64,
-    /// Tokens of the original context.
+    /// Length of the original context in tokens.
     pub original_max_position_embeddings: usize,
 }
 

@@ -1,20 +1,20 @@
-//! LongRoPE (Ding et al. 2024): each frequency is divided by a factor of its own, of two sets. The long set takes over
-//! once the sequence is longer than the original context.
+//! LongRoPE (Ding et al. 2024): each frequency has its own divisor, from one of two sets. The long set applies once the
+//! sequence exceeds the original context.
 
 use serde::{Deserialize, Serialize};
 
 use super::positive;
 use crate::limits::{SpecError, require};
 
-/// Two sets of factors, by the sequence's length.
+/// LongRoPE: two sets of divisors, chosen by the sequence length.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongRope {
-    /// Up to the original context, one for each pair.
+    /// Divisors up to the original context, one per pair.
     pub short_factor: Vec<f64>,
-    /// Beyond it.
+    /// Divisors beyond the original context, one per pair.
     pub long_factor: Vec<f64>,
-    /// Tokens of the original context.
+    /// Length of the original context in tokens.
     pub original_max_position_embeddings: usize,
     /// Factor on cosine and sine.
     pub attention_factor: f64,
@@ -33,12 +33,12 @@ impl LongRope {
         positive(&format!("{path}.attention_factor"), self.attention_factor)
     }
 
-    /// The factors for a sequence of `length` tokens.
+    /// Returns the divisors for a sequence of `length` tokens.
     pub(super) fn factors(&self, length: usize) -> &[f64] {
         if length > self.original_max_position_embeddings { &self.long_factor } else { &self.short_factor }
     }
 
-    /// Leading positions that are rotated by the short factors, in a sequence whose prompt has so many tokens.
+    /// Returns the number of leading positions that use the short set, for a prompt of `prompt_len` tokens.
     pub(super) fn shareable_tokens(&self, prompt_len: usize) -> usize {
         let original = self.original_max_position_embeddings;
         if prompt_len <= original { original } else { 0 }

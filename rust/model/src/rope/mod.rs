@@ -1,6 +1,6 @@
-//! Rotary position embeddings (Su et al. 2021) and the ways in which models stretch them to longer contexts.
+//! Rotary position embeddings (RoPE; Su et al. 2021) and their scaling to longer contexts.
 //!
-//! A scaling is one file with one function from the spec to frequencies, and one line in [`RopeScaling`].
+//! A scaling is one file with a function from the spec to frequencies, and one line in [`RopeScaling`].
 
 mod dynamic;
 mod linear;
@@ -18,35 +18,35 @@ pub use llama3::Llama3;
 pub use longrope::LongRope;
 pub use yarn::Yarn;
 
-/// A rotation: which part of a head it rotates, how fast, and how it is stretched.
+/// Rotary embedding: which elements of a head it rotates, its frequencies, and its scaling.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeSpec {
-    /// Base of the frequencies: theta^(-2i / rotary_dim).
+    /// Base of the frequencies: `theta^(-2i / rotary_dim)`.
     pub theta: f64,
-    /// Leading elements of a head that are rotated; even.
+    /// Number of leading elements of a head that are rotated; even.
     pub rotary_dim: usize,
-    /// Whether a pair is two neighbours (GPT-J) or element i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+    /// Whether a pair is two neighbours (GPT-J) or elements `i` and `i + rotary_dim / 2` (GPT-NeoX, Llama).
     pub interleaved: bool,
-    /// How the model reaches beyond the positions it was trained on.
+    /// Scaling to contexts longer than the model was trained on.
     pub scaling: RopeScaling,
 }
 
-/// How frequencies change with the context.
+/// RoPE scaling: how frequencies change with the context.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// They don't.
+    /// No scaling.
     None {},
-    /// Positions are divided.
+    /// Linear scaling: positions are divided by a factor.
     Linear(Linear),
-    /// The base grows with the length.
+    /// Dynamic NTK: the base grows with the length.
     Dynamic(Dynamic),
-    /// High frequencies stay, low ones are divided, with a ramp between.
+    /// YaRN: high frequencies are kept, low ones are divided, with a ramp in between.
     Yarn(Yarn),
-    /// As Llama 3.1 does: likewise, by wavelength.
+    /// Scaling of Llama 3.1, by wavelength.
     Llama3(Llama3),
-    /// Each frequency by a factor of its own, of two sets.
+    /// LongRoPE: each frequency has its own divisor, from one of two sets.
     #[serde(rename = "longrope")]
     LongRope(LongRope),
 }
@@ -69,12 +69,13 @@ impl RopeSpec {
         }
     }
 
-    /// Whether the rotation of a position depends on the sequence's length.
+    /// Returns whether the rotation of a position depends on the sequence's length.
     fn depends_on_length(&self) -> bool {
         matches!(self.scaling, RopeScaling::Dynamic(_) | RopeScaling::LongRope(_))
     }
 
-    /// Leading positions that are rotated alike in every sequence whose prompt is so long or shorter.
+    /// Returns the number of leading positions that are rotated alike in every sequence with a prompt of at most
+    /// `prompt_len` tokens.
     pub(crate) fn shareable_tokens(&self, prompt_len: usize) -> usize {
         match &self.scaling {
             RopeScaling::Dynamic(scaling) => scaling.shareable_tokens(prompt_len),
@@ -83,7 +84,7 @@ impl RopeSpec {
         }
     }
 
-    /// Radians per position for each pair, for a sequence of `length` tokens.
+    /// Returns the radians per position for each pair, for a sequence of `length` tokens.
     fn frequencies(&self, length: usize) -> Vec<f32> {
         let plain = |theta: f64| {
             let dim = self.rotary_dim as f64;
@@ -105,7 +106,7 @@ impl RopeSpec {
         scaled.into_iter().map(|frequency| frequency as f32).collect()
     }
 
-    /// Factor on cosine and sine.
+    /// Returns the factor on cosine and sine.
     fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(scaling) => scaling.attention_factor,
@@ -115,7 +116,7 @@ impl RopeSpec {
     }
 }
 
-/// Cosines and sines for the rows of a batch; reused from step to step.
+/// Cosines and sines for the rows of a batch, reused from step to step.
 #[derive(Debug, Default)]
 pub struct RopeRows {
     /// `[rows, rotary_dim / 2]`
@@ -125,10 +126,11 @@ pub struct RopeRows {
 }
 
 impl RopeRows {
-    /// Fills the tables for rows at the given positions of sequences whose prompts have the given lengths.
+    /// Fills the tables for rows of (position, prompt length).
     ///
-    /// Position i is rotated as in a sequence of max(prompt length, i + 1) tokens: what a model that sees its prompt at
-    /// once and then decodes token by token computes. The angle is a product of two f32, as the reference's is.
+    /// Position i is rotated as in a sequence of max(prompt length, i + 1) tokens, which is what a model computes that
+    /// prefills its prompt in one step and then decodes token by token. The angle is a product of two f32, as in the
+    /// reference implementation.
     pub fn fill(&mut self, spec: &RopeSpec, rows: impl Iterator<Item = (usize, usize)>) {
         self.cos.clear();
         self.sin.clear();
@@ -178,7 +180,7 @@ mod tests {
         let dynamic = spec(RopeScaling::Dynamic(Dynamic { factor: 2.0, original_max_position_embeddings: 32 }));
         let plain = spec(RopeScaling::None {});
         assert_eq!(dynamic.frequencies(32), plain.frequencies(32));
-        // theta * (2 * 64 / 32 - 1)^(8 / 6), as the formula says.
+        // theta * (2 * 64 / 32 - 1)^(8 / 6), as in the formula.
         let theta = 10_000.0 * 3f64.powf(8.0 / 6.0);
         let last = dynamic.frequencies(64)[3];
         assert!((f64::from(last) - theta.powf(-6.0 / 8.0)).abs() < 1e-9);

@@ -1,5 +1,5 @@
-//! YaRN (Peng et al. 2023): frequencies that rotate often within the original context stay, those that rotate less than
-//! once are divided, and between the two runs a linear ramp over the pairs.
+//! YaRN (Peng et al. 2023): pairs that rotate often within the original context are kept, those that rotate less than
+//! once are divided, with a linear ramp over the pairs in between.
 
 use std::f64::consts::TAU;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::positive;
 use crate::limits::{SpecError, require};
 
-/// NTK-by-parts with a factor on attention.
+/// YaRN scaling.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Yarn {
-    /// Divides the low frequencies.
+    /// Divisor of the low frequencies.
     pub factor: f64,
-    /// Tokens of the original context.
+    /// Length of the original context in tokens.
     pub original_max_position_embeddings: usize,
-    /// Pairs that rotate more often than this in the original context stay.
+    /// Pairs that rotate more often than this in the original context are kept.
     pub beta_fast: f64,
     /// Pairs that rotate less often than this are divided.
     pub beta_slow: f64,
@@ -39,11 +39,11 @@ impl Yarn {
         positive(&format!("{path}.attention_factor"), self.attention_factor)
     }
 
-    /// First and last pair of the ramp.
+    /// Returns the first and the last pair of the ramp.
     pub(super) fn ramp(&self, theta: f64, rotary_dim: usize) -> (f64, f64) {
         let dim = rotary_dim as f64;
         let original = self.original_max_position_embeddings as f64;
-        // The pair that rotates `rotations` times in the original context.
+        // Returns the pair that rotates `rotations` times in the original context.
         let pair = |rotations: f64| dim * (original / (rotations * TAU)).ln() / (2.0 * theta.ln());
         let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
         if self.truncate {
@@ -53,7 +53,7 @@ impl Yarn {
     }
 
     pub(super) fn scale(&self, frequency: f64, (first, last): (f64, f64), pair: usize) -> f64 {
-        // The reference widens an empty ramp by this much.
+        // The reference implementation widens an empty ramp by this much.
         let last = if first == last { last + 0.001 } else { last };
         let divided = ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0);
         frequency / self.factor * divided + frequency * (1.0 - divided)

@@ -1,4 +1,4 @@
-//! Attention.
+//! Softmax attention: multi-head with grouped keys and values (MHA, GQA, MQA), or multi-head latent (MLA).
 
 use ferrule_kernels::kv::KvShape;
 use serde::{Deserialize, Serialize};
@@ -12,82 +12,84 @@ use crate::rope::RopeSpec;
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionSpec {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Factor on the scores, mostly 1 / sqrt(key_dim).
+    /// Factor on scores, mostly `1 / sqrt(key_dim)`.
     pub scale: f32,
-    /// Where queries, keys and values come from.
+    /// Projections to queries, keys and values.
     pub projections: ProjectionsSpec,
     /// Whether the output projection adds a bias.
     pub output_bias: bool,
-    /// Index of the rotation in [`super::ModelSpec::ropes`]; none means unrotated.
+    /// Index of the rotary embedding in [`super::ModelSpec::ropes`]; `None` for no rotation.
     pub rope: Option<usize>,
-    /// Positions that a row sees, its own among them; none means all. Without causality as many on either side.
+    /// Sliding window: number of positions that a row attends to, including its own; `None` for all. In bidirectional
+    /// attention, that many on either side.
     pub window: Option<usize>,
-    /// Scores s become softcap * tanh(s / softcap).
+    /// Soft cap on scores: `s` becomes `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
-    /// For each head the factor on the distance between positions (ALiBi; Press et al. 2022).
+    /// ALiBi: for each head, the factor on the distance between positions (Press et al. 2022).
     pub alibi_slopes: Option<Vec<f32>>,
-    /// Whether each head has a learned logit that takes part in the softmax and mixes in nothing.
+    /// Attention sinks: whether each head has a learned logit that takes part in the softmax and adds no value.
     pub sinks: bool,
 }
 
-/// Where queries, keys and values come from.
+/// Projections to queries, keys and values.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ProjectionsSpec {
-    /// Projected from the input.
+    /// Queries, keys and values are projected from the input.
     Heads(HeadProjections),
-    /// Keys and values out of one latent vector (MLA; DeepSeek-V2, 2024).
+    /// Keys and values are projected from one latent vector (MLA; DeepSeek-V2, 2024).
     Latent(LatentProjections),
 }
 
-/// Queries, keys and values are projected from the input, with any number of query heads to a key-value head.
+/// Multi-head or grouped-query attention: queries, keys and values are projected from the input.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadProjections {
-    /// Key-value heads: a divisor of the query heads.
+    /// Number of key-value heads, a divisor of the number of query heads.
     pub kv_heads: usize,
-    /// Width of a query or key.
+    /// Length of a query or key head.
     pub key_dim: usize,
-    /// Width of a value.
+    /// Length of a value head.
     pub value_dim: usize,
     /// Whether the projections add a bias.
     pub bias: bool,
-    /// A norm of queries and keys.
+    /// Norms of queries and keys.
     pub qk_norm: Option<HeadNormSpec>,
-    /// Largest magnitude of queries, keys and values, once normed.
+    /// Largest magnitude of queries, keys and values after their norms.
     pub clip: Option<f32>,
 }
 
-/// Keys and values of all heads come out of one latent vector. The cache holds the latent and the rotated part of the
-/// key: `key = [up(latent), rotated]`, so that a score is `up^T(query) . latent + query . rotated`, and what is mixed are
-/// latents, which each head maps to its values afterwards.
+/// Multi-head latent attention: keys and values of all heads are projected from one latent vector.
+///
+/// The cache holds the latent and the rotated part of the key, `key = [up(latent), rotated]`. A score is `up^T(query) .
+/// latent + query . rotated`; attention mixes latents, which each head then projects to its values.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatentProjections {
-    /// Width of the queries' latent; none where they are projected at once.
+    /// Rank of the queries' latent; `None` if queries are projected directly.
     pub query_rank: Option<usize>,
-    /// Width of the keys' and values' latent.
+    /// Rank of the latent of keys and values.
     pub kv_rank: usize,
-    /// Leading elements of a head's query and key, which are not rotated.
+    /// Number of leading elements of each query and key head that are not rotated.
     pub nope_dim: usize,
-    /// The others, which are; a key has one set of them for all heads.
+    /// Number of the other elements, which are rotated; all heads share one such part of the key.
     pub rope_dim: usize,
-    /// Width of a head's value.
+    /// Length of a value head.
     pub value_dim: usize,
-    /// Of both latents.
+    /// Norm of both latents.
     pub norm: NormSpec,
     /// Whether the projections from the input add a bias.
     pub bias: bool,
-    /// Whether the way out of the keys' and values' latent is stored as two stacks of matrices, one for each head:
-    /// `[heads, kv_rank, nope_dim]` for the keys, the other way round, and `[heads, value_dim, kv_rank]`. Else it is one
-    /// matrix, in which each head has `nope_dim` rows and then `value_dim`.
+    /// Whether the projections from the latent to keys and values are stored as two stacks, `[heads, kv_rank,
+    /// nope_dim]` for keys (transposed) and `[heads, value_dim, kv_rank]` for values. Otherwise they are one matrix, in
+    /// which each head has `nope_dim` rows followed by `value_dim` rows.
     pub split: bool,
 }
 
 impl AttentionSpec {
-    /// What the cache keeps of a token in one layer.
+    /// Returns the shape of what the KV cache stores per token in one layer.
     pub(crate) fn kv_shape(&self) -> KvShape {
         match &self.projections {
             ProjectionsSpec::Heads(HeadProjections { kv_heads, key_dim, value_dim, .. }) => {
@@ -99,7 +101,7 @@ impl AttentionSpec {
         }
     }
 
-    /// Columns that go into the output projection.
+    /// Returns the number of inputs of the output projection.
     pub(crate) fn output_columns(&self) -> usize {
         match &self.projections {
             ProjectionsSpec::Heads(HeadProjections { value_dim, .. })

@@ -1,4 +1,4 @@
-//! Feed-forward networks and mixtures of them.
+//! Feed-forward networks: dense, and mixture of experts.
 
 use ferrule_kernels::activation::{Activation, Gating};
 use serde::de::Error;
@@ -12,33 +12,34 @@ use crate::limits::{SpecError, finite, require, size};
 pub enum FfnSpec {
     /// One network for every token.
     Dense(DenseSpec),
-    /// Of many networks a few for each token.
+    /// Mixture of experts: a router chooses a few networks for each token.
     Experts(ExpertsSpec),
 }
 
-/// down(activation(gate(x)) * up(x)) (Shazeer 2020), or down(activation(up(x))) without a gate.
+/// Dense network: `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))` without a gate.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DenseSpec {
-    /// Width between.
+    /// Width of the inner layer.
     pub intermediate_size: usize,
-    /// On the gate, or on up where there is none.
+    /// Activation of the gate, or of `up` if there is no gate.
     pub activation: ActivationSpec,
-    /// Whether there is a gate.
+    /// Whether there is a gate projection.
     pub gated: bool,
     /// Whether the projections add a bias.
     pub bias: bool,
-    /// In place of the activation.
+    /// Clamped gate used in place of the activation (gpt-oss).
     pub clamp: Option<ClampSpec>,
 }
 
-/// gpt-oss's gate: g = min(gate, limit), u = clamp(up, -limit, limit), (u + 1) * g * sigmoid(alpha * g).
+/// Clamped gate of gpt-oss: `(u + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
+/// limit)`.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClampSpec {
-    /// Factor within the sigmoid.
+    /// Factor inside the sigmoid.
     pub alpha: f32,
-    /// Largest magnitude.
+    /// Largest magnitude of gate and up.
     pub limit: f32,
 }
 
@@ -46,27 +47,27 @@ pub struct ClampSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertsSpec {
-    /// How many there are.
+    /// Number of experts.
     pub experts: usize,
-    /// How many run for a token.
+    /// Number of experts that run for each token.
     pub experts_per_token: usize,
-    /// Each of them.
+    /// Architecture of each expert.
     #[serde(deserialize_with = "dense")]
     pub expert: DenseSpec,
-    /// Which run.
+    /// Router that chooses the experts.
     pub router: RouterSpec,
-    /// A network that every token goes through.
+    /// Shared expert: a network that runs for every token.
     #[serde(deserialize_with = "dense_or_none")]
     pub shared: Option<DenseSpec>,
-    /// Whether what it gives is multiplied by the sigmoid of a projection of the input.
+    /// Whether the output of the shared expert is multiplied by the sigmoid of a projection of the input.
     pub shared_gate: bool,
 }
 
-/// A network that may not be a mixture itself.
+/// Deserializes a network that must not be a mixture of experts.
 fn dense<'de, D: Deserializer<'de>>(json: D) -> Result<DenseSpec, D::Error> {
     match FfnSpec::deserialize(json)? {
         FfnSpec::Dense(dense) => Ok(dense),
-        FfnSpec::Experts(_) => Err(D::Error::custom("a mixture of mixtures; experts are dense")),
+        FfnSpec::Experts(_) => Err(D::Error::custom("experts must be dense networks")),
     }
 }
 
@@ -74,55 +75,55 @@ fn dense_or_none<'de, D: Deserializer<'de>>(json: D) -> Result<Option<DenseSpec>
     match Option::<FfnSpec>::deserialize(json)? {
         None => Ok(None),
         Some(FfnSpec::Dense(dense)) => Ok(Some(dense)),
-        Some(FfnSpec::Experts(_)) => Err(D::Error::custom("a mixture of mixtures; the shared network is dense")),
+        Some(FfnSpec::Experts(_)) => Err(D::Error::custom("the shared expert must be a dense network")),
     }
 }
 
-/// How a mixture chooses experts for a token and weighs them. Scores are f32; ties go to the lowest id.
+/// How the router chooses the experts of a token and weighs them. Scores are f32; ties go to the lowest expert id.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouterSpec {
-    /// From logits to scores.
+    /// Function from logits to scores.
     pub scoring: Scoring,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub normalize: bool,
-    /// Factor on the weights.
+    /// Factor on the weights of the chosen experts.
     pub scale: f32,
-    /// Whether the logits have a bias.
+    /// Whether the router's logits have a bias.
     pub bias: bool,
-    /// Whether a bias takes part in the choice, but not in the weights (DeepSeek-V3).
+    /// Whether a bias is added to the scores for the choice of experts but not for their weights (DeepSeek-V3).
     pub correction_bias: bool,
-    /// Neighbouring experts form so many groups; only experts of the best ones are chosen.
+    /// Number of groups of consecutive experts; only experts of the best groups are chosen.
     pub groups: usize,
-    /// How many groups experts are chosen from.
+    /// Number of groups that experts are chosen from.
     pub groups_chosen: usize,
-    /// What a group is worth.
+    /// How the score of a group is computed.
     pub group_score: GroupScore,
 }
 
-/// From a router's logits to scores.
+/// Function from a router's logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scoring {
-    /// Over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// Each on its own.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// Over the chosen experts alone.
+    /// Softmax over the chosen experts only.
     SoftmaxOfChosen,
 }
 
-/// What a group of experts is worth.
+/// How the score of a group of experts is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupScore {
-    /// Its best score.
+    /// The best score in the group.
     Max,
-    /// The sum of its best two.
+    /// The sum of the two best scores in the group.
     Top2,
 }
 
-/// The names of [`Activation`]s.
+/// Activation function; see [`Activation`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationSpec {
@@ -157,12 +158,12 @@ impl From<ActivationSpec> for Activation {
 }
 
 impl DenseSpec {
-    /// Rows of the first matrix: gate and up, or up alone.
+    /// Returns the number of rows of the first matrix: gate and up, or only up.
     pub(crate) fn inner_rows(&self) -> usize {
         if self.gated { 2 * self.intermediate_size } else { self.intermediate_size }
     }
 
-    /// How the gate meets up.
+    /// Returns how the gate is applied to `up`.
     pub(crate) fn gating(&self) -> Gating {
         match self.clamp {
             Some(ClampSpec { alpha, limit }) => Gating::Clamped { alpha, limit },
@@ -175,7 +176,7 @@ impl DenseSpec {
         let Some(ClampSpec { alpha, limit }) = self.clamp else { return Ok(()) };
         finite(&format!("{path}.clamp.alpha"), alpha)?;
         finite(&format!("{path}.clamp.limit"), limit)?;
-        require(&format!("{path}.gated"), self.gated, self.gated, || "true where there is a clamp".to_owned())
+        require(&format!("{path}.gated"), self.gated, self.gated, || "true if there is a clamp".to_owned())
     }
 }
 
@@ -188,7 +189,7 @@ impl FfnSpec {
     }
 }
 
-/// More experts than any layer has.
+/// Upper limit for the number of experts, above that of any known model.
 const MAX_EXPERTS: usize = 1 << 16;
 
 impl ExpertsSpec {

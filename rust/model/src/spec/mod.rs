@@ -1,7 +1,7 @@
-//! The complete description of an architecture, as data. Python's `archs/` write it, [`crate::Transformer`] runs it.
+//! The complete description of an architecture, as data. Python's `archs/` writes it, [`crate::Transformer`] runs it.
 //!
-//! Everything that tells one family of models from another is a field here. A field or a value that this build does
-//! not know is refused by its name, so that an unsupported switch can never be passed over in silence.
+//! Everything that distinguishes model families is a field here. An unknown field or value is refused by name, so that
+//! an unsupported option is never ignored silently.
 
 mod attention;
 mod ffn;
@@ -23,155 +23,158 @@ pub use tensors::{PartSpec, StackSpec, TensorSpec};
 use crate::limits::{SpecError, finite, require, size};
 use crate::rope::RopeSpec;
 
-/// A model, completely.
+/// Complete description of a model.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
-    /// Its family, for messages.
+    /// Architecture name, for messages.
     pub architecture: String,
-    /// Tokens of the vocabulary: rows of the embedding and logits of a row.
+    /// Vocabulary size: rows of the embedding, and logits per row.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Positions that the model was made for.
+    /// Number of positions that the model was trained for.
     pub max_position_embeddings: usize,
-    /// From token ids to hidden states.
+    /// Embedding of token ids.
     pub embedding: EmbeddingSpec,
-    /// The rotations that layers name by index.
+    /// Rotary embeddings; layers refer to them by index.
     pub ropes: Vec<RopeSpec>,
-    /// The layers, first to last.
+    /// Layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// After the last layer.
+    /// Norm after the last layer.
     pub final_norm: Option<NormSpec>,
-    /// From hidden states to logits; none where the model gives hidden states only.
+    /// Projection from hidden states to logits; `None` for models that have only hidden states.
     #[serde(rename = "head")]
     pub lm_head: Option<LmHeadSpec>,
-    /// Whether a token sees only those before it and itself.
+    /// Whether a token attends only to itself and the tokens before it.
     pub causal: bool,
-    /// From a text's pooled hidden state to a score for each label.
+    /// Classifier of texts.
     pub classifier: Option<ClassifierSpec>,
-    /// From a text's pooled hidden state to its embedding, one after the other; none where it is that itself.
+    /// Projections from the pooled hidden state of a text to its embedding, applied in order; empty if the hidden state
+    /// is the embedding.
     pub text_projections: Vec<TextProjectionSpec>,
-    /// Which stored tensor plays which role.
+    /// Stored tensor of each role.
     pub tensors: BTreeMap<String, TensorSpec>,
-    /// A tensor that is not there under its name may have the second of a pair in place of the first before it.
+    /// Pairs of name prefixes: a tensor that is missing under the first prefix is looked up under the second.
     pub prefixes: Vec<(String, String)>,
-    /// How the checkpoint stores what it has quantized; none where every weight is plain.
+    /// Quantization method of the checkpoint; `None` if no weight is quantized.
     pub stored_as: Option<StoredAs>,
 }
 
-/// One transformer layer: x = sum_norm(x + post_norm(attention(norm(x)))), then the same with the feed-forward network.
+/// Transformer layer: `x = sum_norm(x + post_norm(attention(norm(x))))`, then the same with the feed-forward network.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerSpec {
-    /// Attention over the sequence.
+    /// Attention block.
     pub attention: AttentionSpec,
-    /// The feed-forward network.
+    /// Feed-forward block.
     pub ffn: FfnSpec,
-    /// Before attention.
+    /// Norm before attention.
     pub attention_norm: Option<NormSpec>,
-    /// After attention.
+    /// Norm after attention.
     pub attention_post_norm: Option<NormSpec>,
-    /// After attention was added.
+    /// Norm after attention is added to the residual stream.
     pub attention_sum_norm: Option<NormSpec>,
-    /// Before the feed-forward network.
+    /// Norm before the feed-forward network.
     pub ffn_norm: Option<NormSpec>,
-    /// After the feed-forward network.
+    /// Norm after the feed-forward network.
     pub ffn_post_norm: Option<NormSpec>,
-    /// After the feed-forward network was added.
+    /// Norm after the feed-forward network is added to the residual stream.
     pub ffn_sum_norm: Option<NormSpec>,
-    /// Both blocks read the layer's input. A network without a norm of its own reads what attention reads.
+    /// Whether both blocks read the layer's input. A network without a norm of its own then reads the input of
+    /// attention.
     pub parallel: bool,
-    /// Factor on what a block adds.
+    /// Factor on the output of each block.
     pub residual_scale: f32,
-    /// What is added to is the normed input, not the input.
+    /// Whether blocks are added to the normed input instead of the input.
     pub residual_after_norm: bool,
 }
 
-/// From token ids to hidden states.
+/// Embedding of token ids, positions and token types.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingSpec {
-    /// Factor on the tokens' rows.
+    /// Factor on token embeddings.
     pub scale: f32,
-    /// Of a row, where a projection leads from there to `hidden_size`, and back before the head.
+    /// Width of token embeddings, if it differs from `hidden_size`: projections lead from there to `hidden_size`, and
+    /// back before the lm_head.
     pub width: Option<usize>,
-    /// What is added for a token's position.
+    /// Position embeddings.
     pub positions: Option<PositionsSpec>,
-    /// Rows of a table for kinds of tokens, of which one is added for each; 0 where there is none.
+    /// Number of token types with an embedding that is added to each token; 0 if there are none.
     pub token_types: usize,
-    /// Of the sum.
+    /// Norm of the sum.
     pub norm: Option<NormSpec>,
 }
 
-/// A vector that is added for each position.
+/// Position embedding: a vector that is added for each position.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PositionsSpec {
-    /// A learned one: row position + offset of a table.
+    /// Learned table: row `position + offset`.
     Learned {
-        /// Of the table.
+        /// Number of rows.
         rows: usize,
-        /// Rows of the table before position 0.
+        /// Number of rows before position 0.
         offset: usize,
     },
-    /// Sines, then cosines, of position + offset (Vaswani et al. 2017).
+    /// Sines, then cosines, of `position + offset` (Vaswani et al. 2017).
     Sinusoidal {
-        /// Added to the position.
+        /// Constant added to the position.
         offset: usize,
     },
 }
 
-/// The projection to the vocabulary.
+/// Projection to the vocabulary (lm_head).
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LmHeadSpec {
-    /// Whether it is the embedding's matrix.
+    /// Whether its matrix is the embedding's.
     pub tied: bool,
     /// Whether it adds a bias.
     pub bias: bool,
     /// Factor on the logits.
     pub scale: f32,
-    /// Logits l become softcap * tanh(l / softcap).
+    /// Soft cap on logits: `l` becomes `softcap * tanh(l / softcap)`.
     pub softcap: Option<f32>,
 }
 
-/// More layers than any model has; a spec beyond it is a damaged file.
+/// Upper limit for the number of layers, above that of any known model.
 const MAX_LAYERS: usize = 4096;
 
 impl ModelSpec {
     /// Reads and checks a spec.
     ///
     /// # Errors
-    /// [`SpecError`] for an unknown switch or a number outside its limits.
+    /// [`SpecError`] for an unknown field or a number outside its limits.
     pub fn from_json(json: &str) -> Result<Self, SpecError> {
         let spec: Self = serde_json::from_str(json).map_err(|error| SpecError::Json(error.to_string()))?;
         spec.check()?;
         Ok(spec)
     }
 
-    /// The tensor that plays `role`.
+    /// Returns the tensor of a role.
     ///
     /// # Errors
-    /// [`SpecError::Role`] if none is named.
+    /// [`SpecError::Role`] if the spec has none.
     pub fn tensor(&self, role: &str) -> Result<&TensorSpec, SpecError> {
         self.tensors.get(role).ok_or_else(|| SpecError::Role { role: role.to_owned() })
     }
 
-    /// Folders within the checkpoint's that hold tensors: what comes before a stroke in their names.
+    /// Returns the subfolders of the checkpoint that have tensors: the part before `/` in tensor names.
     #[must_use]
     pub fn folders(&self) -> BTreeSet<&str> {
         let names = self.tensors.values().flat_map(|tensor| &tensor.names);
         names.filter_map(|name| Some(name.split_once('/')?.0)).collect()
     }
 
-    /// Width of the embedding's and the head's rows.
+    /// Returns the width of the rows of embedding and lm_head.
     #[must_use]
     pub fn embedding_width(&self) -> usize {
         self.embedding.width.unwrap_or(self.hidden_size)
     }
 
-    /// Numbers of a text's embedding.
+    /// Returns the length of a text's embedding.
     #[must_use]
     pub fn embedding_size(&self) -> usize {
         self.text_projections.last().map_or(self.hidden_size, |last| last.width)
@@ -241,7 +244,7 @@ impl EmbeddingSpec {
     }
 }
 
-/// A number above 0, if there is one.
+/// Checks that an optional number is finite and > 0.
 fn positive(field: &str, value: Option<f32>) -> Result<(), SpecError> {
     value
         .map_or(Ok(()), |value| require(field, value, value.is_finite() && value > 0.0, || "finite and > 0".to_owned()))

@@ -1,27 +1,27 @@
-//! Normalizations.
+//! Normalization layers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{SpecError, finite, require};
 
-/// A normalization over the last axis.
+/// Normalization over the last axis.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum NormSpec {
-    /// x / rms(x) * (weight + weight_offset); Zhang and Sennrich 2019.
+    /// RMSNorm: `x / rms(x) * (weight + weight_offset)` (Zhang and Sennrich 2019).
     Rms {
-        /// Added to the mean of squares.
+        /// Epsilon added to the mean of squares.
         eps: f32,
-        /// Added to the stored weight.
+        /// Constant added to the stored weight.
         weight_offset: f32,
         /// Whether there is a weight.
         weight: bool,
     },
-    /// (x - mean) / std * (weight + weight_offset) + bias; Ba et al. 2016.
+    /// LayerNorm: `(x - mean) / std * (weight + weight_offset) + bias` (Ba et al. 2016).
     Layer {
-        /// Added to the variance.
+        /// Epsilon added to the variance.
         eps: f32,
-        /// Added to the stored weight.
+        /// Constant added to the stored weight.
         weight_offset: f32,
         /// Whether there is a weight.
         weight: bool,
@@ -30,32 +30,32 @@ pub enum NormSpec {
     },
 }
 
-/// A normalization of queries and keys.
+/// Normalization of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadNormSpec {
-    /// What is computed.
+    /// Kind of norm.
     pub norm: NormSpec,
-    /// Over what.
+    /// Elements that one norm spans.
     pub over: NormedOver,
-    /// After the rotation, not before it.
+    /// Whether the norm follows the rotary embedding instead of preceding it.
     pub after_rope: bool,
 }
 
-/// What a normalization of queries and keys is over.
+/// Elements that a norm of queries or keys spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormedOver {
-    /// Each head, with one weight for all.
+    /// Each head on its own, with one weight shared by all heads.
     Head,
-    /// Each head, with a weight of its own.
+    /// Each head on its own, with a weight per head.
     EachHead,
-    /// All heads as one row.
+    /// All heads together.
     Heads,
 }
 
 impl NormSpec {
-    /// Whether there are a weight and a bias.
+    /// Returns whether there are a weight and a bias.
     pub(crate) fn parameters(self) -> [bool; 2] {
         match self {
             Self::Rms { weight, .. } => [weight, false],

@@ -1,53 +1,53 @@
-//! What becomes of a whole text: its pooled hidden state, and what an embedding or a score is made from that.
+//! What is computed from the pooled hidden state of a text: an embedding, or scores.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ActivationSpec, NormSpec, norm};
 use crate::limits::{SpecError, require, size};
 
-/// Which hidden state stands for a whole text.
+/// Pooling: which hidden state represents a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// The first token's.
+    /// Hidden state of the first token.
     Cls,
-    /// The mean of all tokens'.
+    /// Mean of the hidden states of all tokens.
     Mean,
-    /// The last token's.
+    /// Hidden state of the last token.
     Last,
 }
 
-/// A score for each label: `labels(norm(activation(dense(pooled))))`.
+/// Classifier: `labels(norm(activation(dense(pooled))))`, one score per label.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassifierSpec {
-    /// How many there are.
+    /// Number of labels.
     pub labels: usize,
-    /// What it reads.
+    /// Pooling of the hidden states.
     pub pooling: Pooling,
-    /// After a square projection; none where there is neither.
+    /// Activation after a square projection; `None` if the classifier has neither.
     pub activation: Option<ActivationSpec>,
-    /// Whether that projection adds a bias.
+    /// Whether the square projection adds a bias.
     pub dense_bias: bool,
-    /// After the activation.
+    /// Norm after the activation.
     pub norm: Option<NormSpec>,
-    /// Whether the labels have a bias.
+    /// Whether the projection to labels adds a bias.
     pub bias: bool,
 }
 
-/// A projection of pooled hidden states on the way to an embedding.
+/// Projection of a pooled hidden state, one of those that make an embedding of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TextProjectionSpec {
-    /// Numbers that it gives.
+    /// Number of outputs.
     pub width: usize,
-    /// On these.
+    /// Activation of the outputs.
     pub activation: Option<ActivationSpec>,
-    /// Whether it adds a bias.
+    /// Whether the projection adds a bias.
     pub bias: bool,
 }
 
-/// More labels than any classifier has, and more projections one after the other.
+/// Upper limits for the number of labels and of projections, above those of any known model.
 const MAX_LABELS: usize = 1 << 20;
 const MAX_PROJECTIONS: usize = 16;
 

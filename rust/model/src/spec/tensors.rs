@@ -1,55 +1,55 @@
-//! Where a checkpoint keeps a role's weights.
+//! Where a checkpoint stores the weights of a role.
 
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{SpecError, require, size};
 
-/// Where a role's weights lie.
+/// Where the weights of a role are stored.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
-    /// One tensor of the checkpoint, or several of the same shape whose rows follow one another. `2_Dense/linear.weight`
-    /// is one of a folder within the checkpoint's.
+    /// Names of one tensor, or of several of the same shape whose rows are stacked. `2_Dense/linear.weight` is in a
+    /// subfolder of the checkpoint.
     pub names: Vec<String>,
-    /// Stored as `[inputs, outputs]`.
+    /// Whether the matrix is stored as `[inputs, outputs]`.
     pub transposed: bool,
-    /// Which rows of a stored matrix that holds several roles.
+    /// Rows of the stored matrix that belong to the role, if it holds several roles.
     pub part: Option<PartSpec>,
-    /// Which of several matrices that are stored as one tensor.
+    /// Index of the matrix, if several matrices are stored as one tensor.
     pub stack: Option<StackSpec>,
 }
 
-/// `rows` of every `stride`, from row `first` on.
+/// Runs of `rows` rows, one every `stride` rows, from row `first` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartSpec {
-    /// The first of the role's rows.
+    /// First row of the role.
     pub first: usize,
-    /// The role's rows that lie together.
+    /// Number of consecutive rows in a run.
     pub rows: usize,
-    /// From one such run to the next.
+    /// Distance from the start of one run to the next.
     pub stride: usize,
 }
 
 impl PartSpec {
-    /// All rows of a matrix.
+    /// Returns the part that is all rows of a matrix.
     pub(crate) fn whole(rows: usize) -> Self {
         Self { first: 0, rows, stride: rows }
     }
 
-    /// Rows of the stored matrix of which `rows` are the role's.
+    /// Returns the number of rows of the stored matrix that has `rows` rows of the role.
     pub(crate) fn stored_rows(self, rows: usize) -> usize {
         (rows / self.rows).saturating_mul(self.stride)
     }
 }
 
-/// A matrix of a tensor `[of, rows, columns]`.
+/// One matrix of a tensor `[of, rows, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
-    /// Which one.
+    /// Index of the matrix.
     pub index: usize,
-    /// How many there are.
+    /// Number of matrices in the tensor.
     pub of: usize,
 }
 

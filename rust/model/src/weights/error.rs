@@ -7,38 +7,38 @@ use ferrule_kernels::{AllocError, PackError, PoolError, machine};
 
 use crate::limits::SpecError;
 
-/// Why a model could not be loaded.
+/// The weights of a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The description cannot be.
+    /// The model spec is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The files cannot be read.
+    /// A checkpoint file cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// A packed file cannot be read or written.
     #[error(transparent)]
     Packed(#[from] PackedError),
-    /// A tensor's shape is not what the config says.
-    #[error("tensor {tensor:?} has the shape {found:?}; the config asks for {expected:?} ({role})")]
+    /// A tensor's shape does not fit the config.
+    #[error("tensor {tensor:?} must have shape {expected:?} ({role}) for this config, got {found:?}")]
     Shape {
-        /// Its name in the checkpoint.
+        /// Name in the checkpoint.
         tensor: String,
-        /// Its shape.
+        /// Shape in the checkpoint.
         found: Vec<usize>,
-        /// What the config asks for.
+        /// Shape that the config requires.
         expected: Vec<usize>,
-        /// What it is for.
+        /// Role of the tensor.
         role: String,
     },
-    /// What goes into a matrix as the calibration's text runs is not finite.
-    #[error("calibration: an input of {role} is not a finite number")]
+    /// An input of a linear layer was not finite during calibration.
+    #[error("calibration: an input of {role} is not finite (NaN or infinity)")]
     NotFinite {
-        /// The roles of its rows.
+        /// Roles of the linear layer.
         role: String,
     },
-    /// More than the machine or the container has.
-    #[error("{what} needs {needs} bytes; {available} bytes are available here")]
+    /// An allocation exceeds the memory of the machine or the container.
+    #[error("{what} needs {needs} bytes, but only {available} bytes are available")]
     Memory {
         /// What was to be allocated.
         what: &'static str,
@@ -47,10 +47,10 @@ pub enum LoadError {
         /// Bytes that the machine and the container have left.
         available: u64,
     },
-    /// As [`LoadError::Memory`], of weights that could be read as they are needed.
+    /// The weights exceed memory; a packed file could be paged.
     #[error(
-        "the model needs {needs} bytes for its packed weights; {available} bytes are available here (with allow_paging \
-         they are read from a packed file again and again, slowly)"
+        "the model needs {needs} bytes for its packed weights, but only {available} bytes are available (allow_paging runs \
+         a packed file from disk, slowly)"
     )]
     Weights {
         /// Bytes needed.
@@ -58,32 +58,32 @@ pub enum LoadError {
         /// Bytes that the machine and the container have left.
         available: u64,
     },
-    /// A packed file is of another quantization.
-    #[error("{}: is packed as {packed:?}, where {asked:?} is asked for", file.display())]
+    /// A packed file has another quantization than was asked for.
+    #[error("{}: is packed as {packed:?}, but {asked:?} was requested", file.display())]
     PackedAs {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// What its metadata says.
+        /// Quantization in its metadata.
         packed: String,
-        /// What it was to be loaded as.
+        /// Quantization that was asked for.
         asked: &'static str,
     },
-    /// Weights that are packed were to be packed once more.
-    #[error("{}: is packed already; pack the checkpoint that it was made of", file.display())]
+    /// The source of weights to pack is a packed file.
+    #[error("{}: is already packed; pack the original checkpoint instead", file.display())]
     PackedAlready {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
     },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
-    /// A defect of ferrule.
-    #[error("a worker panicked while packing weights: {0}")]
+    /// A worker thread panicked, which is a bug in ferrule.
+    #[error("a worker thread panicked while packing weights: {0}")]
     Panicked(String),
 }
 
 impl LoadError {
-    /// Of a matrix whose bytes cannot be counted.
+    /// Returns the error for a matrix whose size in bytes exceeds 64 bits.
     pub(crate) fn too_large() -> Self {
         PackError::Memory(AllocError { bytes: u64::MAX }).into()
     }

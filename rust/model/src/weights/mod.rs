@@ -1,6 +1,6 @@
-//! A model's weights as the kernels read them.
+//! The weights of a model, as the kernels read them.
 //!
-//! `M` is a matrix: packed, or, while a model's size is computed, nothing.
+//! The type parameter `M` is the matrix type: [`PackedMatrix`] in a loaded model, or a size while memory is computed.
 
 mod buffers;
 mod error;
@@ -31,15 +31,15 @@ pub(crate) use stored::{Stored, View};
 
 use crate::spec::NormSpec;
 
-/// y = W x + b
+/// Linear layer: `y = W x + b`.
 pub(crate) struct Linear<M = PackedMatrix> {
     pub weight: M,
     pub bias: Option<Vec<f32>>,
-    /// Its number in [`Weights::sites`].
+    /// Index in [`Weights::sites`].
     pub site: usize,
 }
 
-/// A norm's spec with its weights.
+/// The spec and the weights of a norm.
 pub(crate) struct Norm {
     pub spec: NormSpec,
     pub weight: Option<Vec<f32>>,
@@ -47,27 +47,27 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// As the kernels take them.
+    /// Returns the arguments of the norm kernels.
     pub fn weights(&self) -> NormWeights<'_> {
         let (NormSpec::Rms { eps, weight_offset, .. } | NormSpec::Layer { eps, weight_offset, .. }) = self.spec;
         NormWeights { weight: self.weight.as_deref(), bias: self.bias.as_deref(), weight_offset, eps }
     }
 }
 
-/// Where hidden states begin.
+/// Embedding of tokens, positions and token types.
 pub(crate) struct Embedding<M = PackedMatrix> {
-    /// A row for each token; also the head's matrix where that is tied.
+    /// One row per token; also the matrix of a tied lm_head.
     pub tokens: M,
-    /// To `hidden_size`.
+    /// Projection from a narrower embedding to `hidden_size`.
     pub projection: Option<Linear<M>>,
-    /// `[positions, hidden_size]`
+    /// Position embeddings: `[positions, hidden_size]`.
     pub positions: Option<Vec<f32>>,
-    /// `[kinds of tokens, hidden_size]`
+    /// Token type embeddings: `[token types, hidden_size]`.
     pub token_types: Option<Vec<f32>>,
     pub norm: Option<Norm>,
 }
 
-/// One layer's weights.
+/// Weights of one layer.
 pub(crate) struct Layer<M = PackedMatrix> {
     pub attention: Attention<M>,
     pub ffn: Ffn<M>,
@@ -79,11 +79,11 @@ pub(crate) struct Layer<M = PackedMatrix> {
     pub ffn_sum_norm: Option<Norm>,
 }
 
-/// Attention: projections that share an input are one matrix.
+/// Weights of attention. Projections that share an input are stacked in one matrix.
 pub(crate) struct Attention<M = PackedMatrix> {
     pub projections: Projections<M>,
     pub output: Linear<M>,
-    /// A logit for each head.
+    /// Attention sinks: one logit per head.
     pub sinks: Option<Vec<f32>>,
 }
 
@@ -92,27 +92,27 @@ pub(crate) enum Projections<M = PackedMatrix> {
     Latent(Latent<M>),
 }
 
-/// Heads with projections of their own.
+/// Weights of multi-head attention.
 pub(crate) struct Heads<M = PackedMatrix> {
     /// Rows: all query heads, all key heads, all value heads.
     pub qkv: Linear<M>,
-    /// Of queries and of keys.
+    /// Norms of queries and of keys.
     pub norms: Option<[Norm; 2]>,
 }
 
-/// Latent attention.
+/// Weights of multi-head latent attention.
 pub(crate) struct Latent<M = PackedMatrix> {
     /// Rows: the queries' latent, or all query heads; the latent of keys and values; the rotated part of the key.
     pub input: Linear<M>,
-    /// Of the queries' latent, and from there to all query heads.
+    /// Norm of the queries' latent, and the projection from there to all query heads.
     pub queries: Option<(Norm, Linear<M>)>,
-    /// Of the latent of keys and values.
+    /// Norm of the latent of keys and values.
     pub norm: Norm,
-    /// For each head from the first part of its query to what meets the latent: `[kv_rank, nope_dim]`.
+    /// Projection of each head from the unrotated part of its query to the latent: `[kv_rank, nope_dim]`.
     pub key_up: Vec<M>,
-    /// For each head from mixed latents to its output: `[value_dim, kv_rank]`.
+    /// Projection of each head from mixed latents to its output: `[value_dim, kv_rank]`.
     pub value_up: Vec<M>,
-    /// The number in [`Weights::sites`] of the matrix that both are taken from.
+    /// Index in [`Weights::sites`] of the matrix that `key_up` and `value_up` are slices of.
     pub up_site: usize,
 }
 
@@ -122,50 +122,50 @@ pub(crate) enum Ffn<M = PackedMatrix> {
 }
 
 pub(crate) struct Dense<M = PackedMatrix> {
-    /// Rows: gate, up; or up alone.
+    /// Rows: gate and up, or only up.
     pub inner: Linear<M>,
     pub down: Linear<M>,
 }
 
 pub(crate) struct Experts<M = PackedMatrix> {
-    /// A row for each expert, in f32.
+    /// One row per expert, in f32.
     pub router: Linear<M>,
-    /// Added to the scores where experts are chosen.
+    /// Correction bias, added to the scores when experts are chosen.
     pub correction: Option<Vec<f32>>,
     pub experts: Vec<Dense<M>>,
     pub shared: Option<Dense<M>>,
-    /// One row, in f32.
+    /// Gate of the shared expert: one row, in f32.
     pub shared_gate: Option<Linear<M>>,
 }
 
-/// All weights.
+/// All weights of a model.
 pub(crate) struct Weights<M = PackedMatrix> {
     pub embedding: Embedding<M>,
     pub layers: Vec<Layer<M>>,
     pub final_norm: Option<Norm>,
-    /// From `hidden_size` to the width of the head's rows.
+    /// Projection from `hidden_size` to the width of the lm_head's rows.
     pub lm_head_projection: Option<Linear<M>>,
-    /// None where the head is the embedding, or there is none.
+    /// The lm_head, unless it is tied to the embedding or the model has none.
     pub lm_head: Option<Linear<M>>,
-    /// Of a head that is the embedding.
+    /// Bias of a tied lm_head.
     pub tied_lm_head_bias: Option<Vec<f32>>,
-    /// Where adapters may find their place.
+    /// Linear layers that adapters can change.
     pub sites: Vec<Site>,
     pub classifier: Option<Classifier<M>>,
-    /// From a text's pooled hidden state to its embedding.
+    /// Projections from the pooled hidden state of a text to its embedding.
     pub text_projections: Vec<Linear<M>>,
 }
 
-/// From a text's pooled hidden state to its scores.
+/// Classifier: from the pooled hidden state of a text to its scores.
 pub(crate) struct Classifier<M = PackedMatrix> {
-    /// Before the activation.
+    /// Projection before the activation.
     pub dense: Option<Linear<M>>,
     pub norm: Option<Norm>,
-    /// A row for each label, in f32.
+    /// One row per label, in f32.
     pub labels: Linear<M>,
 }
 
-/// Everything that weights consist of, in one order.
+/// All matrices and vectors, in a fixed order.
 pub(crate) struct Tensors<'a, M = PackedMatrix> {
     pub matrices: Vec<&'a M>,
     /// Norms, biases and tables.
@@ -227,7 +227,7 @@ impl<'a, M> Tensors<'a, M> {
 }
 
 impl<M> Layer<M> {
-    /// The norms, in the order of their names' places.
+    /// Returns the norms, in the order in which they are applied.
     fn norms(&self) -> impl Iterator<Item = &Norm> {
         let Self {
             attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm, ..
@@ -247,7 +247,7 @@ impl<M> Layer<M> {
 }
 
 impl<M> Weights<M> {
-    /// Everything there is.
+    /// Returns all matrices and vectors.
     pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
         let Embedding { tokens, projection, positions, token_types, norm } = &self.embedding;

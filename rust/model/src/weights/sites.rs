@@ -1,16 +1,16 @@
-//! The linear maps of a model by number: where adapters find what they add to.
+//! Linear layers by number, to which adapters and calibration refer.
 
-/// A linear map whose rows are those of several roles, one below the other.
+/// A linear layer whose outputs are those of several roles, stacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Site {
-    /// The roles, without `.weight`, and how many rows each has.
+    /// Roles, without `.weight`, with the number of outputs of each.
     pub parts: Vec<(String, usize)>,
     pub columns: usize,
-    /// How the rows are split, where each head has a part of them as matrices of its own.
+    /// How the outputs are split, if each head has its share as matrices of its own.
     pub heads: Option<HeadSplit>,
 }
 
-/// What each head has of the rows that lead from a latent to keys and values: `nope_dim` rows, then `value_dim`.
+/// Outputs of each head in the projection from a latent to keys and values: `nope_dim` rows, then `value_dim` rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadSplit {
     pub heads: usize,
@@ -19,7 +19,7 @@ pub(crate) struct HeadSplit {
 }
 
 impl HeadSplit {
-    /// A head's rows.
+    /// Returns the number of outputs of a head.
     pub fn rows(self) -> usize {
         self.nope_dim + self.value_dim
     }

@@ -1,4 +1,4 @@
-//! What weights come to, in numbers and in bytes: those that are packed, and those that are only measured.
+//! Sizes of weights, in parameters and bytes, for packed matrices and for those that are only measured.
 
 use std::iter::Sum;
 use std::ops::{Add, Sub};
@@ -9,26 +9,26 @@ use ferrule_kernels::{Format, PackedMatrix};
 use super::{Ffn, Layer, Tensors, Weights};
 use crate::spec::{FfnSpec, LayerSpec, ModelSpec};
 
-/// What a matrix, or several, come to.
+/// Size of one or several matrices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MatrixSize {
-    /// How many numbers there are.
+    /// Number of weights.
     pub numbers: u64,
-    /// How many bytes they take, packed.
+    /// Bytes of the packed matrices.
     pub bytes: u64,
-    /// How many of these in each of [`Format::ALL`].
+    /// Part of `bytes` in each of [`Format::ALL`].
     pub by_format: [u64; Format::ALL.len()],
 }
 
 impl MatrixSize {
-    /// Of so many rows of `columns` numbers in one format.
+    /// Returns the size of a matrix in one format.
     pub fn of(format: Format, rows: usize, columns: usize) -> Self {
         let bytes = PackedMatrix::bytes_for(format, rows, columns).unwrap_or(u64::MAX);
         let by_format = std::array::from_fn(|index| if Format::ALL[index] == format { bytes } else { 0 });
         Self { numbers: rows as u64 * columns as u64, bytes, by_format }
     }
 
-    /// Both, number by number.
+    /// Combines two sizes, field by field.
     fn with(self, other: Self, operation: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             numbers: operation(self.numbers, other.numbers),
@@ -38,32 +38,32 @@ impl MatrixSize {
     }
 }
 
-/// What a model's weights come to.
+/// Sizes of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightSizes {
-    /// Weights of the matrices, a tied one counted once.
+    /// Number of weights in all matrices; a tied matrix is counted once.
     pub parameters: u64,
-    /// Of those, what a token meets: of a mixture's experts those that run for it.
+    /// Number of weights that are active for a token; only the experts that run are counted.
     pub parameters_per_token: u64,
-    /// Weights of the layers' matrices, without embedding and head.
+    /// Number of weights in the matrices of layers, without embedding and lm_head.
     pub layer_parameters: u64,
-    /// Of those, what a token meets.
+    /// Number of weights in the matrices of layers that are active for a token.
     pub layer_parameters_per_token: u64,
     /// Bytes of the packed matrices.
     pub weight_bytes: u64,
-    /// Of those, how many in each of [`Format::ALL`].
+    /// Part of `weight_bytes` in each of [`Format::ALL`].
     pub bytes_by_format: [u64; Format::ALL.len()],
-    /// Bytes of the matrices that each decode step of one sequence reads: all but an embedding that is not the head too,
-    /// and the experts that do not run.
+    /// Bytes of matrices that a decode step of one sequence reads: all but an untied embedding and the experts that do
+    /// not run.
     pub weight_bytes_per_token: u64,
-    /// Bytes of norms, biases and tables, which are kept in f32.
+    /// Bytes of norms, biases and tables, which are stored in f32.
     pub vector_bytes: u64,
 }
 
 impl From<&PackedMatrix> for MatrixSize {
     fn from(matrix: &PackedMatrix) -> Self {
         let by_format = matrix.formats().map(|(format, panels)| Self::of(format, panels * LANES, matrix.cols()));
-        // A last panel may have fewer rows than there is room for.
+        // The last panel may be partly empty.
         Self { numbers: matrix.rows() as u64 * matrix.cols() as u64, ..by_format.sum() }
     }
 }
@@ -100,7 +100,7 @@ impl<M> Weights<M>
 where
     for<'a> MatrixSize: From<&'a M>,
 {
-    /// What they come to.
+    /// Returns the sizes of the weights.
     pub fn sizes(&self, spec: &ModelSpec) -> WeightSizes {
         let Tensors { matrices, vectors } = self.tensors();
         let all = total(matrices);
@@ -129,7 +129,7 @@ where
     matrices.into_iter().map(MatrixSize::from).sum()
 }
 
-/// The matrices of as many of a layer's experts, all alike, as do not run for a token.
+/// Returns the size of the experts that do not run for a token; all experts are of one size.
 fn idle_experts<M>(layer: &Layer<M>, spec: &LayerSpec) -> MatrixSize
 where
     for<'a> MatrixSize: From<&'a M>,

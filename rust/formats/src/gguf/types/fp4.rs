@@ -1,6 +1,6 @@
-//! MXFP4 and NVFP4: 4-bit floats (one sign, two bits of exponent, one of mantissa) under 8-bit scales.
+//! MXFP4 and NVFP4: 4-bit floats (one sign bit, two bits of exponent, one of mantissa) with 8-bit scales.
 //!
-//! Scales are halved and the values doubled, so that these are whole numbers (OCP Microscaling Formats 1.0;
+//! Values are doubled and scales halved, so that the values are integers (OCP Microscaling Formats 1.0;
 //! <https://docs.nvidia.com/cuda/parallel-thread-execution/#alternate-floating-point-data-formats>).
 
 use super::bits::nibble;
@@ -8,7 +8,8 @@ use super::bits::nibble;
 /// Twice the values of the codes.
 const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The exponent of a power of two; 16 bytes, input i in the low half of byte i and input 16 + i in the high half.
+/// Block: the exponent of a power of two; 16 bytes, with input i in the low half of byte i and input 16 + i in the high
+/// half.
 pub(super) fn dequantize_mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     let d = half_of_power(block[0]);
     let (low, high) = out.split_at_mut(16);
@@ -18,13 +19,14 @@ pub(super) fn dequantize_mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     }
 }
 
-/// 2^(exponent - 128). The two smallest are subnormal.
+/// Returns 2^(exponent - 128). The two smallest are subnormal.
 fn half_of_power(exponent: u8) -> f32 {
     let exponent = u32::from(exponent);
     f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
 }
 
-/// Four scales, of 16 inputs each; 32 bytes, each 8 of which have 8 inputs in their low halves and 8 in the high ones.
+/// Block: four scales of 16 inputs each; 32 bytes, each 8 of which hold 8 inputs in the low halves and 8 in the high
+/// halves.
 pub(super) fn dequantize_nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
     let (scales, codes) = block.split_at(4);
     let groups = out.as_chunks_mut::<16>().0.iter_mut().zip(codes.as_chunks::<8>().0);
@@ -36,8 +38,7 @@ pub(super) fn dequantize_nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
     }
 }
 
-/// Half of a float with 4 bits of exponent and 3 of mantissa. The sign is not looked at; the one code that is no number
-/// stands for zero.
+/// Returns half of a float with 4 bits of exponent and 3 of mantissa. The sign is ignored, and NaN is read as zero.
 fn half_of_e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     match (code, exponent) {

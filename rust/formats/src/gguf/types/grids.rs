@@ -1,17 +1,17 @@
-//! The grids of the IQ types: which points of a small lattice have a code.
+//! Grids of the IQ types: the points of a small lattice that have a code.
 //!
-//! A point is as many digits as it has inputs, the first one the lowest, each of which stands for a value. Codes number
-//! the chosen points in ascending order, so that a grid is no more than a set: a bitmap, in hexadecimal, whose bit p says
-//! whether point p is in it (bit 0 of a byte is its lowest). Which points were chosen is a fact of the format: those that
-//! weights of real models were near to.
+//! A point has one digit per input, the first one lowest; each digit stands for a value. Codes number the chosen points
+//! in ascending order, so that a grid is only a set: a bitmap in hexadecimal, whose bit p says whether point p is in
+//! the set (bit 0 of a byte is its lowest). The choice of points is part of the format: those near the weights of real
+//! models.
 
-/// The points of a bitmap, in ascending order.
+/// Returns the points of a bitmap, in ascending order.
 const fn points<const POINTS: usize, const INPUTS: usize>(bitmap: &str, values: &[i8]) -> [[i8; INPUTS]; POINTS] {
     let bitmap = bitmap.as_bytes();
     let mut points = [[0; INPUTS]; POINTS];
     let (mut found, mut point) = (0, 0);
     while point < bitmap.len() * 4 {
-        // The digits of a byte come with the higher one first.
+        // The hexadecimal digits of a byte are written high digit first.
         let digit = match bitmap[(point / 4) ^ 1] {
             digit @ b'0'..=b'9' => digit - b'0',
             digit => digit - b'a' + 10,
@@ -31,14 +31,14 @@ const fn points<const POINTS: usize, const INPUTS: usize>(bitmap: &str, values: 
     points
 }
 
-/// The 8 signs of a point, a bit each, of which the highest is not stored: an even number of them is negative.
+/// Returns the 8 signs of a point, one bit each. The highest is not stored: an even number of them is negative.
 #[inline(always)]
 pub(super) fn even_signs(code: u32) -> u8 {
     let seven = code as u8 & 127;
     seven | ((seven.count_ones() as u8 & 1) << 7)
 }
 
-/// Gives each value its sign: bit i is set where that of input i is negative.
+/// Applies signs to the values; bit i is set if the value of input i is negative.
 #[inline(always)]
 pub(super) fn signed(scale: f32, values: &[i8; 8], signs: u8, out: &mut [f32; 8]) {
     for (i, (out, value)) in out.iter_mut().zip(values).enumerate() {
@@ -47,7 +47,7 @@ pub(super) fn signed(scale: f32, values: &[i8; 8], signs: u8, out: &mut [f32; 8]
     }
 }
 
-/// The values of digits in the grids of IQ2, IQ3 and IQ1.
+/// Values of the digits in the grids of IQ2, IQ3 and IQ1.
 const IQ2_VALUES: [i8; 3] = [8, 25, 43];
 const IQ3_XXS_VALUES: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 const IQ3_S_VALUES: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];

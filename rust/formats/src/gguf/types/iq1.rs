@@ -1,5 +1,5 @@
-//! IQ1_S and IQ1_M: eight inputs at a time are a point of a grid of -1, 0 and 1, all moved up or down by one eighth.
-//! d * (2 scale + 1) * (value ± 1/8)
+//! IQ1_S and IQ1_M: each eight inputs are a point of a grid of -1, 0 and 1, shifted up or down by one eighth. Value: d
+//! * (2 scale + 1) * (grid value ± 1/8).
 
 use half::f16;
 
@@ -8,8 +8,8 @@ use super::grids::IQ1;
 
 const SHIFT: f32 = 0.125;
 
-/// f16 d; for each 8 inputs 8 bits of point; for each 32 inputs a u16: 3 more bits for each of the 4 points, 3 bits of
-/// scale, and one that says whether they move down.
+/// Block: f16 d; for each 8 inputs, 8 bits of grid index; for each 32 inputs, a u16 with 3 more bits for each of the 4
+/// indices, 3 bits of scale, and 1 bit for a shift down.
 pub(super) fn dequantize_s(block: &[u8; 50], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
@@ -20,8 +20,8 @@ pub(super) fn dequantize_s(block: &[u8; 50], out: &mut [f32; 256]) {
     }
 }
 
-/// For each 8 inputs 8 bits of point, then 4 bits: 3 more of point, and one that says whether they move down. For each 16
-/// inputs 3 bits of scale, four of them to a u16, whose highest 4 bits are a part of d.
+/// Block: for each 8 inputs, 8 bits of grid index, then 4 bits: 3 more of the index and 1 for a shift down. For each 16
+/// inputs 3 bits of scale, four of them in a u16, whose highest 4 bits are a part of d.
 pub(super) fn dequantize_m(block: &[u8; 56], out: &mut [f32; 256]) {
     let scales = |index: usize| u16_at(block, 48 + 2 * index);
     let d = scales(0) >> 12 | scales(1) >> 12 << 4 | scales(2) >> 12 << 8 | scales(3) >> 12 << 12;

@@ -1,9 +1,11 @@
-//! IQ2_XXS, IQ2_XS and IQ2_S: eight inputs at a time are a point of a grid with signs. d * (scale + 1/2) / 4 * value
+//! IQ2_XXS, IQ2_XS and IQ2_S: each eight inputs are a point of a grid, with signs. Value: d * (scale + 1/2) / 4 * grid
+//! value.
 
 use super::bits::{half, nibble, u16_at, u32_at};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS, even_signs, signed};
 
-/// f16 d; for each 32 inputs two u32: four points, and 7 bits of signs for each with the scale above them.
+/// Block: f16 d; for each 32 inputs two u32: four grid indices, then 7 bits of signs for each with the scale above
+/// them.
 pub(super) fn dequantize_xxs(block: &[u8; 66], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -16,7 +18,8 @@ pub(super) fn dequantize_xxs(block: &[u8; 66], out: &mut [f32; 256]) {
     }
 }
 
-/// f16 d; for each 8 inputs a u16: 9 bits of point and 7 of signs; for each 16 inputs a scale of 4 bits.
+/// Block: f16 d; for each 8 inputs a u16 with 9 bits of grid index and 7 of signs; for each 16 inputs a scale of 4
+/// bits.
 pub(super) fn dequantize_xs(block: &[u8; 74], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
@@ -26,7 +29,8 @@ pub(super) fn dequantize_xs(block: &[u8; 74], out: &mut [f32; 256]) {
     }
 }
 
-/// f16 d; for each 8 inputs 8 bits of point, then 8 of signs, then 2 more of point; for each 16 inputs a scale of 4 bits.
+/// Block: f16 d; for each 8 inputs 8 bits of grid index, then 8 of signs, then 2 more of the index; for each 16 inputs
+/// a scale of 4 bits.
 pub(super) fn dequantize_s(block: &[u8; 82], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {

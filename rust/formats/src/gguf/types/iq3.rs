@@ -1,10 +1,10 @@
-//! IQ3_XXS and IQ3_S: four inputs at a time are a point of a grid with signs.
+//! IQ3_XXS and IQ3_S: each four inputs are a point of a grid, with signs.
 
 use super::bits::{half, nibble, u32_at};
 use super::grids::{IQ3_S, IQ3_XXS, even_signs, signed};
 
-/// f16 d; for each 4 inputs a point; for each 32 inputs a u32: 7 bits of signs for each 8, and the scale above them.
-/// d * (scale + 1/2) / 2 * value
+/// Block: f16 d; for each 4 inputs a grid index; for each 32 inputs a u32 with 7 bits of signs for each 8, and the
+/// scale above them. Value: d * (scale + 1/2) / 2 * grid value.
 pub(super) fn dequantize_xxs(block: &[u8; 98], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -17,8 +17,8 @@ pub(super) fn dequantize_xxs(block: &[u8; 98], out: &mut [f32; 256]) {
     }
 }
 
-/// f16 d; for each 4 inputs 8 bits of point, then one more; for each 8 inputs 8 bits of signs; for each 32 inputs a scale
-/// of 4 bits. d * (2 scale + 1) * value
+/// Block: f16 d; for each 4 inputs 8 bits of grid index, then 1 more; for each 8 inputs 8 bits of signs; for each 32
+/// inputs a scale of 4 bits. Value: d * (2 scale + 1) * grid value.
 pub(super) fn dequantize_s(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (i, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
@@ -32,7 +32,7 @@ pub(super) fn dequantize_s(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// Two points after each other.
+/// Returns the values of two consecutive points.
 #[inline(always)]
 fn two(point: impl Fn(usize) -> [i8; 4]) -> [i8; 8] {
     let ([a, b, c, d], [e, f, g, h]) = (point(0), point(1));

@@ -1,9 +1,9 @@
-//! The scales and minima of Q4_K and Q5_K: eight of each, 6 bits apiece, in 12 bytes.
+//! Scales and minima of Q4_K and Q5_K: eight of each, with 6 bits, in 12 bytes.
 
-/// The scale and the minimum of 32 inputs.
+/// Returns the scale and the minimum of 32 inputs.
 ///
-/// The first four of each are the low 6 bits of bytes 0 to 3 and 4 to 7. Of the others the low 4 bits are in the halves
-/// of bytes 8 to 11, and the high 2 above those of the first four.
+/// The first four scales are the low 6 bits of bytes 0 to 3, the first four minima those of bytes 4 to 7. The low 4
+/// bits of the others are in the halves of bytes 8 to 11, and the high 2 bits above the first four.
 #[inline(always)]
 pub(super) fn scale_and_minimum(bytes: &[u8], group: usize) -> (f32, f32) {
     let (scale, minimum) = match group {

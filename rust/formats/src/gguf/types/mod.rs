@@ -1,8 +1,8 @@
-//! The types of tensors: those whose elements stand alone, and those in blocks of codes with their scales.
+//! Tensor types: elements that are stored one by one, and blocks of codes with their scales.
 //!
-//! A type in blocks is a file here, which turns one block into f32, and a line in the table below. The order of the
-//! floating-point operations is that of the `gguf` package (<https://github.com/ggml-org/llama.cpp/tree/master/gguf-py>),
-//! whose numbers the tests compare bit by bit.
+//! Each block type is a file, which dequantizes one block, and a line in the table below. The order of floating-point
+//! operations is that of the `gguf` package (<https://github.com/ggml-org/llama.cpp/tree/master/gguf-py>), whose
+//! results the tests compare bit by bit.
 
 mod bits;
 mod fp4;
@@ -30,53 +30,53 @@ use std::fmt;
 use crate::blocks::BlockLayout;
 use crate::dtype::Dtype;
 
-/// The most inputs that a block has.
+/// Largest number of inputs in a block.
 const MAX_INPUTS: usize = 256;
 
-/// Declares the types in blocks once: variant, number in the file, name, inputs and bytes of a block, what dequantizes
-/// it, and the layout where kernels can take it as it is.
+/// Declares each block type once: variant, id in the file, name, inputs and bytes of a block, the function that
+/// dequantizes it, and its layout if kernels can multiply it directly.
 macro_rules! block_types {
     ($($variant:ident = $id:literal, $name:literal, $inputs:literal, $bytes:literal, $dequantize:path
         $(, $layout:ident)?;)*) => {
-        /// A type of ggml whose rows are made of blocks.
+        /// Block type of ggml.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs, reason = "the names are ggml's")]
         pub enum BlockType { $($variant,)* }
 
         impl BlockType {
-            /// All of them.
+            /// All block types.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             fn of_id(id: u32) -> Option<Self> {
                 match id { $($id => Some(Self::$variant),)* _ => None }
             }
 
-            /// Its number in a file.
+            /// Returns the id in files.
             pub fn id(self) -> u32 {
                 match self { $(Self::$variant => $id,)* }
             }
 
-            /// Its name in ggml.
+            /// Returns the name in ggml.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Inputs that a block holds.
+            /// Returns the number of inputs in a block.
             pub fn inputs(self) -> usize {
                 match self { $(Self::$variant => $inputs,)* }
             }
 
-            /// Bytes of a block.
+            /// Returns the number of bytes in a block.
             pub fn bytes(self) -> usize {
                 match self { $(Self::$variant => $bytes,)* }
             }
 
-            /// The layout of its blocks, where kernels can take them as they are.
+            /// Returns the layout of the blocks, if kernels can multiply them directly.
             pub fn layout(self) -> Option<BlockLayout> {
                 match self { $($(Self::$variant => Some(BlockLayout::$layout),)?)* _ => None }
             }
 
-            /// Turns whole blocks into numbers.
+            /// Dequantizes whole blocks.
             fn dequantize_blocks(self, blocks: &[u8], out: &mut [f32]) {
                 match self {
                     $(Self::$variant => {
@@ -124,15 +124,15 @@ block_types! {
 }
 
 impl BlockType {
-    /// Turns elements of `blocks` into numbers, as many as `out` holds from element `first` on.
+    /// Dequantizes elements from `first` on.
     ///
     /// # Panics
-    /// If the blocks end before.
+    /// If there are fewer blocks.
     pub(crate) fn dequantize(self, blocks: &[u8], first: usize, out: &mut [f32]) {
         let (inputs, bytes) = (self.inputs(), self.bytes());
         let mut blocks = &blocks[first / inputs * bytes..(first + out.len()).div_ceil(inputs) * bytes];
         let mut out = out;
-        // A part of a block at either end comes by way of a whole one.
+        // A partial block at either end is dequantized whole and copied.
         let mut skipped = first % inputs;
         while !out.is_empty() {
             let whole = out.len() / inputs;
@@ -156,7 +156,7 @@ impl BlockType {
 /// How a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorType {
-    /// Its elements one by one.
+    /// One element at a time.
     Elements(Dtype),
     /// In blocks.
     Blocks(BlockType),
@@ -171,12 +171,12 @@ pub(crate) enum UnsupportedType {
     Refused { name: &'static str, reason: &'static str },
 }
 
-/// The types that ggml has or had and that are not read, and why.
+/// Types of ggml that are not supported, with the reason.
 const REFUSED: [(u32, &str, &str); 10] = [
     (4, "Q4_2", "ggml removed it in 2023"),
     (5, "Q4_3", "ggml removed it in 2023"),
-    (9, "Q8_1", "it is for intermediate results"),
-    (15, "Q8_K", "it is for intermediate results"),
+    (9, "Q8_1", "it is only for intermediate results"),
+    (15, "Q8_K", "it is only for intermediate results"),
     (31, "Q4_0_4_4", REPACKED),
     (32, "Q4_0_4_8", REPACKED),
     (33, "Q4_0_8_8", REPACKED),
@@ -184,7 +184,7 @@ const REFUSED: [(u32, &str, &str); 10] = [
     (37, "IQ4_NL_4_8", REPACKED),
     (38, "IQ4_NL_8_8", REPACKED),
 ];
-const REPACKED: &str = "ggml removed it; take the file in Q4_0 or IQ4_NL";
+const REPACKED: &str = "ggml removed it; use a file in Q4_0 or IQ4_NL";
 
 impl TensorType {
     /// Returns the type that a file calls `id`.
@@ -210,7 +210,7 @@ impl TensorType {
         }
     }
 
-    /// Its name in ggml.
+    /// Returns the name in ggml.
     pub fn name(self) -> &'static str {
         match self {
             Self::Elements(dtype) => dtype.name(),
@@ -218,7 +218,7 @@ impl TensorType {
         }
     }
 
-    /// Elements and bytes of what cannot be divided.
+    /// Returns the elements and the bytes of the smallest unit.
     pub(crate) fn block(self) -> (usize, usize) {
         match self {
             Self::Elements(dtype) => (1, dtype.bits() as usize / 8),

@@ -1,8 +1,8 @@
-//! Q1_0: 128 signs under one scale. d or -d
+//! Q1_0: 128 signs with one scale. Value: d or -d.
 
 use super::bits::half;
 
-/// f16 d; 16 bytes, of input i bit i % 8 of byte i / 8, set where it is positive.
+/// Block: f16 d; 16 bytes, with the sign of input i in bit i % 8 of byte i / 8, set for d.
 pub(super) fn dequantize(block: &[u8; 18], out: &mut [f32; 128]) {
     let d = half(block, 0);
     for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(&block[2..]) {

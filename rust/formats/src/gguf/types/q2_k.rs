@@ -1,8 +1,8 @@
-//! Q2_K: 256 codes of 2 bits; each 16 have a scale and a minimum of 4 bits. d * scale * code - dmin * minimum
+//! Q2_K: 256 codes of 2 bits; each 16 have a scale and a minimum of 4 bits. Value: d * scale * code - dmin * minimum.
 
 use super::bits::half;
 
-/// 16 bytes, scale in the low half and minimum in the high; 64 bytes of codes; f16 d and dmin.
+/// Block: 16 bytes with the scale in the low half and the minimum in the high half; 64 bytes of codes; f16 d and dmin.
 pub(super) fn dequantize(block: &[u8; 84], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 80), half(block, 82));
     let scales = &block[..16];
@@ -15,7 +15,7 @@ pub(super) fn dequantize(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// The codes of 16 inputs among 256 in 64 bytes: each 32 bytes have 128 inputs, of which input i is in byte i % 32, at
+/// Returns the codes of 16 inputs among 256 in 64 bytes: each 32 bytes hold 128 inputs, with input i in byte i % 32 at
 /// bit 2 * (i / 32).
 #[inline(always)]
 pub(super) fn two_bits(bytes: &[u8], group: usize) -> impl Iterator<Item = u8> {

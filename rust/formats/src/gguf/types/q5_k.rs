@@ -1,10 +1,10 @@
-//! Q5_K: 256 codes of 5 bits; each 32 have a scale and a minimum of 6 bits. d * scale * code - dmin * minimum
+//! Q5_K: 256 codes of 5 bits; each 32 have a scale and a minimum of 6 bits. Value: d * scale * code - dmin * minimum.
 
 use super::bits::half;
 use super::k_scales::scale_and_minimum;
 
-/// f16 d and dmin; 12 bytes of scales and minima; the high bits, of input i in byte i % 32 at bit i / 32; 128 bytes of
-/// low bits as in Q4_K.
+/// Block: f16 d and dmin; 12 bytes of scales and minima; the high bits, with that of input i in byte i % 32 at bit i /
+/// 32; 128 bytes of low bits as in Q4_K.
 pub(super) fn dequantize(block: &[u8; 176], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
     for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {

@@ -1,13 +1,13 @@
-//! TQ1_0 and TQ2_0: 256 of -1, 0 and 1 under one scale. d * (digit - 1)
+//! TQ1_0 and TQ2_0: 256 digits of -1, 0 and 1 with one scale. Value: d * (digit - 1).
 
 use super::bits::half;
 use super::q2_k::two_bits;
 
-/// Powers of the base: multiplied by one, a fraction has the digit after so many others before its point.
+/// Powers of the base 3: a fraction times 3^n has its digit n before the point.
 const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 
-/// 52 bytes, each the first 8 bits of a fraction in base 3; f16 d. Of 32 bytes, of 16 and of 4 come the first digits of
-/// all, then the second ones, and so on: five, five and four.
+/// Block: 52 bytes, each the first 8 bits of a fraction in base 3; f16 d. From 32, 16 and 4 bytes come the first digits
+/// of all, then the second digits, and so on: five, five and four digits.
 pub(super) fn dequantize_tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     let d = half(block, 52);
     let (first, rest) = out.split_at_mut(160);
@@ -22,7 +22,7 @@ pub(super) fn dequantize_tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     }
 }
 
-/// 64 bytes of digits, two bits each as the codes of Q2_K; f16 d.
+/// Block: 64 bytes of digits with two bits each, as the codes of Q2_K; f16 d.
 pub(super) fn dequantize_tq2_0(block: &[u8; 66], out: &mut [f32; 256]) {
     let d = half(block, 64);
     for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
