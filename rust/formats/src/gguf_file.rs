@@ -48,6 +48,29 @@ impl GgufFile {
     ///
     /// # Errors
     /// [`CheckpointError`] for a file that is missing or malformed, or a part outside of the folder.
+    ///
+    /// # Examples
+    /// ```
+    /// use ferrule_formats::GgufFile;
+    /// use ferrule_formats::gguf::Value;
+    ///
+    /// let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    /// let mut file = b"GGUF".to_vec();
+    /// file.extend(3u32.to_le_bytes()); // version
+    /// file.extend(0u64.to_le_bytes()); // number of tensors
+    /// file.extend(1u64.to_le_bytes()); // number of keys
+    /// file.extend(string("general.architecture"));
+    /// file.extend(8u32.to_le_bytes()); // type of the value: a string
+    /// file.extend(string("llama"));
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("model.gguf");
+    /// std::fs::write(&path, file)?;
+    ///
+    /// let opened = GgufFile::open(&path)?;
+    /// assert!(matches!(opened.value("general.architecture")?, Some(Value::String("llama"))));
+    /// assert_eq!(opened.checkpoint().names().count(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         join(open_parts(path)?)
     }

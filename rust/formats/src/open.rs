@@ -26,6 +26,29 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError`] if a file is missing, malformed, or outside of the folder.
+    ///
+    /// # Examples
+    /// ```
+    /// use ferrule_formats::Checkpoint;
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let header = r#"{"bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}"#;
+    /// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    /// file.extend(header.as_bytes());
+    /// file.extend([1.0f32, -2.5].iter().flat_map(|value| value.to_le_bytes()));
+    /// std::fs::write(folder.path().join("model.safetensors"), file)?;
+    ///
+    /// let checkpoint = Checkpoint::open(folder.path())?;
+    /// assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["bias"]);
+    /// let bias = checkpoint.weight("bias")?;
+    /// let mut values = vec![0.0; bias.elements()];
+    /// bias.read_f32(0, &mut values);
+    /// assert_eq!(values, [1.0, -2.5]);
+    ///
+    /// let error = checkpoint.weight("bais").unwrap_err();
+    /// assert!(error.to_string().ends_with(r#"has no tensor "bais"; the nearest name is "bias""#));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if path.is_file() {
             return GgufFile::open(path).map(GgufFile::into_checkpoint);

@@ -229,6 +229,26 @@ pub struct PackedTensor {
 }
 
 /// Writes a packed file: it appears at its path when it is complete, or not at all.
+///
+/// # Examples
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use ferrule_formats::{Dtype, PackedFile, PackedTensor, PackedWriter};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let tensor = PackedTensor { name: "codes".into(), dtype: Dtype::U8, bytes: 3 };
+/// let mut writer = PackedWriter::create(&path, 1, &BTreeMap::new(), vec![tensor])?;
+/// writer.write("codes", &[1, 2, 3])?;
+/// writer.finish()?;
+///
+/// let file = PackedFile::open(&path, 1, true)?;
+/// let mut codes = [0; 3];
+/// file.read(file.range("codes", 3)?, &mut codes)?;
+/// assert_eq!(codes, [1, 2, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct PackedWriter {
     path: PathBuf,

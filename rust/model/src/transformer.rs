@@ -33,6 +33,67 @@ pub struct LoadOptions {
 }
 
 /// A model with its weights, KV cache and thread pool.
+///
+/// # Examples
+/// Computes the logits of a prompt's last token with random weights; [`ModelSpec`] shows the JSON of the spec.
+/// ```
+/// use std::num::NonZeroUsize;
+/// use std::sync::Arc;
+///
+/// use ferrule_kernels::arch::Isa;
+/// use ferrule_kernels::kv::KvFormat;
+/// use ferrule_kernels::{Cancel, Pool};
+/// use ferrule_model::{
+///     Batch, LanguageModel, LoadOptions, LogitRows, ModelSpec, Quantization, SequenceChunk, Source, Transformer,
+/// };
+///
+/// # let json = r#"{
+/// #     "architecture": "llama", "vocab_size": 96, "hidden_size": 64, "max_position_embeddings": 256,
+/// #     "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},
+/// #     "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
+/// #     "layers": [{
+/// #         "attention": {
+/// #             "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null, "softcap": null,
+/// #             "alibi_slopes": null, "sinks": false,
+/// #             "projections": {
+/// #                 "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
+/// #                 "clip": null
+/// #             }
+/// #         },
+/// #         "ffn": {
+/// #             "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
+/// #         },
+/// #         "attention_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+/// #         "attention_post_norm": null, "attention_sum_norm": null,
+/// #         "ffn_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+/// #         "ffn_post_norm": null, "ffn_sum_norm": null,
+/// #         "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
+/// #     }],
+/// #     "final_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+/// #     "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
+/// #     "causal": true, "classifier": null, "text_projections": [], "tensors": {}, "prefixes": []
+/// # }"#;
+/// let spec = ModelSpec::from_json(json)?;
+/// let quantization = Quantization::named("int8").expect("a known name");
+/// let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
+/// let pool = Arc::new(Pool::new(NonZeroUsize::MIN));
+/// let mut model = Transformer::load(spec, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {})?;
+/// model.allocate_kv(&[1])?;
+///
+/// let prompt = SequenceChunk {
+///     tokens: &[3, 1, 4],
+///     first_position: 0,
+///     prompt_len: 3,
+///     pages: &[vec![0]],
+///     token_types: &[],
+///     logits: LogitRows::Last,
+///     adapter: None,
+/// };
+/// let mut logits = Vec::new();
+/// model.forward(Batch { sequences: &[prompt] }, &Cancel::new(), &mut logits)?;
+/// assert_eq!(logits.len(), 96);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Transformer {
     spec: Arc<ModelSpec>,
     weights: Weights,

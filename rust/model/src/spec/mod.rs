@@ -24,6 +24,45 @@ use crate::limits::{SpecError, finite, require, size};
 use crate::rope::RopeSpec;
 
 /// Complete description of a model.
+///
+/// # Examples
+/// A model of Llama's architecture with one layer; `tensors` stays empty because its weights are random.
+/// ```
+/// use ferrule_model::ModelSpec;
+///
+/// let json = r#"{
+///     "architecture": "llama", "vocab_size": 96, "hidden_size": 64, "max_position_embeddings": 256,
+///     "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},
+///     "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
+///     "layers": [{
+///         "attention": {
+///             "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null, "softcap": null,
+///             "alibi_slopes": null, "sinks": false,
+///             "projections": {
+///                 "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
+///                 "clip": null
+///             }
+///         },
+///         "ffn": {
+///             "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
+///         },
+///         "attention_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+///         "attention_post_norm": null, "attention_sum_norm": null,
+///         "ffn_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+///         "ffn_post_norm": null, "ffn_sum_norm": null,
+///         "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
+///     }],
+///     "final_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+///     "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
+///     "causal": true, "classifier": null, "text_projections": [], "tensors": {}, "prefixes": []
+/// }"#;
+/// let spec = ModelSpec::from_json(json)?;
+/// assert_eq!(spec.layers.len(), 1);
+///
+/// let error = ModelSpec::from_json(&json.replace("\"vocab_size\": 96", "\"vocab_size\": 0")).unwrap_err();
+/// assert_eq!(error.to_string(), "model spec: vocab_size must be in 1..=268435456, got 0");
+/// # Ok::<(), ferrule_model::SpecError>(())
+/// ```
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
