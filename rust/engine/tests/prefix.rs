@@ -93,19 +93,23 @@ fn cache_salts_separate_tenants() {
 fn prompt_logprobs_recompute_only_the_tokens_from_the_first_requested_one() {
     let mut engine = engine(&config(), &[None]);
     ask(&mut engine, prompt(100, 1), greedy(1));
-    let told = |from| SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_from: from, ..greedy(1) };
-    let mut tell = |params: SamplingParams| {
+    let params = |from| SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_from: from, ..greedy(1) };
+    let mut prompt_logprobs = |params: SamplingParams| {
         let before = engine.metrics().computed_tokens;
         engine.add_request(Request { prompt: prompt(100, 1), params, adapter: None }).unwrap();
-        let told: Vec<_> = run(&mut engine).into_iter().flat_map(|output| output.prompt_logprobs).collect();
-        (told, engine.metrics().computed_tokens - before)
+        let logprobs: Vec<_> = run(&mut engine).into_iter().flat_map(|output| output.prompt_logprobs).collect();
+        (logprobs, engine.metrics().computed_tokens - before)
     };
-    let (all, computed) = tell(told(1));
+    let (all, computed) = prompt_logprobs(params(1));
     assert_eq!((all.len(), computed), (100, 101));
-    assert!(all.iter().zip(&prompt(100, 1)[1..]).all(|(told, &token)| told.sampled.id == token && told.top.len() == 2));
-    let (some, computed) = tell(told(70));
+    assert!(
+        all.iter()
+            .zip(&prompt(100, 1)[1..])
+            .all(|(logprobs, &token)| logprobs.sampled.id == token && logprobs.top.len() == 2)
+    );
+    let (some, computed) = prompt_logprobs(params(70));
     assert_eq!((some.as_slice(), computed), (&all[69..], 101 - 64));
-    assert_eq!(tell(told(101)).0, []);
+    assert_eq!(prompt_logprobs(params(101)).0, []);
 }
 
 #[test]

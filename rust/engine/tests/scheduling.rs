@@ -110,10 +110,10 @@ fn adapter() -> impl Strategy<Value = Option<Arc<Adapter>>> {
 /// Returns a grammar for some of the requests: with choices, without, short, infinite.
 fn grammar(seed: u64) -> Option<Arc<Grammar>> {
     static GRAMMARS: LazyLock<Vec<Arc<Grammar>>> = LazyLock::new(|| {
-        let pieces = (b'a'..=b'z').chain(b'0'..=b'9').chain(*b"{}[]\":, -.").map(|byte| vec![byte]);
+        let tokens = (b'a'..=b'z').chain(b'0'..=b'9').chain(*b"{}[]\":, -.").map(|byte| vec![byte]);
         let longer = ["{\"", "\":", ",\"", "ab", "abc", "true", "12", "\":[", "}}", "aa", "name", "\",\"", "ame"];
-        let pieces = pieces.chain(longer.map(|text| text.as_bytes().to_vec())).map(Token::Text);
-        let vocabulary: Vec<Token> = pieces.chain([Token::Special(b"end".into())]).collect();
+        let tokens = tokens.chain(longer.map(|text| text.as_bytes().to_vec())).map(Token::Text);
+        let vocabulary: Vec<Token> = tokens.chain([Token::Special(b"end".into())]).collect();
         let vocabulary = (vocabulary.len() <= VOCAB).then(|| {
             let rest = VOCAB - vocabulary.len();
             Vocabulary::new(&[vocabulary, vec![Token::Text(Vec::new()); rest]].concat()).expect("a vocabulary")
@@ -127,7 +127,7 @@ fn grammar(seed: u64) -> Option<Arc<Grammar>> {
             StructuredOutputs::Grammar { grammar: "start: \"{\" start \"}\" | \"aa\"".into() },
             StructuredOutputs::Choice { choices: vec!["true".into(), "trueabc".into(), "name".into()] },
         ]
-        .map(|asked| vocabulary.as_ref().expect("few enough pieces").compile(&asked).expect("a grammar"))
+        .map(|asked| vocabulary.as_ref().expect("few enough tokens").compile(&asked).expect("a grammar"))
         .into()
     });
     seed.is_multiple_of(3).then(|| Arc::clone(&GRAMMARS[seed as usize / 3 % GRAMMARS.len()]))
@@ -172,25 +172,25 @@ fn sampled() -> impl Strategy<Value = SamplingParams> {
     );
     let penalties = (prop_oneof![Just(1.0), 0.5..2.0], prop_oneof![Just(0.0), -1.0..1.0], 0.0..0.3);
     let lengths = (1..40_usize, 0..5_usize, vec(0..VOCAB as u32, 0..3));
-    let told = (
+    let reported = (
         option::of(0..3_usize),
         option::of(0..3_usize),
         option::weighted(0.2, 0..3_usize),
         prop_oneof![Just(1_usize), 1..60_usize],
     );
     let served = (-1..2_i32, prop_oneof![3 => Just(None), 1 => Just(Some("salt"))]);
-    (filters, penalties, lengths, any::<u64>(), told, served, further()).prop_map(
+    (filters, penalties, lengths, any::<u64>(), reported, served, further()).prop_map(
         |(
             (temperature, top_k, top_p, min_p),
             (repetition, presence, frequency),
             lengths,
             seed,
-            told,
+            reported,
             served,
             further,
         )| {
             let (max_tokens, min_tokens, stop_token_ids) = lengths;
-            let (logprobs, trace, prompt_logprobs, prompt_logprobs_from) = told;
+            let (logprobs, trace, prompt_logprobs, prompt_logprobs_from) = reported;
             let (priority, cache_salt) = served;
             SamplingParams {
                 temperature,

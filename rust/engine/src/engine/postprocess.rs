@@ -52,7 +52,7 @@ impl<M: LanguageModel> Engine<M> {
                 pages.release_beyond(&mut sequence.tables, sequence.computed);
             }
             if let Some(SampleError::NotFinite { .. }) = error {
-                // The cause of the invalid logits may be in the pages: nobody may reuse them.
+                // The cause of the invalid logits may be in the pages: they must not be reused.
                 pages.invalidate(&mut sequence.tables);
             } else {
                 for new_pages in pages.cache_full_pages(&mut sequence.tables, &sequence.tokens, sequence.computed) {

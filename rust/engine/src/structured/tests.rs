@@ -220,8 +220,8 @@ fn lookahead_uses_separate_limits() {
     let (mut lost, mut tokens) = (false, 0);
     // Up to the limit of the sequence's own tokens, which is the same for both.
     for _ in 0..2000 {
-        let guess: Vec<u32> = (0..60).map(|_| next()).collect();
-        lost |= one.allowed_prefix(&guess) < 60;
+        let drafts: Vec<u32> = (0..60).map(|_| next()).collect();
+        lost |= one.allowed_prefix(&drafts) < 60;
         one.forced(15);
         assert_eq!(one.next(), other.next());
         let token = next();
@@ -232,7 +232,7 @@ fn lookahead_uses_separate_limits() {
         }
         tokens += 1;
     }
-    assert!(lost, "no guess has met a limit");
+    assert!(lost, "no drafts has met a limit");
     assert!(tokens > 30, "{tokens}");
 }
 

@@ -153,8 +153,8 @@ fn fewer_candidates_than_beams_give_fewer_sequences() {
     let ways = [Continuation { token: 9, logprob: -0.5 }, Continuation { token: 4, logprob: -1.0 }];
     assert_eq!(search.advance(&[Beam { output: &[3], score: -1.0, continuations: &ways }]), []);
     let complete = search.into_hypotheses();
-    let told: Vec<_> = complete.iter().map(|one| (&one.token_ids[..], one.score, one.stop_token)).collect();
-    assert_eq!(told, [(&[3, 9][..], -0.75, Some(9)), (&[3, 4][..], -1.0, None)]);
+    let returned: Vec<_> = complete.iter().map(|one| (&one.token_ids[..], one.score, one.stop_token)).collect();
+    assert_eq!(returned, [(&[3, 9][..], -0.75, Some(9)), (&[3, 4][..], -1.0, None)]);
     // A beam without candidates ends the search.
     let mut search = Search::new(&params, 2).unwrap();
     assert_eq!(search.advance(&[Beam { output: &[], score: 0.0, continuations: &[] }]), []);

@@ -195,7 +195,7 @@ impl<M: LanguageModel> Engine<M> {
             }
             let made = gathered.take(rows, width, text.tokens.len(), ends);
             if made.is_some_and(|made| !gather.is_valid(made)) {
-                // The cause of the invalid values may be in the pages: nobody may reuse them.
+                // The cause of the invalid values may be in the pages: they must not be reused.
                 pages.invalidate(tables);
                 return Err(EncodeError::NotFinite { text: *index });
             }
