@@ -553,7 +553,7 @@ impl FormatVisitor for ScaleRandomCodes<'_> {
 
     fn grouped<F: GroupedFormat>(self) {
         let deviation = 1.0 / (self.cols as f32).sqrt();
-        F::level(bytemuck::cast_slice_mut(self.panel), self.cols / grouped::GROUP, deviation);
+        F::set_deviation(bytemuck::cast_slice_mut(self.panel), self.cols / grouped::GROUP, deviation);
     }
 }
 

@@ -1,27 +1,27 @@
-//! int4: codes of -8..=7 times sub-scales of 0..=15. 4.3125 bits a weight.
+//! int4: codes in -8..=7 with sub-scales in 0..=15; 4.3125 bits per weight.
 //!
-//! A block is a line of sub-scales and sixteen lines of codes. A byte of line i of the codes holds, as code + 8, quad
-//! 2i in its low half and quad 2i + 1 in its high half. Byte 16 j + r of the sub-scales holds those of row r, of group
-//! 2j in its low half and of group 2j + 1 in its high half.
+//! A block is a line of sub-scales and sixteen lines of codes. Codes are stored as code + 8. A byte of code line i holds
+//! quad 2i in its low half and quad 2i + 1 in its high half. Byte 16 j + r of the sub-scales belongs to row r: group 2j in
+//! the low half, group 2j + 1 in the high half.
 
 use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What a stored code is above its value.
+/// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::FourBits.offset() as u8;
 
 const BLOCK_LINES: usize = 1 + BLOCK_QUADS / 2;
 
-/// Four bits a code.
+/// int4 format.
 pub struct Int4;
 
-/// Two groups to unpack.
+/// Packed data of two groups.
 #[derive(Clone, Copy)]
 pub struct Pair<'a, S: Simd> {
     codes: &'a [ByteLine; 4],
-    /// Of each group the sub-scales, in the low byte of each pair of bytes.
+    /// Sub-scales of each group, in the low byte of each pair of bytes.
     scales: [S::Bytes; 2],
-    /// Of each group what `scale * stored code` is above `scale * code + bias`, in each byte.
+    /// Difference of `sub-scale * stored code` and `sub-scale * code + bias` of each group, in each byte.
     offsets: [S::Bytes; 2],
 }
 
@@ -47,7 +47,7 @@ impl Unpack for Int4 {
         let both = simd.spread(&scales.0.as_chunks().0[index]);
         let low = simd.splat_quad([0x0f, 0, 0x0f, 0]);
         let scales = [simd.and(both, low), simd.and(simd.shift_right::<4>(both), low)];
-        // A product of bytes up to 15 fits a byte, so a product of pairs is two of them.
+        // Products of values up to 15 fit a byte, so a product of byte pairs is two byte products.
         let offset =
             |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(OFFSET)), simd.splat_byte(S::WEIGHT_BIAS));
         Pair { codes: &codes.as_chunks().0[index], scales, offsets: [offset(scales[0]), offset(scales[1])] }

@@ -1,46 +1,46 @@
-//! int6: codes of -32..=31 times sub-scales of 1..=4. 6.1875 bits a weight.
+//! int6: codes in -32..=31 with sub-scales in 1..=4; 6.1875 bits per weight.
 //!
-//! A super-block is a line of sub-scales and then the codes of its one or two blocks. A group is three lines of codes,
-//! kept as code + 32: the low four bits of its four quads as int4 keeps them, then the upper two, those of quad q in
-//! bits 2q and 2q + 1 of each byte. Byte 16 j + r of the sub-scales holds, less one, those of row r, of group 4j + i in
-//! bits 2i and 2i + 1.
+//! A super-block is a line of sub-scales, then the codes of its one or two blocks. Codes are stored as code + 32. A group
+//! takes three lines: the low four bits of its four quads, arranged as in int4, then the upper two bits, those of quad q
+//! in bits 2q and 2q + 1 of each byte. Byte 16 j + r of the sub-scales belongs to row r and holds the sub-scale minus 1 of
+//! group 4j + i in bits 2i and 2i + 1.
 
 use super::integer::{BLOCK, Codes, GROUP, IntegerFormat, SUPER, Unpack};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What a stored code is above its value.
+/// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::SixBits.offset() as u8;
 
 const GROUP_LINES: usize = 3;
 
-/// Lines of codes of a block.
+/// Number of lines of the codes of a block.
 const BLOCK_LINES: usize = BLOCK / GROUP * GROUP_LINES;
 
 const SUPER_BLOCKS: usize = SUPER / BLOCK;
 
 const SUPER_LINES: usize = 1 + SUPER_BLOCKS * BLOCK_LINES;
 
-/// Six bits a code.
+/// int6 format.
 pub struct Int6;
 
-/// One block: the codes, and the half of the sub-scales that is its own.
+/// Packed block: its codes and its half of the sub-scales.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
     scales: &'a [[u8; LANES]; 2],
     codes: &'a [ByteLine; BLOCK_LINES],
 }
 
-/// Two groups to unpack.
+/// Packed data of two groups.
 #[derive(Clone, Copy)]
 pub struct Pair<'a, S: Simd> {
     codes: &'a [ByteLine; 2 * GROUP_LINES],
-    /// Of each group the sub-scales, in the low byte of each pair of bytes.
+    /// Sub-scales of each group, in the low byte of each pair of bytes.
     scales: [S::Bytes; 2],
-    /// Of each group what `scale * stored code` is above `scale * code + bias`, in each byte.
+    /// Difference of `sub-scale * stored code` and `sub-scale * code + bias` of each group, in each byte.
     offsets: [S::Bytes; 2],
 }
 
-/// Where the codes of a block begin.
+/// Returns the first line of the codes of a block.
 #[inline(always)]
 fn first_code_line(index: usize) -> usize {
     index / SUPER_BLOCKS * SUPER_LINES + 1 + index % SUPER_BLOCKS * BLOCK_LINES
@@ -73,7 +73,7 @@ impl Unpack for Int6 {
         let low = simd.splat_quad([0x03, 0, 0x03, 0]);
         let plus_one = |scales| simd.sub_bytes(simd.and(scales, low), simd.splat_quad([-1, 0, -1, 0]));
         let scales = [plus_one(two), plus_one(simd.shift_right::<2>(two))];
-        // 63 times 4 fits a byte, so a product of pairs is two products of bytes.
+        // 63 times 4 fits a byte, so a product of byte pairs is two byte products.
         let offset =
             |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(OFFSET)), simd.splat_byte(S::WEIGHT_BIAS));
         Pair { codes: &block.codes.as_chunks().0[index], scales, offsets: [offset(scales[0]), offset(scales[1])] }

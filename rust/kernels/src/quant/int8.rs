@@ -1,14 +1,15 @@
-//! int8: codes of -127..=127, without sub-scales. 8.0625 bits a weight.
+//! int8: codes in -127..=127, without sub-scales; 8.0625 bits per weight.
 //!
-//! A block is a line for each of its quads, kept as code + 128: what the fastest instruction sets multiply as it is.
+//! A block has a line for each of its quads. Codes are stored as code + 128, which the fastest instruction sets multiply
+//! directly.
 
 use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack, Unpacked};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What a stored code is above its value.
+/// Offset of a stored code from its value.
 const OFFSET: u8 = 128;
 
-/// Eight bits a code.
+/// int8 format.
 pub struct Int8;
 
 impl Unpack for Int8 {

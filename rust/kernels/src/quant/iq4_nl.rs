@@ -1,26 +1,27 @@
-//! iq4_nl of ggml: sixteen uneven values, an f16 factor for each 32 inputs. 4.5 bits a weight.
+//! ggml's iq4_nl: codes select one of sixteen non-uniform values, with an f16 scale for each 32 inputs; 4.5 bits per
+//! weight.
 //!
-//! Lies as [`q4_0`](super::q4_0) does.
+//! The layout is that of [`q4_0`](super::q4_0).
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What the codes stand for: ggml's `kvalues_iq4nl`.
+/// Values of the codes: ggml's `kvalues_iq4nl`.
 const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 const LAYOUT: Layout = Layout { block_groups: 4, factors: 2, codes: 4 };
 
-/// A stored block: the factor, f16, and the codes of its first and its last sixteen inputs, low and high in each byte.
+/// Stored block: f16 scale, and codes of the first and the last sixteen inputs in the low and high half of each byte.
 #[repr(C, packed)]
 struct Stored(u16, [u8; GROUP / 2]);
 
-/// Sixteen rows of four blocks are as many lines as a block has bytes.
+/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
 const _: () = assert!(size_of::<Stored>() == Iq4Nl::STORED.bytes && LAYOUT.lines(4) == Iq4Nl::STORED.bytes);
 
-/// ggml's `block_iq4_nl`.
+/// iq4_nl format: ggml's `block_iq4_nl`.
 pub struct Iq4Nl;
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     codes: &'a [ByteLine; 4],
@@ -56,7 +57,7 @@ impl GroupedFormat for Iq4Nl {
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        let table = const { &grouped::raised::<S, Self>(&VALUES) };
+        let table = const { &grouped::biased_table::<S, Self>(&VALUES) };
         simd.lookup(table, grouped::nibbles(simd, group.codes, index))
     }
 
@@ -72,8 +73,8 @@ impl GroupedFormat for Iq4Nl {
         grouped::half_of(grouped::halves(lines, line, of_block), row) * f32::from(VALUES[usize::from(code)])
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // The root mean square of the values.
-        grouped::level_halves(lines, &LAYOUT, groups, deviation / 69.22);
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of the values.
+        grouped::set_factors(lines, &LAYOUT, groups, deviation / 69.22);
     }
 }

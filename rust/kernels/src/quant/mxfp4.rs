@@ -1,30 +1,30 @@
-//! mxfp4 of the OCP microscaling formats, in ggml's blocks: numbers of one sign, two exponent bits and one of mantissa,
-//! and a power of two for each 32 inputs. 4.25 bits a weight.
+//! mxfp4 of the OCP microscaling formats (MX), in ggml's blocks: e2m1 codes (sign, two exponent bits, one mantissa bit)
+//! with a power-of-two scale for each 32 inputs; 4.25 bits per weight.
 //!
-//! Of each 128 inputs the factors are one line, `[group][row]`, of exponents, then four lines a group hold codes.
+//! Every 128 inputs have one line of exponents, `[group][row]`, then four lines of codes per group.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What the codes stand for, doubled, so that all are integers.
+/// Values of the codes, doubled to make them integers.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// What a stored exponent is above that of the factor of doubled values.
+/// Bias of a stored exponent, for doubled values.
 const BIAS: u8 = 128;
 
 const LAYOUT: Layout = Layout { block_groups: 4, factors: 1, codes: 4 };
 
-/// A stored block: the exponent, and the codes of its first and its last sixteen inputs, low and high in each byte.
+/// Stored block: exponent, and codes of the first and the last sixteen inputs in the low and high half of each byte.
 #[repr(C, packed)]
 struct Stored(u8, [u8; GROUP / 2]);
 
-/// Sixteen rows of four blocks are as many lines as a block has bytes.
+/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
 const _: () = assert!(size_of::<Stored>() == Mxfp4::STORED.bytes && LAYOUT.lines(4) == Mxfp4::STORED.bytes);
 
-/// ggml's `block_mxfp4`.
+/// mxfp4 format: ggml's `block_mxfp4`.
 pub struct Mxfp4;
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     codes: &'a [ByteLine; 4],
@@ -43,7 +43,7 @@ impl GroupedFormat for Mxfp4 {
         LAYOUT.lines(groups)
     }
 
-    /// Exponents are kept as signed bytes.
+    /// Stores a block. Exponents become signed bytes.
     fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]) {
         let (line, of_block) = LAYOUT.factors_of(index);
         for (row, block) in blocks.iter().enumerate() {
@@ -61,11 +61,11 @@ impl GroupedFormat for Mxfp4 {
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        let table = const { &grouped::raised::<S, Self>(&VALUES) };
+        let table = const { &grouped::biased_table::<S, Self>(&VALUES) };
         simd.lookup(table, grouped::nibbles(simd, group.codes, index))
     }
 
-    /// The two lowest exponents are those of subnormal numbers, which are products of two powers.
+    /// Returns the scale. The two lowest exponents give subnormal numbers, computed as a product of two powers of two.
     #[inline(always)]
     fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
         let exponents = simd.to_f32(simd.load_i8(group.exponents));
@@ -84,8 +84,8 @@ impl GroupedFormat for Mxfp4 {
         factor * f32::from(VALUES[usize::from(code)])
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // The root mean square of the values; the factor is the nearest power of two.
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of the values, and rounded to a power of two.
         let exponent = (deviation / 5.895).log2().round() as i8;
         for group in 0..groups {
             let (line, of_block) = LAYOUT.factors_of(group);

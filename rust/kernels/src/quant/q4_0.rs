@@ -1,26 +1,26 @@
-//! q4_0 of ggml: codes of -8..=7, an f16 factor for each 32 inputs. 4.5 bits a weight.
+//! ggml's q4_0: codes in -8..=7 with an f16 scale for each 32 inputs; 4.5 bits per weight.
 //!
-//! Of each 128 inputs the factors are two lines, `[group][row]`, then four lines a group hold codes as code + 8.
+//! Every 128 inputs have two lines of scales, `[group][row]`, then four lines of codes per group, stored as code + 8.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What a stored code is above its value.
+/// Offset of a stored code from its value.
 const OFFSET: u8 = 8;
 
 const LAYOUT: Layout = Layout { block_groups: 4, factors: 2, codes: 4 };
 
-/// A stored block: the factor, f16, and the codes of its first and its last sixteen inputs, low and high in each byte.
+/// Stored block: f16 scale, and codes of the first and the last sixteen inputs in the low and high half of each byte.
 #[repr(C, packed)]
 struct Stored(u16, [u8; GROUP / 2]);
 
-/// Sixteen rows of four blocks are as many lines as a block has bytes.
+/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
 const _: () = assert!(size_of::<Stored>() == Q4_0::STORED.bytes && LAYOUT.lines(4) == Q4_0::STORED.bytes);
 
-/// ggml's `block_q4_0`.
+/// q4_0 format: ggml's `block_q4_0`.
 pub struct Q4_0;
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     codes: &'a [ByteLine; 4],
@@ -56,8 +56,8 @@ impl GroupedFormat for Q4_0 {
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        let above = simd.splat_byte(const { OFFSET.wrapping_sub(grouped::raise::<S, Self>()) });
-        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), above)
+        let offset = simd.splat_byte(const { OFFSET.wrapping_sub(grouped::unpacked_bias::<S, Self>()) });
+        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), offset)
     }
 
     #[inline(always)]
@@ -72,8 +72,8 @@ impl GroupedFormat for Q4_0 {
         grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - f32::from(OFFSET))
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // The root mean square of -8..=7.
-        grouped::level_halves(lines, &LAYOUT, groups, deviation / 4.637);
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of -8..=7.
+        grouped::set_factors(lines, &LAYOUT, groups, deviation / 4.637);
     }
 }

@@ -1,43 +1,44 @@
-//! q4_k of ggml: codes of 0..=15 times a sub-scale, less a minimum, both of six bits, for each 32 inputs; an f16 factor of
-//! each for 256 inputs. 4.5 bits a weight.
+//! ggml's q4_k: codes in 0..=15 with a 6-bit sub-scale and a 6-bit minimum for each 32 inputs, and an f16 scale of each
+//! for 256 inputs; 4.5 bits per weight. A weight is `scale * sub_scale * code - min_scale * minimum`.
 //!
-//! Of each 256 inputs there are first a line of the factors, `[sub-scales', minima's][row]`, and three of sub-scales and
-//! minima; then four lines a group hold codes. Of the three, byte 16 g + r of the first two is of row r and group g, the
-//! low four bits of the sub-scale and, above them, of the minimum. Byte 16 j + r of the third has what is above these:
-//! of group 2j the minimum's in bits 0 and 1 and the sub-scale's in 4 and 5, of group 2j + 1 in 2 and 3, and 6 and 7.
+//! Every 256 inputs have a line of f16 scales, `[scale, min_scale][row]`, three lines of sub-scales and minima, then four
+//! lines of codes per group. Of the three lines, byte 16 g + r of the first two belongs to row r and group g: the low four
+//! bits of the sub-scale in the low half, those of the minimum in the high half. Byte 16 j + r of the third holds the upper
+//! two bits: of group 2j, the minimum in bits 0 and 1 and the sub-scale in bits 4 and 5; of group 2j + 1, in bits 2 and 3,
+//! and 6 and 7.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// Inputs of a block.
+/// Number of inputs of a block.
 const INPUTS: usize = 256;
 
-/// Groups of a block.
+/// Number of groups of a block.
 const GROUPS: usize = INPUTS / GROUP;
 
-/// Bytes of a stored block's sub-scales and minima.
+/// Bytes of the sub-scales and minima of a stored block.
 const SCALES: usize = 12;
 
 const LAYOUT: Layout = Layout { block_groups: GROUPS, factors: 4, codes: 4 };
 
-/// The first line of the sub-scales' and minima's low bits, from the block's first on.
+/// First line of the low bits of sub-scales and minima, relative to the first line of the block.
 const LOW: usize = 1;
 
-/// The line of their high bits.
+/// Line of the high bits of sub-scales and minima, relative to the first line of the block.
 const HIGH: usize = 3;
 
-/// A stored block: both factors, f16, sub-scales and minima, and codes, of 64 inputs the first half in the low bits of 32
-/// bytes and the second in the high ones.
+/// Stored block: two f16 scales, sub-scales and minima, and codes. Of every 64 inputs the first half is in the low bits of
+/// 32 bytes and the second half in the high bits.
 #[repr(C, packed)]
 struct Stored([u16; 2], [u8; SCALES], [u8; INPUTS / 2]);
 
-/// Sixteen rows of a block are a quarter as many lines as it has bytes.
+/// Packing is lossless: a block of sixteen rows takes a quarter as many lines as it has bytes.
 const _: () = assert!(size_of::<Stored>() == Q4K::STORED.bytes && 4 * LAYOUT.lines(GROUPS) == Q4K::STORED.bytes);
 
-/// ggml's `block_q4_K`.
+/// q4_k format: ggml's `block_q4_K`.
 pub struct Q4K;
 
-/// The sub-scale and the minimum of a group of a stored block: ggml's `get_scale_min_k4`.
+/// Returns the sub-scale and the minimum of a group of a stored block: ggml's `get_scale_min_k4`.
 fn stored_scales(bytes: &[u8], group: usize) -> [u8; 2] {
     if group < 4 {
         [bytes[group] & 0x3f, bytes[group + 4] & 0x3f]
@@ -47,13 +48,13 @@ fn stored_scales(bytes: &[u8], group: usize) -> [u8; 2] {
     }
 }
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a, S: Simd> {
     codes: &'a [ByteLine; 4],
-    /// The factor of sub-scales, and that of minima.
+    /// Scales of sub-scales and of minima.
     factors: [&'a [u16; LANES]; 2],
-    /// The group's sub-scales and minima.
+    /// Sub-scales and minima of the group.
     numbers: [S::I32; 2],
 }
 
@@ -97,7 +98,7 @@ impl GroupedFormat for Q4K {
         let low = simd.spread(grouped::bytes(lines, line + LOW, of_block));
         let high = simd.spread(grouped::bytes(lines, line + HIGH, of_block / 2));
         let high = if of_block.is_multiple_of(2) { high } else { simd.shift_right::<2>(high) };
-        // Of each lane one byte stays: a number of six bits.
+        // Each lane keeps one byte: a 6-bit number.
         let six_bits = |low, high| {
             let (low_bits, high_bits) = (simd.splat_quad([0x0f, 0, 0, 0]), simd.splat_quad([0x30, 0, 0, 0]));
             simd.lanes(simd.or(simd.and(low, low_bits), simd.and(high, high_bits)))
@@ -111,11 +112,11 @@ impl GroupedFormat for Q4K {
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
-        let raise = simd.splat_byte(const { grouped::raise::<S, Self>() });
-        simd.xor(grouped::nibbles(simd, group.codes, index), raise)
+        let bias = simd.splat_byte(const { grouped::unpacked_bias::<S, Self>() });
+        simd.xor(grouped::nibbles(simd, group.codes, index), bias)
     }
 
-    /// Exact: eleven bits times six.
+    /// Returns a factor. The product is exact: eleven bits times six.
     #[inline(always)]
     fn factor<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::F32 {
         simd.mul(simd.load_f16(group.factors[index]), simd.to_f32(group.numbers[index]))
@@ -132,8 +133,8 @@ impl GroupedFormat for Q4K {
         scale * f32::from(grouped::nibble(&lines[LAYOUT.codes_of(group)..], input % GROUP, row)) - minimum
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // Minima are as large as codes are on average; the root mean square is that of numbers up to 63 and up to 15.
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of `s * c - 7.5 * m` for sub-scales s and minima m up to 63, codes c up to 15.
         let factor = deviation / 258.3;
         for group in (0..groups).step_by(GROUPS) {
             let (line, _) = LAYOUT.factors_of(group);

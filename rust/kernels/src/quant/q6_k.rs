@@ -1,48 +1,48 @@
-//! q6_k of ggml: codes of -32..=31 times a sub-scale of -128..=127 for each 16 inputs; an f16 factor for 256 inputs. 6.5625
-//! bits a weight.
+//! ggml's q6_k: codes in -32..=31 with a sub-scale in -128..=127 for each 16 inputs, and an f16 scale for 256 inputs;
+//! 6.5625 bits per weight.
 //!
-//! Of each 256 inputs there are first four lines of sub-scales, `[half group][row]`, and before those of every other 256
-//! a line of factors, their own and those of the next. Then six lines a group hold codes, kept as code + 32: of each half
-//! three as int6 keeps them, the low four bits of its four quads in two and the upper two of quad q in bits 2q and
-//! 2q + 1 of the third.
+//! Every 256 inputs have four lines of sub-scales, `[half group][row]`, then six lines of codes per group. Every second
+//! block is preceded by a line with its scales and those of the next block. Codes are stored as code + 32. Each half of a
+//! group takes three lines, as in int6: the low four bits of its four quads in two lines, and the upper two bits of quad q
+//! in bits 2q and 2q + 1 of the third.
 
 use super::grouped::{self, GROUP, GroupedFormat, Halves, StoredBlock};
 use super::integer::Codes;
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// What a stored code is above its value.
+/// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::SixBits.offset() as u8;
 
-/// Inputs of a block.
+/// Number of inputs of a block.
 const INPUTS: usize = 256;
 
-/// Groups of a block.
+/// Number of groups of a block.
 const GROUPS: usize = INPUTS / GROUP;
 
-/// Inputs that share a sub-scale.
+/// Number of inputs that share a sub-scale.
 const HALF: usize = GROUP / 2;
 
-/// Lines of the codes of half a group.
+/// Number of lines of the codes of half a group.
 const HALF_LINES: usize = 3;
 
-/// Lines of a block's sub-scales.
+/// Number of lines of the sub-scales of a block.
 const SCALE_LINES: usize = 4;
 
-/// Lines of a block, without the factors.
+/// Number of lines of a block, without scales.
 const BLOCK_LINES: usize = SCALE_LINES + GROUPS * 2 * HALF_LINES;
 
-/// A stored block: low bits of the codes, high bits, sub-scales and the factor, f16.
+/// Stored block: low bits of codes, high bits of codes, sub-scales, f16 scale.
 #[repr(C, packed)]
 struct Stored([u8; INPUTS / 2], [u8; INPUTS / 4], [i8; INPUTS / HALF], u16);
 
-/// Two blocks of sixteen rows share a line.
+/// Packing is lossless: two blocks of sixteen rows share a line of scales.
 const _: () =
     assert!(size_of::<Stored>() == Q6K::STORED.bytes && 2 * 16 * size_of::<Stored>() == 64 * (1 + 2 * BLOCK_LINES));
 
-/// ggml's `block_q6_K`.
+/// q6_k format: ggml's `block_q6_K`.
 pub struct Q6K;
 
-/// The line of a block's factor, with the factor's number in it, and the first of its sub-scales.
+/// Returns the line of the scales of a block, the index of its scale in that line, and the first line of its sub-scales.
 #[inline(always)]
 fn first_lines(block: usize) -> (usize, usize, usize) {
     let (pair, second) = (block / 2, block % 2);
@@ -50,13 +50,13 @@ fn first_lines(block: usize) -> (usize, usize, usize) {
     (factors, second, factors + 1 + second * BLOCK_LINES)
 }
 
-/// Where the codes of half a group begin.
+/// Returns the first line of the codes of half a group.
 #[inline(always)]
 fn codes_of(group: usize, half: usize) -> usize {
     first_lines(group / GROUPS).2 + SCALE_LINES + (group % GROUPS * 2 + half) * HALF_LINES
 }
 
-/// The code of input `input` of a stored block, 0..=63.
+/// Returns the stored code, 0..=63, of input `input` of a stored block.
 fn stored_code(block: &[u8], input: usize) -> u8 {
     let (half, quarter, at) = (input / 128, input % 128 / 32, input % 32);
     let low = block[half * 64 + quarter % 2 * 32 + at] >> (4 * (quarter / 2)) & 0x0f;
@@ -64,12 +64,12 @@ fn stored_code(block: &[u8], input: usize) -> u8 {
     low | high << 4
 }
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     codes: &'a [ByteLine; 2 * HALF_LINES],
     factors: &'a [u16; LANES],
-    /// The sub-scales of both halves.
+    /// Sub-scales of both halves.
     scales: [&'a [i8; LANES]; 2],
 }
 
@@ -131,11 +131,11 @@ impl GroupedFormat for Q6K {
             _ => simd.shift_right::<2>(high),
         };
         let code = simd.or(simd.and(low, simd.splat_byte(0x0f)), simd.and(high, simd.splat_byte(0x30)));
-        let above = const { OFFSET.wrapping_sub(grouped::raise::<S, Self>()) };
-        if above == 0 { code } else { simd.sub_bytes(code, simd.splat_byte(above)) }
+        let offset = const { OFFSET.wrapping_sub(grouped::unpacked_bias::<S, Self>()) };
+        if offset == 0 { code } else { simd.sub_bytes(code, simd.splat_byte(offset)) }
     }
 
-    /// Exact: eleven bits times eight.
+    /// Returns a factor. The product is exact: eleven bits times eight.
     #[inline(always)]
     fn factor<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
         simd.mul(simd.load_f16(group.factors), simd.to_f32(simd.load_i8(group.scales[index])))
@@ -152,10 +152,10 @@ impl GroupedFormat for Q6K {
         factor * (f32::from(high << 4 | low) - f32::from(OFFSET))
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
         for block in 0..groups / GROUPS {
             let (factors, which, _) = first_lines(block);
-            // The root mean square of -32..=31 times that of -128..=127.
+            // Divided by the root mean square of -32..=31 times that of -128..=127.
             let factor = half::f16::from_f32(deviation / 1366.0).to_bits();
             grouped::halves_mut(lines, factors, which).fill(factor);
         }

@@ -1,6 +1,6 @@
-//! q8_0 of ggml: codes of -128..=127, an f16 factor for each 32 inputs. 8.5 bits a weight.
+//! ggml's q8_0: codes in -128..=127 with an f16 scale for each 32 inputs; 8.5 bits per weight.
 //!
-//! Of each 128 inputs the factors are two lines, `[group][row]`, then eight lines a group hold codes as code + 128.
+//! Every 128 inputs have two lines of scales, `[group][row]`, then eight lines of codes per group, stored as code + 128.
 
 use std::ops::RangeInclusive;
 
@@ -9,50 +9,53 @@ use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use super::quantize::{Grid, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 
-/// What a code is above its value.
+/// Offset of a stored code from its value.
 const OFFSET: u8 = 128;
 
 const LAYOUT: Layout = Layout { block_groups: 4, factors: 2, codes: 8 };
 
-/// A stored block: the factor, f16, and the codes.
+/// Stored block: f16 scale, codes.
 #[repr(C, packed)]
 struct Stored(u16, [i8; GROUP]);
 
-/// Sixteen rows of four blocks are as many lines as a block has bytes.
+/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
 const _: () = assert!(size_of::<Stored>() == Q8_0::STORED.bytes && LAYOUT.lines(4) == Q8_0::STORED.bytes);
 
-/// ggml's `block_q8_0`.
+/// q8_0 format: ggml's `block_q8_0`.
 pub struct Q8_0;
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     codes: &'a [ByteLine; 8],
     factors: &'a [u16; LANES],
 }
 
-/// Codes of a group's largest number that are tried, the finest step first.
-const LARGEST: RangeInclusive<u8> = 64..=127;
+/// Candidate codes for the largest number of a group, which determine the scale.
+const PEAK_CODES: RangeInclusive<u8> = 64..=127;
 
 impl Q8_0 {
-    /// Numbers as stored blocks, as near as they come.
+    /// Quantizes numbers to stored blocks.
     ///
-    /// What was quantized before lies on a grid of its own, which a step of largest number / 127 meets by chance. Of the
-    /// steps with which the largest number is a code that has seven bits, the one with the least squared error is taken:
-    /// whole numbers of up to seven bits come out as they are, floating-point numbers of eight and values of a table of
-    /// sixteen nearly so. Of what is not finite nothing is finite in its group. Every instruction set finds the same.
+    /// Numbers that were quantized before lie on a grid that the usual scale, absmax / 127, rarely matches. Of the scales
+    /// that map the largest number to a code in 64..=127, the one with the least squared error is chosen: multiples of a
+    /// scale by codes of up to seven bits are preserved exactly, FP8 numbers and 4-bit lookup values almost exactly. If a
+    /// number is not finite, its whole group becomes NaN. All instruction sets give the same result.
     ///
     /// # Panics
-    /// If `blocks` has not a block for each 32 numbers.
+    /// If `blocks` does not have one block for each 32 numbers.
     pub fn quantize(numbers: &[f32], blocks: &mut [u8]) {
         let (groups, rest) = numbers.as_chunks::<GROUP>();
         let (blocks, part) = blocks.as_chunks_mut::<{ Self::STORED.bytes }>();
-        assert!(rest.is_empty() && part.is_empty() && groups.len() == blocks.len(), "a block for each group");
+        assert!(
+            rest.is_empty() && part.is_empty() && groups.len() == blocks.len(),
+            "blocks must have one block per group of 32"
+        );
         Isa::best().run(Quantize { groups, blocks });
     }
 }
 
-/// Quantizes groups, sixteen side by side.
+/// Kernel that quantizes groups, sixteen at a time.
 struct Quantize<'a> {
     groups: &'a [[f32; GROUP]],
     blocks: &'a mut [[u8; Q8_0::STORED.bytes]],
@@ -73,7 +76,7 @@ impl Kernel for Quantize<'_> {
             }
             let largest = grid.peak(columns.as_flattened());
             let (mut best, mut least) = (simd.splat(0.0), simd.splat(f32::INFINITY));
-            for code in LARGEST.rev() {
+            for code in PEAK_CODES.rev() {
                 let step = grid.to_f16(simd.div(largest, simd.splat(f32::from(code))));
                 let [first, second] = &columns;
                 let error =
@@ -143,8 +146,8 @@ impl GroupedFormat for Q8_0 {
         grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - f32::from(OFFSET))
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // The root mean square of -128..=127.
-        grouped::level_halves(lines, &LAYOUT, groups, deviation / 73.9);
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of -128..=127.
+        grouped::set_factors(lines, &LAYOUT, groups, deviation / 73.9);
     }
 }

@@ -1,39 +1,38 @@
-//! u4, what GPTQ, AWQ and compressed-tensors make of four bits: codes of 0..=15 of which a zero point is subtracted, an
-//! f16 factor and a zero point for each 32 inputs. Coarser groups repeat theirs. 4.75 bits a weight.
+//! u4, the 4-bit format of GPTQ, AWQ and compressed-tensors: codes in 0..=15 with an f16 scale and a zero point for each
+//! 32 inputs; 4.75 bits per weight. Larger groups of a checkpoint repeat their scale and zero point.
 //!
-//! Of each 128 inputs the factors are two lines, `[group][row]`, the zero points a third; then four lines a group hold
-//! codes.
+//! Every 128 inputs have two lines of scales, `[group][row]`, and one line of zero points, then four lines of codes per
+//! group.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// The highest zero point: one above the codes, as GPTQ has it.
-const HIGHEST_ZERO: u8 = 16;
+/// Highest zero point: one more than the highest code, as in GPTQ.
+const MAX_ZERO_POINT: u8 = 16;
 
 const LAYOUT: Layout = Layout { block_groups: 4, factors: 3, codes: 4 };
 
-/// The line of the zero points, from the block's first on.
+/// Line of the zero points, relative to the first line of the block.
 const ZEROS: usize = 2;
 
-/// A stored block: the factor, f16, the zero point, and the codes of its first and its last sixteen inputs, low and high
-/// in each byte.
+/// Stored block: f16 scale, zero point, and codes of the first and the last sixteen inputs in the low and high half of
+/// each byte.
 #[repr(C, packed)]
 struct Stored(u16, u8, [u8; GROUP / 2]);
 
-/// Sixteen rows of four blocks are as many lines as a block has bytes.
+/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
 const _: () = assert!(size_of::<Stored>() == U4::STORED.bytes && LAYOUT.lines(4) == U4::STORED.bytes);
 
-/// Four bits a code, with zero points.
+/// u4 format: 4-bit codes with zero points.
 pub struct U4;
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a, S: Simd> {
     codes: &'a [ByteLine; 4],
     factors: &'a [u16; LANES],
-    /// What codes are above the bytes to multiply: a code less its zero point still is a small number, and there is no need
-    /// of offsets.
-    above: S::Bytes,
+    /// Zero points minus the bias of unpacked bytes. A code minus its zero point is still small, so no offset is needed.
+    zero_points: S::Bytes,
 }
 
 impl GroupedFormat for U4 {
@@ -52,7 +51,7 @@ impl GroupedFormat for U4 {
         let (line, of_block) = LAYOUT.factors_of(index);
         for (row, block) in blocks.iter().enumerate() {
             let zero = block[2];
-            assert!(zero <= HIGHEST_ZERO, "a zero point of {zero}; the highest is {HIGHEST_ZERO}");
+            assert!(zero <= MAX_ZERO_POINT, "zero point must be <= {MAX_ZERO_POINT}, got {zero}");
             grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
             grouped::bytes_mut(lines, line + ZEROS, of_block)[row] = zero;
             grouped::store_nibbles(&mut lines[LAYOUT.codes_of(index)..], row, &grouped::stored_nibbles(&block[3..]));
@@ -63,14 +62,14 @@ impl GroupedFormat for U4 {
     fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let zeros = simd.spread(grouped::bytes(lines, line + ZEROS, of_block));
-        let above = simd.sub_bytes(zeros, simd.splat_byte(const { grouped::raise::<S, Self>() }));
+        let zero_points = simd.sub_bytes(zeros, simd.splat_byte(const { grouped::unpacked_bias::<S, Self>() }));
         let factors = grouped::halves(lines, line, of_block);
-        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors, above }
+        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors, zero_points }
     }
 
     #[inline(always)]
     fn quad<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
-        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), group.above)
+        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), group.zero_points)
     }
 
     #[inline(always)]
@@ -86,12 +85,12 @@ impl GroupedFormat for U4 {
         grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - f32::from(zero))
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // The root mean square of -8..=7.
-        grouped::level_halves(lines, &LAYOUT, groups, deviation / 4.637);
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of -8..=7.
+        grouped::set_factors(lines, &LAYOUT, groups, deviation / 4.637);
         for group in 0..groups {
             let (line, of_block) = LAYOUT.factors_of(group);
-            grouped::bytes_mut(lines, line + ZEROS, of_block).fill(HIGHEST_ZERO / 2);
+            grouped::bytes_mut(lines, line + ZEROS, of_block).fill(MAX_ZERO_POINT / 2);
         }
     }
 }

@@ -1,34 +1,34 @@
-//! u8, what GPTQ and compressed-tensors make of eight bits: codes of 0..=255 of which a zero point is subtracted, an f16
-//! factor and a zero point for each 32 inputs. Coarser groups repeat theirs. 9 bits a weight.
+//! u8, the 8-bit format of GPTQ and compressed-tensors: codes in 0..=255 with an f16 scale and a zero point for each 32
+//! inputs; 9 bits per weight. Larger groups of a checkpoint repeat their scale and zero point.
 //!
-//! Of each 128 inputs the factors are two lines, `[group][row]`, the zero points two more, as f16; then eight lines a
-//! group hold codes.
+//! Every 128 inputs have two lines of scales, `[group][row]`, and two lines of zero points as f16, then eight lines of
+//! codes per group.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
 use crate::arch::{ByteLine, LANES, Simd};
 
-/// The highest zero point: one above the codes, as GPTQ has it. All are f16 without rounding.
-const HIGHEST_ZERO: u16 = 256;
+/// Highest zero point: one more than the highest code, as in GPTQ. All zero points are exact in f16.
+const MAX_ZERO_POINT: u16 = 256;
 
-/// What is subtracted of codes and of zero points before they are multiplied.
+/// Midpoint that is subtracted from codes and zero points before they are multiplied.
 const MIDDLE: f32 = 128.0;
 
 const LAYOUT: Layout = Layout { block_groups: 4, factors: 4, codes: 8 };
 
-/// The first line of the zero points, from the block's first on.
+/// First line of the zero points, relative to the first line of the block.
 const ZEROS: usize = 2;
 
-/// A stored block: the factor, f16, the zero point, and the codes.
+/// Stored block: f16 scale, zero point, codes.
 #[repr(C, packed)]
 struct Stored(u16, u16, [u8; GROUP]);
 
-/// Sixteen rows of four blocks are as many lines as a block has bytes.
+/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
 const _: () = assert!(size_of::<Stored>() == U8::STORED.bytes && LAYOUT.lines(4) == U8::STORED.bytes);
 
-/// Eight bits a code, with zero points.
+/// u8 format: 8-bit codes with zero points.
 pub struct U8;
 
-/// A group to unpack.
+/// Packed data of a group.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     codes: &'a [ByteLine; 8],
@@ -52,7 +52,7 @@ impl GroupedFormat for U8 {
         let (line, of_block) = LAYOUT.factors_of(index);
         for (row, block) in blocks.iter().enumerate() {
             let zero = u16::from_le_bytes([block[2], block[3]]);
-            assert!(zero <= HIGHEST_ZERO, "a zero point of {zero}; the highest is {HIGHEST_ZERO}");
+            assert!(zero <= MAX_ZERO_POINT, "zero point must be <= {MAX_ZERO_POINT}, got {zero}");
             grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
             grouped::halves_mut(lines, line + ZEROS, of_block)[row] = half::f16::from_f32(f32::from(zero)).to_bits();
             grouped::store_bytes(&mut lines[LAYOUT.codes_of(index)..], row, block[4..].iter().copied());
@@ -78,7 +78,7 @@ impl GroupedFormat for U8 {
         if index == 0 {
             return factors;
         }
-        // Exact: eleven bits times eight.
+        // The product is exact: eleven bits times eight.
         simd.mul(factors, simd.sub(simd.load_f16(group.zeros), simd.splat(MIDDLE)))
     }
 
@@ -90,9 +90,9 @@ impl GroupedFormat for U8 {
         grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - zero)
     }
 
-    fn level(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // The root mean square of -128..=127.
-        grouped::level_halves(lines, &LAYOUT, groups, deviation / 73.9);
+    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
+        // Divided by the root mean square of -128..=127.
+        grouped::set_factors(lines, &LAYOUT, groups, deviation / 73.9);
         for group in 0..groups {
             let (line, of_block) = LAYOUT.factors_of(group);
             grouped::halves_mut(lines, line + ZEROS, of_block).fill(half::f16::from_f32(MIDDLE).to_bits());
