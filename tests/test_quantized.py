@@ -86,7 +86,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
         compressed("pack-quantized", num_bits=4, strategy="channel"),
         files.compressed_words(4, None),
     ),
-    "int4 with zero points, in order of activations": (
+    "int4 with zero points, act-order": (
         "llama",
         compressed("pack-quantized", num_bits=4, group_size=32, symmetric=False, actorder="group"),
         files.compressed_words(4, 32, symmetric=False, order=True),
@@ -219,7 +219,7 @@ def test_what_was_made_of_it_is_told() -> None:
     ):
         with LLM(GOLDEN / "gptq_asym_actorder", quantization=quantization) as llm:
             info = llm.info()
-            assert info["stored_as"] == "GPTQ, 4 bits in groups of 32, in order of activations"
+            assert info["stored_as"] == "GPTQ, 4 bits in groups of 32, act-order"
             assert info["conversion"] == words
     with LLM() as llm:
         assert (llm.info()["stored_as"], llm.info()["conversion"]) == (None, None)

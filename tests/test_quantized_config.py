@@ -47,7 +47,7 @@ READ: list[tuple[dict[str, Any], StoredAs, str]] = [
     (
         GPTQ | {"bits": 8, "group_size": -1, "desc_act": True, "checkpoint_format": "gptq_v2"},
         Gptq(8, None, desc_act=True, zeros_less_one=False),
-        "GPTQ, 8 bits by row, in order of activations",
+        "GPTQ, 8 bits by row, act-order",
     ),
     (GPTQ | {"dynamic": {r"-:.*\.mlp\..*": {}}}, Gptq(4, 128), "GPTQ, 4 bits in groups of 128"),
     (AWQ, Awq(128), "AWQ, 4 bits in groups of 128"),

@@ -1,4 +1,4 @@
-"""From the name of a model or an adapter to its files: where they are, and what they say about it."""
+"""Finds the files of a model or an adapter by name, and reads their configuration."""
 
 from ferrule._loading.adapter_files import AdapterFiles, read_adapter_files
 from ferrule._loading.model_files import PACKED_METHOD, WEIGHTS, ModelFiles, has_weights, read_model_files

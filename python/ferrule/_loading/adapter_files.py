@@ -1,7 +1,7 @@
-"""adapter_config.json, as PEFT writes it beside an adapter's tensors: what it says, and what ferrule refuses.
+"""adapter_config.json of PEFT adapters.
 
-PEFT adds fields with every version, and some change what an adapter computes. So a field that is neither read here
-nor known to be of no consequence must be off.
+PEFT adds fields with every version, and some change what an adapter computes. A field that is neither read nor listed
+as harmless must be off.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FILE = "adapter_config.json"
 MAX_RANK = 65_536
 
 _HARMLESS = {
-    # How it was trained.
+    # Training.
     *("task_type", "inference_mode", "lora_dropout", "revision", "ensure_weight_tying"),
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config"),
-    # What it was saved by, and defaults of switches that are off.
+    # Version of PEFT, and defaults of switches that are off.
     *("peft_version", "auto_mapping", "megatron_core", "qalora_group_size"),
-    # A, B and what they add are the same for a base that stores its matrices transposed.
+    # The adapter is the same for a base that stores transposed matrices.
     "fan_in_fan_out",
 }
 _READ = {
@@ -33,56 +33,56 @@ _READ = {
     *("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
 }
 _BASE_AS_IT_IS = (True, False, "gaussian", "eva", "orthogonal")
-"""Ways to begin a training that leave the base's weights as they are; the others need the base that they made."""
+"""Initializations that leave the base weights unchanged; others need a modified base."""
 _NAME = re.compile(r"\^?[\w-]+(?:\\?\.[\w-]+)*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """An adapter's directory, read but for its tensors."""
+    """An adapter's directory and configuration, without its tensors."""
 
     directory: Path
     base_model: str | None
-    """What its authors called the model that it is for."""
+    """Name of the base model that the authors state."""
     config: AdapterConfig
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """Which modules are changed, and by matrices of which rank and factor."""
+    """LoRA configuration: changed modules, ranks and scaling factors."""
 
     rank: int
     alpha: float
-    """Numerator of the factor."""
+    """Numerator of the scaling factor."""
     rank_stabilized: bool
-    """Whether its denominator is the rank's square root (Kalajdzievski 2023), not the rank."""
+    """Whether the denominator is the square root of the rank (rsLoRA, Kalajdzievski 2023) rather than the rank."""
     rank_pattern: list[tuple[str, int]]
-    """Modules that have a rank of their own, by their names' ends; the first that fits counts."""
+    """Ranks of modules by name suffix; the first match applies."""
     alpha_pattern: list[tuple[str, float]]
     targets: list[str] | None
-    """The modules, by their names' ends; None where the tensors alone say so."""
+    """Changed modules by name suffix; None if only the tensors name them."""
     excluded: list[str]
     layers: list[int] | None
 
     def to_json(self) -> str:
-        """As the native module reads it."""
+        """Returns the configuration as JSON for the native module."""
         return json.dumps(asdict(self), allow_nan=False)
 
 
 def read_adapter_files(directory: Path) -> AdapterFiles:
     """Reads an adapter's configuration.
 
-    Raises ModelNotFoundError where there is none, ModelFileError, ConfigError, and UnsupportedModelError for adapters
-    that are more than low-rank updates of linear maps.
+    Raises ModelNotFoundError if it is missing, ModelFileError, ConfigError, and UnsupportedModelError for adapters
+    that are not plain low-rank updates of linear maps.
     """
     try:
         config = Config.read(directory / FILE)
     except ModelNotFoundError:
         raise ModelNotFoundError(f"{directory}: has no {FILE}, so it is no adapter that PEFT saved") from None
-    _refuse_what_is_more(config)
+    _refuse_unsupported(config)
     base_model = config.text("base_model_name_or_path") if "base_model_name_or_path" in config else None
     by_tensors = any(_is_pattern(config, field) for field in ("target_modules", "exclude_modules"))
-    # Which of several stacks of layers is meant: the tensors say it better.
+    # With several stacks of layers, only the tensors name the right one.
     by_tensors = by_tensors or bool(config.values.get("layers_pattern")) or "target_modules" not in config
     return AdapterFiles(
         directory,
@@ -102,7 +102,7 @@ def read_adapter_files(directory: Path) -> AdapterFiles:
     )
 
 
-def _refuse_what_is_more(config: Config) -> None:
+def _refuse_unsupported(config: Config) -> None:
     if config.values.get("peft_type") != "LORA":
         raise config.unsupported("peft_type", '"LORA"')
     config.require(bias="none")
@@ -117,12 +117,12 @@ def _refuse_what_is_more(config: Config) -> None:
 
 
 def _is_pattern(config: Config, field: str) -> bool:
-    """Whether modules are named by a regular expression, or all at once."""
+    """Whether a field is a regular expression, or one name for all modules."""
     return isinstance(config.values.get(field), str)
 
 
 def _by_name(config: Config, field: str) -> list[tuple[str, str, Config]]:
-    """The entries of an object with modules for fields: the module's name, the field, and the object."""
+    """Returns the module name, the field and the object for each entry of an object with modules as keys."""
     inner = config.inner(field)
     names: list[tuple[str, str, Config]] = []
     for key in inner.values:

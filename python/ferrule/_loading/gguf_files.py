@@ -1,4 +1,4 @@
-"""Which GGUF file is meant, of the many that a folder or a repository has: one for each quantization, some in parts."""
+"""Selects a GGUF file among those of a folder or repository: one for each quantization, some in several parts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ferrule.errors import ModelFileError, ModelNotFoundError
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _PROJECTORS = "mmproj"
-"""What beside a model sees or hears has files that begin so; they are no models."""
+"""File name prefix of vision and audio projectors, which are not models."""
 MOST_LISTED = 40
-"""Models that a message lists."""
+"""Largest number of models that a message lists."""
 
 
 def models_in(files: Iterable[str]) -> dict[str, list[str]]:
-    """The models among files, by their names without `-00001-of-00003.gguf`: the parts of each, in order."""
+    """Returns the parts of each model, in order, by the model's name without `-00001-of-00003.gguf`."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         path = PurePosixPath(file)
@@ -26,11 +26,11 @@ def models_in(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def choose_model(files: Iterable[str], quantization: str, of: str) -> list[str]:
-    """The parts of the model whose name ends in a quantization, in upper or lower case, or that is a file of that name.
+    """Returns the parts of the model with a quantization suffix (case-insensitive) or with this file name.
 
-    Of several the one wins with nothing else before it: `model-Q4_K_M` where there is `model-UD-Q4_K_M` too.
+    If several match, the shortest name wins: `model-Q4_K_M` rather than `model-UD-Q4_K_M`.
 
-    Raises ModelNotFoundError, which lists what there is `of`, the name of the folder or repository.
+    Raises ModelNotFoundError, which lists the models of the folder or repository `of`.
     """
     models = models_in(files)
     wanted = quantization.lower()
@@ -49,9 +49,9 @@ def choose_model(files: Iterable[str], quantization: str, of: str) -> list[str]:
 
 
 def only_model(directory: Path) -> Path | None:
-    """The GGUF file of a directory, or the first part of one; None where there is none.
+    """Returns the GGUF file of a directory, or its first part; None without GGUF files.
 
-    Raises ModelFileError where there are several models.
+    Raises ModelFileError if there are several models.
     """
     models = models_in(file.name for file in directory.iterdir())
     if not models:

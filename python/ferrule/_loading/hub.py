@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, through its own library: cache, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
+"""Downloads from the Hugging Face hub by huggingface_hub, with its cache and environment variables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from ferrule._loading.gguf_files import choose_model, models_in
 from ferrule.errors import ModelFileError, ModelNotFoundError
 
 SMALL = ["*.json", "*.jinja", "*.txt"]
-"""What says what a model is."""
+"""Configuration and tokenizer files."""
 WEIGHTS = ["*.safetensors"]
-"""Never pickle: loading one runs code."""
+"""Weight files; pickles are excluded, since loading one runs code."""
 IGNORED = ["[!0-9]*/*", "?[!_]*/*", "consolidated*"]
-"""Other formats in subdirectories, but not those of sentence-transformers (`1_Pooling`), and the same weights once more
-in Mistral's own layout."""
+"""Other formats in subdirectories, except for sentence-transformers' (`1_Pooling`), and copies in Mistral's layout."""
 
 
 def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Path:
-    """The directory of a repository in the cache; what is not there yet is downloaded, of `weights` if they are wanted.
+    """Downloads a repository and returns its directory in the cache; without `weights` only configuration files.
 
     Raises ModelNotFoundError, ModelFileError.
     """
@@ -30,11 +29,11 @@ def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Pat
 
 
 def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weights: bool = True) -> Path:
-    """The GGUF file of a repository that has this quantization, or the first of its parts.
+    """Downloads a GGUF model with this quantization and returns its file, or its first part.
 
-    What is not in the cache yet is downloaded, unless `weights` are not wanted: a GGUF has everything in one file.
+    Without `weights` nothing is downloaded, since a GGUF holds everything in one file.
 
-    Raises ModelNotFoundError, which lists the files that there are; ModelFileError.
+    Raises ModelNotFoundError, which lists the available files; ModelFileError.
     """
     from huggingface_hub import constants
 
@@ -54,7 +53,7 @@ def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weig
 
 
 def gguf_models(repository: str, revision: str | None) -> list[str]:
-    """The models that a repository has as GGUF, by the names of their first files.
+    """Returns the first file of each GGUF model of a repository.
 
     Raises ModelNotFoundError, ModelFileError.
     """
@@ -62,9 +61,9 @@ def gguf_models(repository: str, revision: str | None) -> list[str]:
 
 
 def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored: list[str] | None = None) -> Path:
-    """What the library downloads, in a thread: it would answer Ctrl-C when the files that it began are complete.
+    """Downloads files in a thread, so that Ctrl-C interrupts a file in progress.
 
-    It gives those up at their next piece instead; files that are complete stay.
+    The library alone would finish it first. Complete files stay in the cache.
     """
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.utils import tqdm
@@ -85,7 +84,7 @@ def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored
                 repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, tqdm_class=Bar
             )
             done.set_result(path)
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # raised by the waiting thread
             done.set_exception(error)
 
     threading.Thread(target=download, name="ferrule-download", daemon=True).start()
@@ -97,7 +96,7 @@ def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored
 
 
 def _files(repository: str, revision: str | None) -> list[str]:
-    """The paths of a repository's files; of those in the cache where the network is forbidden."""
+    """Returns the paths of a repository's files; in offline mode those in the cache."""
     from huggingface_hub import HfApi, constants
 
     if not constants.HF_HUB_OFFLINE:
@@ -120,7 +119,7 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 
 @contextmanager
 def _explained(repository: str, revision: str | None) -> Generator[None]:
-    """Turns what the library raises into errors that say what was tried."""
+    """Converts the library's exceptions to errors that list what was tried."""
     from huggingface_hub import constants, errors
 
     wanted = repository if revision is None else f"{repository}@{revision}"
@@ -149,5 +148,5 @@ def _explained(repository: str, revision: str | None) -> Generator[None]:
         ) from error
     except ModelNotFoundError:
         raise
-    except Exception as error:  # the library's HTTP client and its transfer library have classes of their own
+    except Exception as error:  # the HTTP client and the transfer library raise other classes
         raise ModelFileError(f"{wanted}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""What of the hub is on this machine: the models in huggingface_hub's own cache, which other programs share."""
+"""Models in huggingface_hub's cache, which other programs share."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Download:
-    """A model that was downloaded: all of a repository, or one of its GGUF models."""
+    """A downloaded model: a whole repository, or one of its GGUF models."""
 
     name: str
-    """As a load takes it: `org/repo`, or `org/repo:Q4_K_M`."""
+    """Name to load it by: `org/repo` or `org/repo:Q4_K_M`."""
     repository: str
     bytes: int
     last_used: float
-    """Seconds since 1970, as far as the file system keeps it."""
+    """Time of last access in seconds since 1970, if the file system records it."""
     files: tuple[str, ...] = field(default=(), repr=False)
-    """The parts of a GGUF model; none stands for the whole repository."""
+    """Parts of a GGUF model; empty for a whole repository."""
 
 
 def downloads() -> list[Download]:
-    """The models in the cache, what was used last first."""
+    """Returns the models in the cache, most recently used first."""
     found = [each for repository in _repositories() for each in _downloads(repository)]
     return sorted(found, key=lambda each: -each.last_used)
 
 
 def find_downloads(name: str, among: Iterable[Download]) -> list[Download]:
-    """Those that a name means: `org/repo` all of a repository, `org/repo:Q4` what a load would take."""
+    """Returns the downloads that match a name: all of `org/repo`, or the model that `org/repo:Q4` loads."""
     repository, _, quantization = name.partition(":")
     there = [each for each in among if each.repository == repository]
     if not quantization:
@@ -48,9 +48,9 @@ def find_downloads(name: str, among: Iterable[Download]) -> list[Download]:
 
 
 def remove_downloads(removed: Iterable[Download]) -> None:
-    """Removes models from the cache; with the last model of a repository everything that belongs to it.
+    """Removes models from the cache; the last model of a repository removes the whole repository.
 
-    Programs that have a file open go on with it. Raises OSError.
+    Programs keep files that they have open. Raises OSError.
     """
     from huggingface_hub import scan_cache_dir
 
@@ -59,7 +59,7 @@ def remove_downloads(removed: Iterable[Download]) -> None:
         by_repository.setdefault(each.repository, []).append(each)
     repositories = {repository.repo_id: repository for repository in _repositories()}
     for name, gone in by_repository.items():
-        if name not in repositories:  # another process was quicker
+        if name not in repositories:  # another process removed it
             continue
         repository = repositories[name]
         left = {each.name for each in _downloads(repository)} - {each.name for each in gone}
@@ -81,7 +81,7 @@ def _repositories() -> list[CachedRepoInfo]:
 
 
 def _downloads(repository: CachedRepoInfo) -> list[Download]:
-    """Of a repository with safetensors one; of others one for each GGUF model; of what is no model none."""
+    """Returns one download for a repository with safetensors, else one for each GGUF model."""
     files = {_path(file.file_path): file for revision in repository.revisions for file in revision.files}
     if any(name.endswith(".safetensors") for name in files):
         name = repository.repo_id
@@ -100,13 +100,13 @@ def _downloads(repository: CachedRepoInfo) -> list[Download]:
 
 
 def _path(path: Path) -> str:
-    """Of a file in `snapshots/<commit>/`, its place in the repository."""
+    """Returns the path in the repository of a file in `snapshots/<commit>/`."""
     parts = path.parts
     return PurePosixPath(*parts[len(parts) - parts[::-1].index("snapshots") + 1 :]).as_posix()
 
 
 def _quantization(model: str, files: Iterable[str]) -> str:
-    """The end of a model's name, if that tells it from the others."""
+    """Returns the suffix of a model's name that identifies it, or else its whole name."""
     files = list(files)
     name = PurePosixPath(model).name
     for short in (name.rsplit("-", 1)[-1], name):

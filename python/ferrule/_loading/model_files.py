@@ -1,4 +1,4 @@
-"""What the small files of a model's directory say, or a GGUF's metadata: its spec, and how its authors would sample."""
+"""Configuration of a model, from the files of a directory or the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ferrule.archs.spec import ModelSpec
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 
 WEIGHTS = "model.safetensors"
-"""A model's weights, where they are in one file."""
+"""File name of unsharded weights."""
 PACKED_METHOD = "ferrule"
-"""The `quant_method` of `quantization_config` in config.json where that file holds weights packed by ferrule."""
+"""Value of `quantization_config.quant_method` in config.json for weights packed by ferrule."""
 
 GGUF_SAMPLING = {
     "temperature": "general.sampling.temp",
@@ -29,39 +29,39 @@ GGUF_SAMPLING = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
-"""What a GGUF calls what its authors recommend."""
+"""Metadata keys of recommended sampling parameters."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's files, read but for its weights and its tokenizer."""
+    """A model's configuration, without its weights and tokenizer."""
 
     path: Path
-    """A directory, or a GGUF file."""
+    """Model directory or GGUF file."""
     spec: ModelSpec
     defaults: SamplingParams
-    """What the model's authors recommend; None in fields that they leave open."""
+    """Recommended sampling parameters; None in other fields."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end the model's output."""
     labels: tuple[str, ...]
-    """Of the classifier; none where there is none."""
+    """Labels of the classifier; empty for other models."""
     exclusive: bool
-    """Whether exactly one of the labels is right."""
+    """Whether the labels exclude one another."""
     sentence: SentenceFiles
-    """What its embeddings are made of."""
+    """Settings of text embeddings."""
     packed: str | None = None
-    """The quantization as which the weights are packed; None where they are as their authors stored them."""
+    """Quantization of packed weights; None for weights in the checkpoint's format."""
 
     @property
     def weights(self) -> Path:
-        """What an engine reads: the directory or the GGUF file, or the directory's packed file."""
+        """Path that the engine reads: the directory, the GGUF file, or the directory's packed file."""
         return self.path if self.packed is None else self.path / WEIGHTS
 
 
 def read_model_files(path: Path) -> ModelFiles:
-    """Reads a model's configuration, out of a directory or a GGUF file.
+    """Reads a model's configuration from a directory or a GGUF file.
 
-    Raises ModelNotFoundError where there is no config.json, ConfigError, UnsupportedModelError, ModelFileError.
+    Raises ModelNotFoundError if config.json is missing, ConfigError, UnsupportedModelError, ModelFileError.
     """
     return _read_gguf(path) if is_gguf(path) else _read_directory(path)
 
@@ -91,7 +91,7 @@ def _read_directory(directory: Path) -> ModelFiles:
 
 
 def _packed_as(config: Config) -> tuple[str | None, Config]:
-    """What `ferrule quantize` says of the weights, and the configuration of the model that it was given."""
+    """Returns the quantization that `ferrule quantize` wrote, and the configuration of its source model."""
     if "quantization_config" not in config:
         return None, config
     said = config.inner("quantization_config")
@@ -117,7 +117,7 @@ def _read_gguf(path: Path) -> ModelFiles:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether the files of a model's weights are all there; says nothing of what they hold."""
+    """Whether all weight files of a model exist; their contents are not checked."""
     if is_gguf(directory) or (directory / WEIGHTS).exists():
         return True
     index = directory / "model.safetensors.index.json"
@@ -128,8 +128,8 @@ def has_weights(directory: Path) -> bool:
 
 
 def _sampling_defaults(generation: Config) -> SamplingParams:
-    """The sampling fields that generation_config.json sets; `do_sample: false` means greedy, whatever they are."""
-    # Its names are those of SamplingParams but for one.
+    """Returns the sampling fields of generation_config.json; `do_sample: false` means greedy sampling."""
+    # One name differs from SamplingParams.
     names = {name: "max_new_tokens" if name == "max_tokens" else name for name in STANDARD}
     greedy = "do_sample" in generation and not generation.flag("do_sample", default=True)
     return _sampling_params(generation, names, {"temperature": 0.0} if greedy else {})
@@ -138,7 +138,7 @@ def _sampling_defaults(generation: Config) -> SamplingParams:
 def _sampling_params(
     config: Config, names: Mapping[str, str], others: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """The fields of SamplingParams that a file sets under its own `names`, and others in their place."""
+    """Returns the fields of SamplingParams that a file sets under its own `names`; `others` take precedence."""
     given = {name: config.values[theirs] for name, theirs in names.items() if theirs in config}
     if isinstance(top_k := given.get("top_k"), float) and top_k.is_integer():
         given["top_k"] = int(top_k)

@@ -1,8 +1,8 @@
-"""The directory of packed weights: what a first load makes, so that the next ones map it and answer at once.
+"""Cache of packed weights: the first load writes a file, and later loads map it.
 
-A packed file is named after its model, its quantization and a digest of everything that it was made from, so that it
-is found again only where it would come out the same. The directory holds so many bytes; beyond them the files that
-were not used for longest go. What is mapped stays readable when its file goes, to its last user.
+A packed file is named by its model, its quantization and a digest of everything that affects its contents. The cache
+has a limit in bytes; beyond it the least recently used files are removed. A mapped file stays readable after its
+removal.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ferrule._validation import shown
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
 DIRECTORY = "FERRULE_CACHE"
-"""The variable that names the directory above; otherwise it is `ferrule` in $XDG_CACHE_HOME or ~/.cache."""
+"""Environment variable of the parent directory; the default is `ferrule` in $XDG_CACHE_HOME or ~/.cache."""
 LIMIT = "FERRULE_PACKED_CACHE_LIMIT"
-"""The variable for the bytes that packed files may take."""
+"""Environment variable of the limit in bytes."""
 DEFAULT_LIMIT = 100 << 30
 SUFFIX = ".safetensors"
-HALF_WRITTEN = ".tmp"
+PARTIAL = ".tmp"
 ABANDONED = 10.0
-"""Seconds after which a file or a directory that nobody has locked belongs to a process that was killed."""
+"""Seconds after which an unlocked file or directory counts as left over by a killed process."""
 
 _HEADER = 1 << 20
-"""Bytes of a file that tell it from others of its name, size and time: with safetensors, its header or most of it."""
+"""Bytes at the start of a file that enter its digest: usually the whole safetensors header."""
 
 _held: Counter[Path] = Counter()
-"""How many models of this process have a file open."""
+"""Number of models of this process that have a file open."""
 
 
 def hold(path: Path) -> None:
-    """Notes that a model has a file open, so that this process does not remove it."""
+    """Marks a file as in use by a model, so that this process does not remove it."""
     _held[path] += 1
 
 
 def release(path: Path) -> None:
-    """Notes that a model has closed it."""
+    """Marks a file as closed by a model."""
     _held[path] -= 1
     if _held[path] <= 0:
         del _held[path]
@@ -53,31 +53,31 @@ def release(path: Path) -> None:
 
 @dataclass(frozen=True)
 class PackedEntry:
-    """A file of the cache."""
+    """A packed file in the cache."""
 
     name: str
     path: Path
     model: str
-    """What it was packed from."""
+    """Source model."""
     quantization: str
     bytes: int
     last_used: float
-    """Seconds since 1970."""
+    """Time of last use in seconds since 1970."""
 
 
 @dataclass(frozen=True)
 class PackedCache:
-    """Packed files in a directory, which need not be there yet."""
+    """Cache of packed files in a directory, which is created on first use."""
 
     directory: Path
     limit: int
-    """Bytes."""
+    """Limit in bytes."""
 
     @classmethod
     def open(cls, limit: int | None = None) -> PackedCache:
-        """The cache that the environment names; `limit` goes before what that says.
+        """Returns the cache that the environment variables describe; `limit` overrides theirs.
 
-        Raises InvalidParameterError for a limit that is no number of bytes.
+        Raises InvalidParameterError for a limit that is not a number of bytes.
         """
         if limit is None:
             text = os.environ.get(LIMIT, "") or str(DEFAULT_LIMIT)
@@ -89,37 +89,37 @@ class PackedCache:
         return cls(Path(directory).absolute() / "packed", limit)
 
     def path_of(self, model: str, quantization: str, digest: str) -> Path:
-        """Where a model's packed file lies or would lie; `model` is a repository or an absolute path."""
+        """Returns the path of a model's packed file; `model` is a repository or an absolute path."""
         name = Path(model).name if Path(model).is_absolute() else model
         readable = re.sub(r"[^\w.-]+", "--", name, flags=re.ASCII).strip("-.")[-80:]
         return self.directory / f"{readable or 'model'}-{quantization}-{digest}{SUFFIX}"
 
     def touch(self, path: Path) -> None:
-        """Notes that a file is used now."""
+        """Sets the time of last use to now."""
         try:
             os.utime(path)
-        except OSError:  # a directory that cannot be written to
+        except OSError:  # a read-only directory
             return
 
     def entries(self) -> list[PackedEntry]:
-        """What is there, what was used last first."""
+        """Returns the packed files, most recently used first."""
         entries = [_entry(path) for path in self._files()]
         return sorted((entry for entry in entries if entry is not None), key=lambda entry: -entry.last_used)
 
     def remove(self, entries: Iterable[PackedEntry]) -> None:
-        """Removes files; one that is gone already is as well. Raises OSError."""
+        """Removes packed files; missing ones are ignored. Raises OSError."""
         for entry in entries:
             entry.path.unlink(missing_ok=True)
 
     def remove_abandoned(self) -> int:
-        """Removes what killed processes left half written; how many files. Raises OSError."""
+        """Removes partial files of killed processes and returns their number. Raises OSError."""
         removed = 0
-        for path in self._files(half_written=True):
+        for path in self._files(partial=True):
             try:
                 if time.time() - path.stat().st_mtime < ABANDONED:
                     continue
                 with path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by whoever still writes it
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # locked while it is written
                     path.unlink()
             except (FileNotFoundError, BlockingIOError):
                 continue
@@ -127,11 +127,11 @@ class PackedCache:
         return removed
 
     def prepare(self, wanted: int) -> None:
-        """Makes the directory, and room in it for so many bytes more: what was not used for longest goes.
+        """Creates the directory and evicts least recently used files until `wanted` more bytes fit.
 
-        Files that this process has opened stay. Raises ModelWriteError where there is no room, or can be no directory.
+        Files in use by this process stay. Raises ModelWriteError if there is no room or no directory.
         """
-        if not self._make_room(wanted):
+        if not self._evict(wanted):
             raise ModelWriteError(
                 f"{self.directory}: a packed file of {wanted} bytes does not fit beside those in use; "
                 f"the limit is {self.limit} (packed_cache_limit)"
@@ -141,7 +141,7 @@ class PackedCache:
         except OSError as error:
             raise ModelWriteError(f"{self.directory}: cannot be made: {error.strerror}") from error
 
-    def _make_room(self, wanted: int) -> bool:
+    def _evict(self, wanted: int) -> bool:
         files: list[tuple[float, int, Path]] = []
         for path in self._files():
             try:
@@ -149,9 +149,9 @@ class PackedCache:
             except OSError:  # another process removed it
                 continue
             files.append((stat.st_mtime, stat.st_size, path))
-        half_written = sum(path.stat().st_size for path in self._files(half_written=True) if path.exists())
-        held = half_written + sum(size for _, size, _ in files)
-        if wanted + half_written + sum(size for _, size, path in files if path in _held) > self.limit:
+        partial = sum(path.stat().st_size for path in self._files(partial=True) if path.exists())
+        held = partial + sum(size for _, size, _ in files)
+        if wanted + partial + sum(size for _, size, path in files if path in _held) > self.limit:
             return False
         for _, size, path in sorted(files):
             if held + wanted <= self.limit:
@@ -165,21 +165,21 @@ class PackedCache:
             held -= size
         return held + wanted <= self.limit
 
-    def _files(self, *, half_written: bool = False) -> list[Path]:
-        """Packed files, or those that are not whole yet."""
-        suffix = HALF_WRITTEN if half_written else SUFFIX
+    def _files(self, *, partial: bool = False) -> list[Path]:
+        """Returns packed files, or partial ones."""
+        suffix = PARTIAL if partial else SUFFIX
         try:
             return [
                 path
                 for path in self.directory.iterdir()
-                if path.suffix == suffix and path.name.startswith(".") == half_written
+                if path.suffix == suffix and path.name.startswith(".") == partial
             ]
-        except OSError:  # not there, or not to be read
+        except OSError:  # missing or unreadable
             return []
 
 
 def source_digest(path: Path, spec: str, quantization: str) -> str:
-    """Names what a packed file is made from: the weights' files, the spec, the quantization and ferrule itself."""
+    """Returns the digest of a packed file's sources: weight files, spec, quantization and versions of ferrule."""
     from ferrule import _native
 
     versions = (_native.version, str(_native.layout_version), str(_native.arithmetic_version))
@@ -193,14 +193,14 @@ def source_digest(path: Path, spec: str, quantization: str) -> str:
             with real.open("rb") as file:
                 header = hashlib.blake2b(file.read(_HEADER)).hexdigest()
             state = f"{stat.st_size} {stat.st_mtime_ns} {header}"
-        except OSError:  # no file, or not ours: a load that needs it says so
+        except OSError:  # missing or unreadable; the load reports it
             state = "unreadable"
         digest.update(f"{real} {state}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files of a model's weights: of a directory, and of the folders in it; or of a GGUF file, all of its parts."""
+    """Returns the weight files of a directory and its subfolders, or all parts of a GGUF file."""
     if path.is_dir():
         return sorted([*path.glob("*.safetensors"), *path.glob("*/*.safetensors")])
     models = models_in(file.name for file in path.parent.iterdir())
@@ -208,7 +208,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def weight_bytes(path: Path) -> int:
-    """Bytes of these files; a link to nowhere has none."""
+    """Returns the size of a model's weight files in bytes."""
     return sum(file.stat().st_size for file in weight_files(path) if file.exists())
 
 
@@ -221,14 +221,14 @@ def _entry(path: Path) -> PackedEntry | None:
         return None
     try:
         said: dict[str, object] = json.loads(_native.packed_metadata(os.fspath(path))[0])
-    except FerruleError:  # of another version, or damaged: it takes room all the same
+    except FerruleError:  # another version, or damaged; it still takes space
         said: dict[str, object] = {}
     model, quantization = (str(said.get(key, "?")) for key in ("model", "quantization"))
     return PackedEntry(path.name.removesuffix(SUFFIX), path, model, quantization, stat.st_size, stat.st_mtime)
 
 
 def age_text(seconds: float) -> str:
-    """How long ago a time was, for people."""
+    """Formats the age of a time: `3 days ago`."""
     passed = max(time.time() - seconds, 0)
     for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if passed >= size:

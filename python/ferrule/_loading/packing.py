@@ -1,7 +1,7 @@
-"""Which file an engine reads its weights from: the model's own, or one in which they are packed already.
+"""Chooses the file that an engine reads weights from: the checkpoint or a packed file in the cache.
 
-The first load of a large model packs its weights into the cache; later ones map that file. Only quantized weights are
-worth it: floating-point numbers are as many bytes packed as they are in the checkpoint.
+The first load of a large model packs its weights into the cache; later loads map that file. Floating-point weights are
+not cached, since packing does not shrink them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ferrule._params.options import EngineOptions
 from ferrule.errors import ModelFileError, ModelWriteError
 
 SMALLEST = 32 << 20
-"""Bytes of a checkpoint below which weights are packed anew at each start: it takes about a second."""
+"""Checkpoints below this many bytes are packed at each start, which takes about a second."""
 FLOATS = ("f32", "bf16", "f16")
 
 Progress = Callable[[int, int], None]
 
 
 def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: Progress | None) -> Path:
-    """What an engine with these options loads a model from that is called `name`: a packed file, or its own files.
+    """Returns the path that an engine with these options loads: the packed file or the checkpoint.
 
-    Makes the packed file if it is worth it. Where that cannot be written, since the disk is full or the directory not
-    ours, weights are packed in memory, with a RuntimeWarning.
+    Writes the packed file if the model is large enough. If it cannot be written (full disk, read-only directory),
+    weights are packed in memory and a RuntimeWarning is issued.
 
-    Raises what loading the checkpoint raises: ModelFileError, ConfigError, KeyboardInterrupt.
+    Raises the errors of loading a checkpoint: ModelFileError, ConfigError, KeyboardInterrupt.
     """
     if files.packed is not None or not (options.allow_paging or weight_bytes(files.path) >= SMALLEST):
         return files.weights
@@ -48,23 +48,23 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     model = name if is_repository(name) else os.fspath(files.path.resolve())
     digest = source_digest(files.path, spec, quantization)
     path = cache.path_of(model, quantization, digest)
-    if not _is_whole(spec, path, options):
+    if not _is_complete(spec, path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
-            return files.weights  # the engine refuses it at once, and says why
+            return files.weights  # the engine refuses it with a better message
         try:
             cache.prepare(figures["weight_bytes"] + figures["vector_bytes"])
             metadata = {"model": model, "source": digest}
             _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, progress=progress)
         except ModelWriteError as error:
-            message = f"weights are packed in memory, and will be at the next start: {error}"
+            message = f"weights are packed in memory at each start, since the packed file cannot be written: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
             return files.weights
     cache.touch(path)
     return path
 
 
-def _is_whole(spec: str, path: Path, options: EngineOptions) -> bool:
-    """Whether a packed file is there with everything that the spec asks for."""
+def _is_complete(spec: str, path: Path, options: EngineOptions) -> bool:
+    """Whether a packed file exists and has all tensors of the spec."""
     from ferrule import _native
 
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Which directory or file a model's name means."""
+"""Resolves the name of a model or adapter to its directory or file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
 
 EMBEDDED = "tiny"
-"""The model that ships with ferrule, and the default."""
+"""Name of the embedded model, the default."""
 CONFIG = "config.json"
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w./-]+))?", re.ASCII)
-"""`org/repo`, and which of its GGUF files."""
+"""`org/repo` with an optional quantization of its GGUF files."""
 
 
 def find_model(model: str | os.PathLike[str] | None, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The directory of a model, or its GGUF file: the embedded one, a local one, or one fetched from the hub.
+    """Returns the directory or GGUF file of a model: embedded, local, or downloaded from the hub.
 
-    Without `weights` nothing but the small files is fetched; what is in the cache already stays. `org/repo:Q4_K_M` is
-    the GGUF of that quantization, whose files are fetched with the weights alone.
+    Without `weights` only configuration files are downloaded. `org/repo:Q4_K_M` is the GGUF with that quantization,
+    which is downloaded only with `weights`.
 
-    Raises ModelNotFoundError, which says what was tried; ModelFileError for what is no directory or cannot be read.
+    Raises ModelNotFoundError, which lists what was tried; ModelFileError for an unreadable path.
     """
     name, path = _named("model", EMBEDDED if model is None else model)
     if name == EMBEDDED:
@@ -54,7 +54,7 @@ def _fetched(name: str, revision: str | None, *, weights: bool) -> Path:
     from ferrule._loading.hub import fetch, fetch_gguf, gguf_models
 
     match = _REPOSITORY.fullmatch(name)
-    assert match is not None  # noqa: S101  # the caller made sure
+    assert match is not None  # noqa: S101  # checked by the caller
     repository, quantization = match.groups()
     if quantization is not None:
         return fetch_gguf(repository, quantization, revision, weights=weights)
@@ -68,9 +68,9 @@ def _fetched(name: str, revision: str | None, *, weights: bool) -> Path:
 
 
 def find_adapter(adapter: str | os.PathLike[str]) -> Path:
-    """The directory of an adapter: a local one, or one fetched from the hub.
+    """Returns the directory of an adapter: local, or downloaded from the hub.
 
-    Raises as `find_model`.
+    Raises the errors of `find_model`.
     """
     name, path = _named("lora_path", adapter)
     if is_repository(name):
@@ -81,23 +81,23 @@ def find_adapter(adapter: str | os.PathLike[str]) -> Path:
 
 
 def _named(field: str, given: object) -> tuple[str, Path]:
-    """A name as text and as a path."""
+    """Returns a name as text and as a path."""
     try:
         name: object = os.fspath(cast("os.PathLike[str]", given))
     except TypeError:
         name = None
-    if not isinstance(name, str):  # a path may be bytes too
+    if not isinstance(name, str):  # a path may be bytes
         raise InvalidParameterError(f"{field} is {shown(given)}; it must be a string or a path")
     if "\0" in name or not name:
-        raise ModelNotFoundError(f"{name!r} is no name of a model")
+        raise ModelNotFoundError(f"{name!r} is not a valid model name")
     try:
         return name, Path(name).expanduser()
-    except RuntimeError as error:  # ~user, where there is no such user
+    except RuntimeError as error:  # ~user of an unknown user
         raise ModelNotFoundError(f"{name!r}: {error}") from None
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name means a repository on the hub: of the form org/repo, or with a quantization, and no local path."""
+    """Whether a name is a repository on the hub: org/repo with an optional quantization, and not a local path."""
     return _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 

@@ -1,6 +1,6 @@
-"""What sentence-transformers keeps beside a model: how hidden states become an embedding, and how texts are prepared.
+"""Configuration files of sentence-transformers: pooling, projections and prompts of embedding models.
 
-`modules.json` lists steps, each with a folder of its own: `1_Pooling/config.json`, `2_Dense`, and so on.
+`modules.json` lists steps, each with a folder: `1_Pooling/config.json`, `2_Dense`, and so on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ferrule.archs.tensors import tensors_named
 from ferrule.errors import ConfigError, UnsupportedModelError
 
 POOLINGS: dict[str, Pooling] = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
-"""By the names that follow `pooling_mode_` in old files."""
+"""Poolings by their suffix of `pooling_mode_` in old files."""
 OTHER_POOLINGS = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 
 ACTIVATIONS: dict[str, Activation | None] = {
@@ -27,38 +27,38 @@ ACTIVATIONS: dict[str, Activation | None] = {
     "GELU": "gelu",
     "SiLU": "silu",
 }
-"""By the names of PyTorch's classes, whose modules are not looked at."""
+"""Activations by the class name in PyTorch; the Python module is ignored."""
 
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
-"""What a list may hold. Dropout does nothing outside of training."""
+"""Supported steps. Dropout has no effect in inference."""
 
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """How texts become embeddings, where the caller does not say otherwise."""
+    """Default settings of text embeddings."""
 
     pooling: Pooling
     normalize: bool
     embeds: bool = False
-    """Whether files say that the model is for embeddings."""
+    """Whether the files declare an embedding model."""
     max_tokens: int | None = None
-    """Of a text, special tokens included; what is longer the model has not been trained on."""
+    """Longest text in tokens, special tokens included."""
     lower_case: bool = False
-    """Whether texts become lower case first."""
+    """Whether texts are lower-cased first."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What texts begin with, by name."""
+    """Text prefixes by name."""
     default_prompt: str | None = None
-    """The name of the one for texts of which nobody says otherwise."""
+    """Name of the default prefix."""
     include_prompt: bool = True
-    """Whether the prompt's tokens are among those that are pooled."""
+    """Whether the prefix's tokens are pooled too."""
     judged_by: tuple[int, int] | None = None
-    """Of a reranker, the tokens whose logits say that a document is relevant, and that it is not."""
+    """Token ids of a reranker's answers: relevant, not relevant."""
 
 
 def read_sentence_files(directory: Path, spec: ModelSpec) -> tuple[SentenceFiles, ModelSpec]:
-    """Reads what there is of them; the spec with the projections that they add.
+    """Reads the files of a directory, and adds their projections to the spec.
 
-    Without any, embeddings are of length 1, from the last token of a decoder and the mean of an encoder's.
+    Without files, embeddings have length 1; decoders use the last token, encoders the mean.
 
     Raises ConfigError, UnsupportedModelError, ModelFileError.
     """
@@ -102,7 +102,7 @@ def read_sentence_files(directory: Path, spec: ModelSpec) -> tuple[SentenceFiles
 
 
 def _modules(listing: Path) -> list[tuple[str, str]]:
-    """The classes of the modules, without their packages, and their folders."""
+    """Returns the class name and the folder of each module."""
     entries = read_json(listing)
     limit = "a list of objects with type and path"
     if not isinstance(entries, list):
@@ -138,7 +138,7 @@ def _with_pooling(files: SentenceFiles, config: Config) -> SentenceFiles:
             raise config.unsupported("pooling_mode", f"one of {', '.join(modes)}")
         pooling = cast("Pooling", modes[mode])
     else:
-        # The mean is what a file that says nothing means.
+        # The default is the mean.
         names = (*POOLINGS, *OTHER_POOLINGS)
         chosen = [n for n in names if config.flag(f"pooling_mode_{n}", default=n == "mean_tokens")]
         if len(chosen) != 1 or chosen[0] not in POOLINGS:
@@ -169,5 +169,5 @@ def _judged_by(config: Config, vocab_size: int) -> tuple[int, int]:
 
 def _prompts(config: Config) -> dict[str, str]:
     prompts = config.inner("prompts")
-    # A prompt that is null is none.
+    # Null prompts are skipped.
     return {name: prompts.text(name) for name in prompts.values if name in prompts}

@@ -1,7 +1,7 @@
-"""Models in one file, as llama.cpp has them: what a GGUF's metadata says, in the words of the rest of ferrule.
+"""GGUF files: configuration, tokenizer and tensor names of llama.cpp's format.
 
-The metadata becomes the fields of a config.json, which the architectures read as they read any other; what the
-converters change on the way (rows of queries and keys, weights of norms, names) is undone in the spec.
+The metadata is translated to the fields of config.json, which the architectures read. The spec undoes the changes of
+llama.cpp's converters (row order of queries and keys, norm weights, names).
 """
 
 from ferrule._loading.gguf.config import gguf_spec

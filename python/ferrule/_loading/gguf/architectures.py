@@ -1,7 +1,7 @@
-"""The architectures that GGUF has a name for and ferrule runs: which config.json a file's metadata stands for.
+"""GGUF architectures and the config.json that their metadata stands for.
 
-A line in REGISTRY for each; a function beside it where one says more than a table. What converters change follows
-from llama.cpp's convert_hf_to_gguf.py, and which elements a head's rotation pairs from llama_model_rope_type.
+Each is a line in REGISTRY, with a function if a table does not suffice. The converters' changes follow from llama.cpp's
+convert_hf_to_gguf.py, the pairs of the rotary embedding from llama_model_rope_type.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ Derive = Callable[[GgufFile, Config], dict[str, Any]]
 
 
 def nothing(file: GgufFile, config: Config) -> dict[str, Any]:
-    """No fields beyond those of the tables."""
+    """Returns no further fields."""
     return {}
 
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """How a GGUF's metadata becomes the fields of a config.json."""
+    """Translation of a GGUF's metadata to the fields of config.json."""
 
     name: str
-    """In `general.architecture`."""
+    """Value of `general.architecture`."""
     model_type: str
-    """Of the config.json; `derive` may say another."""
+    """`model_type` of config.json; `derive` may return another."""
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further fields, with their keys behind the architecture's name."""
+    """Further fields and their keys without the architecture prefix."""
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Fields where there is no key, or none in the file."""
+    """Values of fields without a key, or whose key is missing."""
     derive: Derive = nothing
-    """Fields that take more than a key."""
-    neighbours: bool | None = False
-    """Whether neighbours are what a rotation pairs: converters have put the rows so. None where it is as elsewhere."""
+    """Computes fields that need more than one key."""
+    interleaved: bool | None = False
+    """Whether converters reorder rows so that adjacent elements are rotated; None if the order is unchanged."""
     rotates: bool = True
-    """Whether positions are rotations."""
+    """Whether the architecture has a rotary embedding."""
     scaling: Mapping[str, object] = field(default_factory=dict[str, object])
-    """What there is no key for of the rotation's scaling, as config.json has it."""
+    """Fields of `rope_scaling` without a key."""
     heads: bool = True
-    """Whether keys and values are as wide as `attention.key_length` says."""
+    """Whether `attention.key_length` is the width of keys and values."""
 
 
 def has_biases(file: GgufFile) -> dict[str, Any]:
-    """Whether queries, keys and values have biases."""
+    """Returns whether queries, keys and values have biases."""
     return {"attention_bias": bool({"attn_q.bias", "attn_qkv.bias"} & file.in_layers)}
 
 
 def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) -> dict[str, Any]:
-    """The window, and which layers have it: all but each `every`-th, unless the file says so itself.
+    """Returns the window and the layers that have it: by the file's pattern, or all but each `every`-th.
 
-    The one of so many that sees everything is the last, or the `first`; of 0 there is none.
+    The full-attention layer is the last of `every` layers, or the first; with 0 all layers have the window.
     """
     metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
     window = metadata.whole(file.key("attention.sliding_window"), default=0, low=0)
@@ -73,7 +73,7 @@ def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) 
 
 
 def same_base(file: GgufFile) -> None:
-    """Refuses a base of its own for layers that have a window."""
+    """Refuses a separate rotary base for sliding layers."""
     for name in ("rope.freq_base", "rope.dimension_count"):
         own = file.metadata.values.get(file.key(f"{name}_swa"))
         if own is not None and own != file.metadata.values.get(file.key(name)):
@@ -96,7 +96,7 @@ def _seed_oss(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _gemma2(file: GgufFile, config: Config) -> dict[str, Any]:
     same_base(file)
-    # The 27B model alone has another factor on its scores than that of its heads' width.
+    # Only the 27B model scales scores by another width than that of its heads.
     widths = config.head_dim if config.layers != 46 else config.whole("hidden_size") // config.heads
     return {**sliding(file, config, 2), "query_pre_attn_scalar": widths}
 
@@ -182,7 +182,7 @@ def _granite(file: GgufFile, config: Config) -> dict[str, Any]:
 def _gpt_oss(file: GgufFile, config: Config) -> dict[str, Any]:
     same_base(file)
     if config.whole("moe_intermediate_size") != config.whole("intermediate_size"):
-        # Converters write the width of the experts twice.
+        # Converters write the experts' width twice.
         return {"intermediate_size": config.whole("moe_intermediate_size"), **sliding(file, config, 2)}
     return sliding(file, config, 2)
 
@@ -197,11 +197,11 @@ def _exaone_moe(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 GATING = {0: None, 1: "softmax", 2: "sigmoid"}
-"""Of `expert_gating_func`: how scores are made of a router's logits."""
+"""Score functions of the router by `expert_gating_func`."""
 
 
 def gating(file: GgufFile, default: str) -> str:
-    """How a router's scores are made."""
+    """Returns the router's score function."""
     key = file.key("expert_gating_func")
     number = file.metadata.whole(key, default=0, low=0)
     if number not in GATING:
@@ -210,7 +210,7 @@ def gating(file: GgufFile, default: str) -> str:
 
 
 def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Mixtures after DeepSeek-V3's."""
+    """Returns the fields of experts in DeepSeek-V3's form."""
     if gating(file, "sigmoid") != "sigmoid":
         raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
     return {
@@ -221,9 +221,9 @@ def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
-    """DeepSeek-V2 and V3, which the scores of their experts tell apart.
+    """Returns the fields of DeepSeek-V2 and V3, which differ in their router's score function.
 
-    Newer files have the widths of the compressed keys and values where older ones had those of the heads.
+    Newer files store the widths of the latent under the keys that held the heads' widths in older files.
     """
     metadata = file.metadata
     rope_dim = metadata.whole(file.key("rope.dimension_count"))
@@ -240,10 +240,10 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
         "v_head_dim": metadata.whole(values),
         "norm_topk_prob": metadata.flag(file.key("expert_weights_norm"), default=False),
     }
-    # As it is written: a tenth of what config.json has. It has one number for both factors.
-    sharpening = metadata.number(file.key("rope.scaling.yarn_log_multiplier"), default=0.0, low=0.0) * 10
-    if sharpening:
-        fields["rope_scaling"] = {**config.values["rope_scaling"], "mscale": sharpening, "mscale_all_dim": sharpening}
+    # The file stores a tenth of config.json's value, and one value for both factors.
+    mscale = metadata.number(file.key("rope.scaling.yarn_log_multiplier"), default=0.0, low=0.0) * 10
+    if mscale:
+        fields["rope_scaling"] = {**config.values["rope_scaling"], "mscale": mscale, "mscale_all_dim": mscale}
     if not metadata.values.get(file.key("expert_count")):
         return {**fields, "model_type": "youtu"}
     if gating(file, "softmax") == "sigmoid":
@@ -254,7 +254,7 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
-    """The factors and the width of values are not in the metadata: those are what the published model has."""
+    """Returns MiniCPM3's fields; multipliers that the metadata lacks are those of the published model."""
     metadata = file.metadata
     rope_dim = metadata.whole(file.key("rope.dimension_count"))
     whole = file.key("attention.key_length")
@@ -273,7 +273,7 @@ def _ernie(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _bert(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Of RoBERTa's kin, converters drop the rows before the first position: what is left is a BERT."""
+    """Returns BERT's fields; converters drop the unused position rows of RoBERTa, so that it becomes a BERT."""
     return {
         "max_position_embeddings": file.shape("position_embd.weight")[0],
         "type_vocab_size": file.shape("token_types.weight")[0],
@@ -315,23 +315,23 @@ _ERNIE_MOE = {
 
 
 REGISTRY = (
-    GgufArchitecture("arcee", "arcee", derive=_biased, neighbours=True),
+    GgufArchitecture("arcee", "arcee", derive=_biased, interleaved=True),
     GgufArchitecture("bert", "bert", {"layer_norm_eps": _LAYER_NORM}, derive=_bert, rotates=False),
     GgufArchitecture("bloom", "bloom", {"layer_norm_epsilon": _LAYER_NORM}, rotates=False),
-    GgufArchitecture("chatglm", "glm", derive=_biased, neighbours=True),
+    GgufArchitecture("chatglm", "glm", derive=_biased, interleaved=True),
     GgufArchitecture(
         "cohere2",
         "cohere2",
         {"layer_norm_eps": _LAYER_NORM, "logit_scale": "logit_scale"},
         derive=_cohere2,
-        neighbours=True,
+        interleaved=True,
     ),
     GgufArchitecture(
         "command-r",
         "cohere",
         {"layer_norm_eps": _LAYER_NORM, "logit_scale": "logit_scale"},
         derive=_command_r,
-        neighbours=True,
+        interleaved=True,
     ),
     GgufArchitecture(
         "deepseek2",
@@ -339,13 +339,13 @@ REGISTRY = (
         {**_ROUTED_EXPERTS, "kv_lora_rank": "attention.kv_lora_rank"},
         _UNROUTED,
         _deepseek2,
-        neighbours=True,
+        interleaved=True,
         heads=False,
     ),
     GgufArchitecture("dots1", "dots1", _ROUTED_EXPERTS, _UNROUTED | {"sliding_window": None}, _sigmoid),
-    GgufArchitecture("ernie4_5", "ernie4_5", derive=_ernie, neighbours=True),
+    GgufArchitecture("ernie4_5", "ernie4_5", derive=_ernie, interleaved=True),
     GgufArchitecture(
-        "ernie4_5-moe", "ernie4_5_moe", _ERNIE_MOE, {"moe_num_shared_experts": 0}, _ernie, neighbours=True
+        "ernie4_5-moe", "ernie4_5_moe", _ERNIE_MOE, {"moe_num_shared_experts": 0}, _ernie, interleaved=True
     ),
     GgufArchitecture("exaone4", "exaone4", derive=_exaone4),
     GgufArchitecture("exaone-moe", "exaone_moe", _ROUTED_EXPERTS, _UNROUTED, _exaone_moe),
@@ -354,7 +354,7 @@ REGISTRY = (
     GgufArchitecture("gemma2", "gemma2", _CAPS, derive=_gemma2),
     GgufArchitecture("gemma3", "gemma3_text", _CAPS, derive=_gemma3),
     GgufArchitecture("gemma-embedding", "gemma3_text", _CAPS, {"use_bidirectional_attention": True}, _gemma3),
-    GgufArchitecture("glm4", "glm4", derive=_biased, neighbours=True),
+    GgufArchitecture("glm4", "glm4", derive=_biased, interleaved=True),
     GgufArchitecture("glm4moe", "glm4_moe", _ROUTED_EXPERTS, _UNROUTED, _sigmoid),
     GgufArchitecture(
         "gpt-oss", "gpt_oss", _LOCAL_EXPERTS | _EXPERT_WIDTH, derive=_gpt_oss, scaling={"truncate": False}
@@ -363,24 +363,24 @@ REGISTRY = (
     GgufArchitecture(
         "gptneox", "gpt_neox", {"layer_norm_eps": _LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}
     ),
-    GgufArchitecture("granite", "granite", _GRANITE, derive=_granite, neighbours=True),
+    GgufArchitecture("granite", "granite", _GRANITE, derive=_granite, interleaved=True),
     GgufArchitecture(
         "granitemoe",
         "granitemoe",
         {**_GRANITE, **_LOCAL_EXPERTS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
         derive=_granite,
-        neighbours=True,
+        interleaved=True,
     ),
     GgufArchitecture("hunyuan-dense", "hunyuan_v1_dense", derive=_biased),
     GgufArchitecture("hunyuan-moe", "hunyuan_v1_moe", _EXPERTS, derive=_biased),
-    GgufArchitecture("internlm2", "llama", derive=_biased, neighbours=True),
+    GgufArchitecture("internlm2", "llama", derive=_biased, interleaved=True),
     GgufArchitecture("jais2", "jais2", {"layer_norm_eps": _LAYER_NORM}, derive=_biased),
-    GgufArchitecture("llama", "llama", _LOCAL_EXPERTS, derive=_llama, neighbours=True),
+    GgufArchitecture("llama", "llama", _LOCAL_EXPERTS, derive=_llama, interleaved=True),
     GgufArchitecture("minicpm3", "minicpm3", {"kv_lora_rank": "attention.kv_lora_rank"}, derive=_minicpm3, heads=False),
     GgufArchitecture("minimax-m2", "minimax_m2", _LOCAL_EXPERTS),
     GgufArchitecture("mpt", "mpt", {"layer_norm_epsilon": _LAYER_NORM}, derive=_mpt, rotates=False),
     GgufArchitecture("nemotron", "nemotron", {"norm_eps": _LAYER_NORM}, derive=_biased),
-    GgufArchitecture("olmo", "olmo", {"clip_qkv": "attention.clamp_kqv"}, derive=_biased, neighbours=True),
+    GgufArchitecture("olmo", "olmo", {"clip_qkv": "attention.clamp_kqv"}, derive=_biased, interleaved=True),
     GgufArchitecture("olmo2", "olmo2", derive=_olmo2),
     GgufArchitecture("olmoe", "olmoe", _EXPERTS, {"norm_topk_prob": False}, _biased),
     GgufArchitecture("phi2", "phi", {"layer_norm_eps": _LAYER_NORM}),
@@ -398,7 +398,7 @@ REGISTRY = (
     GgufArchitecture("qwen3vl", "qwen3_vl_text", derive=_biased),
     GgufArchitecture("qwen3vlmoe", "qwen3_moe", {**_EXPERTS, **_EXPERT_WIDTH}, {"norm_topk_prob": True}, _biased),
     GgufArchitecture("seed_oss", "seed_oss", derive=_seed_oss),
-    GgufArchitecture("smollm3", "smollm3", derive=_biased, neighbours=True),
+    GgufArchitecture("smollm3", "smollm3", derive=_biased, interleaved=True),
     GgufArchitecture("stablelm", "stablelm", {"layer_norm_eps": _LAYER_NORM}, derive=_stablelm),
     GgufArchitecture("starcoder", "gpt_bigcode", {"layer_norm_epsilon": _LAYER_NORM}, derive=_starcoder, rotates=False),
     GgufArchitecture("starcoder2", "starcoder2", {"norm_epsilon": _LAYER_NORM}, derive=_starcoder2),

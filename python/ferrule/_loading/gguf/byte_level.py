@@ -1,4 +1,4 @@
-"""Byte-level BPE (GPT-2 and most models since): pieces of a text, spelled out in bytes, are merged by rank."""
+"""Byte-level BPE of GPT-2 and most later models: bytes of pre-tokenized pieces are merged by rank."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def byte_level(vocabulary: Vocabulary) -> Tokenizer:
-    """A tokenizer of a file whose `tokenizer.ggml.model` is gpt2.
+    """Builds the tokenizer of a file whose `tokenizer.ggml.model` is gpt2.
 
     Raises TokenizerError, UnsupportedModelError.
     """
     from tokenizers import Tokenizer, decoders, models
 
     rules = pre_tokenization(vocabulary.metadata)
-    # Padding up to the embedding's rows is no text that anybody could write.
+    # Padding tokens, which fill the embedding's rows, cannot occur in text.
     unused = set(vocabulary.of_type(TokenType.UNUSED))
     ids = {token: token_id for token, token_id in vocabulary.ids.items() if token_id not in unused}
     merges = vocabulary.merges(ids)

@@ -1,4 +1,4 @@
-"""From a GGUF's metadata to a spec: the fields of a config.json, read by the architectures, and what converters change.
+"""Translates a GGUF's metadata to a spec: config.json fields, read by the architectures.
 
 Keys are those of ggml's docs/gguf.md and of llama.cpp, whose defaults hold for keys that are missing.
 """
@@ -31,21 +31,21 @@ FIELDS = {
     "rope_theta": "rope.freq_base",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-"""The fields that all architectures share, with their keys."""
+"""Fields that all architectures share, and their keys."""
 BY_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
 """Fields whose keys may hold a list of one number for each layer."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:
-    """The spec of a model in a GGUF.
+    """Returns the spec of a model in a GGUF.
 
     Raises ConfigError for a value outside its limits, UnsupportedModelError for what ferrule does not run.
     """
     architecture = _find(file)
     spec = model_spec(_config(file, architecture))
-    if architecture.neighbours is not None:
-        spec = replace(spec, ropes=[replace(rope, interleaved=architecture.neighbours) for rope in spec.ropes])
+    if architecture.interleaved is not None:
+        spec = replace(spec, ropes=[replace(rope, interleaved=architecture.interleaved) for rope in spec.ropes])
     split = splits_latents(spec, file)
     spec = replace(
         spec,
@@ -70,7 +70,7 @@ def _find(file: GgufFile) -> GgufArchitecture:
 
 
 def _config(file: GgufFile, architecture: GgufArchitecture) -> Config:
-    """What the model's config.json would say; errors name the keys."""
+    """Returns the fields of the model's config.json; errors name the GGUF's keys."""
     keys = {field: file.key(name) for field, name in {**FIELDS, **architecture.fields}.items()}
     values = {field: file.metadata.values[key] for field, key in keys.items() if key in file.metadata}
     for field in BY_LAYER:
@@ -101,7 +101,7 @@ def _same_in_all_layers(file: GgufFile, key: str, value: object) -> object:
 
 
 def _layers(file: GgufFile, config: Config) -> int:
-    """Without those that predict further tokens, which are left aside."""
+    """Returns the number of layers without multi-token prediction layers, which are ignored."""
     layers = config.layers
     return layers - file.metadata.whole(file.key("nextn_predict_layers"), default=0, low=0, high=layers - 1)
 
@@ -114,7 +114,7 @@ def _with_heads(file: GgufFile, config: Config) -> Config:
 
 
 def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -> Config:
-    """The rotation: which part of a head, the base, and its scaling."""
+    """Adds the rotary embedding: rotated width, base and scaling."""
     metadata = file.metadata
     config = config.with_defaults(rope_theta=DEFAULT_THETA)
     width = config.head_dim if architecture.heads else 0
@@ -128,18 +128,18 @@ def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -
 
 
 def _fraction(part: int, whole: int) -> float:
-    """`part / whole`, such that its product with `whole` is not less than `part`."""
+    """Returns `part / whole`, rounded up so that its product with `whole` is at least `part`."""
     fraction = part / whole
     return fraction if int(whole * fraction) == part else math.nextafter(fraction, math.inf)
 
 
 def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
-    """As config.json has it; empty where frequencies are as trained."""
+    """Returns the `rope_scaling` of config.json; empty without scaling."""
     metadata, scaling = file.metadata, file.key("rope.scaling.")
     kind = metadata.text(f"{scaling}type", default="linear")
     old = file.key("rope.scale_linear")
     factor_key = f"{scaling}factor" if f"{scaling}factor" in metadata else old
-    # 0 means that there is none.
+    # 0 means no scaling.
     factor = metadata.number(factor_key, default=0.0, low=0.0) or 1.0
     if "rope_factors_long.weight" in file:
         return {
@@ -149,7 +149,7 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
             "attention_factor": metadata.number_or_none(f"{scaling}attn_factor"),
         }
     if "rope_freqs.weight" in file:
-        # Llama 3's scaling, worked out: divisors, whatever the length.
+        # Llama 3's scaling as precomputed divisors for all lengths.
         if kind == "yarn":
             raise metadata.unsupported(f"{scaling}type", "left out where there is a tensor 'rope_freqs.weight'")
         factors = list(file.factors("rope_freqs.weight", pairs))
@@ -172,7 +172,7 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
 
 
 def _stored(layer: Layer, *, split: bool) -> Layer:
-    """A layer as its weights are stored."""
+    """Returns a layer with norms in the form in which a GGUF stores them."""
     return replace(
         layer,
         attention=_stored_attention(layer.attention, split=split),
@@ -197,5 +197,5 @@ def _stored_attention(attention: Attention, *, split: bool) -> Attention:
 
 
 def _plain(norm: Norm | None) -> Any:
-    """A norm whose weights are stored as they are: converters add what others add when they run."""
+    """Returns a norm without weight offset, since converters add it to the weights."""
     return None if norm is None else replace(norm, weight_offset=0.0)

@@ -1,4 +1,4 @@
-"""A GGUF file, opened: its metadata with types and limits, and what is known of its tensors."""
+"""An open GGUF file: metadata with checked types and limits, and tensor headers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SUFFIX = ".gguf"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file: its name says so."""
+    """Whether a path names a GGUF file."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 class GgufFile:
-    """The metadata and the tensors' headers of a model's file, or of all parts of one.
+    """Metadata and tensor headers of a model's file, or of all its parts.
 
-    Raises ModelFileError where it is malformed, ConfigError where it names no architecture.
+    Raises ModelFileError for a malformed file, ConfigError if `general.architecture` is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,35 +31,35 @@ class GgufFile:
         self._file = _native.GgufFile(os.fspath(path))
         self.path = path
         self.metadata = Config(self._file.metadata, path)
-        """By whole keys, `llama.block_count`: errors name them."""
+        """Metadata by full key, for example `llama.block_count`."""
         self.tensors = self._file.tensors
-        """Type and shape, row-major, by name."""
+        """Type and row-major shape of each tensor by name."""
         numbered = (name.split(".", 2) for name in self.tensors if name.startswith("blk."))
         self.in_layers = frozenset(parts[2] for parts in numbered if len(parts) == 3)
-        """The names that tensors of any layer have, without its number: `attn_q.weight`."""
+        """Tensor names of all layers without the layer index: `attn_q.weight`."""
         self.architecture = self.metadata.text("general.architecture")
 
     def __contains__(self, tensor: str) -> bool:
-        """Whether there is a tensor of this name."""
+        """Whether the file has a tensor of this name."""
         return tensor in self.tensors
 
     def key(self, name: str) -> str:
-        """The whole key of one that belongs to the architecture: `llama.block_count` for `block_count`."""
+        """Returns the full key of an architecture's field: `llama.block_count` for `block_count`."""
         return f"{self.architecture}.{name}"
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """The shape of a tensor that there must be.
+        """Returns the shape of a required tensor.
 
-        Raises ConfigError where there is none.
+        Raises ConfigError if it is missing.
         """
         if tensor not in self.tensors:
             raise ConfigError(f"{self.path}: has no tensor {tensor!r}, which every model of its architecture has")
         return self.tensors[tensor][1]
 
     def factors(self, tensor: str, count: int) -> Sequence[float]:
-        """The numbers of a tensor of `count` divisors.
+        """Returns a tensor of `count` divisors.
 
-        Raises ConfigError for another shape, and for what nothing can be divided by.
+        Raises ConfigError for another shape, and for values that are not finite and above 0.
         """
         shape = self.shape(tensor)
         if shape != (count,):

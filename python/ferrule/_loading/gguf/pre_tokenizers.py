@@ -1,7 +1,7 @@
-"""How texts are split before bytes are merged, by the names that `tokenizer.ggml.pre` gives: each model's own regexes.
+"""Pre-tokenizer patterns by their names in `tokenizer.ggml.pre`.
 
-Patterns are those of the models' tokenizer.json where they are known, else llama.cpp's. What no pattern of a list
-matches is a piece too, and the next pattern splits pieces further.
+Patterns are those of the models' tokenizer.json if known, else llama.cpp's. Text between matches is a piece too, and
+each further pattern of a list splits the pieces of the one before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DEEPSEEK_LETTERS = (
     "FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF "
     "1E900-1E943"
 )
-"""Cased letters, but those of a few scripts: the code points that DeepSeek-LLM's own file lists."""
+"""Code points of cased letters that DeepSeek-LLM's tokenizer.json lists."""
 _CHINESE, _KANA, _HANGUL = r"\x{4E00}-\x{9FA5}", r"\x{3040}-\x{309F}\x{30A0}-\x{30FF}", r"\x{AC00}-\x{D7FF}"
 _EAST_ASIAN = rf"[{_CHINESE}\x{{800}}-\x{{4E00}}{_HANGUL}]+"
 _CHINESE_KANA = rf"[{_CHINESE}{_KANA}]+"
@@ -62,20 +62,20 @@ _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 
 
 def code_points(ranges: str) -> str:
-    """A regex's class of the code points between hexadecimal ends: `41-5A B5`."""
+    """Returns a regex class of hexadecimal code point ranges: `41-5A B5`."""
     ends = (part.partition("-") for part in ranges.split())
     return "[" + "".join(f"\\x{{{low}}}-\\x{{{high or low}}}" for low, _, high in ends) + "]"
 
 
 @dataclass(frozen=True)
 class PreTokenization:
-    """What stands behind a name."""
+    """Pre-tokenization of a name."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """Whether a piece that is a token is that token, whatever the merges make of it."""
+    """Whether a piece that is a token skips the merges."""
     add_bos: bool = False
-    """Whether texts begin with a token of their own where the file does not say."""
+    """Whether texts begin with the BOS token by default."""
 
 
 _GPT2 = PreTokenization((GPT2,))
@@ -127,13 +127,13 @@ PRE_TOKENIZERS: Mapping[str, PreTokenization] = {
     ),
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
-"""As llama.cpp's converter names them; `default` is what it took before it had names."""
+"""Pre-tokenizers by llama.cpp's names; `default` is that of files without a name."""
 
 
 def pre_tokenization(metadata: Config) -> PreTokenization:
-    """The one that a file names, or `default`.
+    """Returns the pre-tokenization that a file names, or `default`.
 
-    Raises UnsupportedModelError for a name that is not known.
+    Raises UnsupportedModelError for an unknown name.
     """
     name = metadata.text(KEY, default="default")
     if name not in PRE_TOKENIZERS:
@@ -144,7 +144,7 @@ def pre_tokenization(metadata: Config) -> PreTokenization:
 
 
 def splitter(patterns: tuple[str, ...]) -> PreTokenizer:
-    """Splits texts by each pattern in turn, and spells out the pieces' bytes in GPT-2's alphabet."""
+    """Returns a pre-tokenizer that splits by each pattern in turn and maps bytes to GPT-2's alphabet."""
     from tokenizers import Regex, pre_tokenizers
 
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]

@@ -1,4 +1,4 @@
-"""How an embedding is made of hidden states, where a GGUF says so."""
+"""Pooling of embedding models in GGUF."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 def gguf_pooling(file: GgufFile) -> Pooling | None:
-    """The pooling of a model that is made for embeddings; None of one that says nothing.
+    """Returns the pooling of an embedding model; None if the file has none.
 
-    Raises ConfigError, UnsupportedModelError for a reranker, whose head ferrule does not read from a GGUF.
+    Raises ConfigError, UnsupportedModelError for a reranker, whose classifier is not read from GGUF.
     """
     key = file.key("pooling_type")
     kind = file.metadata.whole(key, default=0, low=0)

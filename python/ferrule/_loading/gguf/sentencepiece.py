@@ -1,7 +1,7 @@
-"""SentencePiece's BPE (Kudo and Richardson 2018), as Llama 1 and 2, Mistral and Gemma have it: pieces with scores.
+"""SentencePiece BPE (Kudo and Richardson 2018) of Llama 1 and 2, Mistral and Gemma.
 
-Two neighbours are merged where together they are a piece, the one with the highest score first. There are no merges in
-such a vocabulary; as a list of pairs they follow from the scores.
+Adjacent pieces are merged if the vocabulary has their concatenation, highest score first. The vocabulary has no list of
+merges; it follows from the scores.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 SPACE = "▁"
 PIECES = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNDEFINED)
-"""What a text may be made of; bytes stand in for characters that are no piece."""
+"""Types of tokens that encode text; byte tokens encode other characters."""
 
 
 def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
-    """A tokenizer of a file whose `tokenizer.ggml.model` is llama.
+    """Builds the tokenizer of a file whose `tokenizer.ggml.model` is llama.
 
     Raises TokenizerError.
     """
@@ -49,7 +49,7 @@ def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
 
 
 def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every way to make a piece of two, by falling score, as transformers derives them for its own files."""
+    """Returns all pairs that concatenate to a piece, highest score first, as transformers derives them."""
     ids, tokens, scores = vocabulary.ids, vocabulary.tokens, vocabulary.scores()
     pieces = {tokens[token_id] for token_id in vocabulary.of_type(*PIECES)}
     found: list[tuple[float, int, int, int, int, str, str]] = []

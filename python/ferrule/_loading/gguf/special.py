@@ -1,4 +1,4 @@
-"""The tokens of a GGUF that are no text: where texts begin and end, and what ends the model's output."""
+"""Special tokens of a GGUF: beginning and end of texts, and tokens that end the output."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ KEYS: Mapping[str, str] = {
     "cls_token": "tokenizer.ggml.cls_token_id",
     "mask_token": "tokenizer.ggml.mask_token_id",
 }
-"""By the names that tokenizer_config.json has for them."""
+"""Metadata keys by their names in tokenizer_config.json."""
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos_token": 1, "eos_token": 2, "unk_token": 0},
     "t5": {"eos_token": 1, "unk_token": 2, "pad_token": 0},
     "bert": {"bos_token": 101, "sep_token": 102, "unk_token": 100, "pad_token": 0, "mask_token": 103},
 }
-"""By `tokenizer.ggml.model`, for files without a key, where such a token is none of text."""
+"""Default ids by `tokenizer.ggml.model`, for files without a key whose token is not text."""
 
 END_KEYS = (KEYS["eos_token"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-"""Tokens that end the output: of the text, of a turn, of a message."""
+"""Keys of tokens that end the output: end of text, of a turn, of a message."""
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
 )
-"""What ends a turn whether or not there is a key for it: most files have one for the end of the text alone."""
+"""Tokens that end a turn even without a key; most files have a key for the end of text only."""
 
 HARMONY = "<|return|>"
-"""What ends an answer in OpenAI's format."""
+"""Token that ends an answer in OpenAI's harmony format."""
 
 
 def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """The ids of the special tokens, by their names in KEYS.
+    """Returns the ids of the special tokens by their names in KEYS.
 
     Raises ConfigError for an id that is not in the vocabulary.
     """
@@ -53,7 +53,7 @@ def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def end_tokens(metadata: Config, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end the model's output.
+    """Returns the tokens that end the output.
 
     Raises ConfigError for an id that is not in the vocabulary.
     """
@@ -62,7 +62,7 @@ def end_tokens(metadata: Config, vocab_size: int) -> tuple[int, ...]:
     named = cast("list[object]", tokens)[:vocab_size] if isinstance(tokens, list) else []
     found = {token: index for index, token in enumerate(named) if isinstance(token, str) and token in _ENDS}
     if HARMONY in found:
-        # Of this format `<|end|>` ends a message, of which an answer has several.
+        # In this format `<|end|>` ends a message; an answer has several.
         found.pop("<|end|>", None)
     return tuple(dict.fromkeys([*ends, *found.values()]))
 

@@ -1,7 +1,7 @@
-"""Where a GGUF keeps each role's weights: one table for all architectures.
+"""Tensor names of GGUF files: one table for all architectures.
 
-A role may have several names, of which the file has one. llama.cpp's converters fuse, split and stack some matrices;
-which of it a file has, its tensors tell.
+A role may have several names, of which a file has one. llama.cpp's converters fuse, split and stack some matrices; the
+tensors of a file show which.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "final_norm": ("output_norm",),
     "head": ("output",),
 }
-"""Modules, but for the router's bias, which is no module's; the first is the one that a file should have."""
+"""Module names of each role, preferred name first; the router's bias is a tensor name."""
 
 STACKED = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
-"""The matrices of all experts; the first mixtures had one tensor for each."""
+"""Tensors that stack the matrices of all experts; the first MoE files had one tensor for each expert."""
 
 
 def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
-    """The file's tensor for each role of `spec`."""
+    """Returns the file's tensor for each role of `spec`."""
     modules: dict[str, str | Fused] = {role: _present(names, file) for role, names in NAMES.items()}
     layer = spec.layers[0]
     if isinstance(heads := layer.attention.projections, HeadProjections) and "attn_qkv.weight" in file.in_layers:
@@ -76,16 +76,16 @@ def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
             case _:
                 pass
     if layer.attention_post_norm is None and "ffn_norm.weight" not in file.in_layers:
-        # What comes before the network comes after attention; some files are named by the latter.
+        # Some files name the norm before the network after the attention block that precedes it.
         modules["ffn_norm"] = _present(("blk.{layer}.post_attention_norm", "blk.{layer}.ffn_norm"), file)
     if "attn_norm_2.weight" in file.in_layers:
-        # Falcon's large models: the first norm is the network's.
+        # In Falcon's large models the first norm is that of the network.
         modules |= {"attention_norm": "blk.{layer}.attn_norm_2", "ffn_norm": "blk.{layer}.attn_norm"}
     return tensors_named(spec, modules)
 
 
 def splits_latents(spec: ModelSpec, file: GgufFile) -> bool:
-    """Whether the keys' and the values' way out of the latent vector are two tensors, as newer files have it."""
+    """Whether the key and value projections from the latent are two tensors, as in newer files."""
     latent = any(isinstance(layer.attention.projections, LatentProjections) for layer in spec.layers)
     return latent and "attn_k_b.weight" in file.in_layers
 
@@ -103,7 +103,7 @@ def _stacks(ffn: Experts, experts: int, file: GgufFile) -> dict[str, Fused]:
 
 
 def _present(names: tuple[str, ...], file: GgufFile) -> str:
-    """The first of the names that any layer's tensor has, with `.weight` or as it is."""
+    """Returns the first name that a layer's tensors have, with or without `.weight`."""
     for name in names:
         last = name.removeprefix("blk.{layer}.")
         if last in file.in_layers or f"{last}.weight" in file.in_layers:

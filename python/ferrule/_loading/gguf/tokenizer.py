@@ -1,4 +1,4 @@
-"""A GGUF's tokenizer, built in memory as tokenizer.json would describe it, and its chat templates."""
+"""Tokenizer and chat templates of a GGUF file, built in memory."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 MODEL = "tokenizer.ggml.model"
 NO_MODELS = ("none", "no_vocab")
-"""In files for ids alone."""
+"""Values for files without a tokenizer."""
 MODELS = ("gpt2", "llama", "t5", "bert")
 TEMPLATE = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """What a file says of text."""
+    """Tokenizer, special tokens and chat templates of a file."""
 
     backend: Tokenizer | None
     special_tokens: dict[str, str]
-    """By role: `bos_token` and so on."""
+    """Special tokens by role: `bos_token` and so on."""
     chat_templates: dict[str, str]
-    """By name; the usual one is `default`."""
+    """Chat templates by name; the usual one is `default`."""
 
 
 def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     """Builds the tokenizer of a file.
 
-    Raises ModelFileError, TokenizerError for a malformed vocabulary, ConfigError for another key that cannot be,
-    UnsupportedModelError for a kind of tokenizer that ferrule does not know.
+    Raises ModelFileError, TokenizerError for a malformed vocabulary, ConfigError for another invalid key,
+    UnsupportedModelError for an unsupported tokenizer model.
     """
     metadata = GgufFile(path).metadata
     templates = _chat_templates(metadata)
@@ -55,7 +55,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         backend = _backend(vocabulary, ids)
     except FerruleError:
         raise
-    except BaseException as error:  # the library refuses with plain exceptions, and panics with those of PyO3
+    except BaseException as error:  # the library raises plain exceptions, and PyO3's on panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(f"{path}: the tokenizer cannot be built: {error}") from error
@@ -79,12 +79,12 @@ def _backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
         case _:
             raise metadata.unsupported(MODEL, f"one of {', '.join(MODELS)}")
     _add_tokens(backend, vocabulary)
-    _add_ends(backend, vocabulary, ids, begins=begins, ends=ends)
+    _add_post_processor(backend, vocabulary, ids, begins=begins, ends=ends)
     return backend
 
 
 def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
-    """What is found in a text as it is written, whatever the rest of the text."""
+    """Adds tokens that are matched in the text before anything else."""
     from tokenizers import AddedToken
 
     kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
@@ -95,8 +95,10 @@ def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
     backend.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _add_ends(backend: Tokenizer, vocabulary: Vocabulary, ids: dict[str, int], *, begins: bool, ends: bool) -> None:
-    """The tokens that every text begins and ends with."""
+def _add_post_processor(
+    backend: Tokenizer, vocabulary: Vocabulary, ids: dict[str, int], *, begins: bool, ends: bool
+) -> None:
+    """Adds the tokens that every text begins and ends with."""
     from tokenizers.processors import TemplateProcessing
 
     metadata = vocabulary.metadata
@@ -121,7 +123,7 @@ def _add_ends(backend: Tokenizer, vocabulary: Vocabulary, ids: dict[str, int], *
 
 
 def _text(backend: Tokenizer, vocabulary: Vocabulary, token_id: int) -> str:
-    """A token as the tokenizer has it."""
+    """Returns the tokenizer's text of a token."""
     text = backend.id_to_token(token_id)
     return vocabulary.tokens[token_id] if text is None else text
 

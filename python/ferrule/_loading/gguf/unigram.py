@@ -1,4 +1,4 @@
-"""SentencePiece's unigram model (Kudo 2018), as T5 and XLM-RoBERTa have it: the likeliest pieces of a text."""
+"""SentencePiece's unigram model (Kudo 2018) of T5 and XLM-RoBERTa."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
-"""How characters are normalized, as SentencePiece compiles it: bytes."""
+"""Key of SentencePiece's compiled character normalization, as bytes."""
 
 
 def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
-    """A tokenizer of a file whose `tokenizer.ggml.model` is t5.
+    """Builds the tokenizer of a file whose `tokenizer.ggml.model` is t5.
 
     Raises TokenizerError.
     """
@@ -29,7 +29,7 @@ def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
         numbers = read_list(metadata, CHARACTERS, "bytes")
         try:
             steps.append(normalizers.Precompiled(bytes(cast("list[int]", [number & 0xFF for number in numbers]))))
-        except Exception as error:  # what is no map panics in the library, or is refused
+        except Exception as error:  # the library panics on an invalid map, or refuses it
             raise vocabulary.fault(CHARACTERS, numbers, f"a map that SentencePiece compiled: {error}") from error
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", default=True):
         steps += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]

@@ -1,4 +1,4 @@
-"""A GGUF's vocabulary: its tokens with their kinds, scores and merges, checked before anything is built of them."""
+"""Vocabulary of a GGUF: tokens with checked types, scores and merges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MERGES = "tokenizer.ggml.merges"
 
 
 class TokenType(IntEnum):
-    """What a token is for, in SentencePiece's numbers."""
+    """Token types in SentencePiece's numbering."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -35,23 +35,23 @@ _TYPES = frozenset(TokenType)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens by id."""
+    """Tokens of a GGUF by id."""
 
     metadata: Config
     tokens: list[str]
-    """All different; an empty one is called after its id."""
+    """Distinct tokens; an empty token is named after its id."""
     types: list[int]
-    """Of TokenType, one for each token."""
+    """TokenType of each token."""
     ids: dict[str, int]
 
     def of_type(self, *kinds: TokenType) -> list[int]:
-        """The ids of the tokens of these kinds."""
+        """Returns the ids of the tokens of these types."""
         return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
 
     def scores(self) -> list[float]:
-        """One for each token.
+        """Returns the score of each token.
 
-        Raises TokenizerError where they are missing, too few, or no finite numbers.
+        Raises TokenizerError if scores are missing, too few, or not finite.
         """
         scores = self._list(SCORES, "finite numbers", len(self.tokens))
         for index, score in enumerate(scores):
@@ -60,14 +60,14 @@ class Vocabulary:
         return scores
 
     def merges(self, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-        """Pairs of tokens that become one, the most urgent first; all of them among `ids`.
+        """Returns the merges, highest priority first; all pairs are among `ids`.
 
-        Raises TokenizerError where they are missing or are no pairs of tokens that make a token.
+        Raises TokenizerError if merges are missing or invalid.
         """
         lines = self._list(MERGES, "pairs of tokens")
         merges: list[tuple[str, str]] = []
         for index, line in enumerate(lines):
-            # A token may begin with a space, as far as anybody knows.
+            # A token may begin with a space.
             cut = line.find(" ", 1) if isinstance(line, str) else 0
             pair = (line[:cut], line[cut + 1 :]) if cut > 0 else ("", "")
             if pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
@@ -76,7 +76,7 @@ class Vocabulary:
         return merges
 
     def fault(self, key: str, value: object, limit: str) -> TokenizerError:
-        """What is wrong with a key, or with an element of it."""
+        """Returns the error for a key or one of its elements."""
         return TokenizerError(f"{self.metadata.file}: {key} is {shown(value)}; it must be {limit}")
 
     def _list(self, key: str, of: str, length: int | None = None) -> list[Any]:
@@ -84,9 +84,9 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Config) -> Vocabulary:
-    """The vocabulary of a model.
+    """Reads the vocabulary of a model.
 
-    Raises TokenizerError for what cannot be one: tokens that are no strings or come twice, kinds that there are not.
+    Raises TokenizerError for tokens that are not strings or not distinct, and for unknown types.
     """
     tokens = read_list(metadata, TOKENS, "strings")
     ids: dict[str, int] = {}
@@ -110,7 +110,7 @@ def read_vocabulary(metadata: Config) -> Vocabulary:
 
 
 def read_list(metadata: Config, key: str, of: str, length: int | None = None) -> list[Any]:
-    """A list of the metadata, of `length` if there is one.
+    """Reads a list of the metadata, with `length` elements if given.
 
     Raises TokenizerError.
     """

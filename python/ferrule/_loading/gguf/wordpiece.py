@@ -1,4 +1,4 @@
-"""WordPiece (Schuster and Nakajima 2012), as BERT has it: words, and the longest tokens that they begin with."""
+"""WordPiece (Schuster and Nakajima 2012) of BERT: longest-match-first tokenization of words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BEGINS = "▁"
-"""Marks what begins a word, where BERT's own vocabulary marks what does not."""
+"""Marks tokens that begin a word; BERT's own vocabulary marks the others."""
 CONTINUES = "##"
 
 
 def wordpiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
-    """A tokenizer of a file whose `tokenizer.ggml.model` is bert.
+    """Builds the tokenizer of a file whose `tokenizer.ggml.model` is bert.
 
     Raises TokenizerError.
     """
@@ -41,7 +41,7 @@ def wordpiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
 
 
 def spelled(vocabulary: Vocabulary) -> list[str]:
-    """The tokens as BERT spells them."""
+    """Returns the tokens in BERT's spelling."""
 
     def spell(token: str, kind: int) -> str:
         if kind not in (TokenType.NORMAL, TokenType.UNDEFINED) or (token.startswith("[") and token.endswith("]")):

@@ -1,7 +1,7 @@
-"""Checkpoints that are quantized already: a file for each method, which reads its configuration, and a line in METHODS.
+"""Quantized checkpoints: one file and one line in METHODS for each quantization method.
 
-The configuration says what codes are and how they lie; which modules have them their tensors say, so that lists of
-modules that were left out are not looked at.
+The configuration describes the codes and their layout. The tensors show which modules are quantized, so lists of
+excluded modules are ignored.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ METHODS: Mapping[str, Callable[[Config], StoredAs]] = {
     "bitsandbytes": bitsandbytes,
     "mxfp4": mxfp4,
 }
-"""By quantization_config's quant_method."""
+"""Methods by `quantization_config.quant_method`."""
 
 FIELDS = ("quantization_config", "compression_config")
-"""Of config.json; the second is what compressed-tensors called it first."""
+"""Fields of config.json; the second is the first name of compressed-tensors."""
 
 FILES = (("quantize_config.json", "bits", gptq), ("quant_config.json", "w_bit", awq))
-"""Where AutoGPTQ and AutoAWQ wrote what config.json did not say yet, and a field by which their files are known."""
+"""Separate files of AutoGPTQ and AutoAWQ, with a field that identifies them."""
 
 
 def read_stored_as(config: Config, directory: Path) -> StoredAs | None:
-    """How a model's directory stores its weights; None where they are plain.
+    """Reads the quantization of a checkpoint; None if it is not quantized.
 
-    Raises ConfigError, UnsupportedModelError for what ferrule does not load, ModelFileError.
+    Raises ConfigError, UnsupportedModelError, ModelFileError.
     """
     for holder in (config, config.inner("text_config")):
         for field in FIELDS:
@@ -56,7 +56,7 @@ def read_stored_as(config: Config, directory: Path) -> StoredAs | None:
 
 
 def _read(config: Config) -> StoredAs:
-    # The first configurations of bitsandbytes do not name it.
+    # Early configurations of bitsandbytes lack quant_method.
     unnamed = "bitsandbytes" if {"load_in_4bit", "load_in_8bit"} & config.values.keys() else None
     method = config.text("quant_method", default=unnamed)
     if method not in METHODS:

@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2023), as AutoAWQ describes it."""
+"""AWQ (Lin et al. 2023) in AutoAWQ's configuration."""
 
 from ferrule._loading.quantized.sizes import bits_among, group_size
 from ferrule.archs.config import Config
@@ -6,7 +6,7 @@ from ferrule.archs.spec import Awq
 
 
 def awq(config: Config) -> Awq:
-    """The layout of the GEMM kernels, which is what nearly all of them have.
+    """Reads the GEMM layout, which nearly all checkpoints have.
 
     Raises ConfigError, UnsupportedModelError.
     """

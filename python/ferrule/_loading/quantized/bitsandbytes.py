@@ -9,7 +9,7 @@ TYPES: dict[str, Literal["nf4", "fp4"]] = {"nf4": "nf4", "fp4": "fp4"}
 
 
 def bitsandbytes(config: Config) -> BitsAndBytes:
-    """Whether scales are quantized too the tensors say.
+    """Reads the code type; the tensors show whether scales are quantized too.
 
     Raises ConfigError, UnsupportedModelError.
     """

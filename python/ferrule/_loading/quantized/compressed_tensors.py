@@ -1,4 +1,4 @@
-"""compressed-tensors, as LLM Compressor describes it."""
+"""compressed-tensors in LLM Compressor's configuration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ferrule.archs.spec import CompressedTensors, CompressedWeights
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 MIXED = "mixed-precision"
-"""Of the whole, where each group says its own."""
+"""Format of checkpoints whose groups have different formats."""
 BITS = {"int": (2, 4, 8), "float": (8,)}
 STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "group", "block")}
 
 
 def compressed_tensors(config: Config) -> CompressedTensors:
-    """Activations run in ferrule's own formats, whatever the file says of theirs.
+    """Reads the weight schemes; the activation formats of the file are ignored.
 
     Raises ConfigError, UnsupportedModelError.
     """
@@ -27,7 +27,7 @@ def compressed_tensors(config: Config) -> CompressedTensors:
     for name in groups.values:
         group = groups.inner(name)
         _format(group, default=FORMATS[0] if stored == MIXED else stored, known=FORMATS)
-        # A group of activations or of the cache alone has no weights.
+        # Groups for activations or the KV cache have no weights.
         if "weights" in group:
             found = _weights(group.inner("weights"))
             weights += [] if found in weights else [found]
@@ -45,7 +45,7 @@ def _weights(config: Config) -> CompressedWeights:
     kind = "float" if config.text("type", default="int") == "float" else "int"
     config.require(type=kind, dynamic=False)
     bits = bits_among(config, "num_bits", BITS[kind])
-    # Where nothing else is said a number of inputs makes groups.
+    # The default strategy follows from group_size.
     size = group_size(config, "group_size") if "group_size" in config else None
     usual = "group" if size is not None else "channel" if "group_size" in config else "tensor"
     strategy = config.text("strategy", default=usual)
@@ -64,7 +64,7 @@ def _weights(config: Config) -> CompressedWeights:
 
 
 def _block(config: Config) -> tuple[int, int]:
-    """Outputs and inputs: a list, or as text, `128x128`."""
+    """Reads the block shape: a list, or text such as `128x128`."""
     value: object = config.values.get("block_structure")
     if isinstance(value, str) and all(part.isdecimal() for part in value.split("x")):
         config = config.with_values(block_structure=[int(part[:16]) for part in value.split("x")])

@@ -1,4 +1,4 @@
-"""Floating-point numbers of 8 bits with scales: DeepSeek's and Qwen's blocks, AutoFP8's tensors, fbgemm's rows."""
+"""FP8 checkpoints with scales by block (DeepSeek, Qwen), by tensor (AutoFP8) or by row (fbgemm)."""
 
 from ferrule._loading.quantized.sizes import block
 from ferrule.archs.config import Config
@@ -8,7 +8,7 @@ FORMATS = ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2")
 
 
 def fp8(config: Config) -> Fp8:
-    """Scales of activations (`activation_scheme`, `input_scale`) are not looked at: activations are not rounded to fp8.
+    """Reads the block shape; activation scales are ignored, since activations are not rounded to fp8.
 
     Raises ConfigError, UnsupportedModelError.
     """

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2022), as AutoGPTQ and GPTQModel describe it."""
+"""GPTQ (Frantar et al. 2022) in AutoGPTQ's and GPTQModel's configuration."""
 
 from ferrule._loading.quantized.sizes import bits_among, group_size
 from ferrule.archs.config import Config
@@ -6,11 +6,11 @@ from ferrule.archs.spec import Gptq
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
-"""Of `checkpoint_format`: zero points less 1, and as they are."""
+"""Values of `checkpoint_format`: zero points minus 1, and unchanged."""
 
 
 def gptq(config: Config) -> Gptq:
-    """Symmetric codes have zero points too: `sym` does not matter.
+    """Reads the layout; `sym` is ignored, since symmetric codes have zero points too.
 
     Raises ConfigError, UnsupportedModelError.
     """
@@ -18,7 +18,7 @@ def gptq(config: Config) -> Gptq:
     stored = config.text("checkpoint_format", default=FORMATS[0])
     if stored not in FORMATS:
         raise config.unsupported("checkpoint_format", f"one of {', '.join(FORMATS)}")
-    # Modules with bits of their own; those that are merely left out ("-:...") have plain tensors.
+    # Rules with other bits are unsupported; excluded modules ("-:...") have plain tensors.
     rules = config.inner("dynamic")
     for rule in rules.values:
         if not rule.startswith("-:"):

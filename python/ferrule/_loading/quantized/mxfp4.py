@@ -1,10 +1,10 @@
-"""MXFP4 (OCP MX 1.0), as OpenAI describes it for gpt-oss."""
+"""MXFP4 (OCP MX 1.0) in gpt-oss's configuration."""
 
 from ferrule.archs.config import Config
 from ferrule.archs.spec import Mxfp4
 
 
 def mxfp4(config: Config) -> Mxfp4:
-    """There is but one layout, and nothing to choose."""
+    """Returns the only layout."""
     del config
     return Mxfp4()

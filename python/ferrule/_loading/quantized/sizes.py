@@ -1,4 +1,4 @@
-"""Numbers that several methods have: bits of a code, inputs that share a scale, blocks."""
+"""Fields that several quantization methods share: bits, group size and block shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ferrule.archs.config import MAX_SIZE, Config
 
 
 def bits_among(config: Config, field: str, known: Sequence[int]) -> int:
-    """The bits of a code, one of `known`.
+    """Reads the bits of a code, one of `known`.
 
     Raises ConfigError, UnsupportedModelError for other bits.
     """
@@ -20,7 +20,7 @@ def bits_among(config: Config, field: str, known: Sequence[int]) -> int:
 
 
 def group_size(config: Config, field: str) -> int | None:
-    """Inputs that share a scale; None for all of a row, which the file calls -1.
+    """Reads the group size; None for a whole row, which the file writes as -1.
 
     Raises ConfigError.
     """
@@ -32,7 +32,7 @@ def group_size(config: Config, field: str) -> int | None:
 
 
 def block(config: Config, field: str) -> tuple[int, int] | None:
-    """Outputs and inputs that share a scale; None where the file has none.
+    """Reads the block shape [outputs, inputs]; None if the field is missing.
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint's quantization, for people."""
+"""Descriptions of a checkpoint's quantization for people."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ferrule.archs.spec import Awq, BitsAndBytes, CompressedTensors, CompressedW
 
 
 def stored_words(stored_as: StoredAs) -> str:
-    """The method, bits and groups: "GPTQ, 4 bits in groups of 128"."""
+    """Describes the method: "GPTQ, 4 bits in groups of 128"."""
     match stored_as:
         case Gptq():
-            order = ", in order of activations" if stored_as.desc_act else ""
+            order = ", act-order" if stored_as.desc_act else ""
             return f"GPTQ, {stored_as.bits} bits {_shared(stored_as.group_size, None)}{order}"
         case Awq():
             return f"AWQ, 4 bits {_shared(stored_as.group_size, None)}"
@@ -25,11 +25,11 @@ def stored_words(stored_as: StoredAs) -> str:
 
 
 def conversion_words(stored_as: StoredAs | None, quantization: str) -> str | None:
-    """What becomes of weights that are quantized already; None where there are none."""
+    """Describes the conversion of quantized weights; None if the checkpoint is not quantized."""
     if stored_as is None:
         return None
     if quantization == "stored":
-        return "kept as stored where kernels know it, else dequantized and re-quantized"
+        return "kept as stored if kernels support the format, else dequantized and re-quantized"
     if quantization == "f32":
         return "dequantized"
     return f"dequantized, then {'rounded to' if quantization in ('bf16', 'f16') else 're-quantized as'} {quantization}"
@@ -41,7 +41,7 @@ def _kind(weights: CompressedWeights) -> str:
 
 
 def _shared(group_size: int | None, block: tuple[int, int] | None) -> str:
-    """What shares a scale."""
+    """Describes the weights that share a scale."""
     if block is not None:
         return f"in blocks of {block[0]} x {block[1]}"
     return "by row" if group_size is None else f"in groups of {group_size}"

@@ -1,6 +1,6 @@
-"""Shapes of well-known models without their weights: one folder with a config.json for each.
+"""Shapes of well-known models: one folder with a config.json for each, without weights.
 
-`LLM.from_shape` fills them with random numbers, so that anyone can ask how fast a model of a size is here.
+`LLM.from_shape` fills them with random weights, to measure speed without a download.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ FOLDER = Path(__file__).parent
 
 
 def shape_names() -> list[str]:
-    """The names that `find_shape` knows."""
+    """Returns the names of all shapes."""
     return sorted(config.parent.name for config in FOLDER.glob("*/config.json"))
 
 
 def find_shape(name: str) -> Path:
-    """The folder of a shape.
+    """Returns the folder of a shape.
 
-    Raises InvalidParameterError for a name that is not one.
+    Raises InvalidParameterError for an unknown name.
     """
     if name not in shape_names():
         raise InvalidParameterError(f"shape is {shown(name)}; it must be one of {', '.join(shape_names())}")
