@@ -65,7 +65,7 @@ def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytes
     text = " ".join(capsys.readouterr().out.split())
     assert f"bits a weight; {before['stored_as']}; tensors: " in text
     assert " weights stored: " in text
-    assert "; kept as stored where kernels know it, else dequantized and re-quantized cache" in text
+    assert "; kept as stored if kernels support the format, else dequantized and re-quantized cache" in text
 
 
 @pytest.mark.native

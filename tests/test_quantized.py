@@ -212,7 +212,7 @@ def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
 
 def test_what_was_made_of_it_is_told() -> None:
     for quantization, words in (
-        ("auto", "kept as stored where kernels know it, else dequantized and re-quantized"),
+        ("auto", "kept as stored if kernels support the format, else dequantized and re-quantized"),
         ("int8", "dequantized, then re-quantized as int8"),
         ("bf16", "dequantized, then rounded to bf16"),
         ("f32", "dequantized"),
