@@ -2,12 +2,12 @@
 """Measure the time to first token with packed weights, and the memory of packing them.
 
 Packs MODEL into OUTPUT, unless OUTPUT exists, and then starts one process after the other. Each measures the time
-from `import ferrule` to a loaded model and to the first token of a prompt, then the same prompt on the warm engine, and
-decode. `start_seconds` is the time of the first token without that of the warm prompt, `start_cpu_seconds` its CPU time,
-which depends less on other load. The page cache is warm from the second start on; `--cold` drops the file from it before
-each start. MODEL is the directory of a checkpoint, or the name of a shape; random codes of a shape need no search, so
-their packing time is not representative. Anonymous memory is that of the process (`RssAnon`, Linux), sampled every 20 ms;
-`cpu_seconds` of packing include all threads.
+from `import ferrule` to a loaded model and to the first token of a prompt, then the same prompt on the warm engine,
+and decode. `start_seconds` is the time of the first token without that of the warm prompt, `start_cpu_seconds` its
+CPU time, which depends less on other load. The page cache is warm from the second start on; `--cold` drops the file
+from it before each start. MODEL is the directory of a checkpoint, or the name of a shape; random codes of a shape
+need no search, so their packing time is not representative. Anonymous memory is that of the process (`RssAnon`,
+Linux), sampled every 20 ms; `cpu_seconds` of packing include all threads.
 
     python benches/startup.py llama-8b /tmp/llama-8b-int4 --format int4
     python benches/random_checkpoint.py llama-1b /tmp/llama-1b

@@ -1,4 +1,4 @@
-"""What several test files need."""
+"""Fixtures shared by several test files."""
 
 from __future__ import annotations
 

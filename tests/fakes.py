@@ -90,7 +90,7 @@ class LoraAdapter:
 
 @dataclass(frozen=True)
 class Grammar:
-    """Followed by nobody: what it is told is what a test looks at."""
+    """A grammar that restricts nothing; it records its calls for tests."""
 
     asked: dict[str, Any]
 
@@ -143,7 +143,7 @@ class Engine:
     """The tokens that follow a prompt; then token 2."""
     step_seconds = 0.0
     gate: threading.Event | None = None
-    """What a step waits for, and what is encoded."""
+    """Events that steps wait for, and encoded requests."""
     interrupt_at: int | None = None
     """The step that raises KeyboardInterrupt, once, before it changes anything."""
     error_at: int | None = None
@@ -173,13 +173,13 @@ class Engine:
         context: int = self.options["max_model_len"] or self.spec["max_position_embeddings"]
         self.max_model_len = min(context, MAX_MODEL_LEN)
         self.running: dict[int, _Sequence] = {}
-        """Those that wait as well."""
+        """Number of requests, including queued ones."""
         self.forks: list[tuple[int, int]] = []
         """Each with its origin."""
         self.aborted: list[int] = []
         self.loras: list[LoraAdapter | None] = []
         self.grammars: list[Grammar | None] = []
-        """Of every request."""
+        """Parameters of every request."""
         self.lora_loads: list[str] = []
         self.encoded: list[tuple[list[list[int]], str]] = []
         """The texts of each call, and the task."""
@@ -457,7 +457,7 @@ class Engine:
         return [scores.get(token_id, -10.0) for token_id in range(self.vocab_size)]
 
     def _scores(self, token: int, position: int) -> dict[int, float]:
-        """Logits of a few tokens; the others are far below. None is a special token of the embedded model."""
+        """Logits of a few tokens; the others are far below. They are ordinary tokens of the embedded model."""
         generator = random.Random(token * 1_000_003 + position)
         return {generator.randrange(7, self.vocab_size): generator.gauss(0, 3) for _ in range(40)}
 
@@ -563,7 +563,7 @@ class Engine:
 
 
 def measure(spec: str, weights: str | None, options: str) -> str:
-    """What the engine says of itself, and a memory of round numbers."""
+    """Information about the engine, with round numbers for its memory."""
     wanted: int = json.loads(options)["max_model_len"] or json.loads(spec)["max_position_embeddings"]
     memory = {
         "weights": 20_000_000,

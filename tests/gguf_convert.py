@@ -30,7 +30,7 @@ DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"
 
 @dataclass(frozen=True)
 class Family:
-    """What converters do to the checkpoints of a model_type."""
+    """Changes that converters make to the checkpoints of a model_type."""
 
     arch: MODEL_ARCH
     rotated_in_pairs: bool = False
@@ -138,7 +138,7 @@ FAMILIES = {
     "starcoder2": Family(MODEL_ARCH.STARCODER2),
     "youtu": Family(MODEL_ARCH.DEEPSEEK2, keys={**LATENT, **SAME_WIDTH}),
 }
-"""By model_type."""
+"""Conversions by model_type."""
 
 SIZES = {
     "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -266,7 +266,7 @@ def add_tensor(writer: GGUFWriter, name: str, values: Array, storage: str) -> No
 
 
 def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[str, object]]:
-    """What config.json says, under GGUF's keys."""
+    """Returns the values of config.json under GGUF's keys."""
     config, family, rope = checkpoint.config, checkpoint.family, checkpoint.rope
     kind = config["model_type"]
     prefix = gguf.MODEL_ARCH_NAMES[family.arch] + "."

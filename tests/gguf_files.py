@@ -48,7 +48,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def array(tag: int, elements: Sequence[bytes], length: int | None = None) -> bytes:
-    """A typed array of elements that have no type of their own, or of another `length` than it says."""
+    """Encodes a typed array; `length` overrides the number of elements in its header."""
     return struct.pack("<IIQ", ARRAY, tag, len(elements) if length is None else length) + b"".join(elements)
 
 
@@ -64,7 +64,7 @@ class Tensor:
     offset: int | None = None
     """In the data, or None for the next aligned one."""
     dimension_count: int | None = None
-    """Or None for as many as there are."""
+    """Length in the header; None for the actual length."""
 
 
 @dataclass
@@ -72,14 +72,14 @@ class File:
     """A GGUF file to be written."""
 
     keys: list[tuple[str | bytes, bytes]] = field(default_factory=list)
-    """With the typed values."""
+    """Metadata with typed values."""
     tensors: list[Tensor] = field(default_factory=list)
     magic: bytes = MAGIC
     version: int = 3
     tensor_count: int | None = None
     key_count: int | None = None
     alignment: int = 32
-    """By which data are laid out; a file whose `general.alignment` is another is broken."""
+    """Alignment of the data; a file with another `general.alignment` is invalid."""
 
     def header(self) -> bytes:
         """Everything before the data, without padding."""

@@ -22,7 +22,7 @@ class Block:
     title: str | None
     text: str
     line: int
-    """Of its first line in the page."""
+    """Number of its first line in the page."""
 
 
 def blocks(page: Path) -> list[Block]:

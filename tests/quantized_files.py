@@ -226,7 +226,7 @@ def fp8(
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         codes = random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
-        codes[codes & 0x7F >= 0x70] ^= 0x40  # smaller ones, and none that is no number
+        codes[codes & 0x7F >= 0x70] ^= 0x40  # smaller numbers, and no NaN
         exponent, bias = (codes & 0x7F).astype(np.int64) >> mantissa, (1 << (6 - mantissa)) - 1
         part = (codes & ((1 << mantissa) - 1)).astype(np.float32) / np.float32(1 << mantissa)
         numbers = (part + (exponent > 0)) * np.exp2((np.maximum(exponent, 1) - bias).astype(np.float32))

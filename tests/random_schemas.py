@@ -8,7 +8,7 @@ from typing import Any
 WORDS = ["name", "id", "value", "tags", "items", "unit", "größe", "a b", 'q"', "x/y", "~t", "état", "日本"]
 PATTERNS = ["^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "ab?c", "^[A-Z][a-z]*( [A-Z][a-z]*)?$", "^(yes|no|maybe)$", "x$"]
 FORMATS = ["date", "uuid", "ipv4"]
-"""Those that a plain jsonschema can check."""
+"""Schemas that jsonschema can validate."""
 
 
 class Schemas:

@@ -1,4 +1,4 @@
-"""A program that serves HTTP, in a process of its own, as a user starts it."""
+"""Starts an HTTP server in a separate process, as a user does."""
 
 from __future__ import annotations
 

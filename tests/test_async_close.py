@@ -1,5 +1,5 @@
-"""How an AsyncLLM itself ends, by defects, by its owner, with the process: FAULTS rows 72, 73, 75 and 81, as far as
-Python has a part.
+"""Closing of an AsyncLLM by defects, by its owner and with the process: FAULTS rows 72, 73, 75 and 81, as far as they
+concern Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_the_engine_dies(engine: type[fakes.Engine]) -> None:
             start = time.monotonic()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(result) for result in results] == [EngineError] * 5
-            # Some are told by the step in which it died, others when they are added after it; and then it shows.
+            # Some get the error from the failed step, others when they are added after it.
             said = {str(result) for result in results}
             assert said <= {"the engine died: a worker panicked", "the engine is dead: a worker panicked"}
             with pytest.raises(EngineError, match="the engine is dead: a worker panicked"):

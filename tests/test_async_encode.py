@@ -17,7 +17,7 @@ from test_encoders import GOLDEN
 
 
 def texts(count: int, tokens: int = 100) -> list[TokensPrompt]:
-    """Of which a step's 512 tokens hold five."""
+    """A text length of which five fit the 512 tokens of a step."""
     return [{"prompt_token_ids": [7 + number % 4000] * tokens} for number in range(count)]
 
 
@@ -46,7 +46,7 @@ def test_answers_are_those_of_llm(engine: type[fakes.Engine]) -> None:
 
 
 def test_portions_come_between_steps(engine: type[fakes.Engine]) -> None:
-    """Who generates gets tokens while many texts are embedded."""
+    """Generation continues while many texts are embedded."""
     engine.step_seconds = 0.005
 
     async def test() -> None:
@@ -65,7 +65,7 @@ def test_portions_come_between_steps(engine: type[fakes.Engine]) -> None:
 
 
 async def behind_a_gate(llm: AsyncLLM, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """What comes of calls all of which wait while the engine is busy with another."""
+    """Returns the results of calls that are all queued while the engine is busy."""
     gate = fake_of(llm).gate = threading.Event()
     first = asyncio.ensure_future(llm.embed(texts(1)))
     await until(lambda: fake_of(llm).stepping)
@@ -91,7 +91,7 @@ def test_callers_who_want_the_same_are_served_at_once(engine: type[fakes.Engine]
     run(test)
 
 
-def test_an_error_is_told_to_the_one_whose_text_it_is_of(engine: type[fakes.Engine]) -> None:
+def test_an_error_goes_to_the_call_of_its_text(engine: type[fakes.Engine]) -> None:
     engine.bad_prompt = [9] * 100
 
     async def test() -> None:
@@ -140,7 +140,7 @@ def test_draining_waits_for_texts_and_refuses_more(engine: type[fakes.Engine]) -
     run(test)
 
 
-def test_draining_waits_no_longer_than_told(engine: type[fakes.Engine]) -> None:
+def test_draining_waits_no_longer_than_its_timeout(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.02
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""How requests of an AsyncLLM end, whoever ends them: FAULTS row 69, as far as Python has a part."""
+"""Ways in which requests of an AsyncLLM end: FAULTS row 69, as far as it concerns Python."""
 
 from __future__ import annotations
 

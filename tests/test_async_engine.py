@@ -27,7 +27,7 @@ async def last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 @pytest.fixture(scope="module")
 def alone() -> list[list[int]]:
-    """What each client gets from an engine that serves nobody else."""
+    """Returns the output of each client from an engine without other requests."""
     with LLM(threads=2) as llm:
         outputs = [llm.generate(prompt, params(number))[0] for number, prompt in enumerate(PROMPTS)]
     return [output.outputs[0].token_ids for output in outputs]

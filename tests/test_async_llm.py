@@ -274,8 +274,8 @@ def test_names(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_full_queue_is_told_at_once(engine: type[fakes.Engine]) -> None:
-    """In the middle of a step that takes much longer than the answer may."""
+def test_a_full_queue_is_reported_at_once(engine: type[fakes.Engine]) -> None:
+    """The error arrives during a step that takes much longer than the allowed time."""
     engine.step_seconds = 1.0
 
     async def test() -> None:

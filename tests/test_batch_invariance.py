@@ -18,7 +18,7 @@ from test_invariance import bits, load
 pytestmark = pytest.mark.native
 
 FORMATS = [(weights, kv) for weights in ("f32", "int8", "int4") for kv in ("f32", "f16", "int8")]
-"""Of the weights and of the cache."""
+"""Formats of the weights and of the KV cache."""
 CASES = [("tiny", formats) for formats in FORMATS] + [
     ("mistral_swa", ("f32", "f16")),
     ("mistral_swa", ("int8", "int8")),
@@ -34,7 +34,7 @@ CASES = [("tiny", formats) for formats in FORMATS] + [
 REQUESTS = 64
 PAGE_TOKENS = 16
 FEW_PAGES = 20
-"""Of a cache that holds a few requests."""
+"""Bytes of a KV cache that holds a few requests."""
 
 Bits = list[tuple[int, list[tuple[int, str]]]]
 
@@ -46,14 +46,14 @@ STRUCTURES = {
         json={"type": "object", "properties": {"name": {"enum": ["a", "b"]}}, "required": ["name"]}
     ),
 }
-"""What some of the requests ask for, of the model with a tokenizer."""
+"""Parameters of some requests, for the model with a tokenizer."""
 LONGEST = {"llama_dynamic": 44}
 """Tokens of a prompt, where the model's context is short."""
 
 
 @cache
 def prompts(model: str = "tiny") -> list[TokensPrompt]:
-    """Of one token up to some two hundred; most begin like others, for a while."""
+    """Returns prompts of one to about two hundred tokens; most share a prefix with others."""
     numbers = random.Random(1)
     templates = [[numbers.randrange(7, 320) for _ in range(160)] for _ in range(4)]
     made: list[TokensPrompt] = []
@@ -83,7 +83,7 @@ STAGES: list[dict[str, Any]] = [
     {"allowed_token_ids": list(range(7, 300, 3)), "logit_bias": {10: 2.0}, "min_tokens": 3},
     {"logits_processors": [favour_new], "min_p": 0.02},
 ]
-"""What requests ask of the sampler besides; their number is odd, so that each is greedy and seeded in turn."""
+"""Additional sampling parameters; their number is odd, so that each is greedy and seeded in turn."""
 
 
 def params(number: int, model: str = "tiny") -> SamplingParams:
@@ -101,7 +101,7 @@ def params(number: int, model: str = "tiny") -> SamplingParams:
     )
 
 
-def told(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[int, str]]]]:
+def result_of(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[int, str]]]]:
     """Tokens, log-probabilities and entropies to the last bit, the prompt's log-probabilities too."""
     rows = [row or {} for row in output.prompt_logprobs or []]
     completion = output.outputs[0]
@@ -113,13 +113,13 @@ def told(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[int, s
 def alone(model: str, formats: tuple[str, str]) -> list[Any]:
     """Each request by itself, nothing shared, on one thread."""
     with load(model, formats, 512, 1, enable_prefix_caching=False) as llm:
-        return [told(llm.generate(prompt, params(n, model))[0]) for n, prompt in enumerate(prompts(model))]
+        return [result_of(llm.generate(prompt, params(n, model))[0]) for n, prompt in enumerate(prompts(model))]
 
 
 def at_once(llm: LLM, model: str) -> list[Any]:
     """All of them."""
     outputs = llm.generate(prompts(model), [params(number, model) for number in range(REQUESTS)])
-    return [told(output) for output in outputs]
+    return [result_of(output) for output in outputs]
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
@@ -162,7 +162,7 @@ def test_a_cache_that_holds_a_few_of_them(model: str, formats: tuple[str, str], 
 
 
 def test_structures_stages_and_drafts_in_a_small_cache() -> None:
-    """All that can go wrong at once: each request gets what it gets alone, where nothing is guessed."""
+    """All features at once: each request gets the same output as alone without speculative tokens."""
     formats = ("int8", "int8")
     text = {"type": "string", "maxLength": 8}
     schema = {"type": "object", "properties": {"name": text, "other": text}, "required": ["name", "other"]}
@@ -187,12 +187,12 @@ def test_structures_stages_and_drafts_in_a_small_cache() -> None:
     with load("tiny", formats, 64, 2, speculative_config=drafts, kv_cache_memory=FEW_PAGES * page_bytes) as llm:
         for _ in range(2):
             outputs = llm.generate(given, asked)
-            assert [told(output) for output in outputs] == [told(output) for output in plain]
+            assert [result_of(output) for output in outputs] == [result_of(output) for output in plain]
         # Predicted what comes, rightly up to the middle.
         halves = [output.outputs[0].token_ids[:20] + [7] * 20 for output in plain]
         predicted = [replace(one, prediction=tokens) for one, tokens in zip(asked, halves, strict=True)]
         outputs = llm.generate(given, predicted)
-        assert [told(output) for output in outputs] == [told(output) for output in plain]
+        assert [result_of(output) for output in outputs] == [result_of(output) for output in plain]
         assert all(output.metrics.accepted_tokens > 0 for output in outputs)
         metrics = llm.metrics()
         assert metrics.preemptions > 0
@@ -225,5 +225,5 @@ def test_a_state_restored_elsewhere(kv: str) -> None:
         restored = llm.restore_state(state)
         assert restored == prompt
         output = llm.generate(restored, params(REQUESTS - 1))[0]
-        assert told(output) == alone("tiny", ("int8", kv))[-1]
+        assert result_of(output) == alone("tiny", ("int8", kv))[-1]
         assert (output.num_cached_tokens or 0) >= len(prompt["prompt_token_ids"]) - PAGE_TOKENS

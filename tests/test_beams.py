@@ -59,7 +59,7 @@ Found = list[list[tuple[list[int], str, str, str | None, int | str | None]]]
 
 
 def search_prompts() -> list[TokensPrompt]:
-    """They begin as those of others do."""
+    """Prompts with common prefixes."""
     return prompts()[-len(SEARCHES) :]
 
 
@@ -190,7 +190,7 @@ def test_what_an_engine_cannot_search_is_named() -> None:
         llm.beam_search({"prompt_token_ids": [9] * 100}, BeamSearchParams(beam_width=6, max_tokens=8))
 
 
-def test_a_search_as_it_is_told() -> None:
+def test_the_example_of_the_documentation() -> None:
     prompt = "The capital of France is"
     with LLM(threads=1) as llm:
         output, other = llm.beam_search([prompt, "Once"], BeamSearchParams(beam_width=3, max_tokens=12))
@@ -290,7 +290,7 @@ def test_the_best_of_several() -> None:
         assert [each.token_ids for each in best.outputs] == [each.token_ids for each in expected[:2]]
         assert [each.index for each in best.outputs] == [0, 1]
         assert [each.seed for each in best.outputs] == [each.seed for each in expected[:2]]
-        # Log-probabilities are told where they were asked for.
+        # Log-probabilities are returned only if they were requested.
         del sampled["logprobs"]
         plain = SamplingParams(n=2, best_of=6, **sampled)
         untold = llm.generate(prompt, plain)[0].outputs

@@ -126,7 +126,7 @@ def test_the_engine_itself_is_measured(capsys: pytest.CaptureFixture[str]) -> No
 
 
 class Clock:
-    """What `time.perf_counter` says: the next of a list."""
+    """Replaces `time.perf_counter` by the next value of a list."""
 
     def __init__(self, times: Sequence[float]) -> None:
         self._times = iter(times)
@@ -139,7 +139,7 @@ CEILINGS = Ceilings(1.0, 2.0, 3.0, 4.0)
 
 
 def arrivals(monkeypatch: pytest.MonkeyPatch, point: Point, events: Sequence[tuple[float, int, int]]) -> Arrivals:
-    """What comes of tokens at times: time, sequence, count."""
+    """Returns the record of tokens at given times: time, sequence, count."""
     monkeypatch.setattr(time, "perf_counter", Clock([at for at, _, _ in events]))
     arrived = Arrivals(point)
     for number, (_, sequence, count) in enumerate(events):

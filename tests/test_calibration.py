@@ -25,7 +25,7 @@ pytestmark = pytest.mark.native
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 FAMILIES = ("llama", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "opt")
-"""Heads of all kinds, mixtures with and without a shared expert, latents, parallel and learned positions."""
+"""All kinds of heads, experts with and without a shared one, latent attention, parallel blocks, learned positions."""
 STDLIB = Path(sysconfig.get_path("stdlib"))
 SCORED = ("textwrap.py", "fractions.py", "reprlib.py", "linecache.py")
 """Files that training left out."""

@@ -91,7 +91,7 @@ def test_chat_of_async_llm_takes_the_same(engine: type[fakes.Engine]) -> None:
 
 
 class TestNamedTemplates:
-    """Which of a model's templates is taken."""
+    """Selection among the templates of a model."""
 
     @pytest.fixture
     def llm(self, model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> LLM:

@@ -37,7 +37,7 @@ def engine(fake_engine: type[fakes.Engine]) -> type[fakes.Engine]:
 
 
 def command(*arguments: str) -> list[str]:
-    """`ferrule` in a process of its own, slow enough to be interrupted."""
+    """Returns the command of a `ferrule` process that is slow enough to be interrupted."""
     return [sys.executable, "-c", PROGRAM, *arguments]
 
 
@@ -316,7 +316,7 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
 
 def test_every_parameter_of_sampling_has_an_option() -> None:
     names = {parameter.name for parameter in run_command.params}
-    # Functions have none; several completions are for programs; and structures have options of their own.
+    # Functions and several completions have no option; structured outputs have separate options.
     left = {"n", "best_of", "logits_processors", "structured_outputs"}
     assert set(SamplingParams.__dataclass_fields__) - names == left
 

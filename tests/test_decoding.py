@@ -22,11 +22,11 @@ NAMES = {
     "num_beams": "beam_width",
     "num_return_sequences": "n",
 }
-"""Of transformers and of ferrule, where they differ."""
+"""Names of transformers and of ferrule, where they differ."""
 
 
 def named(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the setting says, as ferrule has it."""
+    """Converts a setting to the fields of ferrule."""
     given = {NAMES.get(name, name): value for name, value in arguments.items()}
     if "eos_token_id" in given:
         given["stop_token_ids"] = [given.pop("eos_token_id")]
@@ -55,7 +55,7 @@ def test_as_transformers(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_change_nothing_of_it(case: str) -> None:
-    """What stages forbid, they forbid drafts too."""
+    """Stages also apply to draft tokens."""
     prompt, settings, _ = read(case)
     params = [SamplingParams(temperature=0, **named(setting["arguments"])) for setting in settings.values()]
     predicted = [

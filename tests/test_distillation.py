@@ -47,7 +47,7 @@ def check(llm: LLM, output: TopLogprobs, token_ids: list[int], k: int) -> None:
     assert output.token_ids.tolist() == token_ids
     assert (output.token_ids.dtype, output.top_ids.dtype, output.top_logprobs.dtype) == (np.int32, np.int32, np.float32)
     assert (output.top_ids == ids).all()
-    # Equal in float64 but for the last bits of a logarithm; then rounded once.
+    # Equal in float64 except for the last bits of a logarithm; then rounded once.
     np.testing.assert_array_max_ulp(output.top_logprobs, logprobs.astype(np.float32), 1)
 
 

@@ -55,7 +55,7 @@ def copy(case: str, directory: Path, **changes: Any) -> Path:
 
 
 def run_example(number: int) -> dict[str, Any]:
-    """What an example of the page defines."""
+    """Returns the names that an example of the page defines."""
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(EXAMPLES[number], "docs/add-an-architecture.md", "exec"), names)
     return names

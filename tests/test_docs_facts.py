@@ -1,4 +1,4 @@
-"""What pages of docs/ say of other files is so: paths, figures, messages, names of the environment."""
+"""Facts on pages of docs/ agree with their sources: paths, figures, messages, environment variables."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 TESTED_ELSEWHERE = {"docs/add-an-architecture.md": "test_docs.py"}
 """Pages whose Python needs what a test of their own gives it."""
 SERVER = "localhost:8000"
-"""Where pages say that a server listens."""
+"""Address of the server on pages."""
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ RESOURCES = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']?(?:https?:)?//"""
     r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*?\bhref=["']?(?:https?:)?//"""
 )
-"""What a browser fetches when it shows a page, from another host."""
+"""Resources of a page that a browser would load from another host."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built in a directory of its own, so that `make docs` may run beside."""
+    """Builds the site in a temporary directory, so that `make docs` can run at the same time."""
     directory = tmp_path_factory.mktemp("docs")
     shutil.copytree(DOCS, directory / "docs")
     for name in ("python", "examples"):

@@ -46,7 +46,7 @@ def load(model: str, formats: tuple[str, str], tokens: int, threads: int, **more
 
 @cache
 def texts() -> list[TokensPrompt]:
-    """Of one token up to seventy; many begin alike."""
+    """Texts of one to seventy tokens; many share a prefix."""
     numbers = random.Random(2)
     beginning = [numbers.randrange(7, 320) for _ in range(48)]
     made: list[TokensPrompt] = []

@@ -18,9 +18,9 @@ GOLDEN = Path(__file__).parent / "golden" / "encoders"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 CLASSIFIERS = [case for case in CASES if "classifier" in case]
 TOLERANCE = 1e-4
-"""Of the largest hidden state; of unit vectors, whose numbers are below 1; of the largest score."""
+"""Tolerances relative to the largest hidden state, to 1 for unit vectors, and to the largest score."""
 INT8_COSINE = 0.99
-"""Of an embedding of int8 weights with the exact one; random weights lose more than trained ones do."""
+"""Minimum cosine of an int8 embedding with the exact one; random weights lose more than trained ones."""
 TEXTS = 3
 
 

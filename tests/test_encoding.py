@@ -1,4 +1,4 @@
-"""`embed`, `classify` and `rerank`: how texts are read, what the engine is asked for, and what its numbers mean."""
+"""`embed`, `classify` and `rerank`: reading of texts, requests to the engine, and meaning of its results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def encoder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def open_llm(fake_engine: type[fakes.Engine], encoder: Callable[..., Path]) -> Callable[..., LLM]:
-    """Such an encoder on a fake engine."""
+    """Creates an encoder on a fake engine."""
     return lambda case, *, options=None, **files: LLM(encoder(case, **files), **(options or {}))
 
 
@@ -422,7 +422,7 @@ def test_portions_keep_within_a_step(open_llm: Callable[..., LLM]) -> None:
 
 @pytest.mark.native
 def test_a_cross_encoder_as_transformers_feeds_it(encoder: Callable[..., Path]) -> None:
-    """What ranks a pair is what the golden classifier gives for the same ids and kinds."""
+    """The score of a pair is that of the golden classifier for the same ids and token types."""
     with np.load(GOLDEN / "bert_classifier" / "golden.npz") as golden:
         ids, kinds = golden["input_ids_1"].tolist(), golden["token_type_ids_1"].tolist()
     second = kinds.index(1)

@@ -216,7 +216,7 @@ def test_statistics_of_rows(rows: list[tuple[list[float], list[float], int]], sh
     assert (found.top == ours.argmax(axis=1)).all()
     assert (found.reference_top_logprob == p.max(axis=1)).all()
     assert not divergences(ours, ours, targets).kld.any()
-    # What is added to a whole row changes no probability, but for the rounding of float32.
+    # A constant added to a whole row changes no probability, except by rounding in float32.
     moved = divergences(ours, theirs + np.float32(shift), targets)
     np.testing.assert_allclose(moved.kld, found.kld, atol=1e-3)
 

@@ -26,7 +26,7 @@ from serve_process import served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 UNITS = {"short", "s", "reqps", "percentunit", "Bps"}
-"""Those of Grafana's names for units that the dashboard has."""
+"""Grafana's names of the units in the dashboard."""
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 pytestmark = pytest.mark.native
@@ -104,7 +104,7 @@ def test_openai_client() -> None:
 
 
 def dashboard(prefix: str = "ferrule:") -> dict[str, Any]:
-    """As somebody has it whose server has this prefix."""
+    """Returns the dashboard for a server with this prefix."""
     return json.loads((EXAMPLES / "grafana.json").read_text().replace("ferrule:", prefix))
 
 

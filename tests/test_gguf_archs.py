@@ -16,7 +16,7 @@ pytestmark = pytest.mark.native
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-4
-"""Of the largest logit."""
+"""Tolerance, relative to the largest logit."""
 
 CASES = [
     *("llama", "llama3_rope", "llama_linear", "llama_tied", "llama_yarn", "mixtral", "qwen2", "qwen2_moe", "qwen3"),

@@ -124,7 +124,7 @@ def write_q8_0(path: Path, weights: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def random_weights() -> dict[str, Floats]:
-    """In the shapes of a small model."""
+    """Tensors in the shapes of a small model."""
     random = np.random.default_rng(6)
     with safe_open(GOLDEN / "model.safetensors", framework="np") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118

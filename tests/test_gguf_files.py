@@ -1,4 +1,4 @@
-"""Which GGUF file a name means, in folders and repositories that have many."""
+"""Selection of a GGUF file in directories and repositories with several."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from test_gguf_archs import CASES, GOLDEN, VARIANTS
 
 PEERS = Path(__file__).parents[1] / "benches" / "peers" / ".work"
 PYTHONS = sorted(PEERS.glob("llama.cpp-*/bin/python"))
-"""Of the environments that benches/peers/install makes."""
+"""Directory of the environments of benches/peers/install."""
 
 pytestmark = [
     pytest.mark.native,
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-3
-"""Of the largest logit: llama.cpp looks GELU up in a table of f16."""
+"""Tolerance, relative to the largest logit: llama.cpp computes GELU with a table of f16."""
 OTHERWISE = {
     "cohere": "converters drop the head, as published models have none",
     "cohere2": "converters drop the head, as published models have none",
@@ -47,7 +47,7 @@ TEXTS = [
     *("Once upon a time,", "def main():"),
 ]
 SURE = {"F16": 7, "Q8_0": 5}
-"""Of how many of them the continuation has no near ties: llama.cpp rounds activations where weights are Q8_0."""
+"""Number of cases without near ties in the continuation: llama.cpp rounds activations for Q8_0 weights."""
 
 READ_LOGITS = """
 import ctypes, json, sys

@@ -49,7 +49,7 @@ def test_random_blocks_give_the_oracles_numbers(tmp_path: Path, type_id: GGMLQua
     found = np.frombuffer(file.dequantize("w"), np.float32)
     expected = oracle(blocks, type_id).reshape(-1)
     assert found.size == expected.size
-    # What is no number is none in both; with what payload is not promised.
+    # NaN is NaN in both; its payload may differ.
     both_nan = np.isnan(found) & np.isnan(expected)
     differ = (found.view(np.uint32) != expected.view(np.uint32)) & ~both_nan
     assert not differ.any(), (np.flatnonzero(differ)[:5], found[differ][:5], expected[differ][:5])

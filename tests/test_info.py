@@ -27,7 +27,7 @@ from ferrule.archs.spec import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 KINDS = ("deepseek_v3", "gemma3", "gpt2", "gpt_oss", "opt", "qwen3_moe", "xglm")
-"""Latents, windows, positions, mixtures, untied and tied heads."""
+"""Latent attention, windows, positions, mixture of experts, tied and untied lm_head."""
 
 
 def spec_of(case: str) -> ModelSpec:
@@ -70,7 +70,7 @@ def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytes
 
 @pytest.mark.native
 @pytest.mark.parametrize("case", ["bert_classifier", "modernbert", "gemma3"])
-def test_encoders_are_read_whole_and_told_too(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoders_are_described(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     directory = GOLDEN.parent / "encoders" / case
     before, in_pieces = model_info(directory), model_info(directory, max_num_batched_tokens=1)
     with LLM(directory) as llm:
@@ -85,7 +85,7 @@ def test_encoders_are_read_whole_and_told_too(case: str, capsys: pytest.CaptureF
     assert ("a classifier of 1 label; no head" in text) == (case == "bert_classifier")
 
 
-def test_parsers_are_told_by_the_template(fake_engine: object, model_with: Callable[..., Path]) -> None:
+def test_parsers_follow_from_the_template(fake_engine: object, model_with: Callable[..., Path]) -> None:
     template = "{{ '<think>' }}{{ '</think>' }}{{ '<tool_call>' }}"
     info = model_info(model_with(tokenizer_config=json.dumps({"chat_template": template})))
     assert info["chat_template"]
@@ -230,7 +230,7 @@ def test_a_long_context_takes_a_window_of_cache_and_no_more() -> None:
 
 
 def verdict(monkeypatch: pytest.MonkeyPatch, *, available: int, **options: Any) -> tuple[bool, str]:
-    """Of the shape llama-8b, in a memory of so many bytes."""
+    """Returns the information about llama-8b with this number of bytes of memory."""
     from ferrule import _native
 
     measure = _native.measure
@@ -352,7 +352,7 @@ def test_sizes_for_people() -> None:
 
 
 def words(case: str) -> list[tuple[str, str, str]]:
-    """Of each kind of layer: its attention, its network, and what is around them."""
+    """Lines of each kind of layer: attention, feed-forward network, and norms."""
     spec = spec_of(case)
 
     def shown(group: LayerGroup) -> tuple[str, str, str]:

@@ -33,7 +33,7 @@ MODELS = {
     },
 }
 LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40), "phi3_longrope": (1, 16, 17, 30, 31, 32, 33, 100)}
-"""Of prompts: around a page, a chunk, the models' windows, and where the rotation changes."""
+"""Lengths of prompts: around a page, a chunk, the windows of the models, and a change of the rotary embedding."""
 USUAL_LENGTHS = (1, 2, 15, 16, 17, 63, 100, 200)
 WAYS = [(16, 1), (16, 2), (512, 1), (512, 2)]
 """Tokens in a step, and threads."""
@@ -41,7 +41,7 @@ NEW_TOKENS = 20
 
 
 FORMATS = [("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto"), ("int4", "int8")]
-"""Of the weights and of the cache."""
+"""Formats of the weights and of the KV cache."""
 
 
 def load(model: str, formats: tuple[str, str], tokens: int, threads: int, **more: Any) -> LLM:

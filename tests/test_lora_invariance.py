@@ -27,7 +27,7 @@ CASES = [
     ("deepseek_v3", ("int4", "int8")),
     ("qwen2_moe", ("int4", "f16")),
 ]
-"""Of the weights and of the cache."""
+"""Formats of the weights and of the KV cache."""
 NAMES = [None, "all", "some", "halves"]
 
 

@@ -32,15 +32,15 @@ def params(length: int = 8) -> SamplingParams:
     return SamplingParams(temperature=0.9, seed=3, max_tokens=length, logprobs=3, ignore_eos=True)
 
 
-def told(output: Any) -> Any:
+def result_of(output: Any) -> Any:
     return bits(output.outputs[0])
 
 
 def test_load_and_unload_beside_running_requests(paths: dict[str, Path]) -> None:
     names: list[str | None] = [None, "a", "b", "c"]
     with LLM(lora_modules=paths) as llm:
-        alone = {name: told(llm.generate(PROMPT, params(200), lora_request=name)[0]) for name in names}
-    assert len({str(told) for told in alone.values()}) == 4
+        alone = {name: result_of(llm.generate(PROMPT, params(200), lora_request=name)[0]) for name in names}
+    assert len({str(result) for result in alone.values()}) == 4
 
     async def test() -> None:
         async with AsyncLLM(lora_modules={"a": paths["a"], "b": paths["b"]}) as llm:
@@ -66,7 +66,7 @@ def test_load_and_unload_beside_running_requests(paths: dict[str, Path]) -> None
 
 def test_requests_come_in_while_adapters_come_and_go(paths: dict[str, Path]) -> None:
     with LLM(lora_modules=paths) as llm:
-        alone = {name: told(llm.generate(PROMPT, params(), lora_request=name)[0]) for name in paths}
+        alone = {name: result_of(llm.generate(PROMPT, params(), lora_request=name)[0]) for name in paths}
 
     async def test() -> None:
         async with AsyncLLM(max_num_seqs=4) as llm:
@@ -82,7 +82,7 @@ def test_requests_come_in_while_adapters_come_and_go(paths: dict[str, Path]) -> 
             async def ask(number: int) -> None:
                 name = "abc"[number % 3]
                 output = await last(llm.generate(PROMPT, params(), lora_request=LoRARequest(name, 1, paths[name])))
-                assert told(output) == alone[name]
+                assert result_of(output) == alone[name]
 
             churning = asyncio.create_task(churn())
             for first in range(0, 60, 12):
@@ -112,13 +112,13 @@ def test_an_adapter_loaded_again_finds_its_pages_and_another_does_not(paths: dic
 def test_a_state_is_of_its_adapter(paths: dict[str, Path]) -> None:
     with LLM(lora_modules=paths) as llm:
         state = llm.save_state(PROMPT, lora_request="a")
-        expected = told(llm.generate(PROMPT, params(), lora_request="a")[0])
+        expected = result_of(llm.generate(PROMPT, params(), lora_request="a")[0])
     with LLM(lora_modules={"again": paths["a"], "b": paths["b"]}) as llm:
         assert llm.restore_state(state) == PROMPT
         for name, found in (("b", 0), (None, 0), ("again", PAGES)):
             output = llm.generate(PROMPT, params(), lora_request=name)[0]
             assert output.num_cached_tokens == found
-            assert (told(output) == expected) == (name == "again")
+            assert (result_of(output) == expected) == (name == "again")
 
 
 def test_logits_and_scores_are_those_of_the_adapter(paths: dict[str, Path]) -> None:

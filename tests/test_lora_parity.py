@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 CASES = {"llama_qv": "llama", "llama_all": "llama", "phi3": "phi3", "gpt2": "gpt2"}
 """Each with its base."""
 TOLERANCE = 1e-4
-"""Of the largest logit."""
+"""Tolerance, relative to the largest logit."""
 
 
 def distance(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]) -> float:
@@ -27,7 +27,7 @@ def distance(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]) 
 @pytest.mark.parametrize("quantization", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
 def test_as_peft(case: str, quantization: str, request: pytest.FixtureRequest) -> None:
-    """Fused projections, matrices stored transposed, ranks and factors of their own: see tools/make_golden/lora.py."""
+    """Fused projections, transposed matrices, separate ranks and factors: see tools/make_golden/lora.py."""
     with np.load(ADAPTERS / case / "golden.npz") as golden:
         ids: list[int] = golden["input_ids"].tolist()
         expected, greedy = golden["logits"], golden["greedy"].tolist()

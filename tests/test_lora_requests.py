@@ -1,4 +1,4 @@
-"""Which request has which adapter: names, lists, first use, and what is refused; on a fake engine."""
+"""Adapters of requests: names, lists, first use, and errors; on a fake engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llm(fake_engine: type[fakes.Engine], paths: dict[str, Path]) -> Any:
 
 
 def ranks(engine: fakes.Engine) -> list[int | None]:
-    """Of the adapters of all requests so far; forgets them."""
+    """Returns the adapters of all requests so far and clears the list."""
     found = [None if lora is None else lora.rank for lora in engine.loras]
     engine.loras.clear()
     return found

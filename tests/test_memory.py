@@ -1,4 +1,4 @@
-"""What loading costs: weights are packed tensor by tensor, and the source's pages are given back."""
+"""Memory of loading: weights are packed tensor by tensor, and pages of the source are released."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ LLAMA_160M = {
     "tie_word_embeddings": True,
 }
 PARAMETERS = 137_822_208
-"""Of the matrices of llama-160m."""
+"""Bytes of the matrices of llama-160m."""
 CHILD = """
 import json, pathlib, sys
 from ferrule import LLM
@@ -119,7 +119,7 @@ def test_a_load_takes_the_packed_weights_and_little_more(quantization: str, bits
 
 
 def test_quantizing_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
-    """Of anonymous memory: what is mapped, the model's files, gives way. All weights together are 280 MB."""
+    """Limit of anonymous memory: mapped files can be evicted. All weights together are 280 MB."""
     peak, packed = figures_of(QUANTIZING, model_in(tmp_path), "bf16")
     assert packed >= 2 * PARAMETERS
     assert peak < LARGEST_TENSOR + (64 << 20)
@@ -140,7 +140,7 @@ def model_in(folder: Path, config: Mapping[str, object] = LLAMA_160M) -> Path:
 
 
 def figures_of(program: str, model: Path, quantization: str) -> tuple[int, int]:
-    """What a program prints: a peak, and bytes of packed weights."""
+    """Returns the output of a program: peak memory and bytes of packed weights."""
     child = [sys.executable, "-c", program, str(model), quantization]
     done = subprocess.run(child, capture_output=True, text=True, check=True)
     peak, packed = json.loads(done.stdout)

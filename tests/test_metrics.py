@@ -1,4 +1,4 @@
-"""What an engine and a request tell of themselves in numbers."""
+"""Metrics of engines and requests."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def python(program: str, *, cpu: str | None = None, isa: str | None = None) -> s
 
 
 def report(*, cpu: str | None = None, isa: str | None = None) -> dict[str, object]:
-    """What PROGRAM says."""
+    """Returns the output of PROGRAM."""
     done = python(PROGRAM, cpu=cpu, isa=isa)
     assert done.returncode == 0, f"exit {done.returncode} on {cpu or 'this machine'}: {done.stderr}"
     return json.loads(done.stdout.splitlines()[-1])
@@ -56,7 +56,7 @@ def report(*, cpu: str | None = None, isa: str | None = None) -> dict[str, objec
 
 @cache
 def here(isa: str) -> dict[str, object]:
-    """What PROGRAM says on this machine with these instructions."""
+    """Returns the output of PROGRAM on this machine with an instruction set."""
     return report(isa=isa)
 
 

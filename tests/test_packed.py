@@ -62,7 +62,7 @@ def copy_of(model: Path, to: Path) -> Path:
 
 
 def load(model: Path, **options: Any) -> dict[str, Any]:
-    """What a loaded model says of itself; fails on a warning."""
+    """Returns the information about a loaded model; fails on a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with LLM(model, threads=1, **options) as llm:
@@ -92,7 +92,7 @@ def test_a_packed_model_is_the_model_bit_for_bit(case: Path, tmp_path: Path) -> 
     assert bits(packed, quantization=quantization) == expected
 
 
-def test_every_format_is_packed_and_told(tmp_path: Path) -> None:
+def test_every_format_is_packed_and_reported(tmp_path: Path) -> None:
     for quantization in FORMATS:
         packed = quantize(None, tmp_path / quantization, format=quantization)
         info, before = load(packed), model_info(packed)
@@ -384,7 +384,7 @@ def test_list_and_rm(cache: PackedCache, model: Path, tmp_path: Path, capsys: py
     ("seconds", "text"),
     [(0, "just now"), (61, "1 minute ago"), (7300, "2 hours ago"), (200_000, "2 days ago"), (-9, "just now")],
 )
-def test_ages_are_told(seconds: float, text: str) -> None:
+def test_ages_are_shown(seconds: float, text: str) -> None:
     assert age_text(time.time() - seconds) == text
 
 
@@ -432,7 +432,7 @@ def test_what_comes_to_the_output_meanwhile_stays(model: Path, tmp_path: Path) -
 
 
 def test_an_overwritten_model_stays_until_another_is_whole(model: Path, tmp_path: Path) -> None:
-    """Where a process was killed between the two renames."""
+    """State after a process was killed between the two renames."""
     old = tmp_path / ".out.1-2.old"
     quantize(model, old)
     os.utime(old, (0, 0))
@@ -447,7 +447,7 @@ def test_quantize_refuses_a_mount_point_at_once(model: Path) -> None:
         quantize(model, "/dev/shm" if Path("/dev/shm").is_mount() else "/proc")
 
 
-def test_quantize_overwrites_its_own_work_when_told(model: Path, tmp_path: Path) -> None:
+def test_quantize_overwrites_its_own_work_with_overwrite(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()
     assert quantize(model, output, format="int8") == output
@@ -595,7 +595,7 @@ def test_row30_packed_weights_larger_than_memory_are_refused_unless_they_may_pag
 
 
 class Stop(SystemExit):
-    """What a handler of SIGTERM may raise."""
+    """Exception that a handler of SIGTERM may raise."""
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, Stop])

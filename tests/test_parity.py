@@ -24,13 +24,13 @@ OTHERWISE_TESTED = {"qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qw
 """Families whose files are read as those of others that have a case."""
 MIXTURES = [case for case in CASES if "expert" in (GOLDEN / case / "config.json").read_text()]
 TOLERANCE = 1e-4
-"""Of the largest logit."""
+"""Tolerance, relative to the largest logit."""
 INT8_CACHE_TOLERANCE = 0.02
-"""Of the largest logit, where at most 0.015 was measured: K, V and Q have 7 bits below the largest of their head."""
+"""Tolerance, relative to the largest logit; at most 0.015 was measured: K, V and Q have 7 bits."""
 MIXTURES_INT8_CACHE_TOLERANCE = 0.05
-"""Of rows in which the router decided as it should; what they look back upon may be of others."""
+"""Tolerance for rows with the right routing decision; they may attend to rows with another one."""
 MIXTURES_INT8_CACHE_BEYOND = 0.5
-"""Of the rows, where at most 0.15 were measured beyond that tolerance."""
+"""Share of rows beyond that tolerance; at most 0.15 was measured."""
 MIXTURES_INT8_CACHE_DIVERGENCE = 5e-3
 """Nats, the mean over all rows, where at most 0.0015 was measured; from equal probabilities it is 0.2."""
 INT8_CACHE_DIVERGENCE = 1e-3
@@ -93,7 +93,7 @@ def test_int8_cache_changes_little_of_what_a_model_says() -> None:
 
 
 def usual_distance(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32], case: str) -> float:
-    """The largest difference, as a part of the largest logit; of mixtures that of a row in the nearest quarter.
+    """Returns the largest difference relative to the largest logit; for experts, of the closest quarter of rows.
 
     A router of random weights is often undecided between two experts: the least change takes another.
     """
@@ -107,7 +107,7 @@ def row_distances(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.floa
 
 
 def mean_divergence(exact: npt.NDArray[np.float64], near: npt.NDArray[np.float64]) -> float:
-    """Of the probabilities of two logarithms, in nats; the mean over the rows."""
+    """Returns the mean KL divergence of rows of log-probabilities, in nats."""
     return float((np.exp(exact) * (exact - near)).sum(-1).mean())
 
 

@@ -1,6 +1,6 @@
 """The real engine and the process around it: rows 73, 74, 77 and 79 to 81 of the list of faults.
 
-Each case runs in a process of its own, since it may take that process along. Time limits have fivefold slack.
+Each case runs in a separate process, because it may end that process. Time limits have fivefold slack.
 """
 
 import os

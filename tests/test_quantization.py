@@ -1,4 +1,4 @@
-"""What quantized weights cost: bytes, and distance from the same model in f32."""
+"""Size and loss of quantized weights, relative to the same model in f32."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_near_the_golden_logits(case: str, quantization: str) -> None:
 
 
 def log_probabilities(llm: LLM, windows: list[list[int]]) -> NDArray[np.float64]:
-    """Of the second half of each window, so that each position has context."""
+    """Scores the second half of each window, so that each position has context."""
     logits = np.concatenate([llm.logits(window)[WINDOW // 2 :] for window in windows]).astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parent / "golden" / "quantized"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 REQUANTIZED_TOLERANCE = 0.03
-"""Of the largest logit: these models are random and narrow, so errors do not even out. Beside weights in f32,
-activations in int8, in groups of 32, would be 0.019 to 0.028 away."""
+"""Tolerance, relative to the largest logit: these models are random and narrow, so errors do not average out.
+With weights in f32, int8 activations in groups of 32 cause differences of 0.019 to 0.028."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -77,7 +77,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
     ),
     # Its modules are stored the other way round until they are quantized, and one of them is square.
     "gptq of gpt2": ("gpt2", gptq(4, 32, desc_act=True), files.gptq(4, 32, order=True)),
-    # All three projections in one matrix, and a mixture whose experts are matrices of their own.
+    # All three projections in one matrix, and a mixture of experts with separate matrices.
     "gptq of phi3": ("phi3", gptq(4, 32), files.gptq(4, 32)),
     "awq by row": ("llama", {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM"}, files.awq(-1)),
     "awq of phi3": ("phi3", {"quant_method": "awq", "bits": 4, "group_size": 32}, files.awq(32)),
@@ -112,7 +112,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
         compressed("float-quantized", strategy="block", block_structure=[16, 32], **FP8),
         files.fp8((16, 32), name="weight_scale"),
     ),
-    # Latents, whose keys are read by column, and a mixture.
+    # Latent attention, whose keys are read by column, and a mixture of experts.
     "fp8 of deepseek": (
         "deepseek_v3",
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 48]},
@@ -194,7 +194,7 @@ def test_any_packed(bits: int, group_size: int | None, symmetric: bool, order: b
 
 
 def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
-    """Before config.json said it, AutoGPTQ and AutoAWQ wrote files of their own."""
+    """Old versions of AutoGPTQ and AutoAWQ wrote separate files instead of fields in config.json."""
     for case, name in (("gptq_sym_g32", "quantize_config.json"), ("awq_g32", "quant_config.json")):
         folder = tmp_path / case
         shutil.copytree(GOLDEN / case, folder)
@@ -210,7 +210,7 @@ def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
             assert (llm.logits([5, 6, 7]) == other.logits([5, 6, 7])).all()
 
 
-def test_what_was_made_of_it_is_told() -> None:
+def test_the_conversion_is_reported() -> None:
     for quantization, words in (
         ("auto", "kept as stored if kernels support the format, else dequantized and re-quantized"),
         ("int8", "dequantized, then re-quantized as int8"),
@@ -226,7 +226,7 @@ def test_what_was_made_of_it_is_told() -> None:
 
 
 def test_what_kernels_know_runs_as_it_is_stored() -> None:
-    """And an embedding of numbers stays so, where no head shares it."""
+    """An unquantized embedding stays unquantized unless lm_head is tied to it."""
     for case, kept in (
         ("gptq_sym_g32", {"f16", "u4"}),
         ("awq_g32", {"f16", "u4"}),

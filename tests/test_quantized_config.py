@@ -1,4 +1,4 @@
-"""What configurations say of quantized weights, in their spellings, and how what cannot be is named."""
+"""Configurations of quantized weights in all formats, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -224,6 +224,6 @@ def test_files_of_old_versions_are_named_too(model_with: Callable[..., Path]) ->
         ("int4", "dequantized, then re-quantized as int4"),
     ],
 )
-def test_what_becomes_of_weights_is_told(quantization: str, words: str) -> None:
+def test_the_conversion_of_weights_is_reported(quantization: str, words: str) -> None:
     assert conversion_words(Mxfp4(), quantization) == words
     assert conversion_words(None, quantization) is None

@@ -27,7 +27,7 @@ def softmax(x: Row) -> Row:
 
 
 def entropy(p: Row) -> float:
-    """In nats."""
+    """Entropy of a row, in nats."""
     some = p[p > 0]
     return float(-(some * np.log(some)).sum())
 
@@ -40,7 +40,7 @@ def suppose(condition: bool) -> None:
 
 
 def far_from(values: Row, bound: float) -> None:
-    """Within rounding of a threshold either answer is right."""
+    """Rounding near a threshold may decide either way."""
     suppose(not (np.abs(values - bound) < NEAR).any())
 
 

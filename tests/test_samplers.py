@@ -28,7 +28,7 @@ FILTERS = {
     "epsilon_0.01": {"epsilon_cutoff": 0.01},
     "top_h_0.4": {"top_h": 0.4},
 }
-"""Those of warpers.json."""
+"""Names of the cases in warpers.json."""
 NEAR = 1e-6
 """Distance from a threshold within which rounding may decide."""
 
@@ -47,7 +47,7 @@ def sample(
 def oracle(
     logits: npt.NDArray[np.float32], params: dict[str, Any], prompt: list[int], output: list[int]
 ) -> tuple[list[int], npt.NDArray[np.float64]]:
-    """What must be kept, and how likely each is: one line a rule."""
+    """Returns the tokens to keep and their probabilities: one line per rule."""
     x = logits.astype(np.float64)
     for token, bias in params.get("logit_bias", {}).items():
         x[int(token)] += bias

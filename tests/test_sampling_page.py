@@ -82,7 +82,7 @@ TITLES = {
     "xtc": "XTC",
     "mirostat": "mirostat",
 }
-"""Of each stage's module, its row."""
+"""Row in the table of each stage's module."""
 
 
 @pytest.mark.native

@@ -1,4 +1,4 @@
-"""What sentence-transformers keeps beside a model: every module runs as it says, or is refused by its name."""
+"""Files of sentence-transformers: every module runs as specified, or is refused by name."""
 
 from __future__ import annotations
 

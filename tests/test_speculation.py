@@ -1,6 +1,6 @@
-"""What users say of speculation, and how it reaches the engine.
+"""Configuration of speculative decoding, and its values in the engine.
 
-That it changes no token is the matter of test_speculation_invariance.py.
+test_speculation_invariance.py checks that it changes no token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same bits with speculation as without: whatever is guessed, by whatever source, beside whoever."""
+"""Outputs are the same bit by bit with and without speculation, for all sources and batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}
 
 
 def predicted(model: str, formats: tuple[str, str]) -> list[SamplingParams]:
-    """Of each request what it gets alone, with more and more mistakes: tokens changed, left out, put in."""
+    """Predictions for each request with a growing number of mistakes: tokens changed, removed and inserted."""
 
     def mistaken(number: int) -> list[int]:
         tokens = [token for token, _ in alone(model, formats)[number]]
@@ -59,7 +59,7 @@ def test_predictions(model: str, formats: tuple[str, str], tokens: int) -> None:
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
 def test_a_draft_model(model: str, formats: tuple[str, str]) -> None:
-    """The model itself, with fewer bits: it guesses well, and not always."""
+    """The draft model is the model itself with fewer bits: most of its tokens are accepted."""
     config = {"model": str(MODELS[model]), "quantization": "int4", **ALWAYS}
     with load(model, formats, 64, 2, speculative_config=config) as llm:
         outputs = llm.generate(prompts(model), [params(number) for number in range(8)])

@@ -13,7 +13,7 @@ letters = st.text("abc", min_size=1, max_size=4)
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """What comes before the stop string that ends first; the longest of those that end together."""
+    """Returns the text before the stop string that ends first; the longest one if several end together."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

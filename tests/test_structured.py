@@ -240,7 +240,7 @@ def test_a_stop_string_may_end_it_before(llm: LLM) -> None:
 
 
 def test_what_is_forced_is_drafted(llm: LLM) -> None:
-    """A long name leaves no choice, and the tokens that it is written with are mostly those that were guessed."""
+    """A long name leaves no choice, and most of its speculative tokens are accepted."""
     name = "the little cat and the little dog"
     schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
     params = asking(json=schema | {"additionalProperties": False}, disable_any_whitespace=True)

@@ -83,7 +83,7 @@ class SlowToWake:
 def test_no_thread_waits_for_the_prompt_of_another(
     llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who steps and gets nothing for itself leaves the engine to others for a moment."""
+    """A thread that steps without a token for itself lets other threads use the engine."""
     monkeypatch.setattr(llm._driver, "_lock", SlowToWake())
     monkeypatch.setattr(driver, "HAND_OVER", 0.002)
     fake_engine.step_seconds, fake_engine.prefill_chunk = 0.002, 2
@@ -127,7 +127,7 @@ def test_an_interrupted_thread_loses_nothing_of_another(
 
 
 def handler(code: types.CodeType, offset: int) -> int | None:
-    """Where an exception raised by an instruction goes."""
+    """Delivery of an exception that an instruction raises."""
     table: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return next((entry.target for entry in table if entry.start <= offset < entry.end), None)
 

@@ -59,7 +59,7 @@ def test_gemma2_windows_and_soft_caps() -> None:
 
 
 def test_gemma3_old_config_spelling() -> None:
-    """Five layers of six have windows and a base of their own; scaling is for the others."""
+    """Five of six layers have windows and a separate RoPE base; scaling is for the others."""
     old = {"layer_types": LEFT_OUT, "rope_parameters": LEFT_OUT, "_sliding_window_pattern": LEFT_OUT}
     scaling = {"rope_type": "linear", "factor": 8.0}
     spec = spec_of("gemma3", **old, rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=scaling)

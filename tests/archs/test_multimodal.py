@@ -75,7 +75,7 @@ def test_qwen_vl_defaults() -> None:
 
 
 def test_text_config_default_sizes() -> None:
-    """As LLaVA 1.5, LLaVA 1.6 on Mistral and Gemma 3 4B are published."""
+    """Configurations of LLaVA 1.5, LLaVA 1.6 on Mistral and Gemma 3 4B as published."""
     llava = outer_spec({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32_064})
     assert (llava.vocab_size, llava.hidden_size, len(llava.layers), heads(llava)) == (32_064, 4096, 32, (32, 32, 128))
     assert outer_spec({"vocab_size": 32_064}).layers == llava.layers

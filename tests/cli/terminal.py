@@ -19,7 +19,7 @@ from typing import Self
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 20.0
-"""Until something expected must have been written."""
+"""Timeout for expected output, in seconds."""
 _WRITTEN = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 
 
@@ -48,7 +48,7 @@ class Terminal:
         """Everything so far."""
 
     def read_until(self, text: str) -> str:
-        """What was written up to a text, and with it."""
+        """Returns the output up to and including a text."""
         while text not in self._unread:
             assert select.select([self._controller], [], [], SECONDS)[0], f"no {text!r} in {self._unread!r}"
             new = os.read(self._controller, 10_000).decode(errors="replace")
@@ -89,7 +89,7 @@ class Terminal:
 
 
 class Screen:
-    """What is seen of what was written: lines that scrolled away, and those of the screen.
+    """Visible text of terminal output: the scrollback and the screen.
 
     It knows what the chat uses, and an unknown sequence is an error: colours, the cursor up, clearing to the end.
     """

@@ -29,7 +29,7 @@ from ferrule._cli import main
 sys.exit(main())
 """
 REAL = [sys.executable, "-m", "ferrule", "chat"]
-"""On the embedded model."""
+"""Runs `ferrule chat` with the embedded model."""
 SLOW = [sys.executable, "-c", PROGRAM, "chat"]
 """On the fake, with 5 ms a token."""
 

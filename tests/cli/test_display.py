@@ -35,7 +35,7 @@ BLOCKS = [
 
 
 class Recorded:
-    """A display on a screen of its own."""
+    """A display with its own screen buffer."""
 
     def __init__(self, height: int, width: int) -> None:
         self.file = io.StringIO()
@@ -97,7 +97,7 @@ def test_every_letter_of_an_answer_is_there_once() -> None:
     assert text == "First para\ngraph.\n\nSecond, with <b>tags</b> and vector<int>.\n\n • item\n"
 
 
-def test_reasoning_is_told_apart() -> None:
+def test_reasoning_is_styled_differently() -> None:
     recorded = Recorded(12, 40)
     for delta in (Delta(reasoning="Let me"), Delta(reasoning=" think\nof it"), Delta("Paris.")):
         recorded.display.add(delta)

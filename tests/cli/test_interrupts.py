@@ -19,15 +19,15 @@ import sys
 from ferrule import LLM
 from ferrule._cli import main
 
-def told(self, *arguments, stream=LLM.stream, **more):
+def announced_stream(self, *arguments, stream=LLM.stream, **more):
     print("prefill", file=sys.stderr, flush=True)
     return stream(self, *arguments, **more)
 
-LLM.stream = told
+LLM.stream = announced_stream
 sys.exit(main())
 """
 PROMPT = "word " * 10_000
-"""As many tokens."""
+"""Prompt of about ten thousand tokens."""
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--speculative-method", "ngram")])

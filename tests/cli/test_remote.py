@@ -38,7 +38,7 @@ ANSWER = [": a comment", chunk(role="assistant", content=""), chunk(reasoning_co
 
 
 class Served:
-    """What a test's server says, and what it was asked."""
+    """Responses of a test server, and the requests it received."""
 
     def __init__(self) -> None:
         self.models: object = MODELS

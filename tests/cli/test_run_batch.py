@@ -160,7 +160,7 @@ def test_requests_may_call_the_model_otherwise(batch: Batch) -> None:
     assert said(answers[0]) == said(answers[1])
 
 
-def test_models_that_are_called_otherwise_are_told_before_anything_is_asked(batch: Batch, tmp_path: Path) -> None:
+def test_other_model_names_are_reported_before_any_request_runs(batch: Batch, tmp_path: Path) -> None:
     lines = ["{", chat_request(0, model="gpt-4o mini"), chat_request(1, model="other")]
     code, answers, err = batch(*lines)
     assert (code, answers, (tmp_path / "out.jsonl").exists()) == (2, [], False)
@@ -264,7 +264,7 @@ def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     content = target.read_bytes()
     kept = content.split(b"\n")[:2]
-    for torn in (b"", b'{"id": "batch', content.split(b"\n")[2]):  # the last is whole but for its end
+    for torn in (b"", b'{"id": "batch', content.split(b"\n")[2]):  # the last is complete except for its newline
         target.write_bytes(b"".join(line + b"\n" for line in kept) + torn)
         code, answers, err = batch(*lines)
         assert code == 1  # of the second line, however old its error is

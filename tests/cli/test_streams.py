@@ -114,7 +114,7 @@ def test_66_a_batch_that_nobody_follows_is_answered(tmp_path: Path) -> None:
 
 
 def test_66_a_server_whose_log_nobody_reads_goes_on() -> None:
-    """As `ferrule serve 2>&1 | head -1` leaves it."""
+    """A closed stderr, as in `ferrule serve 2>&1 | head -1`."""
     process = subprocess.Popen(
         command("serve", "--port", "0"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -1,1 +1,1 @@
-"""What goes wrong, and what must happen then: one test for each way, each in a process of its own."""
+"""Fault tests: each injects one fault in a separate process and checks the resulting error."""

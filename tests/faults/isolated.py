@@ -1,4 +1,4 @@
-"""Runs a piece of Python in a process of its own, where it may die, hang or eat memory without harm.
+"""Runs Python code in a separate process, which may crash, hang or exhaust memory.
 
 The promise that the tests hold ferrule to: any bad input ends in a typed error within a second, at the cost of the
 file's size and 16 MiB. Wall-clock limits are asserted with fivefold slack, because machines are noisy.
@@ -48,7 +48,7 @@ print(json.dumps(report))
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a piece of Python ended."""
+    """Result of a process."""
 
     error: str | None
     """The class of the exception that ended it, or None."""
@@ -56,7 +56,7 @@ class Outcome:
     """That class and all that it derives from."""
     message: str
     seconds: float
-    """Of the fault alone, without the start of Python and the warm-up."""
+    """Seconds of the fault, without the start of Python and the warm-up."""
     extra_bytes: int
     """Peak of resident memory above that at the fault's beginning."""
 
@@ -69,7 +69,7 @@ def run(
     timeout: float = 60.0,
     environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """What happens when `fault` runs after `warm_up`; both see `arguments`.
+    """Runs `fault` after `warm_up` in a new process; both see `arguments`.
 
     The process may map `address_space` bytes and take `timeout` seconds. Fails where it dies of a signal or hangs.
     """

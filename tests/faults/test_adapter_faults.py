@@ -256,7 +256,7 @@ def test_modules_that_adapters_cannot_change(adapter: Path, model: str, module: 
 
 
 def test_an_adapter_larger_than_memory_is_refused_with_both_numbers(adapter: Path, tmp_path: Path) -> None:
-    """Its file is sparse: it claims four times the machine's memory."""
+    """The file is sparse and claims four times the memory of the machine."""
     hidden, rank = 256, 65_536
     of_layer = 7 * 2 * hidden * rank * 4
     layers = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // of_layer + 1

@@ -188,7 +188,7 @@ def part_without_tensors(folder: Path) -> None:
     replace(part(1), tensors=[]).write(folder / part_name(1))
 
 
-def part_with_anothers_tensor(folder: Path) -> None:
+def split_file_with_duplicate_tensor(folder: Path) -> None:
     replace(part(1), tensors=[floats("w0", 1.0)]).write(folder / part_name(1))
 
 
@@ -209,7 +209,7 @@ PART_FAULTS: list[tuple[Callable[[Path], None], list[str]]] = [
     (part_that_is_none, [part_name(1), "split.count = nothing"]),
     (part_that_is_broken, [part_name(1), "is truncated in the version"]),
     (part_without_tensors, [part_name(0), "split.tensors.count is 3", "2 tensors"]),
-    (part_with_anothers_tensor, [part_name(1), '"w0"', part_name(0)]),
+    (split_file_with_duplicate_tensor, [part_name(1), '"w0"', part_name(0)]),
     (part_that_leaves, [part_name(1), "outside", "refused"]),
     (first_part_of_a_million, [part_name(0), "split.count", "got 1000000", "99999"]),
 ]

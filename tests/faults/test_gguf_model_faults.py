@@ -1,4 +1,4 @@
-"""GGUF files that are well-formed and say what cannot be: rows 18, 19 and 36 of the list of faults, and sizes.
+"""Well-formed GGUF files with invalid values: rows 18, 19 and 36 of the list of faults, and sizes.
 
 Each is the embedded model's file with one key changed, or one tensor.
 """

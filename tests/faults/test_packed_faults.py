@@ -176,7 +176,7 @@ def test_codes_of_any_bits_are_run_or_refused(broken: Path, packed: Path) -> Non
     assert outcome.error is None, outcome.message
 
 
-# Rows 64 and 65: a model of three million weights, so that there is time to be killed in.
+# Rows 64 and 65: a model of three million weights, so that packing takes long enough to be killed.
 
 LAYERS, HIDDEN, INNER, VOCAB = 3, 256, 1024, 1024
 KILLS = 20
@@ -238,7 +238,7 @@ def begun(program: str, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 def seconds_of(program: str, *arguments: str, **environment: str) -> float:
-    """How long it works undisturbed."""
+    """Seconds that packing takes without interruption."""
     start = time.monotonic()
     child = begun(program, *arguments, **environment)
     with child:

@@ -1,6 +1,6 @@
 """Bad configurations, prompts and parameters, rows 31 to 35, 39 to 42 and 46 to 54, on the real engine.
 
-One or a few of each row, in a process of its own; the tests of each part go through the variants.
+One or a few cases of each row, in separate processes; the tests of each module cover the variants.
 """
 
 import json
@@ -176,7 +176,7 @@ def test_row53_a_prompt_that_the_pool_cannot_hold() -> None:
     ],
 )
 def test_row54_the_unbounded_ends_at_the_length(structure: str) -> None:
-    """It is followed as far as it goes, in the time of any other request."""
+    """The longest valid grammar runs in the time of any other request."""
     outcome = run(f"structured({structure})", warm_up=WARM_UP)
     assert outcome.error is None, outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK

@@ -1,4 +1,4 @@
-"""Chat templates that would take all time or all memory (rows 42 to 45), each in a process of its own.
+"""Chat templates that would use unlimited time or memory (rows 42 to 45), each in a separate process.
 
 Every way that is known to make much of little, and every operation on a value that holds itself twice, sixty times
 over: its text has 2^60 parts.

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 def read(
     directory: Path, change: Callable[[Json], None], piece: str = "Hello there, world. ", count: int = 1
 ) -> Outcome:
-    """What becomes of a text with the embedded tokenizer, changed."""
+    """Encodes a text with a modified copy of the embedded tokenizer."""
     tokenizer = json.loads((TINY / "tokenizer.json").read_text())
     change(tokenizer)
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))

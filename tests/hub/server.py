@@ -22,7 +22,7 @@ class Repository:
     files: dict[str, bytes]
     gated: bool = False
     token: str | None = None
-    """Without it the hub denies that the repository exists."""
+    """Token without which the hub reports that the repository does not exist."""
     revisions: tuple[str, ...] = ("main", COMMIT)
     slow: frozenset[str] = frozenset()
     """Files that come by half a megabyte in a tenth of a second."""
@@ -57,11 +57,11 @@ class Hub:
 
     @property
     def endpoint(self) -> str:
-        """For HF_ENDPOINT."""
+        """URL for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def downloads(self) -> set[str]:
-        """Files whose content was asked for."""
+        """Files whose content was requested."""
         return {
             path.split("/resolve/")[1].split("/", 1)[1]
             for method, path in self.asked

@@ -1,5 +1,5 @@
-"""Models of the hub, from a server on loopback; each case in a process of its own, as the library reads its
-environment when it is imported."""
+"""Models of the hub, from a server on loopback. Each case runs in a separate process, because the library reads its
+environment on import."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def home(tmp_path: Path) -> Path:
 def load(
     hub: Hub, home: Path, model: str = "org/model", revision: str = "", *, code: str = LOAD, **environment: str
 ) -> str:
-    """What came of loading a model: its first tokens, or the error."""
+    """Loads a model and returns its first tokens or the error."""
     hub.asked.clear()
     hub.authorizations.clear()
     base = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}

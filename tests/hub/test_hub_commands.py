@@ -1,4 +1,4 @@
-"""`ferrule pull`, `list` and `rm`: models of the hub on this machine, each case in processes of their own."""
+"""`ferrule pull`, `list` and `rm`: downloaded models of the hub; each case runs in separate processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 
 def ferrule(environment: dict[str, str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    """What a command writes to stdout and stderr."""
+    """Returns the output of a command on stdout and stderr."""
     process = subprocess.run(
         [*COMMAND, *arguments], env=environment, cwd=TESTS, capture_output=True, text=True, timeout=60, check=False
     )

@@ -49,7 +49,7 @@ def read(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, st
 
 
 def given_out(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, str | None, Calls]:
-    """What a stream has given out of a text that is not over."""
+    """Returns the deltas of an unfinished text."""
     parser, message = form.parser(**options), MessageDelta()
     for piece in text:
         message += parser.feed(piece)

@@ -1,4 +1,4 @@
-"""What holds for every parser: any split of a text gives one message, no text is lost, time is linear in its length."""
+"""Properties of all parsers: any split gives the same message, no text is lost, time is linear."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_number_of_thousands_of_digits_is_text(name: str, text: str) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), reasoning_open=st.booleans())
 def test_no_word_is_lost(name: str, data: st.DataObject, reasoning_open: bool) -> None:
-    """But for the values of keys that a call does not have, none of which is here, and harmony's headers."""
+    """Except harmony's headers, all words of a text are part of the message."""
     form = FORMS[name][0]
     fragments = [*FORMS[name][1], " ", "\n", "{", "}", "[", "]", "(", ")", ",", "#", "#"]
     drawn = "".join(data.draw(st.lists(st.sampled_from(fragments), max_size=15)))

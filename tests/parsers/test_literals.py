@@ -31,7 +31,7 @@ def test_what_python_writes_is_read_back(value: object) -> None:
 
 @given(text=st.text("()[]{}'\"\\,:.0123xeE+-_ \nTrueNoneabrf", max_size=20))
 def test_nothing_but_value_errors(text: str) -> None:
-    """And what is read is what Python reads, where Python reads it."""
+    """Values agree with Python's parser where Python parses the text."""
     try:
         value = read_literal(text)
     except ValueError:

@@ -30,7 +30,7 @@ MISTRAL = MessageFormat("mistral", "mistral")
         ('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": 1}', None, [("f", '{"a": 1}')]),
         ('[TOOL_CALLS]f{"a": 1}', None, [("f", '{"a": 1}')]),
         ('[TOOL_CALLS]f[ARGS]{"a": 1} And then?', "And then?", [("f", '{"a": 1}')]),
-        # The next call ends an unfinished one, but for markers in strings.
+        # The next call ends an unfinished one, except if its marker is in a string.
         ('[TOOL_CALLS]f[ARGS]{"a": [1[TOOL_CALLS]g[ARGS]{}', None, [("f", '{"a": [1'), ("g", "{}")]),
         ('[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]g[ARGS]{}', None, [("f", '{"a": "[TOOL_CALLS]g[ARGS]{}')]),
         ("[TOOL_CALLS]f[ARGS]", None, [("f", "")]),

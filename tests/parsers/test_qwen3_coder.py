@@ -13,7 +13,7 @@ PLAIN, TYPED = MessageFormat("qwen3_coder"), MessageFormat("qwen3_xml", tools=WE
 
 
 def call(*parameters: str, name: str = "get_weather") -> str:
-    """As the model writes it; each parameter is `key=value`."""
+    """Formats a call as the model does; each parameter is `key=value`."""
     tags = "".join("<parameter={}>\n{}\n</parameter>\n".format(*each.split("=", 1)) for each in parameters)
     return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
 
