@@ -31,7 +31,9 @@ test: ## run all tests: Rust and Python
 check: lint test ## run lint and test
 
 rust-test: tools ## run the tests of the crates
-	cargo test --workspace --exclude ferrule-python
+	@# Instruction sets of this machine alone: it could not run the others, and they take most of the time to compile.
+	cargo test --workspace --exclude ferrule-python \
+	    --no-default-features --features "$$(scripts/host-isas ferrule-kernels/)"
 
 python-test: develop ## run the tests of the Python package with a developer build
 	$(PYTEST) tests
@@ -49,8 +51,8 @@ lint: $(VENV)/ready ## check formatting, lints, types, import layers and prose; 
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(UV) lock --check
 
-develop: $(VENV)/ready ## install a developer build (optimized, no LTO)
-	$(MATURIN) develop --quiet
+develop: $(VENV)/ready ## install a developer build: optimized, for the instruction sets of this machine
+	$(MATURIN) develop --quiet --no-default-features --features "pyo3/abi3-py311 $$(scripts/host-isas)"
 
 release: $(VENV)/ready ## install the release build
 	$(MATURIN) develop --quiet --release

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::arch::{ByteLine, Isa, Kernel, LANES, LINE, Simd};
+use crate::arch::{ByteLine, Dot, DotKernel, Isa, Kernel, LANES, LINE, Simd};
 use crate::memory::{AllocError, PageSlice};
 use crate::{Exec, PoolError};
 
@@ -139,7 +139,7 @@ pub fn f32_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
 /// [`PoolError`] if `exec` was cancelled.
 pub fn int8_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     const STEPS: usize = 200_000;
-    operations(exec, LINE * 2 * STEPS, |isa| isa.run(Dots(STEPS)))
+    operations(exec, LINE * 2 * STEPS, |isa| isa.run_dot(Dots(STEPS)))
 }
 
 /// Measures the operations per second of `chains`, which returns its number of chains of `each` operations.
@@ -188,12 +188,12 @@ impl MultiplyAdds {
 
 struct Dots(usize);
 
-impl Kernel for Dots {
+impl DotKernel for Dots {
     /// Number of concurrent chains.
     type Output = usize;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> usize {
+    fn run<S: Dot>(self, simd: S) -> usize {
         // As in `MultiplyAdds`. A weight bias means that a dot product is one instruction. Otherwise a product needs
         // additional registers, and only its final addition depends on the previous product.
         match S::TILE_ROWS * S::TILE_PANELS {
@@ -209,7 +209,7 @@ impl Dots {
     /// Multiplies one line of weights with `N` rows in each iteration. All products differ, within and between
     /// iterations, so that the compiler cannot share instructions of a multi-instruction dot product.
     #[inline(always)]
-    fn chains<S: Simd, const N: usize>(self, simd: S) -> usize {
+    fn chains<S: Dot, const N: usize>(self, simd: S) -> usize {
         const LINES: usize = 64;
         let weights = black_box([ByteLine([3; LINE]); LINES]);
         let rows = black_box([ByteLine([1; LINE]); N]);

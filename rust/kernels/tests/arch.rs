@@ -28,3 +28,27 @@ fn every_half_float_widens_exactly() {
         isa.run(Widen(|bits| half::bf16::from_bits(bits).to_f32(), true));
     }
 }
+
+/// Tests go through `Isa::available`: an instruction set that the machine has and the build lacks would go untested.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_build_includes_every_instruction_set_of_this_machine() {
+    let flags = std::fs::read_to_string("/proc/cpuinfo").expect("/proc/cpuinfo");
+    let flags: Vec<_> = flags.lines().find(|line| line.starts_with("flags")).expect("flags").split(' ').collect();
+    let has = |names: &[&str]| names.iter().all(|name| flags.contains(name));
+    let avx2 = has(&["avx2", "fma", "f16c"]);
+    let avx512 = avx2 && has(&["avx512f", "avx512bw", "avx512vl", "avx512dq"]);
+    let mut expected = vec!["scalar"];
+    for (name, has) in [
+        ("avx2", avx2),
+        ("avxvnni", avx2 && has(&["avx_vnni"])),
+        ("avx512", avx512),
+        ("avx512vnni", avx512 && has(&["avx512_vnni"])),
+    ] {
+        if has {
+            expected.push(name);
+        }
+    }
+    let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+    assert_eq!(available, expected);
+}

@@ -1,60 +1,61 @@
-//! AVX2 with FMA and F16C (Haswell, 2013, and Zen, 2017, onward): two registers hold the sixteen lanes.
+//! AVX2 with FMA and F16C (Haswell, 2013, and Zen, 2017, and later): two registers hold the sixteen lanes.
 
 use std::arch::x86_64::*;
 
-use super::simd::{Kernel, LANES, LINE, Simd};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd};
 
-/// Intrinsics of the features that the token stands for.
+/// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
     ($call:expr) => {{
-        // SAFETY: `self` exists only where detection saw these features; pointers come from references to whole vectors.
+        // SAFETY: `self` exists only where detection found these features; pointers come from references to whole
+        // vectors.
         unsafe { $call }
     }};
 }
 
-/// What tells the instruction sets with 256-bit registers apart.
+/// Dot product of an instruction set with 256-bit registers; the other operations are the same for all of them.
 pub trait Variant: Copy + Send + Sync + 'static {
-    /// See [`Simd::WEIGHT_BIAS`].
+    /// See [`Dot::WEIGHT_BIAS`].
     const WEIGHT_BIAS: u8;
 
-    /// See [`Simd::BYTE_TILE_ROWS`].
+    /// See [`Dot::BYTE_TILE_ROWS`].
     const BYTE_TILE_ROWS: usize;
 
-    /// See [`Simd::BY_CODES`].
+    /// See [`Dot::BY_CODES`].
     const BY_CODES: bool;
 
-    /// See [`Simd::dot`]; half of it.
+    /// Computes one half of [`Dot::dot`].
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
 
-    /// See [`Simd::partial`].
-    fn partial(_shares: [i16; 2]) -> i32 {
-        unreachable!("weights are multiplied")
+    /// See [`Dot::partial`].
+    fn partial(_halves: [i16; 2]) -> i32 {
+        unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// See [`Simd::dot_codes`]; half of it.
+    /// Computes one half of [`Dot::dot_codes`].
     fn dot_codes(self, _acc: __m256i, _codes: __m256i, _x: __m256i) -> __m256i {
-        unreachable!("weights are multiplied")
+        unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// See [`Simd::add_scaled`]; half of it.
+    /// Computes one half of [`Dot::add_scaled`].
     fn add_scaled(self, _acc: __m256i, _partial: __m256i, _scale: __m256i) -> __m256i {
-        unreachable!("weights are multiplied")
+        unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// Runs `kernel` in a function compiled with the variant's instructions.
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+    /// Runs `kernel` in a function that is compiled with the variant's instructions.
+    fn enter<K: DotKernel>(self, kernel: K) -> K::Output;
 }
 
-/// Proof that this machine has AVX2, FMA, F16C and what `V` adds.
+/// Proof that this machine has AVX2, FMA, F16C and the instructions of `V`.
 #[derive(Clone, Copy, Debug)]
 pub struct Ymm<V>(pub(super) V);
 
-/// Whether this machine has what every variant needs.
+/// Returns whether this machine has the features that all variants need.
 pub(super) fn detect_common() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// AVX2 alone.
+/// Variant that computes dot products with AVX2 alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(());
 
@@ -62,7 +63,7 @@ pub struct Plain(());
 pub type Avx2 = Ymm<Plain>;
 
 impl Avx2 {
-    /// A token if this machine has the instructions.
+    /// Returns a token if this machine has the instructions.
     #[must_use]
     pub fn detect() -> Option<Self> {
         detect_common().then_some(Self(Plain(())))
@@ -71,11 +72,12 @@ impl Avx2 {
 
 impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
-    // Eight accumulators; a product needs two more registers for weights, two for their magnitudes, and two on the way.
+    // Eight accumulators; a product needs two more registers for weights, two for their magnitudes, and two for
+    // intermediate results.
     const BYTE_TILE_ROWS: usize = 4;
     const BY_CODES: bool = true;
 
-    /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
+    /// AVX2 has no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
     #[inline(always)]
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
@@ -86,8 +88,8 @@ impl Variant for Plain {
     }
 
     #[inline(always)]
-    fn partial(shares: [i16; 2]) -> i32 {
-        bytemuck::cast(shares)
+    fn partial(halves: [i16; 2]) -> i32 {
+        bytemuck::cast(halves)
     }
 
     #[inline(always)]
@@ -101,22 +103,22 @@ impl Variant for Plain {
     }
 
     #[inline(always)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+    fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
+        // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
+        fn dot_with_features<K: DotKernel>(token: Avx2, kernel: K) -> K::Output {
             kernel.run(token)
         }
-        simd!(with_features(Ymm(self), kernel))
+        simd!(dot_with_features(Ymm(self), kernel))
     }
 }
 
-/// Lanes 0 to 7 and 8 to 15.
+/// Sixteen f32: lanes 0 to 7 and lanes 8 to 15.
 #[derive(Clone, Copy)]
 pub struct F32x16(__m256, __m256);
 
-/// Lanes 0 to 7 and 8 to 15, as i32 or as bytes.
+/// Sixteen i32 or sixty-four bytes: lanes 0 to 7 and lanes 8 to 15.
 #[derive(Clone, Copy)]
 pub struct Int512(__m256i, __m256i);
 
@@ -132,18 +134,20 @@ impl<V: Variant> Simd for Ymm<V> {
     type I32 = Int512;
     type Bytes = Int512;
 
-    const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
-    const BY_CODES: bool = V::BY_CODES;
-
     // 12 accumulators, two weights and a broadcast activation of 16 registers.
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 1;
-    const BYTE_TILE_ROWS: usize = V::BYTE_TILE_ROWS;
-    const BYTE_TILE_PANELS: usize = 1;
 
+    /// Runs the kernel as AVX2 does, whatever the variant, so that its code is compiled once for all variants.
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        self.0.enter(kernel)
+        // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
+            kernel.run(token)
+        }
+        simd!(with_features(Ymm(Plain(())), kernel))
     }
 
     #[inline(always)]
@@ -352,26 +356,6 @@ impl<V: Variant> Simd for Ymm<V> {
     }
 
     #[inline(always)]
-    fn dot(self, acc: Int512, w: Int512, x: Int512) -> Int512 {
-        Int512(self.0.dot(acc.0, w.0, x.0), self.0.dot(acc.1, w.1, x.1))
-    }
-
-    #[inline(always)]
-    fn partial(shares: [i16; 2]) -> i32 {
-        V::partial(shares)
-    }
-
-    #[inline(always)]
-    fn dot_codes(self, acc: Int512, codes: Int512, x: Int512) -> Int512 {
-        Int512(self.0.dot_codes(acc.0, codes.0, x.0), self.0.dot_codes(acc.1, codes.1, x.1))
-    }
-
-    #[inline(always)]
-    fn add_scaled(self, acc: Int512, partial: Int512, scale: Int512) -> Int512 {
-        Int512(self.0.add_scaled(acc.0, partial.0, scale.0), self.0.add_scaled(acc.1, partial.1, scale.1))
-    }
-
-    #[inline(always)]
     fn load_bytes(self, from: &[u8; LINE]) -> Int512 {
         let from: *const __m256i = from.as_ptr().cast();
         simd!(Int512(_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))))
@@ -465,5 +449,38 @@ impl<V: Variant> Simd for Ymm<V> {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         simd!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
+    }
+}
+
+impl<V: Variant> Dot for Ymm<V> {
+    const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
+    const BY_CODES: bool = V::BY_CODES;
+
+    const BYTE_TILE_ROWS: usize = V::BYTE_TILE_ROWS;
+    const BYTE_TILE_PANELS: usize = 1;
+
+    #[inline]
+    fn vectorize_dot<K: DotKernel>(self, kernel: K) -> K::Output {
+        self.0.enter(kernel)
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: Int512, w: Int512, x: Int512) -> Int512 {
+        Int512(self.0.dot(acc.0, w.0, x.0), self.0.dot(acc.1, w.1, x.1))
+    }
+
+    #[inline(always)]
+    fn partial(halves: [i16; 2]) -> i32 {
+        V::partial(halves)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: Int512, codes: Int512, x: Int512) -> Int512 {
+        Int512(self.0.dot_codes(acc.0, codes.0, x.0), self.0.dot_codes(acc.1, codes.1, x.1))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: Int512, partial: Int512, scale: Int512) -> Int512 {
+        Int512(self.0.add_scaled(acc.0, partial.0, scale.0), self.0.add_scaled(acc.1, partial.1, scale.1))
     }
 }

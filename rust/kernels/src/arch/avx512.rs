@@ -2,53 +2,52 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Kernel, LANES, LINE, Simd};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd};
 
-/// An intrinsic of the features that the token stands for.
+/// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
     ($call:expr) => {{
-        // SAFETY: `self` exists only where detection saw these features; pointers come from references to whole
+        // SAFETY: `self` exists only where detection found these features; pointers come from references to whole
         // vectors.
         unsafe { $call }
     }};
 }
 
-/// What tells the instruction sets with 512-bit registers apart.
+/// Dot product of an instruction set with 512-bit registers; the other operations are the same for all of them.
 pub trait Variant: Copy + Send + Sync + 'static {
-    /// See [`Simd::WEIGHT_BIAS`].
+    /// See [`Dot::WEIGHT_BIAS`].
     const WEIGHT_BIAS: u8;
 
-    /// See [`Simd::BY_CODES`].
+    /// See [`Dot::BY_CODES`].
     const BY_CODES: bool;
 
-    /// See [`Simd::dot`].
+    /// See [`Dot::dot`].
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
 
-    /// See [`Simd::partial`].
-    fn partial(_shares: [i16; 2]) -> i32 {
-        unreachable!("weights are multiplied")
+    /// See [`Dot::partial`].
+    fn partial(_halves: [i16; 2]) -> i32 {
+        unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// See [`Simd::dot_codes`].
+    /// See [`Dot::dot_codes`].
     fn dot_codes(self, _acc: __m512i, _codes: __m512i, _x: __m512i) -> __m512i {
-        unreachable!("weights are multiplied")
+        unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// See [`Simd::add_scaled`].
+    /// See [`Dot::add_scaled`].
     fn add_scaled(self, _acc: __m512i, _partial: __m512i, _scale: __m512i) -> __m512i {
-        unreachable!("weights are multiplied")
+        unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// Runs `kernel` in a function compiled with the variant's instructions.
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+    /// Runs `kernel` in a function that is compiled with the variant's instructions.
+    fn enter<K: DotKernel>(self, kernel: K) -> K::Output;
 }
 
-/// Proof that this machine has what every variant needs, AVX-512 F, BW, VL and DQ and what AVX2 needs, and what `V`
-/// adds.
+/// Proof that this machine has AVX-512 F, BW, VL and DQ, the features of AVX2, and the instructions of `V`.
 #[derive(Clone, Copy, Debug)]
 pub struct Zmm<V>(pub(super) V);
 
-/// Whether this machine has what every variant needs.
+/// Returns whether this machine has the features that all variants need.
 pub(super) fn detect_common() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -59,7 +58,7 @@ pub(super) fn detect_common() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-/// AVX-512 without VNNI: every AVX-512 CPU but Knights Landing (Skylake-SP, 2017).
+/// Variant without VNNI: every CPU with AVX-512 except Knights Landing (Skylake-SP, 2017).
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(());
 
@@ -67,7 +66,7 @@ pub struct Plain(());
 pub type Avx512 = Zmm<Plain>;
 
 impl Avx512 {
-    /// A token if this machine has the instructions.
+    /// Returns a token if this machine has the instructions.
     #[must_use]
     pub fn detect() -> Option<Self> {
         detect_common().then_some(Self(Plain(())))
@@ -78,7 +77,7 @@ impl Variant for Plain {
     const WEIGHT_BIAS: u8 = 0;
     const BY_CODES: bool = true;
 
-    /// There is no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
+    /// AVX-512 without VNNI has no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
@@ -90,8 +89,8 @@ impl Variant for Plain {
     }
 
     #[inline(always)]
-    fn partial(shares: [i16; 2]) -> i32 {
-        bytemuck::cast(shares)
+    fn partial(halves: [i16; 2]) -> i32 {
+        bytemuck::cast(halves)
     }
 
     #[inline(always)]
@@ -105,14 +104,14 @@ impl Variant for Plain {
     }
 
     #[inline(always)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+    fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
+        // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-        fn with_features<K: Kernel>(token: Avx512, kernel: K) -> K::Output {
+        fn dot_with_features<K: DotKernel>(token: Avx512, kernel: K) -> K::Output {
             kernel.run(token)
         }
-        simd!(with_features(Zmm(self), kernel))
+        simd!(dot_with_features(Zmm(self), kernel))
     }
 }
 
@@ -121,19 +120,21 @@ impl<V: Variant> Simd for Zmm<V> {
     type I32 = __m512i;
     type Bytes = __m512i;
 
-    const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
-    const BY_CODES: bool = V::BY_CODES;
-
     // 24 accumulators, two weights, and a broadcast activation of 32 registers.
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
-    // 24 accumulators, four weights, and a broadcast activation: the fewest loads for a product.
-    const BYTE_TILE_ROWS: usize = 6;
-    const BYTE_TILE_PANELS: usize = 4;
 
+    /// Runs the kernel as AVX-512 without VNNI does, whatever the variant, so that its code is compiled once for all
+    /// variants.
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        self.0.enter(kernel)
+        // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        fn with_features<K: Kernel>(token: Avx512, kernel: K) -> K::Output {
+            kernel.run(token)
+        }
+        simd!(with_features(Zmm(Plain(())), kernel))
     }
 
     #[inline(always)]
@@ -298,26 +299,6 @@ impl<V: Variant> Simd for Zmm<V> {
     }
 
     #[inline(always)]
-    fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
-        self.0.dot(acc, w, x)
-    }
-
-    #[inline(always)]
-    fn partial(shares: [i16; 2]) -> i32 {
-        V::partial(shares)
-    }
-
-    #[inline(always)]
-    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        self.0.dot_codes(acc, codes, x)
-    }
-
-    #[inline(always)]
-    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
-        self.0.add_scaled(acc, partial, scale)
-    }
-
-    #[inline(always)]
     fn load_bytes(self, from: &[u8; LINE]) -> __m512i {
         simd!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
@@ -400,5 +381,39 @@ impl<V: Variant> Simd for Zmm<V> {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         simd!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
+    }
+}
+
+impl<V: Variant> Dot for Zmm<V> {
+    const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
+    const BY_CODES: bool = V::BY_CODES;
+
+    // 24 accumulators, four weights, and a broadcast activation: the fewest loads for a product.
+    const BYTE_TILE_ROWS: usize = 6;
+    const BYTE_TILE_PANELS: usize = 4;
+
+    #[inline]
+    fn vectorize_dot<K: DotKernel>(self, kernel: K) -> K::Output {
+        self.0.enter(kernel)
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        self.0.dot(acc, w, x)
+    }
+
+    #[inline(always)]
+    fn partial(halves: [i16; 2]) -> i32 {
+        V::partial(halves)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        self.0.dot_codes(acc, codes, x)
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
+        self.0.add_scaled(acc, partial, scale)
     }
 }

@@ -1,13 +1,13 @@
-//! VNNI on 256-bit registers, in its two encodings: AVX-VNNI's (Alder Lake, 2021, and Zen 5, 2024, onward) and
-//! AVX-512's. The second runs wherever AVX-512 with VNNI does, which is always faster: it is there for tests alone, of
-//! the same code on machines that lack the first.
+//! VNNI on 256-bit registers, in its two encodings: that of AVX-VNNI (Alder Lake, 2021, and Zen 5, 2024, and later) and
+//! that of AVX-512. The second is for the tests of `Dot` alone, on machines that lack the first: where it runs, AVX-512
+//! with VNNI is faster.
 
 use std::arch::x86_64::*;
 
 use super::avx2::{Variant, Ymm, detect_common};
-use super::simd::Kernel;
+use super::simd::DotKernel;
 
-/// Writes a variant from its features and its instruction.
+/// Implements a variant from its features and its instruction.
 macro_rules! vnni {
     ($(#[$doc:meta])* $variant:ident, $token:ident, $features:tt, [$($feature:tt),*], $dot:ident) => {
         $(#[$doc])*
@@ -18,7 +18,7 @@ macro_rules! vnni {
         pub type $token = Ymm<$variant>;
 
         impl $token {
-            /// A token if this machine has the instructions.
+            /// Returns a token if this machine has the instructions.
             #[must_use]
             pub fn detect() -> Option<Self> {
                 (detect_common() $(&& is_x86_feature_detected!($feature))*).then_some(Self($variant(())))
@@ -33,20 +33,20 @@ macro_rules! vnni {
 
             #[inline(always)]
             fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
-                // SAFETY: `self` exists only where detection saw the instruction.
+                // SAFETY: `self` exists only where detection found the instruction.
                 unsafe { $dot(acc, w, x) }
             }
 
             #[inline(always)]
-            fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-                // Never inlined: kernels that call kernels would grow into functions that take the compiler minutes.
+            fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
+                // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
                 #[inline(never)]
                 #[target_feature(enable = $features)]
-                fn with_features<K: Kernel>(token: $token, kernel: K) -> K::Output {
+                fn dot_with_features<K: DotKernel>(token: $token, kernel: K) -> K::Output {
                     kernel.run(token)
                 }
-                // SAFETY: `self` exists only where detection saw these features.
-                unsafe { with_features(Ymm(self), kernel) }
+                // SAFETY: `self` exists only where detection found these features.
+                unsafe { dot_with_features(Ymm(self), kernel) }
             }
         }
     };

@@ -1,116 +1,170 @@
-//! Instruction sets. A capability is a value: a token that only detection can make.
+//! Instruction sets. Each is a token that only detection can make: whoever has the token may run the instructions.
 //!
-//! A kernel is written once against the vocabulary [`Simd`] and run with [`Isa::run`], which enters a function compiled
-//! for the chosen instruction set. Adding an instruction set is one file here (its token, its feature list, its
-//! vocabulary) and one line in `isa_registry`.
+//! A kernel is written once against the operations of [`Simd`] and run with [`Isa::run`], which enters a function that is
+//! compiled for the chosen instruction set. A kernel that also needs the int8 dot products of [`Dot`] is run with
+//! [`Isa::run_dot`]. Instruction sets that differ in their dot products alone share the code of all other kernels.
+//!
+//! Each instruction set is one file here (its token, its features, its operations), one line in `isa_registry` and one
+//! cargo feature. A build without a feature is faster to compile and cannot use that instruction set; scalar code is
+//! part of every build.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avx2"))]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avx512"))]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avx512vnni"))]
 mod avx512vnni;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avxvnni"))]
 mod avxvnni;
 mod scalar;
 mod simd;
 #[cfg(test)]
 mod tests;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avx2"))]
 pub use avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avx512"))]
 pub use avx512::Avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avx512vnni"))]
 pub use avx512vnni::Avx512Vnni;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "avxvnni"))]
 pub use avxvnni::AvxVnni;
-#[cfg(all(target_arch = "x86_64", test))]
-pub use avxvnni::AvxVnniEvex;
+#[cfg(all(target_arch = "x86_64", feature = "avxvnni", test))]
+use avxvnni::AvxVnniEvex;
 pub use scalar::Scalar;
-pub use simd::{ByteLine, Kernel, LANES, LINE, Simd};
+pub use simd::{ByteLine, Dot, DotKernel, Kernel, LANES, LINE, Simd};
 
-/// Writes [`Isa`] and its dispatch from one list, slowest first.
+/// Defines [`Isa`] and its dispatch from one list, slowest first. Each name is that of a cargo feature too, except
+/// `scalar`.
 macro_rules! isa_registry {
-    ($($(#[$cfg:meta])* $name:literal => $token:ident),* $(,)?) => {
-        /// An instruction set that this machine was seen to have.
+    (scalar => Scalar, $($name:literal => $token:ident),* $(,)?) => {
+        /// Instruction set that this machine has.
+        ///
+        /// ```
+        /// use ferrule_kernels::arch::{Isa, Kernel, LANES, Simd};
+        ///
+        /// struct Double<'a>(&'a mut [f32; LANES]);
+        ///
+        /// impl Kernel for Double<'_> {
+        ///     type Output = ();
+        ///
+        ///     #[inline(always)]
+        ///     fn run<S: Simd>(self, simd: S) {
+        ///         let x = simd.load(self.0);
+        ///         simd.store(simd.add(x, x), self.0);
+        ///     }
+        /// }
+        ///
+        /// let mut x = [1.5; LANES];
+        /// Isa::best().run(Double(&mut x));
+        /// assert_eq!(x, [3.0; LANES]);
+        /// ```
         #[derive(Clone, Copy, Debug)]
         pub enum Isa {
-            $($(#[$cfg])* #[doc = concat!("`", $name, "`")] $token($token)),*
+            /// `scalar`
+            Scalar(Scalar),
+            $(
+                #[doc = concat!("`", $name, "`")]
+                #[cfg(all(target_arch = "x86_64", feature = $name))]
+                $token($token),
+            )*
         }
 
         impl Isa {
-            /// Every name that this build knows, slowest first.
-            pub const NAMES: &'static [&'static str] = &[$($(#[$cfg])* $name),*];
+            /// Names of all instruction sets for this architecture, slowest first, whether or not this build includes them.
+            pub const NAMES: &'static [&'static str] = &["scalar", $(#[cfg(target_arch = "x86_64")] $name),*];
 
-            /// The instruction sets that this machine has, slowest first.
+            /// Returns the instruction sets that this machine has and this build includes, slowest first.
             #[must_use]
             pub fn available() -> Vec<Self> {
-                let mut found = Vec::new();
-                $($(#[$cfg])* found.extend($token::detect().map(Isa::$token));)*
+                let mut found = vec![Isa::Scalar(Scalar)];
+                $(
+                    #[cfg(all(target_arch = "x86_64", feature = $name))]
+                    found.extend($token::detect().map(Isa::$token));
+                )*
                 found
             }
 
-            /// The name that `FERRULE_ISA` takes.
+            /// Returns the name that `FERRULE_ISA` takes.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self { $($(#[$cfg])* Isa::$token(_) => $name),* }
+                match self {
+                    Isa::Scalar(_) => "scalar",
+                    $(
+                        #[cfg(all(target_arch = "x86_64", feature = $name))]
+                        Isa::$token(_) => $name,
+                    )*
+                }
             }
 
-            /// Runs `kernel` in a function compiled for this instruction set.
+            /// Runs `kernel` in a function that is compiled for this instruction set.
             #[inline]
             pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
-                match self { $($(#[$cfg])* Isa::$token(token) => token.vectorize(kernel)),* }
+                match self {
+                    Isa::Scalar(token) => token.vectorize(kernel),
+                    $(
+                        #[cfg(all(target_arch = "x86_64", feature = $name))]
+                        Isa::$token(token) => token.vectorize(kernel),
+                    )*
+                }
+            }
+
+            /// Runs `kernel` in a function that is compiled for this instruction set and its dot products.
+            #[inline]
+            pub fn run_dot<K: DotKernel>(self, kernel: K) -> K::Output {
+                match self {
+                    Isa::Scalar(token) => token.vectorize_dot(kernel),
+                    $(
+                        #[cfg(all(target_arch = "x86_64", feature = $name))]
+                        Isa::$token(token) => token.vectorize_dot(kernel),
+                    )*
+                }
             }
         }
     };
 }
 
 isa_registry! {
-    "scalar" => Scalar,
-    #[cfg(target_arch = "x86_64")]
+    scalar => Scalar,
     "avx2" => Avx2,
-    // For tests on machines without AVX-VNNI: those that have this have something faster.
-    #[cfg(all(target_arch = "x86_64", test))]
-    "avxvnni-evex" => AvxVnniEvex,
-    #[cfg(target_arch = "x86_64")]
     "avxvnni" => AvxVnni,
-    #[cfg(target_arch = "x86_64")]
     "avx512" => Avx512,
-    #[cfg(target_arch = "x86_64")]
     "avx512vnni" => Avx512Vnni,
 }
 
-/// Why `FERRULE_ISA` cannot be followed.
+/// Error of an instruction set name in `FERRULE_ISA`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// No instruction set has this name.
-    #[error("FERRULE_ISA={name:?} is not an instruction set that ferrule knows; it knows {}", Isa::NAMES.join(", "))]
+    #[error("FERRULE_ISA={name:?} is not the name of an instruction set; choose one of: {}", Isa::NAMES.join(", "))]
     Unknown {
-        /// What the variable held.
+        /// Value of the variable.
         name: String,
     },
-    /// The name is known, but this machine lacks the instructions.
-    #[error("FERRULE_ISA={name:?} needs instructions that this machine lacks; it has {available}")]
+    /// This machine lacks the instructions, or this build does not include them.
+    #[error(
+        "FERRULE_ISA={name:?} is not available: this machine lacks the instructions or this build leaves them out; \
+         choose one of: {available}"
+    )]
     Missing {
-        /// What the variable held.
+        /// Value of the variable.
         name: String,
-        /// What could be chosen instead.
+        /// Names that are available.
         available: String,
     },
 }
 
 impl Isa {
-    /// The fastest instruction set of this machine.
+    /// Returns the fastest instruction set that this machine has and this build includes.
     #[must_use]
     pub fn best() -> Self {
         Self::available().pop().unwrap_or(Isa::Scalar(Scalar))
     }
 
-    /// The instruction set called `name`.
+    /// Returns the instruction set called `name`.
     ///
     /// # Errors
-    /// [`IsaError`] if no instruction set has that name or this machine lacks it.
+    /// [`IsaError`] if no instruction set has that name, this machine lacks it, or this build does not include it.
     pub fn named(name: &str) -> Result<Self, IsaError> {
         let available = Self::available();
         if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
@@ -123,7 +177,7 @@ impl Isa {
         Err(IsaError::Missing { name: name.to_owned(), available: names.join(", ") })
     }
 
-    /// What `FERRULE_ISA` asks for, or the fastest where it is unset or empty.
+    /// Returns the instruction set that `FERRULE_ISA` names, or the fastest if the variable is unset or empty.
     ///
     /// # Errors
     /// [`IsaError`], as [`Isa::named`].

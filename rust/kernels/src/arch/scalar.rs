@@ -1,20 +1,35 @@
-//! Plain Rust: runs anywhere. On x86-64 the compiler turns the sixteen lanes into SSE2.
+//! Plain Rust that runs on every machine. On x86-64 the compiler turns the sixteen lanes into SSE2.
+//!
+//! Lanes are filled by counting loops: iterators and `std::array::from_fn` take the compiler several times as long.
 
-use super::simd::{Kernel, LANES, LINE, Simd};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd};
 
-/// The instruction set that every machine has.
+/// Instruction set that every machine has.
 #[derive(Clone, Copy, Debug)]
 pub struct Scalar;
 
 impl Scalar {
-    /// Every machine has it.
+    /// Returns the token; every machine has the instructions.
     #[must_use]
     pub fn detect() -> Option<Self> {
         Some(Self)
     }
 }
 
-/// Sixteen f32 in memory or in whatever registers the compiler finds.
+/// Makes an array of `$len` elements whose element `$i` is `$value`; `$zero` is any value of the type.
+macro_rules! fill {
+    ($zero:literal; $i:ident in $len:expr => $value:expr) => {{
+        let mut filled = [$zero; $len];
+        let mut $i = 0;
+        while $i < $len {
+            filled[$i] = $value;
+            $i += 1;
+        }
+        filled
+    }};
+}
+
+/// Sixteen f32, in memory or in registers that the compiler chooses.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct F32x16([f32; LANES]);
@@ -22,14 +37,14 @@ pub struct F32x16([f32; LANES]);
 impl F32x16 {
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+        Self(fill!(0.0; i in LANES => f(self.0[i], other.0[i])))
     }
 }
 
-/// An IEEE half float as f32, without branches, so that the compiler can do several at once.
+/// Widens an IEEE half float to f32 without branches, so that the compiler can widen several at once.
 ///
 /// With the bits in their new place the value is too small by 2^112, for subnormal numbers too; multiplying by that is
-/// exact. Infinity and NaN come out as large numbers and get the exponent that they should have.
+/// exact. Infinity and NaN become large numbers, whose exponent is then set.
 #[inline(always)]
 fn widen_f16(bits: u16) -> f32 {
     const SCALE: f32 = f32::from_bits((127 + 112) << 23);
@@ -51,17 +66,17 @@ pub struct U8x64([u8; LINE]);
 impl U8x64 {
     #[inline(always)]
     fn zip(self, other: Self, f: impl Fn(u8, u8) -> u8) -> Self {
-        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+        Self(fill!(0; i in LINE => f(self.0[i], other.0[i])))
     }
 
     #[inline(always)]
     fn pairs(self) -> [u16; LINE / 2] {
-        std::array::from_fn(|i| u16::from_le_bytes([self.0[2 * i], self.0[2 * i + 1]]))
+        fill!(0; i in LINE / 2 => u16::from_le_bytes([self.0[2 * i], self.0[2 * i + 1]]))
     }
 
     #[inline(always)]
     fn from_pairs(pairs: [u16; LINE / 2]) -> Self {
-        Self(std::array::from_fn(|i| pairs[i / 2].to_le_bytes()[i % 2]))
+        Self(fill!(0; i in LINE => pairs[i / 2].to_le_bytes()[i % 2]))
     }
 }
 
@@ -70,16 +85,12 @@ impl Simd for Scalar {
     type I32 = I32x16;
     type Bytes = U8x64;
 
-    const WEIGHT_BIAS: u8 = 0;
-    const BY_CODES: bool = true;
-
     // Sixteen xmm registers: two rows of one panel (8 accumulators) leave room for the weights.
     const TILE_ROWS: usize = 2;
     const TILE_PANELS: usize = 1;
-    const BYTE_TILE_ROWS: usize = 2;
-    const BYTE_TILE_PANELS: usize = 1;
 
-    #[inline]
+    // Not inlined, as in the other instruction sets: large functions take the compiler much longer than small ones.
+    #[inline(never)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }
@@ -96,12 +107,12 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn load_bf16(self, from: &[u16; LANES]) -> F32x16 {
-        F32x16(from.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+        F32x16(fill!(0.0; i in LANES => f32::from_bits(u32::from(from[i]) << 16)))
     }
 
     #[inline(always)]
     fn load_f16(self, from: &[u16; LANES]) -> F32x16 {
-        F32x16(from.map(widen_f16))
+        F32x16(fill!(0.0; i in LANES => widen_f16(from[i])))
     }
 
     #[inline(always)]
@@ -111,12 +122,12 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {
-        *to = value.0.map(|x| half::bf16::from_f32(x).to_bits());
+        *to = fill!(0; i in LANES => half::bf16::from_f32(value.0[i]).to_bits());
     }
 
     #[inline(always)]
     fn store_f16(self, value: F32x16, to: &mut [u16; LANES]) {
-        *to = value.0.map(|x| half::f16::from_f32(x).to_bits());
+        *to = fill!(0; i in LANES => half::f16::from_f32(value.0[i]).to_bits());
     }
 
     #[inline(always)]
@@ -142,7 +153,7 @@ impl Simd for Scalar {
     /// Rounds twice: without an FMA instruction `f32::mul_add` is a slow library call.
     #[inline(always)]
     fn mul_add(self, a: F32x16, b: F32x16, c: F32x16) -> F32x16 {
-        F32x16(std::array::from_fn(|i| a.0[i] * b.0[i] + c.0[i]))
+        F32x16(fill!(0.0; i in LANES => a.0[i] * b.0[i] + c.0[i]))
     }
 
     #[inline(always)]
@@ -159,28 +170,28 @@ impl Simd for Scalar {
     #[inline(always)]
     fn round(self, value: F32x16) -> F32x16 {
         const SHIFT: f32 = 12_582_912.0;
-        F32x16(value.0.map(|x| (x + SHIFT) - SHIFT))
+        F32x16(fill!(0.0; i in LANES => (value.0[i] + SHIFT) - SHIFT))
     }
 
     /// Adding 2^23 + 127 puts n + 127 into the low mantissa bits, where a shift makes them an exponent.
     #[inline(always)]
     fn exp2_integer(self, n: F32x16) -> F32x16 {
-        F32x16(n.0.map(|n| f32::from_bits((n + (8_388_608.0 + 127.0)).to_bits() << 23)))
+        F32x16(fill!(0.0; i in LANES => f32::from_bits((n.0[i] + (8_388_608.0 + 127.0)).to_bits() << 23)))
     }
 
     #[inline(always)]
     fn select_greater(self, a: F32x16, b: F32x16, x: F32x16, y: F32x16) -> F32x16 {
-        F32x16(std::array::from_fn(|i| if a.0[i] > b.0[i] { x.0[i] } else { y.0[i] }))
+        F32x16(fill!(0.0; i in LANES => if a.0[i] > b.0[i] { x.0[i] } else { y.0[i] }))
     }
 
     #[inline(always)]
     fn select_range(self, from: usize, to: usize, a: F32x16, b: F32x16) -> F32x16 {
-        F32x16(std::array::from_fn(|i| if from <= i && i < to { a.0[i] } else { b.0[i] }))
+        F32x16(fill!(0.0; i in LANES => if from <= i && i < to { a.0[i] } else { b.0[i] }))
     }
 
     #[inline(always)]
     fn swap_lanes<const N: usize>(self, a: F32x16) -> F32x16 {
-        F32x16(std::array::from_fn(|i| a.0[i ^ N]))
+        F32x16(fill!(0.0; i in LANES => a.0[i ^ N]))
     }
 
     #[inline(always)]
@@ -195,12 +206,14 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn load_i8(self, from: &[i8; LANES]) -> I32x16 {
-        I32x16(from.map(i32::from))
+        I32x16(fill!(0; i in LANES => i32::from(from[i])))
     }
 
     #[inline(always)]
     fn lanes(self, bytes: U8x64) -> I32x16 {
-        I32x16(std::array::from_fn(|i| i32::from_le_bytes(std::array::from_fn(|byte| bytes.0[4 * i + byte]))))
+        I32x16(fill!(0; i in LANES => {
+            i32::from_le_bytes([bytes.0[4 * i], bytes.0[4 * i + 1], bytes.0[4 * i + 2], bytes.0[4 * i + 3]])
+        }))
     }
 
     #[inline(always)]
@@ -210,48 +223,23 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn add_i32(self, a: I32x16, b: I32x16) -> I32x16 {
-        I32x16(std::array::from_fn(|i| a.0[i].wrapping_add(b.0[i])))
+        I32x16(fill!(0; i in LANES => a.0[i].wrapping_add(b.0[i])))
     }
 
     #[inline(always)]
     fn to_f32(self, value: I32x16) -> F32x16 {
-        F32x16(value.0.map(|x| x as f32))
+        F32x16(fill!(0.0; i in LANES => value.0[i] as f32))
     }
 
     #[inline(always)]
     fn to_i32(self, value: F32x16) -> I32x16 {
-        I32x16(self.round(value).0.map(|x| x as i32))
+        let rounded = self.round(value);
+        I32x16(fill!(0; i in LANES => rounded.0[i] as i32))
     }
 
     #[inline(always)]
     fn store_i8(self, value: I32x16, to: &mut [i8; LANES]) {
-        *to = value.0.map(|x| x as i8);
-    }
-
-    #[inline(always)]
-    fn dot(self, acc: I32x16, w: U8x64, x: U8x64) -> I32x16 {
-        let product = |i: usize| i32::from(w.0[i] as i8) * i32::from(x.0[i] as i8);
-        I32x16(std::array::from_fn(|i| {
-            acc.0[i].wrapping_add(product(4 * i) + product(4 * i + 1) + product(4 * i + 2) + product(4 * i + 3))
-        }))
-    }
-
-    #[inline(always)]
-    fn partial([a, b]: [i16; 2]) -> i32 {
-        i32::from(a) + i32::from(b)
-    }
-
-    #[inline(always)]
-    fn dot_codes(self, acc: I32x16, codes: U8x64, x: U8x64) -> I32x16 {
-        self.dot(acc, codes, x)
-    }
-
-    #[inline(always)]
-    fn add_scaled(self, acc: I32x16, partial: I32x16, scale: U8x64) -> I32x16 {
-        I32x16(std::array::from_fn(|i| {
-            let factor = i32::from(i16::from_le_bytes([scale.0[4 * i], scale.0[4 * i + 1]]));
-            acc.0[i].wrapping_add(partial.0[i].wrapping_mul(factor))
-        }))
+        *to = fill!(0; i in LANES => value.0[i] as i8);
     }
 
     #[inline(always)]
@@ -271,17 +259,17 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn splat_quad(self, quad: [i8; 4]) -> U8x64 {
-        U8x64(std::array::from_fn(|i| quad[i % 4] as u8))
+        U8x64(fill!(0; i in LINE => quad[i % 4] as u8))
     }
 
     #[inline(always)]
     fn spread(self, from: &[u8; LANES]) -> U8x64 {
-        U8x64(std::array::from_fn(|i| from[i / 4]))
+        U8x64(fill!(0; i in LINE => from[i / 4]))
     }
 
     #[inline(always)]
     fn lookup(self, table: &[u8; LANES], indices: U8x64) -> U8x64 {
-        U8x64(indices.0.map(|index| table[usize::from(index & 0x0f)]))
+        U8x64(fill!(0; i in LINE => table[usize::from(indices.0[i] & 0x0f)]))
     }
 
     #[inline(always)]
@@ -306,18 +294,20 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn shift_right<const N: u32>(self, a: U8x64) -> U8x64 {
-        U8x64::from_pairs(a.pairs().map(|pair| pair >> N))
+        let pairs = a.pairs();
+        U8x64::from_pairs(fill!(0; i in LINE / 2 => pairs[i] >> N))
     }
 
     #[inline(always)]
     fn shift_left<const N: u32>(self, a: U8x64) -> U8x64 {
-        U8x64::from_pairs(a.pairs().map(|pair| pair << N))
+        let pairs = a.pairs();
+        U8x64::from_pairs(fill!(0; i in LINE / 2 => pairs[i] << N))
     }
 
     #[inline(always)]
     fn mul_pairs(self, a: U8x64, b: U8x64) -> U8x64 {
         let (a, b) = (a.pairs(), b.pairs());
-        U8x64::from_pairs(std::array::from_fn(|i| a[i].wrapping_mul(b[i])))
+        U8x64::from_pairs(fill!(0; i in LINE / 2 => a[i].wrapping_mul(b[i])))
     }
 
     #[inline(always)]
@@ -330,5 +320,44 @@ impl Simd for Scalar {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = at;
+    }
+}
+
+impl Dot for Scalar {
+    const WEIGHT_BIAS: u8 = 0;
+    const BY_CODES: bool = true;
+
+    const BYTE_TILE_ROWS: usize = 2;
+    const BYTE_TILE_PANELS: usize = 1;
+
+    #[inline(never)]
+    fn vectorize_dot<K: DotKernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: I32x16, w: U8x64, x: U8x64) -> I32x16 {
+        let product = |i: usize| i32::from(w.0[i] as i8) * i32::from(x.0[i] as i8);
+        I32x16(fill!(0; i in LANES => {
+            acc.0[i].wrapping_add(product(4 * i) + product(4 * i + 1) + product(4 * i + 2) + product(4 * i + 3))
+        }))
+    }
+
+    #[inline(always)]
+    fn partial([a, b]: [i16; 2]) -> i32 {
+        i32::from(a) + i32::from(b)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: I32x16, codes: U8x64, x: U8x64) -> I32x16 {
+        self.dot(acc, codes, x)
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: I32x16, partial: I32x16, scale: U8x64) -> I32x16 {
+        I32x16(fill!(0; i in LANES => {
+            let factor = i32::from(i16::from_le_bytes([scale.0[4 * i], scale.0[4 * i + 1]]));
+            acc.0[i].wrapping_add(partial.0[i].wrapping_mul(factor))
+        }))
     }
 }

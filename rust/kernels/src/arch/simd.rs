@@ -1,74 +1,74 @@
-//! The vocabulary in which kernels are written: vectors of sixteen lanes, whatever the registers' width. A lane is an
-//! f32, an i32 or four bytes.
+//! The traits that kernels are written against: vectors of sixteen lanes, whatever the width of the registers. A lane is
+//! an f32, an i32 or four bytes.
 
-/// Lanes of a vector: one 512-bit register, two of 256 bits, four of 128.
+/// Number of lanes of a vector: one 512-bit register, two 256-bit registers or four 128-bit registers.
 pub const LANES: usize = 16;
 
-/// An algorithm written once for all instruction sets.
+/// Algorithm that is written once for all instruction sets; see [`Isa::run`](super::Isa::run).
 ///
 /// `run` must be `#[inline(always)]`, so that it is compiled inside the function that enables the instructions.
 pub trait Kernel {
-    /// What the kernel returns.
+    /// Result of the kernel.
     type Output;
 
-    /// Runs the algorithm with the vocabulary of `S`.
+    /// Runs the algorithm with the vectors of `S`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Algorithm that uses int8 dot products; see [`Isa::run_dot`](super::Isa::run_dot).
+///
+/// A kernel that uses none should be a [`Kernel`]: instruction sets that differ in [`Dot`] alone share its compiled code.
+/// `run` must be `#[inline(always)]`, as for [`Kernel`].
+pub trait DotKernel {
+    /// Result of the kernel.
+    type Output;
+
+    /// Runs the algorithm with the vectors and dot products of `S`.
+    fn run<S: Dot>(self, simd: S) -> Self::Output;
 }
 
 /// Bytes of a vector: a cache line.
 pub const LINE: usize = 64;
 
-/// A vector of bytes in memory, on a cache line of its own.
+/// Vector of bytes in memory, aligned to a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct ByteLine(pub [u8; LINE]);
 
-/// Operations on vectors of [`LANES`] lanes. Having a value of the type proves that the machine has the instructions.
+/// Operations on vectors of [`LANES`] lanes. A value of the type proves that the machine has the instructions.
 ///
 /// Every operation acts lane by lane with IEEE rounding and does the same on every lane, so that a result depends on
-/// its own operands alone. Instruction sets may differ in one thing: whether [`Simd::mul_add`] rounds once or twice.
-/// Operations on integers are exact everywhere.
+/// its operands alone. Instruction sets may differ in one thing: whether [`Simd::mul_add`] rounds once or twice.
+/// Operations on integers are exact on all instruction sets.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F32: Copy;
     /// Sixteen i32.
     type I32: Copy;
-    /// Sixty-four bytes, four in each lane; the first of a lane is its lowest.
+    /// Sixty-four bytes, four in each lane; the first byte of a lane is its lowest.
     type Bytes: Copy;
-
-    /// What the first factor's bytes of [`Simd::dot`] are above their values, modulo 256: 128 where the instruction
-    /// takes unsigned bytes there, else 0. Whoever multiplies subtracts this many times the sum of the other factor.
-    const WEIGHT_BIAS: u8;
-
-    /// Whether it is faster to multiply codes, and their partial sums by sub-scales, than to multiply weights.
-    const BY_CODES: bool;
 
     /// Rows of activations in a register tile of the floating-point matmul.
     const TILE_ROWS: usize;
     /// Panels of [`LANES`] output columns in that tile.
     const TILE_PANELS: usize;
 
-    /// Rows of activations in a register tile of the integer matmul over many rows.
-    const BYTE_TILE_ROWS: usize;
-    /// Panels of [`LANES`] output columns in that tile.
-    const BYTE_TILE_PANELS: usize;
-
-    /// Runs `kernel` in a function compiled with these instructions.
+    /// Runs `kernel` in a function that is compiled with these instructions.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// `value` in every lane.
+    /// Returns `value` in every lane.
     fn splat(self, value: f32) -> Self::F32;
-    /// Sixteen f32 from memory.
+    /// Loads sixteen f32.
     fn load(self, from: &[f32; LANES]) -> Self::F32;
-    /// Sixteen bf16 from memory, widened.
+    /// Loads sixteen bf16 and widens them to f32.
     fn load_bf16(self, from: &[u16; LANES]) -> Self::F32;
-    /// Sixteen IEEE half floats from memory, widened.
+    /// Loads sixteen IEEE half floats and widens them to f32.
     fn load_f16(self, from: &[u16; LANES]) -> Self::F32;
-    /// Writes sixteen f32.
+    /// Stores sixteen f32.
     fn store(self, value: Self::F32, to: &mut [f32; LANES]);
-    /// Writes sixteen bf16, rounded to nearest, ties to even; NaN stays NaN.
+    /// Stores sixteen bf16, rounded to nearest, ties to even; NaN stays NaN.
     fn store_bf16(self, value: Self::F32, to: &mut [u16; LANES]);
-    /// Writes sixteen IEEE half floats, rounded to nearest, ties to even; NaN stays NaN.
+    /// Stores sixteen IEEE half floats, rounded to nearest, ties to even; NaN stays NaN.
     fn store_f16(self, value: Self::F32, to: &mut [u16; LANES]);
 
     /// `a + b`
@@ -81,23 +81,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// The larger of each pair; `b` where either is NaN.
+    /// Returns the larger of each pair; `b` where either is NaN.
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The smaller of each pair; `b` where either is NaN.
+    /// Returns the smaller of each pair; `b` where either is NaN.
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The nearest integer, ties to even. Defined for |value| < 2^22.
+    /// Rounds to the nearest integer, ties to even. Defined for |value| < 2^22.
     fn round(self, value: Self::F32) -> Self::F32;
-    /// 2^n for an integral n in [-126, 127]; 0 for n = -127.
+    /// Returns 2^n for an integral n in [-126, 127], and 0 for n = -127.
     fn exp2_integer(self, n: Self::F32) -> Self::F32;
-    /// `x` where `a > b`, else `y`; so `y` where either is NaN.
+    /// Selects `x` where `a > b`, else `y`; so `y` where either is NaN.
     fn select_greater(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;
-    /// Lane i of `a` for `from <= i < to`, of `b` elsewhere.
+    /// Selects lane i of `a` for `from <= i < to`, and of `b` elsewhere.
     fn select_range(self, from: usize, to: usize, a: Self::F32, b: Self::F32) -> Self::F32;
 
-    /// Lane i ^ N in lane i; N is 1, 2, 4 or 8.
+    /// Moves lane i ^ N to lane i; N is 1, 2, 4 or 8.
     fn swap_lanes<const N: usize>(self, a: Self::F32) -> Self::F32;
 
-    /// The lanes as an array.
+    /// Returns the lanes as an array.
     #[inline(always)]
     fn to_array(self, value: Self::F32) -> [f32; LANES] {
         let mut lanes = [0.0; LANES];
@@ -105,7 +105,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         lanes
     }
 
-    /// The sum of the lanes, added pairwise in one fixed order: i with i + 8, then + 4, + 2, + 1.
+    /// Returns the sum of the lanes, added pairwise in one fixed order: i with i + 8, then + 4, + 2, + 1.
     #[inline(always)]
     fn reduce_add(self, value: Self::F32) -> f32 {
         let mut lanes = self.to_array(value);
@@ -117,7 +117,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         lanes[0]
     }
 
-    /// The largest lane (NaN is passed over unless every lane is NaN).
+    /// Returns the largest lane; ignores NaN unless every lane is NaN.
     #[inline(always)]
     fn reduce_max(self, value: Self::F32) -> f32 {
         let mut lanes = self.to_array(value);
@@ -129,55 +129,36 @@ pub trait Simd: Copy + Send + Sync + 'static {
         lanes[0]
     }
 
-    /// `value` in every lane.
+    /// Returns `value` in every lane.
     fn splat_i32(self, value: i32) -> Self::I32;
-    /// Sixteen i32 from memory.
+    /// Loads sixteen i32.
     fn load_i32(self, from: &[i32; LANES]) -> Self::I32;
-    /// Sixteen i8 from memory, widened.
+    /// Loads sixteen i8 and widens them to i32.
     fn load_i8(self, from: &[i8; LANES]) -> Self::I32;
-    /// The four bytes of each lane as one number, the first its lowest.
+    /// Reads the four bytes of each lane as one number, the first byte as its lowest.
     fn lanes(self, bytes: Self::Bytes) -> Self::I32;
-    /// Writes sixteen i32.
+    /// Stores sixteen i32.
     fn store_i32(self, value: Self::I32, to: &mut [i32; LANES]);
     /// `a + b`, wrapping.
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
-    /// The nearest f32 of each integer; exact below 2^24.
+    /// Converts each integer to the nearest f32; exact below 2^24.
     fn to_f32(self, value: Self::I32) -> Self::F32;
-    /// The nearest integer of each number, ties to even. Defined for |value| < 2^22.
+    /// Converts each number to the nearest integer, ties to even. Defined for |value| < 2^22.
     fn to_i32(self, value: Self::F32) -> Self::I32;
-    /// Writes sixteen i32 of -128..=127 as bytes.
+    /// Stores sixteen i32 of -128..=127 as bytes.
     fn store_i8(self, value: Self::I32, to: &mut [i8; LANES]);
 
-    /// For each lane the sum of `acc` and four products: of `w`, bytes that lie [`Simd::WEIGHT_BIAS`] above values of
-    /// -128..=127, with the values of `x`, -127..=127. The bias is not taken off: the result is larger by its product
-    /// with the sum of the lane's four `x`.
-    fn dot(self, acc: Self::I32, w: Self::Bytes, x: Self::Bytes) -> Self::I32;
-    /// What begins a lane's partial sum for [`Simd::dot_codes`], from the shares of both halves.
-    fn partial(_shares: [i16; 2]) -> i32 {
-        unreachable!("weights are multiplied")
-    }
-    /// For each lane the partial sum `acc`, and four products of `codes`, 0..=63, with the values of `x`, -127..=127. A
-    /// partial sum may be kept in two shares of 16 bits, of the first two products and of the others: as many products
-    /// may be added as fit them.
-    fn dot_codes(self, _acc: Self::I32, _codes: Self::Bytes, _x: Self::Bytes) -> Self::I32 {
-        unreachable!("weights are multiplied")
-    }
-    /// For each lane `acc` and the product of its partial sum with its factor, which `scale` holds twice, as two numbers
-    /// of 16 bits.
-    fn add_scaled(self, _acc: Self::I32, _partial: Self::I32, _scale: Self::Bytes) -> Self::I32 {
-        unreachable!("weights are multiplied")
-    }
-    /// Sixty-four bytes from memory.
+    /// Loads sixty-four bytes.
     fn load_bytes(self, from: &[u8; LINE]) -> Self::Bytes;
-    /// Writes sixty-four bytes.
+    /// Stores sixty-four bytes.
     fn store_bytes(self, value: Self::Bytes, to: &mut [u8; LINE]);
-    /// `value` in every byte.
+    /// Returns `value` in every byte.
     fn splat_byte(self, value: u8) -> Self::Bytes;
-    /// Four bytes, the same in every lane.
+    /// Returns the same four bytes in every lane.
     fn splat_quad(self, quad: [i8; 4]) -> Self::Bytes;
-    /// Byte i in all four bytes of lane i.
+    /// Copies byte i to all four bytes of lane i.
     fn spread(self, from: &[u8; LANES]) -> Self::Bytes;
-    /// For each byte of `indices`, 0..=15, that entry of the table.
+    /// Looks up each byte of `indices`, 0..=15, in the table.
     fn lookup(self, table: &[u8; LANES], indices: Self::Bytes) -> Self::Bytes;
     /// `a & b`
     fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
@@ -187,13 +168,55 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn xor(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `a - b` of each byte, wrapping.
     fn sub_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// `a >> N` of each pair of bytes, taken as one number of 16 bits.
+    /// `a >> N` of each pair of bytes, read as one number of 16 bits.
     fn shift_right<const N: u32>(self, a: Self::Bytes) -> Self::Bytes;
-    /// `a << N` of each pair of bytes, taken as one number of 16 bits.
+    /// `a << N` of each pair of bytes, read as one number of 16 bits.
     fn shift_left<const N: u32>(self, a: Self::Bytes) -> Self::Bytes;
-    /// `a * b` of each pair of bytes, taken as one number of 16 bits, wrapping.
+    /// `a * b` of each pair of bytes, read as one number of 16 bits, wrapping.
     fn mul_pairs(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
 
-    /// Asks for the cache line at `at` to be read into all cache levels; any address is allowed.
+    /// Prefetches the cache line at `at` into all cache levels; any address is allowed.
     fn prefetch(self, at: *const u8);
+}
+
+/// Dot products of signed bytes, on top of the vectors of [`Simd`].
+pub trait Dot: Simd {
+    /// Offset of the first factor's bytes in [`Dot::dot`], modulo 256: 128 where the instruction takes unsigned bytes
+    /// there, else 0. The caller subtracts the product of this offset with the sum of the other factor.
+    const WEIGHT_BIAS: u8;
+
+    /// Whether multiplying codes, and their partial sums by sub-scales, is faster than multiplying unpacked weights.
+    const BY_CODES: bool;
+
+    /// Rows of activations in a register tile of the integer matmul over many rows.
+    const BYTE_TILE_ROWS: usize;
+    /// Panels of [`LANES`] output columns in that tile.
+    const BYTE_TILE_PANELS: usize;
+
+    /// Runs `kernel` in a function that is compiled with these instructions.
+    fn vectorize_dot<K: DotKernel>(self, kernel: K) -> K::Output;
+
+    /// Adds four products to each lane of `acc`: of `w`, bytes that are stored [`Dot::WEIGHT_BIAS`] above values of
+    /// -128..=127, with the values of `x`, -127..=127. The bias is not subtracted: the result is larger by the bias times
+    /// the sum of the lane's four `x`.
+    fn dot(self, acc: Self::I32, w: Self::Bytes, x: Self::Bytes) -> Self::I32;
+
+    /// Returns the initial value of a lane's partial sum in [`Dot::dot_codes`], from the sums over both halves of each
+    /// quad.
+    fn partial(_halves: [i16; 2]) -> i32 {
+        unreachable!("this instruction set multiplies weights, not codes")
+    }
+
+    /// Adds four products of `codes`, 0..=63, with the values of `x`, -127..=127, to each lane's partial sum `acc`. A
+    /// partial sum may be kept as two sums of 16 bits, of the first two products and of the last two; the caller adds no
+    /// more products than fit.
+    fn dot_codes(self, _acc: Self::I32, _codes: Self::Bytes, _x: Self::Bytes) -> Self::I32 {
+        unreachable!("this instruction set multiplies weights, not codes")
+    }
+
+    /// Adds the product of each lane's partial sum with its factor to `acc`. `scale` holds the factor twice, as two numbers
+    /// of 16 bits.
+    fn add_scaled(self, _acc: Self::I32, _partial: Self::I32, _scale: Self::Bytes) -> Self::I32 {
+        unreachable!("this instruction set multiplies weights, not codes")
+    }
 }

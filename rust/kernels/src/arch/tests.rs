@@ -1,21 +1,21 @@
-//! Every instruction set's operations on integers against the portable ones, which are plain enough to be right.
+//! Tests the integer operations of every instruction set against the scalar ones.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What all integer operations make of some bytes, one after the other.
+/// Kernel that returns the results of all integer operations on some bytes.
 struct Everything<'a> {
     a: &'a [u8; LINE],
     b: &'a [u8; LINE],
     numbers: &'a [f32; LANES],
 }
 
-impl Kernel for Everything<'_> {
+impl DotKernel for Everything<'_> {
     type Output = Vec<u8>;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> Vec<u8> {
+    fn run<S: Dot>(self, simd: S) -> Vec<u8> {
         let mut seen = Vec::new();
         let (a, b) = (simd.load_bytes(self.a), simd.load_bytes(self.b));
         let quad = [self.a[0] as i8, self.a[1] as i8, self.a[2] as i8, self.a[3] as i8];
@@ -76,17 +76,17 @@ impl Kernel for Everything<'_> {
     }
 }
 
-/// A group's products by codes of so many bits, where that is how they are multiplied.
+/// Kernel that returns a group's products by codes of `bits` bits, on instruction sets that multiply codes.
 struct ByCodes<'a> {
     bytes: Everything<'a>,
     bits: u32,
 }
 
-impl Kernel for ByCodes<'_> {
+impl DotKernel for ByCodes<'_> {
     type Output = Option<[i32; LANES]>;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> Self::Output {
+    fn run<S: Dot>(self, simd: S) -> Self::Output {
         if !S::BY_CODES {
             return None;
         }
@@ -110,7 +110,7 @@ impl Kernel for ByCodes<'_> {
     }
 }
 
-/// What [`ByCodes`] must give.
+/// Returns the expected result of [`ByCodes`].
 fn by_codes(a: &[u8; LINE], b: &[u8; LINE], bits: u32) -> [i32; LANES] {
     std::array::from_fn(|lane| {
         let weight = |i: usize| i32::from(a[i] & ((1 << bits) - 1)) - (1 << (bits - 1));
@@ -119,42 +119,49 @@ fn by_codes(a: &[u8; LINE], b: &[u8; LINE], bits: u32) -> [i32; LANES] {
     })
 }
 
+/// Compares the operations of every instruction set with the scalar ones.
+fn check(a: &[u8; LINE], b: &[u8; LINE], numbers: &[f32; LANES]) {
+    let kernel = || Everything { a, b, numbers };
+    let expected = Isa::named("scalar").expect("every build has it").run_dot(kernel());
+    for isa in Isa::available() {
+        assert_eq!(isa.run_dot(kernel()), expected, "{}", isa.name());
+        for bits in [4, 6] {
+            if let Some(sums) = isa.run_dot(ByCodes { bytes: kernel(), bits }) {
+                assert_eq!(sums, by_codes(a, b, bits), "{}", isa.name());
+            }
+        }
+    }
+    #[cfg(all(target_arch = "x86_64", feature = "avxvnni"))]
+    if let Some(token) = AvxVnniEvex::detect() {
+        assert_eq!(token.vectorize_dot(kernel()), expected, "AVX-VNNI in the encoding of AVX-512");
+    }
+}
+
 proptest! {
     #[test]
-    fn integers_are_the_same_everywhere(
+    fn integer_operations_agree_on_every_instruction_set(
         a in prop::array::uniform32(any::<[u8; 2]>()),
         b in prop::array::uniform32(any::<[u8; 2]>()),
         numbers in prop::array::uniform16(-127.0f32..127.0),
     ) {
         let flat = |pairs: [[u8; 2]; 32]| std::array::from_fn(|i| pairs[i / 2][i % 2]);
-        let (a, b): ([u8; LINE], [u8; LINE]) = (flat(a), flat(b));
-        let kernel = || Everything { a: &a, b: &b, numbers: &numbers };
-        let expected = Isa::named("scalar").expect("everywhere").run(kernel());
-        for isa in Isa::available() {
-            prop_assert!(isa.run(kernel()) == expected, "{}", isa.name());
-            for bits in [4, 6] {
-                if let Some(sums) = isa.run(ByCodes { bytes: kernel(), bits }) {
-                    prop_assert_eq!(sums, by_codes(&a, &b, bits), "{}", isa.name());
-                }
-            }
-        }
+        check(&flat(a), &flat(b), &numbers);
     }
 }
 
-/// The largest products that there are: pairs of them must not meet the end of 16 bits.
+/// The largest products: pairs of them must not overflow 16 bits.
 #[test]
 fn extreme_products_are_exact() {
     for (w, x) in [(0x80, 127), (0x80, 0x81), (127, 127), (0x81, 0x81)] {
-        let (a, b) = ([w; LINE], [x; LINE]);
-        let kernel = || Everything { a: &a, b: &b, numbers: &[0.5; LANES] };
-        let expected = Isa::named("scalar").expect("everywhere").run(kernel());
-        for isa in Isa::available() {
-            assert_eq!(isa.run(kernel()), expected, "{}", isa.name());
-            for bits in [4, 6] {
-                if let Some(sums) = isa.run(ByCodes { bytes: kernel(), bits }) {
-                    assert_eq!(sums, by_codes(&a, &b, bits), "{}", isa.name());
-                }
-            }
-        }
+        check(&[w; LINE], &[x; LINE], &[0.5; LANES]);
     }
+}
+
+#[test]
+fn the_error_of_an_unknown_name_lists_all_names() {
+    let error = Isa::named("sse9").unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "FERRULE_ISA=\"sse9\" is not the name of an instruction set; choose one of: scalar, avx2, avxvnni, avx512, avx512vnni"
+    );
 }

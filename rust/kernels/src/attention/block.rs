@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::ATTENTION_BLOCK;
 use super::softmax_state::Line;
-use crate::arch::{Kernel, LANES, LINE, Simd};
+use crate::arch::{Isa, LANES, LINE, Simd};
 use crate::kv::{KvStore, PAGE_TOKENS, PageId};
 use crate::math::tanh;
 
@@ -40,7 +40,7 @@ pub(super) trait Arithmetic: Sized + Send + Sync + 'static {
     fn pack<S: Simd>(simd: S, query: &[f32], scale: f32, row: usize, rows: usize, tile: &mut [f32]);
 
     /// Computes the softmax states of a block.
-    fn run<S: Simd, const R: usize>(simd: S, block: TileBlock<'_, '_, Self, R>);
+    fn run<const R: usize>(isa: Isa, block: TileBlock<'_, '_, Self, R>);
 }
 
 /// K and V of one head in the pages of a block. Pages that no row of the task attends to are empty.
@@ -73,20 +73,6 @@ pub(super) struct TileBlock<'a, 's, A: Arithmetic, const R: usize> {
     pub(super) states: &'a mut [Line],
     /// Whether to prefetch: true for the first tile of a block.
     pub(super) prefetch: bool,
-}
-
-impl<A: Arithmetic, const R: usize> Kernel for TileBlock<'_, '_, A, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        // No code is generated for tile sizes that an instruction set does not use.
-        if const { R <= widest_tile::<S>() } {
-            A::run(simd, self);
-        } else {
-            unreachable!("a tile of {R} rows");
-        }
-    }
 }
 
 impl<A: Arithmetic, const R: usize> TileBlock<'_, '_, A, R> {

@@ -5,9 +5,9 @@
 
 use std::marker::PhantomData;
 
-use super::block::{Arithmetic, Prefetch, TileBlock, largest_lane, prefetch, registers};
+use super::block::{Arithmetic, Prefetch, TileBlock, largest_lane, prefetch, registers, widest_tile};
 use super::softmax_state;
-use crate::arch::{LANES, Simd};
+use crate::arch::{Isa, Kernel, LANES, Simd};
 use crate::kv::{KvElement, KvStore, PAGE_TOKENS, PageId};
 use crate::math::exp2;
 
@@ -55,32 +55,44 @@ impl<E: KvElement> Arithmetic for Float<E> {
         }
     }
 
-    #[inline(always)]
-    fn run<S: Simd, const R: usize>(simd: S, mut block: TileBlock<'_, '_, Self, R>) {
-        let max = all_scores(simd, &mut block);
-        softmax(simd, &mut block, max);
-        let mut vector = 0;
-        while vector < block.value_vectors {
-            let left = block.value_vectors - vector;
-            if const { R * 8 <= registers::<S>() } && left >= 8 {
-                values::<S, E, R, 8>(simd, &mut block, vector);
-                vector += 8;
-            } else if const { R * 4 <= registers::<S>() } && left >= 4 {
-                values::<S, E, R, 4>(simd, &mut block, vector);
-                vector += 4;
-            } else if const { R * 2 <= registers::<S>() } && left >= 2 {
-                values::<S, E, R, 2>(simd, &mut block, vector);
-                vector += 2;
-            } else {
-                values::<S, E, R, 1>(simd, &mut block, vector);
-                vector += 1;
-            }
-            block.prefetch = false;
-        }
+    fn run<const R: usize>(isa: Isa, block: Block<'_, '_, E, R>) {
+        isa.run(block);
     }
 }
 
 type Block<'a, 's, E, const R: usize> = TileBlock<'a, 's, Float<E>, R>;
+
+impl<E: KvElement, const R: usize> Kernel for Block<'_, '_, E, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        // No code is generated for tile sizes that an instruction set does not use.
+        if const { R > widest_tile::<S>() } {
+            unreachable!("a tile of {R} rows");
+        }
+        let max = all_scores(simd, &mut self);
+        softmax(simd, &mut self, max);
+        let mut vector = 0;
+        while vector < self.value_vectors {
+            let left = self.value_vectors - vector;
+            if const { R * 8 <= registers::<S>() } && left >= 8 {
+                values::<S, E, R, 8>(simd, &mut self, vector);
+                vector += 8;
+            } else if const { R * 4 <= registers::<S>() } && left >= 4 {
+                values::<S, E, R, 4>(simd, &mut self, vector);
+                vector += 4;
+            } else if const { R * 2 <= registers::<S>() } && left >= 2 {
+                values::<S, E, R, 2>(simd, &mut self, vector);
+                vector += 2;
+            } else {
+                values::<S, E, R, 1>(simd, &mut self, vector);
+                vector += 1;
+            }
+            self.prefetch = false;
+        }
+    }
+}
 
 /// Computes the scores of all visible pages, with -inf for masked tokens, and returns the lane-wise maximum of each row.
 #[inline(always)]

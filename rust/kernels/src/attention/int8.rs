@@ -8,9 +8,11 @@
 // Index loops over small arrays of registers are more readable here than iterators over several arrays.
 #![allow(clippy::needless_range_loop)]
 
-use super::block::{Arithmetic, BLOCK_PAGES, Digits, Prefetch, TileBlock, largest_lane, prefetch, registers};
+use super::block::{
+    Arithmetic, BLOCK_PAGES, Digits, Prefetch, TileBlock, largest_lane, prefetch, registers, widest_tile,
+};
 use super::softmax_state;
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, DotKernel, Isa, LANES, Simd};
 use crate::kv::int8::{CodePage, MAX_CODE, QUAD, encode, inverse, key_quads, largest};
 use crate::kv::{KvStore, PAGE_TOKENS, PageId};
 use crate::math::{exp2, load_padded};
@@ -76,44 +78,56 @@ impl Arithmetic for Int8 {
         }
     }
 
+    fn run<const R: usize>(isa: Isa, block: Block<'_, '_, R>) {
+        isa.run_dot(block);
+    }
+}
+
+type Block<'a, 's, const R: usize> = TileBlock<'a, 's, Int8, R>;
+
+impl<const R: usize> DotKernel for Block<'_, '_, R> {
+    type Output = ();
+
     #[inline(always)]
-    fn run<S: Simd, const R: usize>(simd: S, mut block: Block<'_, '_, R>) {
-        let max = all_scores(simd, &mut block);
-        let scales = softmax(simd, &mut block, max);
+    fn run<S: Dot>(mut self, simd: S) {
+        // No code is generated for tile sizes that an instruction set does not use.
+        if const { R > widest_tile::<S>() } {
+            unreachable!("a tile of {R} rows");
+        }
+        let max = all_scores(simd, &mut self);
+        let scales = softmax(simd, &mut self, max);
         let mut vector = 0;
-        while vector < block.value_vectors {
-            let two = const { 2 * 2 <= registers::<S>() } && block.value_vectors - vector >= 2;
+        while vector < self.value_vectors {
+            let two = const { 2 * 2 <= registers::<S>() } && self.value_vectors - vector >= 2;
             let mut row = 0;
             while row < R {
                 // Each digit of a row needs its own accumulators.
                 if two && const { 4 <= R && 4 * 2 * 2 <= registers::<S>() } {
-                    values::<S, R, 4, 2>(simd, &mut block, &scales, row, vector);
+                    values::<S, R, 4, 2>(simd, &mut self, &scales, row, vector);
                     row += 4;
                 } else if two && const { 2 <= R && 2 * 2 * 2 <= registers::<S>() } {
-                    values::<S, R, 2, 2>(simd, &mut block, &scales, row, vector);
+                    values::<S, R, 2, 2>(simd, &mut self, &scales, row, vector);
                     row += 2;
                 } else if !two && const { 2 <= R && 2 * 2 <= registers::<S>() } {
-                    values::<S, R, 2, 1>(simd, &mut block, &scales, row, vector);
+                    values::<S, R, 2, 1>(simd, &mut self, &scales, row, vector);
                     row += 2;
                 } else if two {
-                    values::<S, R, 1, 2>(simd, &mut block, &scales, row, vector);
+                    values::<S, R, 1, 2>(simd, &mut self, &scales, row, vector);
                     row += 1;
                 } else {
-                    values::<S, R, 1, 1>(simd, &mut block, &scales, row, vector);
+                    values::<S, R, 1, 1>(simd, &mut self, &scales, row, vector);
                     row += 1;
                 }
-                block.prefetch = false;
+                self.prefetch = false;
             }
             vector += if two { 2 } else { 1 };
         }
     }
 }
 
-type Block<'a, 's, const R: usize> = TileBlock<'a, 's, Int8, R>;
-
 /// Computes the scores of all visible pages, with -inf for masked tokens, and returns the lane-wise maximum of each row.
 #[inline(always)]
-fn all_scores<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) -> [S::F32; R] {
+fn all_scores<S: Dot, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) -> [S::F32; R] {
     let mut max = [simd.splat(f32::NEG_INFINITY); R];
     let mut page = block.mask.pages.start;
     while page < block.mask.pages.end {
@@ -134,7 +148,7 @@ fn all_scores<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>) ->
 
 /// Computes the scores of `P` pages.
 #[inline(always)]
-fn scores<S: Simd, const R: usize, const P: usize>(
+fn scores<S: Dot, const R: usize, const P: usize>(
     simd: S,
     block: &mut Block<'_, '_, R>,
     first: usize,
@@ -235,7 +249,7 @@ fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: 
 
 /// Computes `C` vectors of output columns from `first` on, for `N` rows from `row` on.
 #[inline(always)]
-fn values<S: Simd, const R: usize, const N: usize, const C: usize>(
+fn values<S: Dot, const R: usize, const N: usize, const C: usize>(
     simd: S,
     block: &mut Block<'_, '_, R>,
     scales: &[f32; R],

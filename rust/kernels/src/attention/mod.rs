@@ -377,7 +377,7 @@ impl Call<'_> {
             slopes: rows.map(|(_, head)| slopes[head] * LOG2_E),
             starts: rows.map(|(query, _)| (start as isize - (sequence.first_position + query) as isize) as f32),
         });
-        self.exec.isa.run(TileBlock::<A, R> {
+        let block = TileBlock::<A, R> {
             pages,
             next,
             q,
@@ -389,7 +389,8 @@ impl Call<'_> {
             buffers,
             states,
             prefetch,
-        });
+        };
+        A::run(self.exec.isa, block);
     }
 }
 

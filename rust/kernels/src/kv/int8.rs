@@ -4,7 +4,7 @@
 //! the four bytes of a lane are summed by one dot product instruction, over columns of K and over tokens of V.
 //! Columns of K are zero-padded to a multiple of four, columns of V to a multiple of [`LANES`].
 //!
-//! Codes of K are stored with the bias [`Simd::WEIGHT_BIAS`], because they are the first factors of [`Simd::dot`]. Codes
+//! Codes of K are stored with the bias [`Dot::WEIGHT_BIAS`], because they are the first factors of [`Dot::dot`]. Codes
 //! of V have no bias: they are the second factors, and the first are probabilities, which are never negative. A page
 //! depends on the instruction set, which is fixed for a process.
 //!
@@ -15,7 +15,7 @@
 //! If K or V of a head is not finite, the scale of K is NaN. Every row that attends to the token then has a NaN score
 //! and a NaN output; other rows are not affected.
 
-use crate::arch::{ByteLine, Isa, Kernel, LANES, LINE, Simd};
+use crate::arch::{ByteLine, Dot, DotKernel, Isa, LANES, LINE, Simd};
 use crate::math::load_padded;
 
 use super::{PAGE_TOKENS, value_vectors};
@@ -68,7 +68,7 @@ impl<'a> CodePage<'a> {
 
 /// Quantizes K and V of a token into `slot` of a head.
 pub(super) fn write(isa: Isa, head: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
-    isa.run(Write { head, slot, key, value });
+    isa.run_dot(Write { head, slot, key, value });
 }
 
 struct Write<'a> {
@@ -78,11 +78,11 @@ struct Write<'a> {
     value: &'a [f32],
 }
 
-impl Kernel for Write<'_> {
+impl DotKernel for Write<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Dot>(self, simd: S) {
         let Self { head, slot, key, value } = self;
         let (largest_key, largest_value) = (largest(simd, key), largest(simd, value));
         let finite = largest_key.is_finite() && largest_value.is_finite();

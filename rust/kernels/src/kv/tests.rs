@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use proptest::prelude::*;
 
 use super::*;
-use crate::arch::Isa;
+use crate::arch::{Dot, DotKernel, Isa};
 use crate::guard::Guarded;
 use crate::{Cancel, Pool};
 
@@ -52,11 +52,11 @@ fn read<E: KvElement>(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (V
 
 struct Bias;
 
-impl Kernel for Bias {
+impl DotKernel for Bias {
     type Output = u8;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> u8 {
+    fn run<S: Dot>(self, _: S) -> u8 {
         S::WEIGHT_BIAS
     }
 }
@@ -64,7 +64,7 @@ impl Kernel for Bias {
 fn read_codes(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
     let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
     let (mut keys, mut values) = (Vec::new(), Vec::new());
-    let bias = isa.run(Bias);
+    let bias = isa.run_dot(Bias);
     let number = |byte: u8, scale: u16| f32::from(byte as i8) * half::bf16::from_bits(scale).to_f32();
     for head in 0..kv_heads {
         let page = store.codes(layer, row.page, head);

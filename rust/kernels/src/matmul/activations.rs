@@ -1,110 +1,109 @@
-//! Activations as the integer matmul reads them: bytes, with one scale for each block or group of inputs.
+//! Quantized activations of the integer matmul: bytes, with one scale for each block or group of inputs.
 //!
-//! Where the weights are rotated, a row's block of [`BLOCK`] inputs is too, and quantized by its largest magnitude, which
-//! becomes 127; where they are not, each group of 32 inputs is quantized by its own, since nothing spreads what stands
-//! out. Nothing that other rows or other blocks hold has a part in it. Rows that are multiplied side by side are laid out
-//! side by side, quad by quad.
+//! For rotated weights, a row's block of [`BLOCK`] inputs is rotated too and quantized by its largest magnitude, which
+//! becomes 127. For other weights, each group of 32 inputs is quantized by its own largest magnitude, because no rotation
+//! spreads outliers. The result does not depend on other rows or other blocks. Rows that are multiplied side by side are
+//! laid out side by side, quad by quad.
 
 use std::ops::Range;
 
-use crate::arch::{Kernel, LANES, Simd};
+use crate::arch::{Dot, DotKernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, BLOCK_QUADS, Codes, GROUP, blocks};
 use crate::quant::{Format, grouped, rotation};
 use crate::{Exec, PoolError};
 
-/// Words that a row has in a block: its scale, what its accumulators begin with, and its quads.
+/// Number of words of a row in a block: its scale, the initial value of its accumulators, and its quads.
 const BLOCK_WORDS: usize = 2 + BLOCK_QUADS;
 
-/// Inputs below which waking the threads costs more than it saves.
+/// Number of inputs below which waking the threads costs more than it saves.
 const INLINE_INPUTS: usize = 4 * 1024;
 
-/// Tasks that even out the speeds of threads.
+/// Number of tasks per thread, which evens out the speeds of threads.
 const TASKS_A_THREAD: usize = 4;
 
-/// The words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` is what takes the
-/// bias of the weights off the products; a quad is four bytes. Where groups have scales of their own, the first two are
-/// nothing.
+/// Words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` subtracts the bias of the
+/// weights from the products; a quad is four bytes. Where groups have scales of their own, the first two are zero.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
-/// Words that a row has in a block where codes are multiplied: what partial sums begin with, for each kind of codes and
-/// each group.
+/// Number of words of a row in a block where codes are multiplied: the initial values of partial sums, for each kind of
+/// codes and each group.
 const START_WORDS: usize = Codes::ALL.len() * BLOCK_GROUPS;
 
-/// The words of one block of R rows, `[kind][group][row]`.
+/// Initial values of the partial sums of one block of R rows, `[kind][group][row]`.
 pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes::ALL.len()];
 
-/// Halves of a group of 32 inputs with factors: its quads are those of two groups of other formats.
+/// Number of halves of a group of 32 inputs with factors: its quads are those of two groups of other formats.
 const HALVES: usize = grouped::GROUP / LANES;
 
-/// Words that a row has in such a group, besides its quads.
+/// Number of words of a row in a group with factors, besides its quads.
 const OF_GROUP: usize = 5;
 
-/// Words that a row has in a block where groups have factors.
+/// Number of words of a row in a block where groups have factors.
 const GROUP_WORDS: usize = OF_GROUP * BLOCK_PAIRS;
 
-/// The words of one block of R rows, `[group of 32 inputs][scale, start, starts of both halves, sum][row]`. The scale is
-/// an f32; starts take the bias of the weights off the products; the sum is that of the group's activations, negative, an
-/// f32.
+/// Words of the groups of one block of R rows, `[group of 32 inputs][scale, start, starts of both halves, sum][row]`. The
+/// scale is an f32; starts subtract the bias of the weights from the products; the sum is the negated sum of the group's
+/// activations, an f32.
 pub(super) type GroupsOfRows<const R: usize> = [[[i32; R]; OF_GROUP]; BLOCK_PAIRS];
 
-/// Quantized rows, `[tile][block][word][row]`; those that fill up the last tile are zero.
+/// Quantized rows, `[tile][block][word][row]`; rows that pad the last tile are zero.
 pub(super) struct Activations<'a> {
     words: &'a mut [i32],
-    /// `[tile][block][kind][group][row]`, or nothing if no codes are multiplied.
+    /// `[tile][block][kind][group][row]`, or empty if no codes are multiplied.
     starts: &'a mut [i32],
-    /// `[tile][block][group][word][row]`, or nothing if no groups have factors.
+    /// `[tile][block][group][word][row]`, or empty if no groups have factors.
     groups: &'a mut [i32],
     blocks: usize,
     tile_rows: usize,
 }
 
-/// What activations are seen in, as the weights are that they will meet.
+/// Basis in which activations are quantized: that of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
-    /// Rotated, for integer formats: a scale for each block.
+    /// Rotated, for integer formats, with a scale for each block.
     Rotated,
-    /// As they are, for grouped formats, whose groups have factors: a scale for each group.
+    /// Unchanged, for grouped formats, with a scale for each group.
     Plain,
 }
 
 impl Basis {
-    /// Both.
+    /// Both bases.
     pub const ALL: [Self; 2] = [Self::Rotated, Self::Plain];
 
-    /// That of a format's weights.
+    /// Returns the basis of a format's weights.
     pub fn of(format: Format) -> Self {
         if format.stored_block().is_some() { Self::Plain } else { Self::Rotated }
     }
 }
 
-/// Rows that are to be quantized.
+/// Rows to quantize.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
-    /// `[m, k]`
+    /// Activations, `[m, k]`.
     pub x: &'a [f32],
     pub k: usize,
-    /// Rows of a tile.
+    /// Number of rows of a tile.
     pub tile_rows: usize,
-    /// Whether codes will be multiplied.
+    /// Whether the instruction set multiplies codes.
     pub by_codes: bool,
-    /// What they are seen in.
+    /// Basis of the weights.
     pub basis: Basis,
 }
 
 impl Input<'_> {
-    /// Whether both are the same rows, by where they lie, seen alike.
+    /// Returns whether both are the same rows in memory, in the same basis.
     pub fn is_same(&self, other: &Self) -> bool {
         std::ptr::eq(self.x, other.x) && self.k == other.k && self.basis == other.basis
     }
 
-    /// Rows are cut into tiles, and tiles into blocks: few rows are enough for all threads.
+    /// Returns the number of pieces. Rows are cut into tiles, and tiles into blocks, so that few rows occupy all threads.
     fn pieces(&self) -> usize {
         (self.x.len() / self.k).div_ceil(self.tile_rows) * blocks(self.k)
     }
 
-    /// Words of a piece, of what its partial sums begin with, and of its groups.
+    /// Returns the number of words of a piece, of the initial values of its partial sums, and of its groups.
     fn piece_words(&self) -> [usize; 3] {
         let starts = if self.by_codes { START_WORDS } else { 0 };
         let groups = if self.basis == Basis::Plain { GROUP_WORDS } else { 0 };
@@ -113,7 +112,7 @@ impl Input<'_> {
 }
 
 impl<'a> Activations<'a> {
-    /// Quantizes all `inputs` into `buffer`, with one fork and join of the threads, or none if they are few.
+    /// Quantizes all `inputs` into `buffer`, with one fork and join of the threads, or in this thread if they are few.
     ///
     /// # Errors
     /// [`PoolError`] if `exec` was cancelled.
@@ -132,7 +131,7 @@ impl<'a> Activations<'a> {
         let mut quantized: Vec<_> = quantized.collect();
         if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
             for (&input, Self { words, starts, groups, .. }) in inputs.iter().zip(&mut quantized) {
-                exec.isa.run(QuantizePieces { input, pieces: 0..input.pieces(), words, starts, groups });
+                exec.isa.run_dot(QuantizePieces { input, pieces: 0..input.pieces(), words, starts, groups });
             }
             return Ok(quantized);
         }
@@ -149,7 +148,7 @@ impl<'a> Activations<'a> {
             let (words, starts, groups) = &tiles[input];
             let mut words = words.take(task);
             let [mut starts, mut groups] = [starts, groups].map(|tiles| (!tiles.is_empty()).then(|| tiles.take(task)));
-            exec.isa.run(QuantizePieces {
+            exec.isa.run_dot(QuantizePieces {
                 input: inputs[input],
                 pieces: words.rows(),
                 words: words.contiguous(),
@@ -161,7 +160,7 @@ impl<'a> Activations<'a> {
         Ok(quantized)
     }
 
-    /// The blocks of tile `index`, which has R rows.
+    /// Returns the blocks of tile `index`, which has R rows.
     ///
     /// # Panics
     /// If there is no such tile.
@@ -172,10 +171,10 @@ impl<'a> Activations<'a> {
         self.words[index * tile_words..][..tile_words].as_chunks::<R>().0.as_chunks().0
     }
 
-    /// What partial sums of the blocks of tile `index` begin with.
+    /// Returns the initial values of the partial sums of the blocks of tile `index`.
     ///
     /// # Panics
-    /// If there is no such tile, or no codes were to be multiplied.
+    /// If there is no such tile, or codes are not multiplied.
     #[inline(always)]
     pub fn starts<const R: usize>(&self, index: usize) -> &[StartsOfRows<R>] {
         debug_assert_eq!(R, self.tile_rows);
@@ -183,10 +182,10 @@ impl<'a> Activations<'a> {
         self.starts[index * tile_starts..][..tile_starts].as_chunks::<R>().0.as_chunks().0.as_chunks().0
     }
 
-    /// What groups with factors need of the blocks of tile `index`.
+    /// Returns the scales and sums of the groups of the blocks of tile `index`.
     ///
     /// # Panics
-    /// If there is no such tile, or no groups with factors were to be met.
+    /// If there is no such tile, or the weights' groups have no factors.
     #[inline(always)]
     pub fn groups<const R: usize>(&self, index: usize) -> &[GroupsOfRows<R>] {
         debug_assert_eq!(R, self.tile_rows);
@@ -195,22 +194,22 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Quantizes blocks of tiles, which follow each other tile by tile.
+/// Kernel that quantizes blocks of tiles, which follow each other tile by tile.
 struct QuantizePieces<'a> {
     input: Input<'a>,
     pieces: Range<usize>,
     words: &'a mut [i32],
-    /// What partial sums begin with, if codes will be multiplied.
+    /// Initial values of partial sums, if codes are multiplied.
     starts: &'a mut [i32],
-    /// What groups with factors need, if there will be any.
+    /// Scales and sums of groups, if the weights' groups have factors.
     groups: &'a mut [i32],
 }
 
-impl Kernel for QuantizePieces<'_> {
+impl DotKernel for QuantizePieces<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Dot>(self, simd: S) {
         let Self { input: Input { x, k, tile_rows, basis, .. }, pieces, words, starts, groups } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
         let mut groups = groups.chunks_exact_mut(GROUP_WORDS * tile_rows);
@@ -251,13 +250,13 @@ impl Kernel for QuantizePieces<'_> {
     }
 }
 
-/// Quantizes a block by its largest magnitude. Returns the scale and the codes.
+/// Quantizes a block by its largest magnitude and returns the scale and the codes.
 #[inline(always)]
 fn quantize<S: Simd, const N: usize>(simd: S, x: [S::F32; N]) -> (f32, [S::I32; N]) {
     let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
     for x in x {
         largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
-        // 0, or NaN from an infinity or a NaN: what it is multiplied into then is NaN too, not some number.
+        // 0, or NaN from an infinity or a NaN: products with it are NaN too, not some number.
         not_finite = simd.mul_add(x, simd.splat(0.0), not_finite);
     }
     let largest = simd.reduce_max(largest);
@@ -266,7 +265,7 @@ fn quantize<S: Simd, const N: usize>(simd: S, x: [S::F32; N]) -> (f32, [S::I32; 
     (scale, x.map(|x| simd.to_i32(simd.mul(x, inverse))))
 }
 
-/// Bytes of codes.
+/// Converts codes to bytes.
 #[inline(always)]
 fn narrow<S: Simd, const N: usize>(simd: S, codes: [S::I32; N]) -> [[i8; LANES]; N] {
     let mut narrow = [[0; LANES]; N];
@@ -276,7 +275,7 @@ fn narrow<S: Simd, const N: usize>(simd: S, codes: [S::I32; N]) -> [[i8; LANES];
     narrow
 }
 
-/// The sum of sixteen codes. Of what is not finite they are anything; the scale is what makes it NaN.
+/// Returns the sum of sixteen codes. Codes of non-finite numbers are unspecified; their scale is NaN.
 #[inline(always)]
 fn sum<S: Simd>(simd: S, codes: S::I32) -> i32 {
     let mut lanes = [0; LANES];
@@ -284,15 +283,15 @@ fn sum<S: Simd>(simd: S, codes: S::I32) -> i32 {
     lanes.into_iter().fold(0, i32::wrapping_add)
 }
 
-/// What products begin with, so that the bias of the weights comes off them, where these are the codes' sum.
+/// Returns the initial value of products that subtracts the bias of the weights, from the sum of the codes.
 #[inline(always)]
-fn start<S: Simd>(sum: i32) -> i32 {
+fn start<S: Dot>(sum: i32) -> i32 {
     sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS))
 }
 
-/// Quantizes a row's block, rotated, and writes what [`BlockOfRows`] has of it before the quads. Returns the codes.
+/// Rotates and quantizes a row's block, writes the words of [`BlockOfRows`] before the quads, and returns the codes.
 #[inline(always)]
-fn quantize_block<'a, S: Simd>(
+fn quantize_block<'a, S: Dot>(
     simd: S,
     x: &[[f32; LANES]; BLOCK / LANES],
     words: impl Iterator<Item = &'a mut i32>,
@@ -303,9 +302,9 @@ fn quantize_block<'a, S: Simd>(
     narrow(simd, codes)
 }
 
-/// Quantizes the groups of a row's block, as they are, and writes what [`GroupsOfRows`] has of them. Returns the codes.
+/// Quantizes the groups of a row's block, writes the words of [`GroupsOfRows`], and returns the codes.
 #[inline(always)]
-fn quantize_groups<'a, S: Simd>(
+fn quantize_groups<'a, S: Dot>(
     simd: S,
     x: &[[f32; LANES]; BLOCK / LANES],
     mut words: impl Iterator<Item = &'a mut i32>,
@@ -328,18 +327,18 @@ fn write<'a, const N: usize>(words: impl Iterator<Item = &'a mut i32>, values: [
     values.into_iter().zip(words).for_each(|(value, word)| *word = value);
 }
 
-/// What partial sums of codes begin with: `[kind][group]`.
+/// Writes the initial values of partial sums of codes, `[kind][group]`.
 #[inline(always)]
-fn write_starts<'a, S: Simd>(quads: &[[i8; 4]], mut starts: impl Iterator<Item = &'a mut i32>) {
+fn write_starts<'a, S: Dot>(quads: &[[i8; 4]], mut starts: impl Iterator<Item = &'a mut i32>) {
     for kind in Codes::ALL {
         for (quads, start) in quads.chunks_exact(GROUP / 4).zip(&mut starts) {
-            // Of what is not finite the codes are anything, -128 too.
+            // Codes of non-finite numbers are unspecified and may be -128.
             *start = S::partial(shares(quads).map(|share| share.wrapping_mul(-kind.offset())));
         }
     }
 }
 
-/// The sums of the first two inputs of all quads, and of the others.
+/// Returns the sums of the first two inputs of all quads, and of the last two.
 #[inline(always)]
 fn shares(quads: &[[i8; 4]]) -> [i16; 2] {
     quads.iter().fold([0; 2], |[first, second], &[a, b, c, d]| {

@@ -1,9 +1,9 @@
-//! The matmul of floating-point formats.
+//! Matmul of floating-point formats.
 //!
-//! One algorithm for one row and for a thousand. Behind every output stands one chain of multiply-adds over k, from the
-//! first to the last, beginning at zero. Tiles, blocks of k and threads only decide which chains run side by side: a
-//! chain that pauses at the end of a block keeps its sum in `out` and goes on from there. So the result depends on the
-//! format, the instruction set and K alone.
+//! One algorithm serves any number of rows. Each output is one chain of multiply-adds over k, from the first to the last,
+//! beginning at zero. Tiles, blocks of k and threads only decide which chains run side by side: a chain that pauses at the
+//! end of a block keeps its sum in `out` and continues from there. So the result depends on the format, the instruction
+//! set and K alone.
 //!
 //! The register tile is R rows of activations by P panels of sixteen outputs. Weights are the larger side when R is
 //! small, and stream from memory: P is then the number of streams, each with its software prefetch. When there are many
@@ -19,26 +19,26 @@ use crate::matrix::PackedMatrix;
 use crate::quant::{FloatFormat, Line};
 use crate::{Exec, PoolError};
 
-/// The most rows that any instruction set has in its register tile.
+/// Largest number of rows of the register tile of any instruction set.
 const MAX_TILE_ROWS: usize = 12;
 
-/// Activations of a tile of rows that are laid out k by k on the stack: 24 KiB, which the smallest L1
-/// caches hold. The larger, the fewer times a tile's sums go to memory and back.
+/// Number of activations of a tile of rows that are laid out k by k on the stack: 24 KiB, which fit the smallest L1
+/// caches. The more, the less often a tile's sums go to memory and back.
 const PACKED_ACTIVATIONS: usize = 6144;
 
-/// Steps of k at a time: as many 16-bit lines as fill a cache line, which is what a prefetch brings.
+/// Number of steps of k at a time: as many 16-bit lines as a cache line holds, which is what one prefetch loads.
 const UNROLL: usize = 2;
 
-/// How far ahead of its use a line of weights is asked for. With four streams 512 to 1024 bytes measured best.
+/// Distance of the prefetch of weights, in bytes. With four streams, 512 to 1024 bytes measured best.
 const PREFETCH_BYTES: usize = 1024;
 
-/// How many tasks a thread gets, to even out the speeds of threads.
+/// Number of tasks per thread, which evens out the speeds of threads.
 const TASKS_A_THREAD: usize = 4;
 
-/// The most panels of a task. With R rows and this many panels, packing activations is work of about 1 in 30.
+/// Largest number of panels of a task. With this many, packing activations is about 1/30 of the work.
 const MAX_TASK_PANELS: usize = 32;
 
-/// Tiles of rows in a task: bounds its time, so that cancelling stays quick, and what its outputs take in the cache.
+/// Number of tiles of rows in a task: bounds its time, so that cancellation is quick, and its outputs in the cache.
 const TASK_ROW_TILES: usize = 8;
 
 /// Multiplies with weights in format `F`.
@@ -65,7 +65,7 @@ pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [Product<
     })
 }
 
-/// How a product is cut into tasks.
+/// Cut of a product into tasks.
 struct Plan<'a> {
     x: &'a [f32],
     w: &'a PackedMatrix,
@@ -73,7 +73,7 @@ struct Plan<'a> {
     tiles: Tiles<'a, f32>,
 }
 
-/// Asks an instruction set for the rows of its register tile.
+/// Kernel that returns the number of rows of the register tile.
 struct TileRows;
 
 impl Kernel for TileRows {
@@ -85,14 +85,14 @@ impl Kernel for TileRows {
     }
 }
 
-/// One task: all of k for some rows and some panels.
+/// Task that computes some rows and some panels over all of k.
 struct Task<'a, F: FloatFormat> {
     /// All activations, `[m, k]`.
     x: &'a [f32],
     k: usize,
     /// All weights, `[panels][k]`.
     weights: &'a [Line<F>],
-    /// Rows that are worked on side by side; what is left at the end of the task are fewer.
+    /// Number of rows of a tile; the last tile of the task may have fewer.
     tile_rows: usize,
     out: Tile<'a, f32>,
 }
@@ -105,7 +105,7 @@ impl<F: FloatFormat> Kernel for Task<'_, F> {
         let block = if self.tile_rows == 1 { self.k } else { PACKED_ACTIVATIONS / self.tile_rows };
         let mut room: [f32; PACKED_ACTIVATIONS];
         let packed: &mut [f32] = if self.tile_rows == 1 {
-            // A single row is read where it is; clearing room for it would cost as much as a small task.
+            // A single row is read in place; clearing a buffer for it would cost as much as a small task.
             &mut []
         } else {
             room = [0.0; PACKED_ACTIVATIONS];
@@ -126,11 +126,11 @@ impl<F: FloatFormat> Kernel for Task<'_, F> {
     }
 }
 
-/// The most panels that are worked on side by side. Reading four streams at once is much faster than one; eight are
+/// Largest number of panels that are read side by side. Reading four streams at once is much faster than one; eight are
 /// not faster than four, and in f32 slower.
 const MAX_STREAMS: usize = 4;
 
-/// How many panels are worked on side by side for a number of rows: what fits the registers.
+/// Returns how many panels are read side by side for a number of rows: as many as fit the registers.
 const fn streams<S: Simd>(rows: usize) -> usize {
     let mut streams = MAX_STREAMS;
     while streams > 1 && streams * rows > S::TILE_ROWS * S::TILE_PANELS {
@@ -140,7 +140,7 @@ const fn streams<S: Simd>(rows: usize) -> usize {
 }
 
 impl<F: FloatFormat> Task<'_, F> {
-    /// `rows` rows from `row` on, over a block of k and all panels of the task.
+    /// Multiplies `rows` rows from `row` on with all panels of the task, over a block of k.
     #[inline(always)]
     fn row_tile<S: Simd>(&mut self, simd: S, row: usize, rows: usize, block: Range<usize>, packed: &mut [f32]) {
         const { assert!(S::TILE_ROWS <= MAX_TILE_ROWS) };
@@ -155,64 +155,87 @@ impl<F: FloatFormat> Task<'_, F> {
         dispatch!(1 2 3 4 5 6 7 8 9 10 11 12);
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn panels<S: Simd, const R: usize>(&mut self, simd: S, row: usize, block: Range<usize>, packed: &mut [f32]) {
-        let rows: [&[f32]; R] =
-            std::array::from_fn(|r| &self.x[(self.out.rows().start + row + r) * self.k..][block.clone()]);
-        let x = if const { R == 1 } { rows[0].as_chunks().0 } else { interleave(&rows, packed) };
-        let fresh = block.start == 0;
-        let (first_column, columns) = (self.out.columns().start, self.out.columns().len());
-        let mut column = 0;
-        macro_rules! micro {
-            ($p:literal) => {{
-                let first_panel = (first_column + column) / LANES;
-                let panels: [&[Line<F>]; $p] =
-                    std::array::from_fn(|p| &self.weights[(first_panel + p) * self.k..][block.clone()]);
-                simd.vectorize(Micro::<F, R, $p> { x, panels, fresh, row, column, out: &mut self.out });
-                column += $p * LANES;
-            }};
+        let mut rows: [&[f32]; R] = [&[]; R];
+        for (r, x) in rows.iter_mut().enumerate() {
+            *x = &self.x[(self.out.rows().start + row + r) * self.k..][block.clone()];
         }
-        while column + const { streams::<S>(R) } * LANES <= columns {
-            match const { streams::<S>(R) } {
-                8 => micro!(8),
-                4 => micro!(4),
-                2 => micro!(2),
-                _ => micro!(1),
+        let x = if const { R == 1 } {
+            rows[0].as_chunks().0
+        } else {
+            let packed = &mut packed.as_chunks_mut().0[..block.len()];
+            simd.vectorize(Interleave { rows, packed: &mut *packed });
+            packed
+        };
+        match const { streams::<S>(R) } {
+            4 => self.streams::<S, R, 4>(simd, row, block, x),
+            2 => self.streams::<S, R, 2>(simd, row, block, x),
+            _ => self.streams::<S, R, 1>(simd, row, block, x),
+        }
+    }
+
+    /// Multiplies a tile of rows with all panels, P at a time. Past the last panel the last takes the place of the missing
+    /// ones, and their results are dropped: kernels for each smaller number would double what has to be compiled.
+    #[inline(always)]
+    fn streams<S: Simd, const R: usize, const P: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        block: Range<usize>,
+        x: &[[f32; R]],
+    ) {
+        let (first_panel, columns) = (self.out.columns().start / LANES, self.out.columns().len());
+        let last = columns.div_ceil(LANES) - 1;
+        for panel in (0..=last).step_by(P) {
+            let mut panels: [&[Line<F>]; P] = [&[]; P];
+            for (p, lines) in panels.iter_mut().enumerate() {
+                *lines = &self.weights[(first_panel + last.min(panel + p)) * self.k..][block.clone()];
+            }
+            let fresh = block.start == 0;
+            simd.vectorize(Micro::<F, R, P> { x, panels, fresh, row, column: panel * LANES, out: &mut self.out });
+        }
+    }
+}
+
+/// Lays out R rows as one, k by k.
+struct Interleave<'a, const R: usize> {
+    rows: [&'a [f32]; R],
+    packed: &'a mut [[f32; R]],
+}
+
+impl<const R: usize> Kernel for Interleave<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { rows, packed } = self;
+        let (quads, rest) = packed.as_chunks_mut::<4>();
+        let mut row_quads: [&[[f32; 4]]; R] = [&[]; R];
+        unroll!(r in 0..R { row_quads[r] = &rows[r].as_chunks::<4>().0[..quads.len()] });
+        for (i, quad) in quads.iter_mut().enumerate() {
+            unroll!(r in 0..R {
+                let [a, b, c, d] = row_quads[r][i];
+                quad[0][r] = a;
+                quad[1][r] = b;
+                quad[2][r] = c;
+                quad[3][r] = d;
+            });
+        }
+        let done = quads.len() * 4;
+        for (k, packed) in rest.iter_mut().enumerate() {
+            for (row, value) in rows.iter().zip(packed) {
+                *value = row[done + k];
             }
         }
-        while column < columns {
-            micro!(1);
-        }
     }
 }
 
-/// R rows as one, k by k.
-#[inline(always)]
-fn interleave<'a, const R: usize>(rows: &[&[f32]; R], packed: &'a mut [f32]) -> &'a [[f32; R]] {
-    let packed = &mut packed.as_chunks_mut().0[..rows[0].len()];
-    let (quads, rest) = packed.as_chunks_mut::<4>();
-    let row_quads = rows.map(|row| &row.as_chunks::<4>().0[..quads.len()]);
-    for (i, quad) in quads.iter_mut().enumerate() {
-        unroll!(r in 0..R {
-            let [a, b, c, d] = row_quads[r][i];
-            quad[0][r] = a;
-            quad[1][r] = b;
-            quad[2][r] = c;
-            quad[3][r] = d;
-        });
-    }
-    let done = quads.len() * 4;
-    for (k, packed) in rest.iter_mut().enumerate() {
-        *packed = rows.map(|row| row[done + k]);
-    }
-    packed
-}
-
-/// The register tile: R rows by P panels over a block of k. Only where P is one may the panel reach past the outputs.
+/// Register tile: R rows by P panels over a block of k.
 struct Micro<'a, 'o, F: FloatFormat, const R: usize, const P: usize> {
     x: &'a [[f32; R]],
     panels: [&'a [Line<F>]; P],
-    /// Whether the chains begin here, or go on from what `out` holds.
+    /// Whether the chains begin here; otherwise they continue from what `out` holds.
     fresh: bool,
     row: usize,
     column: usize,
@@ -229,61 +252,67 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
         if !fresh {
             unroll!(r in 0..R {
                 let out = &out.row(row + r)[column..];
-                if const { P == 1 } {
-                    sums[r][0] = load_edge(simd, out);
-                } else {
-                    let lines = &out.as_chunks().0[..P];
+                if let Some(lines) = out.as_chunks().0.first_chunk::<P>() {
                     unroll!(p in 0..P { sums[r][p] = simd.load(&lines[p]) });
+                } else {
+                    unroll!(p in 0..P { sums[r][p] = simd.load(&load_edge(out, p)) });
                 }
             });
         }
-        let (steps, rest) = x.as_chunks::<UNROLL>();
-        let last_lines = panels.map(|panel| &panel[steps.len() * UNROLL..x.len()]);
-        let panels = panels.map(|panel| &panel.as_chunks::<UNROLL>().0[..steps.len()]);
+        let steps = x.as_chunks::<UNROLL>().0;
+        let mut pairs: [&[[Line<F>; UNROLL]]; P] = [&[]; P];
+        unroll!(p in 0..P { pairs[p] = &panels[p].as_chunks::<UNROLL>().0[..steps.len()] });
         for (i, x) in steps.iter().enumerate() {
-            for (u, x) in x.iter().enumerate() {
-                step::<S, F, R, P>(simd, &mut sums, x, |p| &panels[p][i][u]);
-            }
-            for panel in panels {
-                let ahead = panel[i].as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
+            unroll!(u in [0 1] {
+                let mut lines = [&pairs[0][i][u]; P];
+                unroll!(p in 0..P { lines[p] = &pairs[p][i][u] });
+                step::<S, F, R, P>(simd, &mut sums, &x[u], lines);
+            });
+            for pair in &pairs {
+                let ahead = pair[i].as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
                 for line in (0..UNROLL * size_of::<Line<F>>()).step_by(64) {
                     simd.prefetch(ahead.wrapping_add(line));
                 }
             }
         }
-        for (i, x) in rest.iter().enumerate() {
-            step::<S, F, R, P>(simd, &mut sums, x, |p| &last_lines[p][i]);
+        let done = steps.len() * UNROLL;
+        for (i, x) in x[done..].iter().enumerate() {
+            let mut lines = [&panels[0][done + i]; P];
+            unroll!(p in 0..P { lines[p] = &panels[p][done + i] });
+            step::<S, F, R, P>(simd, &mut sums, x, lines);
         }
         unroll!(r in 0..R {
             let out = &mut out.row(row + r)[column..];
-            if const { P == 1 } {
-                store_edge(simd, sums[r][0], out);
-            } else {
-                let lines = &mut out.as_chunks_mut().0[..P];
+            if let Some(lines) = out.as_chunks_mut().0.first_chunk_mut::<P>() {
                 unroll!(p in 0..P { simd.store(sums[r][p], &mut lines[p]) });
+            } else {
+                unroll!(p in 0..P { store_edge(&simd.to_array(sums[r][p]), out, p) });
             }
         });
     }
 }
 
-/// One k: every chain of the tile grows by one multiply-add. Of the factors, the fewer ones stay in registers.
+/// `UNROLL` lines are written out in [`Micro`].
+const _: () = assert!(UNROLL == 2);
+
+/// Adds one k to every chain of the tile. Of the two kinds of factors, the fewer ones stay in registers.
 #[inline(always)]
-fn step<'a, S: Simd, F: FloatFormat, const R: usize, const P: usize>(
+fn step<S: Simd, F: FloatFormat, const R: usize, const P: usize>(
     simd: S,
     sums: &mut [[S::F32; P]; R],
     x: &[f32; R],
-    line: impl Fn(usize) -> &'a Line<F>,
+    lines: [&Line<F>; P],
 ) {
     if const { R < P } {
         let mut activations = [simd.splat(0.0); R];
         unroll!(r in 0..R { activations[r] = simd.splat(x[r]) });
         unroll!(p in 0..P {
-            let weights = F::widen(simd, line(p));
+            let weights = F::widen(simd, lines[p]);
             unroll!(r in 0..R { sums[r][p] = simd.mul_add(activations[r], weights, sums[r][p]) });
         });
     } else {
         let mut weights = [simd.splat(0.0); P];
-        unroll!(p in 0..P { weights[p] = F::widen(simd, line(p)) });
+        unroll!(p in 0..P { weights[p] = F::widen(simd, lines[p]) });
         unroll!(r in 0..R {
             let activation = simd.splat(x[r]);
             unroll!(p in 0..P { sums[r][p] = simd.mul_add(activation, weights[p], sums[r][p]) });
@@ -291,23 +320,16 @@ fn step<'a, S: Simd, F: FloatFormat, const R: usize, const P: usize>(
     }
 }
 
-/// The first sixteen of `from`, or all there are.
-#[inline(always)]
-fn load_edge<S: Simd>(simd: S, from: &[f32]) -> S::F32 {
-    if let Some(whole) = from.first_chunk() {
-        return simd.load(whole);
-    }
-    let mut lanes = [0.0; LANES];
-    lanes[..from.len()].copy_from_slice(from);
-    simd.load(&lanes)
+/// Returns line `index` of `from`, padded with zeros where `from` ends.
+#[inline(never)]
+fn load_edge(from: &[f32], index: usize) -> [f32; LANES] {
+    let mut line = [0.0; LANES];
+    line.iter_mut().zip(from.iter().skip(index * LANES)).for_each(|(to, from)| *to = *from);
+    line
 }
 
-/// To the first sixteen of `to`, or all there are.
-#[inline(always)]
-fn store_edge<S: Simd>(simd: S, value: S::F32, to: &mut [f32]) {
-    if let Some(whole) = to.first_chunk_mut() {
-        simd.store(value, whole);
-    } else {
-        to.copy_from_slice(&simd.to_array(value)[..to.len()]);
-    }
+/// Stores `line` as line `index` of `to`, as far as `to` reaches.
+#[inline(never)]
+fn store_edge(line: &[f32; LANES], to: &mut [f32], index: usize) {
+    to.iter_mut().skip(index * LANES).zip(line).for_each(|(to, from)| *to = *from);
 }

@@ -1,16 +1,17 @@
-//! The matmul of formats with codes: bytes times bytes, added up exactly in blocks of 128 inputs, or in groups of 32 or
-//! 16 where these have factors of their own.
+//! Matmul of integer and grouped formats: products of bytes, summed exactly over blocks of 128 inputs, or over groups of
+//! 32 or 16 inputs where these have factors of their own.
 //!
 //! An output is one chain of multiply-adds over its row, from the first block or group to the last, beginning at zero:
-//! `sum = integer * (step * scale) + sum`, in grouped formats with a factor for the step, and, where groups have offsets,
-//! then `sum = offset * activations' sum + sum`. What is behind an `integer` is exact, so the ways to get there may
-//! differ, and do:
+//! `sum = integer * (step * scale) + sum`, in grouped formats with a factor in place of the step, and, where groups have
+//! offsets, then `sum = offset * sum of activations + sum`. Each `integer` is exact, so it may be computed in different
+//! ways:
 //!
-//! - Few rows read each weight once, from memory: panels are streams of memory, each with its software prefetch, and all
-//!   rows use what was unpacked. Integer formats unpack it in registers.
-//! - Many rows unpack a block of weights once into the cache, and go over it one register tile after the other.
-//! - Without an instruction that adds products of bytes up in 32 bits, codes are multiplied as they are, for any number
-//!   of rows, in partial sums of 16 bits, which sub-scales then multiply.
+//! - With few rows, each weight is read once, from memory: panels are streams of memory, each with its software prefetch,
+//!   and all rows use the unpacked weights. Integer formats are unpacked in registers.
+//! - With many rows, a block of weights is unpacked once into the cache and multiplied with one register tile after the
+//!   other.
+//! - Without an instruction that sums products of bytes in 32 bits, codes are multiplied as they are stored, for any number
+//!   of rows, in partial sums of 16 bits, which are then multiplied by the sub-scales.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -18,11 +19,11 @@ use std::ops::Range;
 
 use super::activations::{Activations, Basis, Input};
 use super::grouped::Grouped;
-use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, Streams, TileRows, Weights};
+use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, TileRows, Weights};
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
 use super::{Product, Shares, to_multiply};
-use crate::arch::{ByteLine, Kernel, LANES, Simd};
+use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
 use crate::memory::Scratch;
@@ -30,11 +31,11 @@ use crate::quant::integer::{BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, Unpacked, bloc
 use crate::quant::{FloatFormat, FormatVisitor, GroupedFormat, IntegerFormat};
 use crate::{Exec, PoolError};
 
-/// How many tasks a thread gets, unless they would be larger than tasks may be or smaller than kernels like: the last ones
-/// should be short, and following each other in memory they cost little.
+/// Number of tasks per thread, within the limits on a task's size: the last tasks should be short, and tasks that follow
+/// each other in memory cost little.
 const TASKS_A_THREAD: usize = 16;
 
-/// The most panels of a task: bounds its time, so that cancelling stays quick.
+/// Largest number of panels of a task, which bounds its time, so that cancellation is quick.
 const MAX_TASK_PANELS: usize = 16;
 
 thread_local! {
@@ -55,7 +56,7 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(products.len());
     let plan = to_multiply(products).map(|product| {
         let (m, n) = (product.m(), product.w.rows());
-        let (rows, by_codes) = exec.isa.run(TileRows { m });
+        let (rows, by_codes) = exec.isa.run_dot(TileRows { m });
         let mut by_basis = [None; Basis::ALL.len()];
         for band in product.w.bands() {
             let basis = Basis::of(band.format);
@@ -89,16 +90,16 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
     })
 }
 
-/// How a product is cut into tasks.
+/// Cut of a product into tasks.
 struct Plan<'a> {
     w: &'a PackedMatrix,
-    /// The numbers of its activations, as seen in each basis, which other products may share.
+    /// Indices of its activations in each basis, which other products may share.
     inputs: [Option<usize>; Basis::ALL.len()],
     rows: Rows,
     tiles: Tiles<'a, f32>,
 }
 
-/// Multiplies panels of one band.
+/// Visitor that multiplies panels of one band.
 struct Visit<'a, 'o> {
     exec: &'a Exec<'a>,
     x: &'a Activations<'a>,
@@ -130,7 +131,7 @@ impl Visit<'_, '_> {
     fn run<W: Weights>(self) {
         let Self { exec, x, k, band, panels, rows, out } = self;
         let first_column = out.columns().start;
-        exec.isa.run(Panels::<W> {
+        exec.isa.run_dot(Panels::<W> {
             x,
             cols: k,
             blocks: blocks(k),
@@ -159,50 +160,48 @@ impl<F: IntegerFormat> Weights for Integer<F> {
         F::first_line(index)
     }
 
-    /// With weights as they come from memory.
     #[inline(always)]
-    fn few<S: Simd, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
-        let [first, groups] = panels.streams::<S, F, R>(simd);
-        simd.vectorize(Streams::<_, F, R, 1> { of: panels, first, groups, format: PhantomData });
+    fn few<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
+        panels.streams::<S, F, R>(simd);
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const R: usize, const P: usize>(
+    fn multiply<S: Dot, const R: usize, const P: usize>(
         simd: S,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
         room: &mut [ByteLine],
     ) {
         if const { F::BY_CODES.is_none() || S::BY_CODES } {
-            return simd.vectorize(RowTiles { pass, lines, first_block: 0, format: PhantomData::<F> });
+            return simd.vectorize_dot(RowTiles { pass, lines, first_block: 0, format: PhantomData::<F> });
         }
         let blocks = &pass.blocks;
         let room = &mut room[..P * Self::BLOCKS * Self::BLOCK_LINES];
         for (lines, to) in lines.iter().zip(room.chunks_exact_mut(Self::BLOCKS * Self::BLOCK_LINES)) {
-            simd.vectorize(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
+            simd.vectorize_dot(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
         }
         let (mut unpacked, first_block) = ([&[][..]; P], blocks.start);
         for (unpacked, room) in unpacked.iter_mut().zip(room.chunks_exact(Self::BLOCKS * Self::BLOCK_LINES)) {
             *unpacked = room;
         }
-        simd.vectorize(RowTiles { pass, lines: unpacked, first_block, format: PhantomData::<Unpacked> });
+        simd.vectorize_dot(RowTiles { pass, lines: unpacked, first_block, format: PhantomData::<Unpacked> });
     }
 }
 
-/// Unpacks some blocks of a panel.
+/// Kernel that unpacks some blocks of a panel.
 struct UnpackBlocks<'a, F> {
-    /// The panel's blocks.
+    /// Lines of the panel.
     lines: &'a [ByteLine],
     blocks: Range<usize>,
     to: &'a mut [ByteLine],
     format: PhantomData<F>,
 }
 
-impl<F: IntegerFormat> Kernel for UnpackBlocks<'_, F> {
+impl<F: IntegerFormat> DotKernel for UnpackBlocks<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Dot>(self, simd: S) {
         let pairs = self.blocks.flat_map(|block| (0..BLOCK_PAIRS).map(move |pair| (block, pair)));
         for ((block, pair), to) in pairs.zip(self.to.as_chunks_mut::<PAIR_QUADS>().0) {
             let pair = F::pair(simd, F::block(self.lines, block), pair);

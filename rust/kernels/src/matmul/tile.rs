@@ -1,53 +1,53 @@
-//! The register tile of the integer matmul, and what it asks of memory ahead of time.
+//! Register tile of the integer matmul, and its software prefetch.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::{BlockOfRows, GroupsOfRows, StartsOfRows};
 use super::unroll::unroll;
-use crate::arch::{ByteLine, Kernel, LANES, LINE, Simd};
+use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
-use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS, Codes, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
 
-/// How far ahead of its use a line of weights is asked for.
+/// Distance of the prefetch of weights, in lines.
 const PREFETCH_LINES: usize = 32;
 
-/// Blocks that are unpacked at a time for many rows: of four panels 32 KiB, which most L1 caches hold.
+/// Number of blocks that are unpacked at a time for many rows: 32 KiB for four panels, which fit most L1 caches.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
 
-/// The most panels of a register tile of any instruction set.
+/// Largest number of panels of a register tile of any instruction set.
 pub(super) const MAX_TILE_PANELS: usize = 4;
 
-/// The most sums of a tile that may stay in registers beside as many integers.
+/// Largest number of sums of a tile that stay in registers beside as many integers.
 const SUMS_IN_REGISTERS: usize = 8;
 
-/// Rows from which on activations do not stay in registers, but are read as part of the multiply-adds.
+/// Number of rows from which on activations are memory operands of the multiply-adds, as they do not fit the registers.
 const READ_ROWS: usize = 12;
 
-/// What will be needed next, and is asked for while a tile is computed.
+/// Memory that is prefetched while a tile is computed, since it is needed next.
 pub(super) enum Ahead<'a, const R: usize> {
-    /// Panels come from memory one after the other; as many streams as there are panels side by side.
+    /// Weights of the panels themselves, which come from memory in as many streams as there are panels side by side.
     Weights {
-        /// Lines of a panel.
+        /// Number of lines of a panel.
         end: usize,
-        /// Lines from there to the panel that comes next in its stream.
+        /// Number of lines from there to the next panel of the stream.
         skip: usize,
     },
-    /// Some lines for each panel, so many for each part of a block.
+    /// Lines of weights for each panel, `each` of them with each part of a block.
     Lines { lines: [*const ByteLine; MAX_TILE_PANELS], each: usize },
-    /// The next tile multiplies the same weights with other activations, and has other sums.
+    /// Activations, sums and outputs of the next tile, which multiplies the same weights.
     Tile {
         blocks: &'a [BlockOfRows<R>],
-        /// The number of the first of `blocks`.
+        /// Index of the first of `blocks`.
         first: usize,
-        /// Where the rows of its sums begin, and those of its outputs if they are written next.
+        /// Addresses of the rows of its sums, and of its outputs if they are written next.
         rows: [Option<[*const f32; R]>; 2],
     },
 }
 
 impl<const R: usize> Ahead<'_, R> {
-    /// Asks for a share of it, at part `index` of a block, whose lines of a panel are `of_block`, and panel `p`: a little
-    /// at a time, since whoever asks for more than the cache can wait for waits himself.
+    /// Prefetches a share at part `index` of a block and panel `p`; `of_block` are the block's lines of a panel. The shares
+    /// are small, since the processor stalls when more prefetches are outstanding than the cache can track.
     #[inline(always)]
     fn prefetch<S: Simd>(
         &self,
@@ -80,7 +80,7 @@ impl<const R: usize> Ahead<'_, R> {
                         simd.prefetch(block.as_ptr().cast::<u8>().wrapping_add(index * part + byte));
                     }
                 }
-                // The rows that fall to this block; of each as many panels as a block has parts.
+                // The rows of this block's share; of each row as many panels as a block has parts.
                 const { assert!(MAX_TILE_PANELS <= BLOCK_PAIRS) }
                 for rows in rows.iter().flatten() {
                     for row in rows.iter().skip(block).step_by(UNPACKED_BLOCKS) {
@@ -92,44 +92,43 @@ impl<const R: usize> Ahead<'_, R> {
     }
 }
 
-/// The activations of a tile in some blocks.
+/// Activations of a tile in some blocks.
 pub(super) struct TileInput<'a, const R: usize> {
     pub x: &'a [BlockOfRows<R>],
-    /// What partial sums begin with, where codes are multiplied.
+    /// Initial values of partial sums, where codes are multiplied.
     pub starts: &'a [StartsOfRows<R>],
-    /// What groups with factors need.
+    /// Scales and sums of the groups, for weights whose groups have factors.
     pub groups: &'a [GroupsOfRows<R>],
-    /// Block 0 begins the chains; later ones go on.
+    /// Indices of the blocks. Block 0 begins the chains; later blocks continue them.
     pub blocks: Range<usize>,
-    /// Inputs of a row, in all its blocks.
+    /// Number of inputs of a row, in all its blocks.
     pub cols: usize,
 }
 
-/// The register tile: R rows by P panels over some blocks.
+/// Register tile: R rows by P panels over some blocks.
 pub(super) struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     pub x: TileInput<'a, R>,
-    /// Steps of the panels, from super-block 0 on.
+    /// Steps of the panels, beginning with super-block 0.
     pub steps: [&'a [Steps]; P],
     /// Lines of the panels.
     pub lines: [&'a [ByteLine]; P],
-    /// The block at the beginning of `lines`.
+    /// Index of the block at the beginning of `lines`.
     pub first_block: usize,
     pub ahead: Ahead<'a, R>,
     pub sums: &'a mut [[[f32; LANES]; P]; R],
     pub format: PhantomData<U>,
 }
 
-impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
+impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        if let Some(factors) = U::FACTORS {
-            return self.add_factored_blocks(simd, factors);
+    fn run<S: Dot>(self, simd: S) {
+        if const { U::FACTORS.is_some() } {
+            return self.add_factored_blocks(simd);
         }
         let Self { x, steps, lines, first_block, ahead, sums: paused, .. } = self;
         let TileInput { x, starts: group_starts, blocks, .. } = x;
-        let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
@@ -137,18 +136,18 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
             let mut integers = [[simd.splat_i32(0); P]; R];
-            if codes.is_none() {
+            if const { codes::<S, U>().is_none() } {
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
             let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
-                let quads = if R >= READ_ROWS { in_own_register(quads) } else { quads };
+                let quads = if const { R >= READ_ROWS } { in_own_register(quads) } else { quads };
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
-                if let Some(codes) = codes {
-                    let starts = &group_starts[block - first][codes as usize].as_chunks::<2>().0[index];
+                if const { codes::<S, U>().is_some() } {
+                    let starts = &group_starts[block - first][kind::<S, U>()].as_chunks::<2>().0[index];
                     unroll!(p in 0..P {
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
@@ -174,20 +173,18 @@ impl<U: Unpack, const R: usize, const P: usize> Kernel for Micro<'_, U, R, P> {
 }
 
 impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
-    /// The blocks of weights whose groups have factors. Sums are in memory, and registers are left to the integers; of few
-    /// there is a copy, which the compiler gets into registers.
+    /// Adds the products of blocks whose groups have factors. Sums are in memory, so that integers get the registers; of
+    /// few sums there is a copy, which the compiler keeps in registers.
     #[inline(always)]
-    fn add_factored_blocks<S: Simd>(self, simd: S, factors: Factors) {
+    fn add_factored_blocks<S: Dot>(self, simd: S) {
         let Self { x, lines, first_block, ahead, sums: paused, .. } = self;
         let TileInput { x, starts: group_starts, groups, blocks, cols } = x;
-        let codes = if S::BY_CODES { U::BY_CODES } else { None };
         let first = blocks.start;
         if blocks.start == 0 {
             *paused = [[[0.0; LANES]; P]; R];
         }
         let mut few = [[[0.0; LANES]; P]; R];
-        let are_few = R * P <= SUMS_IN_REGISTERS;
-        if are_few {
+        if const { R * P <= SUMS_IN_REGISTERS } {
             few = *paused;
         }
         for (block, [_, _, quads @ ..]) in blocks.zip(x) {
@@ -196,46 +193,71 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             let quads = quads.as_chunks::<PAIR_QUADS>().0;
             for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
-                let starts = codes.map(|codes| &group_starts[block - first][codes as usize]);
+                let mut starts = &[[0; R]; 2];
+                if const { codes::<S, U>().is_some() } {
+                    starts = &group_starts[block - first][kind::<S, U>()].as_chunks().0[index];
+                }
                 let x = Group { quads: &quads[index], words: &groups[block - first][index], starts, index };
-                let sums = if are_few { &mut few } else { in_memory(paused) };
-                add_group::<S, U, R, P>(simd, sums, &at, factors, x);
+                let sums = if const { R * P <= SUMS_IN_REGISTERS } { &mut few } else { in_memory(paused) };
+                add_group::<S, U, R, P>(simd, sums, &at, x);
                 unroll!(p in 0..P { ahead.prefetch(simd, here, index, p, lines[p]) });
             }
         }
-        if are_few {
+        if const { R * P <= SUMS_IN_REGISTERS } {
             *paused = few;
         }
     }
 }
 
-/// The same, of which the compiler does not know who else may see it, so that it stays where it is. Else it would keep the
-/// sums of large tiles in registers that there are not, and move them from place to place: half of the time was that.
+/// Returns the codes that are multiplied; `None` where weights are.
+const fn codes<S: Dot, U: Unpack>() -> Option<Codes> {
+    if S::BY_CODES { U::BY_CODES } else { None }
+}
+
+/// Returns the index of the codes that are multiplied among [`Codes::ALL`].
+#[inline(always)]
+fn kind<S: Dot, U: Unpack>() -> usize {
+    const { if let Some(codes) = codes::<S, U>() { codes as usize } else { 0 } }
+}
+
+/// Returns whether each half of a group has its own factor.
+const fn halves<U: Unpack>() -> bool {
+    matches!(U::FACTORS, Some(Factors { halves: true, .. }))
+}
+
+/// Returns whether groups have an offset.
+const fn offsets<U: Unpack>() -> bool {
+    matches!(U::FACTORS, Some(Factors { offsets: true, .. }))
+}
+
+/// Returns the same reference, whose target the compiler must assume to be visible elsewhere, so that it stays in memory.
+/// Otherwise the compiler would assign the sums of large tiles to more registers than there are and spill them, which took
+/// half of the time.
 #[inline(always)]
 fn in_memory<T>(sums: &mut T) -> &mut T {
     let mut address: *mut T = sums;
-    // SAFETY: there is no instruction in it, so that the address is what it was.
+    // SAFETY: the assembly holds no instruction, so the address does not change.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) address, options(nostack, preserves_flags));
         &mut *address
     }
 }
 
-/// The same, at an address that the compiler takes for a new one. Else it counts one register up for all streams and adds
-/// it to each of their beginnings, and a multiply-add that reads from such a sum is two operations for the processor: at
-/// sixteen rows that took a twelfth of the time.
+/// Returns the same reference, whose address the compiler must assume to be new. Otherwise it indexes all streams with one
+/// register, and a multiply-add with an indexed memory operand is two operations for the processor: at sixteen rows that
+/// took a twelfth of the time.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block, reason = "nothing is read through the address there")]
 fn in_own_register<T>(quads: &T) -> &T {
     let mut address: *const T = quads;
-    // SAFETY: there is no instruction in it, so that the address is what it was.
+    // SAFETY: the assembly holds no instruction, so the address does not change.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags));
         &*address
     }
 }
 
-// Each level of the loops is a function of its own: written out in one body they would be thousands of lines.
+// Each level of the loops is a function of its own: unrolled in one body they would be thousands of lines.
 
 #[inline(always)]
 fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {
@@ -247,9 +269,9 @@ fn store_row<S: Simd, const P: usize>(simd: S, from: &[S::F32; P], to: &mut [[f3
     unroll!(p in 0..P { simd.store(from[p], &mut to[p]) });
 }
 
-/// Adds the products of one quad of inputs.
+/// Adds the products of one quad of inputs to the integers of all rows and panels.
 #[inline(always)]
-fn add_quad<'a, S: Simd, U: Unpack, const R: usize, const P: usize>(
+fn add_quad<'a, S: Dot, U: Unpack, const R: usize, const P: usize>(
     simd: S,
     integers: &mut [[S::I32; P]; R],
     pairs: &[U::Pair<'a, S>; P],
@@ -262,14 +284,14 @@ fn add_quad<'a, S: Simd, U: Unpack, const R: usize, const P: usize>(
 }
 
 #[inline(always)]
-fn add_products<S: Simd, const P: usize>(simd: S, integers: &mut [S::I32; P], weights: &[S::Bytes; P], x: i32) {
+fn add_products<S: Dot, const P: usize>(simd: S, integers: &mut [S::I32; P], weights: &[S::Bytes; P], x: i32) {
     let x = simd.splat_quad(bytemuck::cast(x));
     unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
 }
 
-/// Adds the products of group `group` of the pair with panel `p`, by their codes.
+/// Adds the products of group `group` of the pair in panel `p`, by multiplying codes.
 #[inline(always)]
-fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
+fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
     simd: S,
     integers: &mut [[S::I32; P]; R],
     pair: U::Pair<'_, S>,
@@ -294,61 +316,80 @@ fn add_codes<S: Simd, U: Unpack, const R: usize, const P: usize>(
 #[derive(Clone, Copy)]
 struct Group<'a, const R: usize> {
     quads: &'a [[i32; R]; PAIR_QUADS],
-    /// The scale, what products begin with, of all and of each half, and the sum.
+    /// Scale, initial values of the products of the group and of each half, and sum; see
+    /// [`GroupsOfRows`](super::activations::GroupsOfRows).
     words: &'a [[i32; R]; 5],
-    /// What partial sums of the block's halves of groups begin with, where codes are multiplied.
-    starts: Option<&'a [[i32; R]; BLOCK_GROUPS]>,
-    /// The group's number in its block.
+    /// Initial values of the partial sums of both halves, where codes are multiplied.
+    starts: &'a [[i32; R]; 2],
+    /// Index of the group in its block.
     index: usize,
 }
 
 /// Adds the products of one group with factors: `sums += integers * (factor * scale)`, of both halves where each has its
-/// own factor, and then what the offset makes of the activations' sum.
+/// own factor, and then the product of the offset with the sum of the activations.
 #[inline(always)]
-fn add_group<S: Simd, U: Unpack, const R: usize, const P: usize>(
+fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
     simd: S,
     sums: &mut [[[f32; LANES]; P]; R],
     at: &[U::Block<'_>; P],
-    factors: Factors,
     x: Group<'_, R>,
 ) {
-    let quads = if R >= READ_ROWS { in_own_register(x.quads) } else { x.quads };
+    let quads = if const { R >= READ_ROWS } { in_own_register(x.quads) } else { x.quads };
     let mut pairs = [U::pair(simd, at[0], x.index); P];
     unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], x.index) });
-    unroll!(half in [0 1] {
-        if half == 0 || factors.halves {
+    if const { halves::<U>() } {
+        unroll!(half in [0 1] {
             let mut integers = [[simd.splat_i32(0); P]; R];
-            if let Some(starts) = x.starts {
-                unroll!(of_pair in [0 1] {
-                    if of_pair == half || !factors.halves {
-                        let starts = &starts[2 * x.index + of_pair];
-                        unroll!(p in 0..P {
-                            add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, of_pair, quads, starts);
-                        });
-                    }
+            if const { codes::<S, U>().is_some() } {
+                unroll!(p in 0..P {
+                    add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, half, quads, &x.starts[half]);
                 });
             } else {
-                let starts = &x.words[if factors.halves { 2 + half } else { 1 }];
-                unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
-                unroll!(q in [0 1 2 3 4 5 6 7] {
-                    if q / (GROUP / 4) == half || !factors.halves {
-                        add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
-                    }
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[2 + half][r]); P] });
+                unroll!(q in [0 1 2 3] {
+                    let quad = half * (GROUP / 4) + q;
+                    add_quad::<S, U, R, P>(simd, &mut integers, &pairs, quad, &quads[quad]);
                 });
             }
-            let mut factor = [simd.splat(0.0); P];
-            unroll!(p in 0..P { factor[p] = U::factor(simd, pairs[p], half) });
-            unroll!(r in 0..R { add_factored(simd, &mut sums[r], &integers[r], &factor, x.words[0][r]) });
+            add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, half, &x.words[0]);
+        });
+    } else {
+        let mut integers = [[simd.splat_i32(0); P]; R];
+        if const { codes::<S, U>().is_some() } {
+            unroll!(half in [0 1] {
+                unroll!(p in 0..P {
+                    add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, half, quads, &x.starts[half]);
+                });
+            });
+        } else {
+            unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[1][r]); P] });
+            unroll!(q in [0 1 2 3 4 5 6 7] { add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]) });
         }
-    });
-    if factors.offsets {
+        add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, 0, &x.words[0]);
+    }
+    if const { offsets::<U>() } {
         let mut offset = [simd.splat(0.0); P];
         unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], 1) });
         unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, x.words[4][r]) });
     }
 }
 
-/// `sums += integers * (factor * scale)`, of the bits of an f32, with sums in memory.
+/// Adds the integers of a group, or of its half `half`, times their factors and the scales of the activations.
+#[inline(always)]
+fn add_integers<S: Dot, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    sums: &mut [[[f32; LANES]; P]; R],
+    integers: &[[S::I32; P]; R],
+    pairs: &[U::Pair<'_, S>; P],
+    half: usize,
+    scales: &[i32; R],
+) {
+    let mut factor = [simd.splat(0.0); P];
+    unroll!(p in 0..P { factor[p] = U::factor(simd, pairs[p], half) });
+    unroll!(r in 0..R { add_factored(simd, &mut sums[r], &integers[r], &factor, scales[r]) });
+}
+
+/// Computes `sums += integers * (factor * scale)`, where `scale` holds the bits of an f32 and sums are in memory.
 #[inline(always)]
 fn add_factored<S: Simd, const P: usize>(
     simd: S,
@@ -363,14 +404,14 @@ fn add_factored<S: Simd, const P: usize>(
     store_row(simd, &row, sums);
 }
 
-/// `sums += values * scale`, of the bits of an f32, with sums in memory.
+/// Computes `sums += values * scale`, where `scale` holds the bits of an f32 and sums are in memory.
 #[inline(always)]
 fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[S::F32; P], scale: i32) {
     let scale = simd.splat(f32::from_bits(scale.cast_unsigned()));
     unroll!(p in 0..P { simd.store(simd.mul_add(values[p], scale, simd.load(&sums[p])), &mut sums[p]) });
 }
 
-/// `sums += integers * (step * scale)`
+/// Computes `sums += integers * (step * scale)`.
 #[inline(always)]
 fn add_scaled<S: Simd, const P: usize>(
     simd: S,

@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 
 use super::integer::{BLOCK_PAIRS, Codes, PAIR_QUADS, Unpack};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 use crate::matmul::unroll::unroll;
 
 /// Number of inputs of a group.
@@ -44,7 +44,7 @@ pub trait GroupedFormat: Send + Sync + 'static {
     const STORED: StoredBlock;
 
     /// Packed data of a group.
-    type Group<'a, S: Simd>: Copy;
+    type Group<'a, S: Dot>: Copy;
 
     /// Unpacked form of groups.
     type Unpacked: Unpack;
@@ -58,13 +58,13 @@ pub trait GroupedFormat: Send + Sync + 'static {
     fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]);
 
     /// Returns group `index` of a panel.
-    fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Self::Group<'a, S>;
+    fn group<'a, S: Dot>(simd: S, lines: &'a [ByteLine], index: usize) -> Self::Group<'a, S>;
 
     /// Unpacks four inputs of a group to bytes with the bias [`unpacked_bias`].
-    fn quad<S: Simd>(simd: S, group: Self::Group<'_, S>, index: usize) -> S::Bytes;
+    fn quad<S: Dot>(simd: S, group: Self::Group<'_, S>, index: usize) -> S::Bytes;
 
     /// Returns factor `index` of a group; see [`Unpack::FACTORS`].
-    fn factor<S: Simd>(simd: S, group: Self::Group<'_, S>, index: usize) -> S::F32;
+    fn factor<S: Dot>(simd: S, group: Self::Group<'_, S>, index: usize) -> S::F32;
 
     /// Dequantizes the weight of row `row` and input `input`.
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32;
@@ -117,7 +117,7 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool> Unpack for Unpa
     const FACTORS: Option<Factors> = Some(Factors { halves: HALVES, offsets: OFFSETS });
 
     type Block<'a> = &'a [ByteLine; UNPACKED_BLOCK_LINES];
-    type Pair<'a, S: Simd> = &'a [ByteLine; UNPACKED_LINES];
+    type Pair<'a, S: Dot> = &'a [ByteLine; UNPACKED_LINES];
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -130,28 +130,28 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool> Unpack for Unpa
     }
 
     #[inline(always)]
-    fn pair<'a, S: Simd>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+    fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         &block.as_chunks().0[index]
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         simd.load_bytes(&pair[index].0)
     }
 
     #[inline(always)]
-    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn codes<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         Self::quad(simd, pair, index)
     }
 
     /// One: what sub-scales there are is part of the factors.
     #[inline(always)]
-    fn scale<S: Simd>(simd: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
+    fn scale<S: Dot>(simd: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
         simd.splat_quad([1, 0, 1, 0])
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::F32 {
         simd.load(bytemuck::cast_ref(&pair[PAIR_QUADS + index]))
     }
 }
@@ -165,7 +165,7 @@ impl<F: GroupedFormat> Unpack for Packed<F> {
 
     /// Lines of the panel, and index of the first group of the block.
     type Block<'a> = (&'a [ByteLine], usize);
-    type Pair<'a, S: Simd> = F::Group<'a, S>;
+    type Pair<'a, S: Dot> = F::Group<'a, S>;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -178,35 +178,35 @@ impl<F: GroupedFormat> Unpack for Packed<F> {
     }
 
     #[inline(always)]
-    fn pair<'a, S: Simd>(simd: S, (lines, first): Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+    fn pair<'a, S: Dot>(simd: S, (lines, first): Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         F::group(simd, lines, first + index)
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         F::quad(simd, pair, index)
     }
 
     #[inline(always)]
-    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn codes<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         F::quad(simd, pair, index)
     }
 
     /// One: what sub-scales there are is part of the factors.
     #[inline(always)]
-    fn scale<S: Simd>(simd: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
+    fn scale<S: Dot>(simd: S, _: Self::Pair<'_, S>, _: usize) -> S::Bytes {
         simd.splat_quad([1, 0, 1, 0])
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::F32 {
         F::factor(simd, pair, index)
     }
 }
 
 /// Unpacks group `index` of a panel.
 #[inline(always)]
-pub fn unpack<S: Simd, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+pub fn unpack<S: Dot, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
     let group = F::group(simd, lines, index);
     unroll!(quad in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, group, quad), &mut to.quads[quad].0) });
     simd.store(F::factor(simd, group, 0), &mut to.factors[0]);
@@ -216,7 +216,7 @@ pub fn unpack<S: Simd, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usi
 }
 
 /// Returns the bias of unpacked bytes.
-pub const fn unpacked_bias<S: Simd, F: GroupedFormat>() -> u8 {
+pub const fn unpacked_bias<S: Dot, F: GroupedFormat>() -> u8 {
     match F::ByCodes::BY_CODES {
         Some(codes) if S::BY_CODES => codes.offset() as u8,
         _ => S::WEIGHT_BIAS,
@@ -224,7 +224,7 @@ pub const fn unpacked_bias<S: Simd, F: GroupedFormat>() -> u8 {
 }
 
 /// Adds the bias to a lookup table, so that lookups return biased bytes.
-pub const fn biased_table<S: Simd, F: GroupedFormat>(values: &[i8; 16]) -> [u8; 16] {
+pub const fn biased_table<S: Dot, F: GroupedFormat>(values: &[i8; 16]) -> [u8; 16] {
     let mut table = [0; 16];
     let mut i = 0;
     while i < 16 {
@@ -325,7 +325,7 @@ pub fn nibble(lines: &[ByteLine], input: usize, row: usize) -> u8 {
 
 /// Returns the 4-bit codes of one quad of a group.
 #[inline(always)]
-pub fn nibbles<S: Simd>(simd: S, lines: &[ByteLine; PAIR_QUADS / 2], index: usize) -> S::Bytes {
+pub fn nibbles<S: Dot>(simd: S, lines: &[ByteLine; PAIR_QUADS / 2], index: usize) -> S::Bytes {
     let line = simd.load_bytes(&lines[index / 2].0);
     let line = if index.is_multiple_of(2) { line } else { simd.shift_right::<4>(line) };
     simd.and(line, simd.splat_byte(0x0f))
@@ -345,7 +345,7 @@ pub fn byte(lines: &[ByteLine], input: usize, row: usize) -> u8 {
 
 /// Returns the bytes of one quad of a group whose codes are stored with a bias of 128 and never multiplied as codes.
 #[inline(always)]
-pub fn quad_of_bytes<S: Simd>(simd: S, lines: &[ByteLine; PAIR_QUADS], index: usize) -> S::Bytes {
+pub fn quad_of_bytes<S: Dot>(simd: S, lines: &[ByteLine; PAIR_QUADS], index: usize) -> S::Bytes {
     let bytes = simd.load_bytes(&lines[index].0);
     if const { S::WEIGHT_BIAS == 128 } { bytes } else { simd.xor(bytes, simd.splat_byte(128 ^ S::WEIGHT_BIAS)) }
 }

@@ -5,7 +5,7 @@
 //! the low half, group 2j + 1 in the high half.
 
 use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, Unpack};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::FourBits.offset() as u8;
@@ -17,7 +17,7 @@ pub struct Int4;
 
 /// Packed data of two groups.
 #[derive(Clone, Copy)]
-pub struct Pair<'a, S: Simd> {
+pub struct Pair<'a, S: Dot> {
     codes: &'a [ByteLine; 4],
     /// Sub-scales of each group, in the low byte of each pair of bytes.
     scales: [S::Bytes; 2],
@@ -29,7 +29,7 @@ impl Unpack for Int4 {
     const BY_CODES: Option<Codes> = Some(Codes::FourBits);
 
     type Block<'a> = &'a [ByteLine; BLOCK_LINES];
-    type Pair<'a, S: Simd> = Pair<'a, S>;
+    type Pair<'a, S: Dot> = Pair<'a, S>;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -42,7 +42,7 @@ impl Unpack for Int4 {
     }
 
     #[inline(always)]
-    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+    fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         let [scales, codes @ ..] = block;
         let both = simd.spread(&scales.0.as_chunks().0[index]);
         let low = simd.splat_quad([0x0f, 0, 0x0f, 0]);
@@ -54,20 +54,20 @@ impl Unpack for Int4 {
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let (codes, group) = (Self::codes(simd, pair, index), index / (GROUP / 4));
         simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
     }
 
     #[inline(always)]
-    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn codes<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let line = simd.load_bytes(&pair.codes[index / 2].0);
         let codes = if index.is_multiple_of(2) { line } else { simd.shift_right::<4>(line) };
         simd.and(codes, simd.splat_byte(0x0f))
     }
 
     #[inline(always)]
-    fn scale<S: Simd>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn scale<S: Dot>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         pair.scales[index]
     }
 }

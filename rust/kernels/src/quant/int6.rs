@@ -6,7 +6,7 @@
 //! group 4j + i in bits 2i and 2i + 1.
 
 use super::integer::{BLOCK, Codes, GROUP, IntegerFormat, SUPER, Unpack};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::SixBits.offset() as u8;
@@ -32,7 +32,7 @@ pub struct Block<'a> {
 
 /// Packed data of two groups.
 #[derive(Clone, Copy)]
-pub struct Pair<'a, S: Simd> {
+pub struct Pair<'a, S: Dot> {
     codes: &'a [ByteLine; 2 * GROUP_LINES],
     /// Sub-scales of each group, in the low byte of each pair of bytes.
     scales: [S::Bytes; 2],
@@ -50,7 +50,7 @@ impl Unpack for Int6 {
     const BY_CODES: Option<Codes> = Some(Codes::SixBits);
 
     type Block<'a> = Block<'a>;
-    type Pair<'a, S: Simd> = Pair<'a, S>;
+    type Pair<'a, S: Dot> = Pair<'a, S>;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -67,7 +67,7 @@ impl Unpack for Int6 {
     }
 
     #[inline(always)]
-    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+    fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         let four = simd.spread(&block.scales[index / 2]);
         let two = if index.is_multiple_of(2) { four } else { simd.shift_right::<4>(four) };
         let low = simd.splat_quad([0x03, 0, 0x03, 0]);
@@ -80,13 +80,13 @@ impl Unpack for Int6 {
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let (codes, group) = (Self::codes(simd, pair, index), index / (GROUP / 4));
         simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
     }
 
     #[inline(always)]
-    fn codes<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn codes<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let (group, quad) = (index / (GROUP / 4), index % (GROUP / 4));
         let lines = &pair.codes.as_chunks::<GROUP_LINES>().0[group];
         let low = simd.load_bytes(&lines[quad / 2].0);
@@ -102,7 +102,7 @@ impl Unpack for Int6 {
     }
 
     #[inline(always)]
-    fn scale<S: Simd>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn scale<S: Dot>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         pair.scales[index]
     }
 }

@@ -4,7 +4,7 @@
 //! directly.
 
 use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack, Unpacked};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
 const OFFSET: u8 = 128;
@@ -16,7 +16,7 @@ impl Unpack for Int8 {
     const BY_CODES: Option<Codes> = None;
 
     type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
-    type Pair<'a, S: Simd> = &'a [ByteLine; PAIR_QUADS];
+    type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -29,12 +29,12 @@ impl Unpack for Int8 {
     }
 
     #[inline(always)]
-    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+    fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         Unpacked::pair(simd, block, index)
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let stored = simd.load_bytes(&pair[index].0);
         if const { S::WEIGHT_BIAS == OFFSET } {
             stored

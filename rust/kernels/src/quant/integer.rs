@@ -12,7 +12,7 @@
 
 use super::grouped::Factors;
 use super::rotation;
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Number of inputs that share a sub-scale.
 pub const GROUP: usize = 16;
@@ -35,9 +35,9 @@ pub const BLOCK_GROUPS: usize = BLOCK / GROUP;
 /// Number of pairs of groups in a block.
 pub const BLOCK_PAIRS: usize = BLOCK_QUADS / PAIR_QUADS;
 
-/// Weights that are unpacked to lines of bytes for [`Simd::dot`], one line per quad.
+/// Weights that are unpacked to lines of bytes for [`Dot::dot`], one line per quad.
 pub trait Unpack: Send + Sync + 'static {
-    /// Kind of codes that are multiplied if [`Simd::BY_CODES`] is set; `None` if codes are the weights.
+    /// Kind of codes that are multiplied if [`Dot::BY_CODES`] is set; `None` if codes are the weights.
     const BY_CODES: Option<Codes>;
 
     /// Floating-point factors of the sums of groups; `None` if there are only block scales.
@@ -46,7 +46,7 @@ pub trait Unpack: Send + Sync + 'static {
     /// Packed lines of one block.
     type Block<'a>: Copy;
     /// Packed data of two groups.
-    type Pair<'a, S: Simd>: Copy;
+    type Pair<'a, S: Dot>: Copy;
 
     /// Returns the index of the first line of block `index`.
     fn first_line(index: usize) -> usize;
@@ -55,24 +55,24 @@ pub trait Unpack: Send + Sync + 'static {
     fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_>;
 
     /// Returns groups `2 * index` and `2 * index + 1` of a block.
-    fn pair<'a, S: Simd>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S>;
+    fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S>;
 
-    /// Returns quad `index` of the pair, as weights plus [`Simd::WEIGHT_BIAS`].
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
+    /// Returns quad `index` of the pair, as weights plus [`Dot::WEIGHT_BIAS`].
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
 
     /// Returns the stored codes of quad `index` of the pair.
-    fn codes<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
+    fn codes<S: Dot>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
         unreachable!("codes are the weights")
     }
 
-    /// Returns the sub-scales of group `index` of the pair, in the form of [`Simd::add_scaled`].
-    fn scale<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
+    /// Returns the sub-scales of group `index` of the pair, in the form of [`Dot::add_scaled`].
+    fn scale<S: Dot>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::Bytes {
         unreachable!("there are no sub-scales")
     }
 
     /// Returns factor `index` of the pair. Factor 0 belongs to the whole pair or to its first half; factor 1 to the second
     /// half or to the sum of activations.
-    fn factor<S: Simd>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::F32 {
+    fn factor<S: Dot>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::F32 {
         unreachable!("there are no factors")
     }
 }
@@ -127,7 +127,7 @@ impl Unpack for Unpacked {
     const BY_CODES: Option<Codes> = None;
 
     type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
-    type Pair<'a, S: Simd> = &'a [ByteLine; PAIR_QUADS];
+    type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -140,12 +140,12 @@ impl Unpack for Unpacked {
     }
 
     #[inline(always)]
-    fn pair<'a, S: Simd>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+    fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         &block.as_chunks().0[index]
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         simd.load_bytes(&pair[index].0)
     }
 }

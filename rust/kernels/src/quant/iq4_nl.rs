@@ -4,7 +4,7 @@
 //! The layout is that of [`q4_0`](super::q4_0).
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Values of the codes: ggml's `kvalues_iq4nl`.
 const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -31,7 +31,7 @@ pub struct Packed<'a> {
 impl GroupedFormat for Iq4Nl {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 18 };
 
-    type Group<'a, S: Simd> = Packed<'a>;
+    type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
@@ -49,20 +49,20 @@ impl GroupedFormat for Iq4Nl {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
+    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let factors = grouped::halves(lines, line, of_block);
         Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         let table = const { &grouped::biased_table::<S, Self>(&VALUES) };
         simd.lookup(table, grouped::nibbles(simd, group.codes, index))
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
         simd.load_f16(group.factors)
     }
 

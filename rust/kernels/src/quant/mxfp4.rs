@@ -4,7 +4,7 @@
 //! Every 128 inputs have one line of exponents, `[group][row]`, then four lines of codes per group.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Values of the codes, doubled to make them integers.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -34,7 +34,7 @@ pub struct Packed<'a> {
 impl GroupedFormat for Mxfp4 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 17 };
 
-    type Group<'a, S: Simd> = Packed<'a>;
+    type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 
@@ -53,21 +53,21 @@ impl GroupedFormat for Mxfp4 {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
+    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let exponents = bytemuck::cast_ref(grouped::bytes(lines, line, of_block));
         Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), exponents }
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         let table = const { &grouped::biased_table::<S, Self>(&VALUES) };
         simd.lookup(table, grouped::nibbles(simd, group.codes, index))
     }
 
     /// Returns the scale. The two lowest exponents give subnormal numbers, computed as a product of two powers of two.
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
         let exponents = simd.to_f32(simd.load_i8(group.exponents));
         let normal = simd.max(exponents, simd.splat(-126.0));
         simd.mul(simd.exp2_integer(normal), simd.exp2_integer(simd.sub(exponents, normal)))

@@ -3,7 +3,7 @@
 //! Every 128 inputs have two lines of scales, `[group][row]`, then four lines of codes per group, stored as code + 8.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
 const OFFSET: u8 = 8;
@@ -30,7 +30,7 @@ pub struct Packed<'a> {
 impl GroupedFormat for Q4_0 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 18 };
 
-    type Group<'a, S: Simd> = Packed<'a>;
+    type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 
@@ -48,20 +48,20 @@ impl GroupedFormat for Q4_0 {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
+    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let factors = grouped::halves(lines, line, of_block);
         Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         let offset = simd.splat_byte(const { OFFSET.wrapping_sub(grouped::unpacked_bias::<S, Self>()) });
         simd.sub_bytes(grouped::nibbles(simd, group.codes, index), offset)
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
         simd.load_f16(group.factors)
     }
 

@@ -8,7 +8,7 @@
 //! and 6 and 7.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Number of inputs of a block.
 const INPUTS: usize = 256;
@@ -50,7 +50,7 @@ fn stored_scales(bytes: &[u8], group: usize) -> [u8; 2] {
 
 /// Packed data of a group.
 #[derive(Clone, Copy)]
-pub struct Packed<'a, S: Simd> {
+pub struct Packed<'a, S: Dot> {
     codes: &'a [ByteLine; 4],
     /// Scales of sub-scales and of minima.
     factors: [&'a [u16; LANES]; 2],
@@ -61,7 +61,7 @@ pub struct Packed<'a, S: Simd> {
 impl GroupedFormat for Q4K {
     const STORED: StoredBlock = StoredBlock { inputs: INPUTS, bytes: 144 };
 
-    type Group<'a, S: Simd> = Packed<'a, S>;
+    type Group<'a, S: Dot> = Packed<'a, S>;
     type Unpacked = Offset<false>;
     type ByCodes = Offset<true>;
 
@@ -93,7 +93,7 @@ impl GroupedFormat for Q4K {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
+    fn group<'a, S: Dot>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let low = simd.spread(grouped::bytes(lines, line + LOW, of_block));
         let high = simd.spread(grouped::bytes(lines, line + HIGH, of_block / 2));
@@ -111,14 +111,14 @@ impl GroupedFormat for Q4K {
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
         let bias = simd.splat_byte(const { grouped::unpacked_bias::<S, Self>() });
         simd.xor(grouped::nibbles(simd, group.codes, index), bias)
     }
 
     /// Returns a factor. The product is exact: eleven bits times six.
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_, S>, index: usize) -> S::F32 {
         simd.mul(simd.load_f16(group.factors[index]), simd.to_f32(group.numbers[index]))
     }
 

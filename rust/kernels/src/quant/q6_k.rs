@@ -8,7 +8,7 @@
 
 use super::grouped::{self, GROUP, GroupedFormat, Halves, StoredBlock};
 use super::integer::Codes;
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::SixBits.offset() as u8;
@@ -76,7 +76,7 @@ pub struct Packed<'a> {
 impl GroupedFormat for Q6K {
     const STORED: StoredBlock = StoredBlock { inputs: INPUTS, bytes: 210 };
 
-    type Group<'a, S: Simd> = Packed<'a>;
+    type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Halves<false>;
     type ByCodes = Halves<true>;
 
@@ -107,7 +107,7 @@ impl GroupedFormat for Q6K {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
+    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (factors, which, scales) = first_lines(index / GROUPS);
         let of_half = |half| bytemuck::cast_ref(grouped::bytes(lines, scales, index % GROUPS * 2 + half));
         Packed {
@@ -118,7 +118,7 @@ impl GroupedFormat for Q6K {
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         let (half, quad) = (index / (HALF / 4), index % (HALF / 4));
         let lines = &group.codes.as_chunks::<HALF_LINES>().0[half];
         let low = simd.load_bytes(&lines[quad / 2].0);
@@ -137,7 +137,7 @@ impl GroupedFormat for Q6K {
 
     /// Returns a factor. The product is exact: eleven bits times eight.
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
         simd.mul(simd.load_f16(group.factors), simd.to_f32(simd.load_i8(group.scales[index])))
     }
 

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use super::Int8;
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
 use super::quantize::{Grid, not_finite};
-use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
+use crate::arch::{ByteLine, Dot, Isa, Kernel, LANES, Simd};
 
 /// Offset of a stored code from its value.
 const OFFSET: u8 = 128;
@@ -104,7 +104,7 @@ impl Kernel for Quantize<'_> {
 impl GroupedFormat for Q8_0 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 34 };
 
-    type Group<'a, S: Simd> = Packed<'a>;
+    type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
@@ -123,19 +123,19 @@ impl GroupedFormat for Q8_0 {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
+    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let factors = grouped::halves(lines, line, of_block);
         Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         grouped::quad_of_bytes(simd, group.codes, index)
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
         simd.load_f16(group.factors)
     }
 

@@ -5,7 +5,7 @@
 //! group.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Highest zero point: one more than the highest code, as in GPTQ.
 const MAX_ZERO_POINT: u8 = 16;
@@ -28,7 +28,7 @@ pub struct U4;
 
 /// Packed data of a group.
 #[derive(Clone, Copy)]
-pub struct Packed<'a, S: Simd> {
+pub struct Packed<'a, S: Dot> {
     codes: &'a [ByteLine; 4],
     factors: &'a [u16; LANES],
     /// Zero points minus the bias of unpacked bytes. A code minus its zero point is still small, so no offset is needed.
@@ -38,7 +38,7 @@ pub struct Packed<'a, S: Simd> {
 impl GroupedFormat for U4 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 19 };
 
-    type Group<'a, S: Simd> = Packed<'a, S>;
+    type Group<'a, S: Dot> = Packed<'a, S>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 
@@ -59,7 +59,7 @@ impl GroupedFormat for U4 {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
+    fn group<'a, S: Dot>(simd: S, lines: &'a [ByteLine], index: usize) -> Packed<'a, S> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let zeros = simd.spread(grouped::bytes(lines, line + ZEROS, of_block));
         let zero_points = simd.sub_bytes(zeros, simd.splat_byte(const { grouped::unpacked_bias::<S, Self>() }));
@@ -68,12 +68,12 @@ impl GroupedFormat for U4 {
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
         simd.sub_bytes(grouped::nibbles(simd, group.codes, index), group.zero_points)
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_, S>, _: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_, S>, _: usize) -> S::F32 {
         simd.load_f16(group.factors)
     }
 

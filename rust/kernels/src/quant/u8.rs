@@ -5,7 +5,7 @@
 //! codes per group.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, Dot, LANES};
 
 /// Highest zero point: one more than the highest code, as in GPTQ. All zero points are exact in f16.
 const MAX_ZERO_POINT: u16 = 256;
@@ -39,7 +39,7 @@ pub struct Packed<'a> {
 impl GroupedFormat for U8 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 36 };
 
-    type Group<'a, S: Simd> = Packed<'a>;
+    type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Offset<false>;
     type ByCodes = Offset<false>;
 
@@ -60,7 +60,7 @@ impl GroupedFormat for U8 {
     }
 
     #[inline(always)]
-    fn group<'a, S: Simd>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
+    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
         let (line, of_block) = LAYOUT.factors_of(index);
         let factors = grouped::halves(lines, line, of_block);
         let zeros = grouped::halves(lines, line + ZEROS, of_block);
@@ -68,12 +68,12 @@ impl GroupedFormat for U8 {
     }
 
     #[inline(always)]
-    fn quad<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
+    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
         grouped::quad_of_bytes(simd, group.codes, index)
     }
 
     #[inline(always)]
-    fn factor<S: Simd>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
+    fn factor<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
         let factors = simd.load_f16(group.factors);
         if index == 0 {
             return factors;
