@@ -1,7 +1,7 @@
-//! How fast blocks of GGUF's types become f32 on one thread: `cargo bench -p ferrule-formats --bench gguf_types`.
+//! Speed of dequantizing GGUF block types on one thread: `cargo bench -p ferrule-formats --bench gguf_types`.
 //!
-//! Bytes per second are those of the numbers that come out. What there is to compare them with is reading f32, which
-//! copies; a row at a time, as weights are packed.
+//! Throughput is in bytes of the f32 output. The baseline is reading f32, which only copies. Rows are read one at a
+//! time, as when weights are packed.
 
 #[path = "../tests/support/gguf.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
@@ -14,7 +14,7 @@ use ferrule_formats::gguf::BlockType;
 use ferrule_formats::{Checkpoint, WeightTensor};
 use gguf::{Gguf, Tensor};
 
-/// Of an 8B Llama.
+/// Row length of an 8B Llama.
 const COLUMNS: usize = 4096;
 const ROWS: usize = 512;
 

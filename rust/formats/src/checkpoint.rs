@@ -27,7 +27,7 @@ pub struct Checkpoint {
     stored_as: Option<StoredAs>,
 }
 
-/// Where a tensor is stored.
+/// Location of a tensor.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub shard: usize,

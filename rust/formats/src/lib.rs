@@ -1,11 +1,11 @@
 //! Model files: bytes in, typed tensors out.
 //!
-//! Files are hostile. Whatever a header claims is checked against the bytes that are there before any memory is
-//! reserved for it or any offset is followed, and a violation is a [`CheckpointError`] that names the file and states
-//! the fact with its numbers. Tensors are views of the mapped file; nothing is copied until a caller asks for floats.
+//! Files are hostile. Every claim of a header is checked against the bytes that are there, before memory is reserved for
+//! it or an offset is followed. A violation is a [`CheckpointError`] with the path of the file and the numbers. Tensors
+//! are views of the mapped file; nothing is copied until a caller reads values.
 //!
-//! One fault survives no check: another program that truncates a file while it is mapped. Touching the missing pages
-//! then ends the process (SIGBUS); it holds for every program that maps files.
+//! No check can protect from another program that truncates a file while it is mapped: reading the missing pages ends
+//! the process (SIGBUS), as in every program that maps files.
 
 mod blocks;
 mod checkpoint;

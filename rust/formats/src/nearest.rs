@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_are_levenshteins() {
+    fn edit_distance_is_levenshtein() {
         for (a, b, distance) in [("", "", 0), ("", "ab", 2), ("kitten", "sitting", 3), ("flaw", "lawn", 2)] {
             assert_eq!(edit_distance(a.as_bytes(), b.as_bytes()), distance);
             assert_eq!(edit_distance(b.as_bytes(), a.as_bytes()), distance);
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_of_several_is_found_and_a_stranger_is_not() {
+    fn nearest_returns_the_closest_name_or_none() {
         let names = ["model.layers.0.q.weight", "layers.0.q.weight", "lm_head.weight"];
         assert_eq!(nearest("model.layers.0.k.weight", names.into_iter()), Some("model.layers.0.q.weight"));
         assert_eq!(nearest("x", names.into_iter()), None);

@@ -22,14 +22,14 @@ pub struct WeightTensor<'a> {
     pub(crate) listing: &'a Path,
 }
 
-/// How the values of a weight are stored.
+/// Storage of the values of a weight.
 #[derive(Clone, Debug)]
 pub(crate) enum Numbers<'a> {
-    /// One by one, as floating-point numbers.
+    /// Floating-point numbers, one by one.
     Float(FloatDtype, Tensor<'a>),
-    /// In ggml blocks: the block type, the shape of the values, and the tensor of bytes.
+    /// Blocks of ggml: the block type, the shape of the values, and the tensor of bytes.
     Blocks(BlockType, &'a [usize], Tensor<'a>),
-    /// By a quantization method, in several tensors.
+    /// Several tensors of a quantization method.
     Quantized(Quantized<'a>),
 }
 

@@ -1,4 +1,4 @@
-//! What a valid file holds is what comes out; checked against the `safetensors` crate, which also wrote it.
+//! Reading valid safetensors files, checked against the `safetensors` crate, which also wrote them.
 
 mod support;
 
@@ -17,7 +17,7 @@ const DTYPES: [(Dtype, safetensors::Dtype); 5] = [
     (Dtype::U8, safetensors::Dtype::U8),
 ];
 
-/// Name, dtype and shape of some tensors with any bytes, as the oracle serializes them.
+/// Generates tensors of any name, dtype, shape and bytes, serialized by the oracle.
 fn serialized() -> impl Strategy<Value = Vec<u8>> {
     let tensor = ("[a-z.\"\u{e9}]{1,6}", 0..DTYPES.len(), prop::collection::vec(0usize..5, 0..4), any::<u8>());
     prop::collection::vec(tensor, 0..6).prop_map(|tensors| {
@@ -37,7 +37,7 @@ fn serialized() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Everything that the oracle finds in these bytes, we find too, and nothing else.
+/// Checks that this crate and the oracle find the same tensors in these bytes.
 fn agrees_with_the_oracle(checkpoint: &Checkpoint, bytes: &[u8]) {
     let oracle = SafeTensors::deserialize(bytes).expect("what we take, the oracle takes");
     assert_eq!(checkpoint.names().count(), oracle.len());
@@ -57,14 +57,14 @@ proptest! {
         agrees_with_the_oracle(&open(&bytes).expect("a valid file"), &bytes);
     }
 
-    /// A changed file is either refused, or means what the oracle says it means. Refusing more than the oracle is fine.
+    /// A changed file is either refused or read as the oracle reads it. Refusing more than the oracle does is fine.
     #[test]
-    fn a_mutated_file_never_panics_and_never_means_something_else(
+    fn a_mutated_file_is_refused_or_read_as_the_oracle_does(
         mut bytes in serialized(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), 0..4, any::<u8>()), 1..6),
     ) {
         for (place, kind, value) in edits {
-            // Most edits fall on the header, where they tell more.
+            // Most edits hit the header, where they test more.
             let limit = if kind < 3 { bytes.len().min(400) } else { bytes.len() };
             let at = place.index(limit.max(1)).min(bytes.len());
             match kind {
@@ -74,7 +74,8 @@ proptest! {
                 _ => bytes.truncate(at),
             }
         }
-        // An edit that lengthens the header is lost on a length that no longer fits: mend it half of the time.
+        // An edit that changes the length of the header fails early because the length field no longer fits: repair the
+        // field half of the time.
         if bytes.len() > 8 && bytes.len() % 2 == 0
             && let Some(end) = bytes.windows(3).rposition(|three| three == b"]}}") {
             let length = (end + 3 - 8) as u64;
@@ -87,7 +88,7 @@ proptest! {
 }
 
 #[test]
-fn every_dtype_has_the_oracles_name_and_width() {
+fn dtype_names_and_widths_match_the_oracle() {
     for dtype in Dtype::ALL {
         let oracle: safetensors::Dtype = serde_json::from_value(dtype.name().into()).expect("a dtype of the oracle");
         assert_eq!(oracle.bitsize() as u64, dtype.bits(), "{dtype}");
@@ -95,7 +96,7 @@ fn every_dtype_has_the_oracles_name_and_width() {
     }
 }
 
-/// A file with one tensor at a data offset of our choice modulo 8, by padding the header.
+/// Returns a file with one tensor, whose offset modulo 8 is set by padding the header.
 fn one(dtype: &str, elements: usize, data: &[u8], padding: usize) -> Vec<u8> {
     let end = data.len();
     let header = format!(r#"{{"w":{{"dtype":"{dtype}","shape":[{elements}],"data_offsets":[0,{end}]}}}}"#);
@@ -148,7 +149,7 @@ fn reading_past_the_end_panics() {
 }
 
 #[test]
-fn other_types_are_no_weights() {
+fn other_types_are_refused_as_weights() {
     for (dtype, size) in [("F64", 8), ("I32", 4), ("F8_E4M3", 1)] {
         let checkpoint = open(&one(dtype, 1, &vec![0; size], 0)).unwrap();
         let message = checkpoint.weight("w").unwrap_err().to_string();
@@ -156,7 +157,7 @@ fn other_types_are_no_weights() {
     }
 }
 
-/// Kilobytes of the mapped file that are in this process's memory.
+/// Returns the kilobytes of the mapped file that are resident in this process.
 #[cfg(target_os = "linux")]
 fn resident_kb(path: &std::path::Path) -> usize {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -183,7 +184,7 @@ fn released_pages_leave_memory_and_come_back_unchanged() {
     let mut after = vec![0.0; elements];
     tensor.read_f32(0, &mut after);
     assert_eq!(before, after);
-    // A tensor smaller than a page has no whole page to give.
+    // A tensor smaller than a page has no whole page to release.
     let small = open(&valid(&["a"])).unwrap();
     small.release(&small.weight("a").unwrap());
 }

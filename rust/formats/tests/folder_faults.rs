@@ -1,4 +1,4 @@
-//! Folders that are wrong: rows 25, 26, 28 and 29 of the list of faults, and the links of the Hugging Face cache.
+//! Malformed folders: rows 25, 26, 28 and 29 of the list of faults, and the links of the Hugging Face cache.
 
 #![cfg(unix)]
 
@@ -31,7 +31,7 @@ fn shards_are_one_checkpoint() {
 }
 
 #[test]
-fn row_25_a_weight_map_that_leaves_the_folder() {
+fn row_25_a_weight_map_out_of_the_folder() {
     let outside = folder(&[("w.safetensors", &valid(&["a"]))]);
     let absolute = outside.path().join("w.safetensors");
     let dir = folder(&[("model/sub/w.safetensors", &valid(&["a"])), ("w.safetensors", &valid(&["a"]))]);
@@ -43,9 +43,9 @@ fn row_25_a_weight_map_that_leaves_the_folder() {
 }
 
 #[test]
-fn row_25_a_link_that_leaves_the_folder_is_refused_before_anything_is_opened() {
+fn row_25_a_link_out_of_the_folder_is_refused_before_any_file_is_opened() {
     let outside = folder(&[("w.safetensors", &valid(&["a"]))]);
-    // The first shard is broken: were it opened, its own error would come first.
+    // The first shard is malformed: if it were opened, its own error would come first.
     let dir =
         folder(&[(INDEX, &index(&[("a", "1.safetensors"), ("b", "2.safetensors")])), ("1.safetensors", b"broken")]);
     symlink(outside.path().join("w.safetensors"), dir.path().join("2.safetensors")).unwrap();
@@ -68,7 +68,7 @@ fn a_link_inside_the_folder_and_a_linked_folder_are_followed() {
     }
 }
 
-/// A repository as huggingface_hub caches it; returns the snapshot's folder.
+/// Creates a repository as huggingface_hub caches it, and returns the folder of the snapshot.
 fn cached(root: &Path, repository: &str, target: &str) -> std::path::PathBuf {
     write(root, &format!("{repository}/blobs/0123abcd"), &valid(&["a"]));
     let snapshot = root.join(repository).join("snapshots/main0");
@@ -78,14 +78,14 @@ fn cached(root: &Path, repository: &str, target: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn the_links_of_the_hugging_face_cache_are_followed() {
+fn links_of_the_hugging_face_cache_are_followed() {
     let root = folder(&[]);
     let snapshot = cached(root.path(), "models--org--name", "../../blobs/0123abcd");
     assert_eq!(Checkpoint::open(&snapshot).unwrap().names().collect::<Vec<_>>(), ["a"]);
 }
 
 #[test]
-fn the_links_of_the_cache_may_not_reach_another_repository() {
+fn links_of_the_cache_to_another_repository_are_refused() {
     let root = folder(&[]);
     cached(root.path(), "models--org--other", "../../blobs/0123abcd");
     let snapshot = cached(root.path(), "models--org--name", "../../../models--org--other/blobs/0123abcd");
@@ -126,12 +126,12 @@ fn row_29_pointers_in_place_of_the_index_or_a_shard() {
 }
 
 #[test]
-fn an_index_that_is_no_index() {
+fn malformed_indexes_are_refused() {
     for (text, fragment) in [
         (&b""[..], "empty"),
         (b"[]", "not a valid index"),
         (b"{}", "weight_map"),
-        (br#"{"weight_map":{}}"#, "no tensor"),
+        (br#"{"weight_map":{}}"#, "weight_map is empty"),
         (br#"{"weight_map":{"a":1}}"#, "not a valid index"),
         (br#"{"weight_map":{"a":"x","a":"y"}}"#, "duplicate key \"a\""),
         (br#"{"weight_map":{},"weight_map":{}}"#, "duplicate"),
@@ -144,7 +144,7 @@ fn an_index_that_is_no_index() {
 }
 
 #[test]
-fn no_folder_no_file_and_not_a_file() {
+fn missing_folders_missing_files_and_directories() {
     let dir = folder(&[("other.safetensors", &valid(&["a"]))]);
     refused(Checkpoint::open(&dir.path().join("nowhere")), &["nowhere", "cannot be read"]);
     refused(Checkpoint::open(dir.path()), &["neither model.safetensors nor", "other.safetensors"]);
@@ -162,7 +162,7 @@ fn a_pipe_is_refused_at_once() {
 }
 
 #[test]
-fn a_tensor_that_is_not_there_names_the_nearest() {
+fn a_missing_tensor_suggests_the_nearest_name() {
     let dir = folder(&[("model.safetensors", &valid(&["model.norm.weight", "lm_head.weight"]))]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let error = checkpoint.tensor("model.nrm.weight").unwrap_err();
@@ -172,7 +172,7 @@ fn a_tensor_that_is_not_there_names_the_nearest() {
 }
 
 #[test]
-fn a_single_file_is_opened_by_its_name_alone() {
+fn open_single_ignores_other_files() {
     const NAME: &str = "adapter_model.safetensors";
     let dir = folder(&[(NAME, &valid(&["a"])), ("model.safetensors", &valid(&["b"]))]);
     let checkpoint = Checkpoint::open_single(dir.path(), NAME).unwrap();
@@ -188,7 +188,7 @@ fn a_single_file_is_opened_by_its_name_alone() {
 }
 
 #[test]
-fn a_folder_within_adds_its_tensors_under_its_name() {
+fn add_folder_prefixes_tensor_names() {
     let dir =
         folder(&[("model.safetensors", &valid(&["a"])), ("2_Dense/model.safetensors", &valid(&["x", "linear.w"]))]);
     let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
@@ -200,7 +200,7 @@ fn a_folder_within_adds_its_tensors_under_its_name() {
 }
 
 #[test]
-fn row_25_a_folder_that_is_not_within_is_refused() {
+fn row_25_a_folder_outside_is_refused() {
     let outside = folder(&[("model.safetensors", &valid(&["b"]))]);
     let dir = folder(&[("model/model.safetensors", &valid(&["a"])), ("model.safetensors", &valid(&["b"]))]);
     let model = dir.path().join("model");

@@ -1,7 +1,7 @@
-//! What a valid GGUF file holds is what comes out.
+//! Reading valid GGUF files.
 //!
-//! That blocks become the right numbers is held against the `gguf` package, in tests/test_gguf_types.py; here it counts
-//! that any part of a tensor is that part of the whole.
+//! tests/test_gguf_types.py compares dequantized blocks with the `gguf` package; these tests check that any part of a
+//! tensor equals that part of the whole.
 
 mod support;
 
@@ -127,7 +127,7 @@ fn blocks_are_listed_read_and_handed_out() {
             "{}",
             ty.name()
         );
-        // From the second row on.
+        // Starts at the second row.
         let mut row = vec![0; 2 * ty.bytes()];
         weight.read_blocks(2 * ty.inputs(), &mut row);
         assert_eq!(row, tensor.data[row.len()..2 * row.len()]);
@@ -151,7 +151,7 @@ fn reading_past_the_end_panics() {
 
 proptest! {
     #[test]
-    fn any_part_of_a_tensor_is_that_part_of_the_whole(
+    fn any_range_of_a_tensor_equals_that_of_the_whole(
         ty in prop::sample::select(BlockType::ALL),
         first in any::<prop::sample::Index>(),
         length in any::<prop::sample::Index>(),
@@ -176,7 +176,7 @@ proptest! {
 }
 
 #[test]
-fn parts_are_one_checkpoint_with_the_metadata_of_the_first() {
+fn parts_form_one_checkpoint_with_the_metadata_of_the_first() {
     let part = |number: u16, keys: &[(&str, Vec<u8>)], tensors: &[Tensor]| {
         Gguf::new(&[&split(number, 2, 3), keys].concat(), tensors).bytes()
     };
@@ -185,7 +185,7 @@ fn parts_are_one_checkpoint_with_the_metadata_of_the_first() {
         &[("k", value(8, string("v")))],
         &[Tensor::floats("b", &[1.0]), Tensor::in_blocks(BlockType::Q4_0, 1, 1)],
     );
-    // As gguf-split does, which aligns every part in its own way.
+    // gguf-split aligns every part on its own.
     let second = {
         let keys = [&split(1, 2, 3)[..], &[("general.alignment", value(4, 64u32.to_le_bytes()))]].concat();
         Gguf { alignment: 64, ..Gguf::new(&keys, &[Tensor::floats("a", &[2.0, 3.0])]) }.bytes()
@@ -206,7 +206,7 @@ fn parts_are_one_checkpoint_with_the_metadata_of_the_first() {
 }
 
 #[test]
-fn a_file_that_says_it_is_not_split_is_whole() {
+fn a_split_count_of_one_is_not_split() {
     for count in [0u16, 1] {
         let keys = [("split.count", value(2, count.to_le_bytes()))];
         let dir = written(&Gguf::new(&keys, &[Tensor::floats("w", &[1.0])]));
@@ -215,7 +215,7 @@ fn a_file_that_says_it_is_not_split_is_whole() {
 }
 
 #[test]
-fn a_value_that_was_changed_meanwhile_is_an_error() {
+fn a_value_changed_after_opening_is_an_error() {
     let dir = written(&Gguf::new(&[("k", value(8, string("text")))], &[]));
     let file = open(&dir);
     let mut bytes = fs::read(dir.path().join(NAME)).unwrap();

@@ -1,4 +1,4 @@
-//! GGUF files that are wrong: rows 1 to 17 and 20 of the list of faults.
+//! Malformed GGUF files: rows 1 to 17 and 20 of the list of faults.
 
 mod support;
 
@@ -22,7 +22,7 @@ fn open_with_tensors(tensors: &[Tensor]) -> Result<Checkpoint, CheckpointError> 
     open(&Gguf::new(&[], tensors).bytes())
 }
 
-/// A file with keys of every type and tensors of two.
+/// Returns a file with keys of every type and tensors of two types.
 fn valid() -> Gguf {
     let keys = [
         ("general.architecture", value(8, string("llama"))),
@@ -53,7 +53,7 @@ fn rows_1_to_3_empty_magic_and_version() {
 }
 
 #[test]
-fn rows_4_and_5_counts_that_the_file_cannot_hold() {
+fn rows_4_and_5_counts_beyond_the_file() {
     for count in [u64::MAX, 1 << 63, 1 << 40, 5] {
         let file = Gguf { tensor_count: Some(count), ..Gguf::new(&[], &[]) };
         refused(open(&file.bytes()), &[NAME, &format!("tensor_count is {count}"), "8 bytes", "at most 0"]);
@@ -63,7 +63,7 @@ fn rows_4_and_5_counts_that_the_file_cannot_hold() {
     let file = Gguf { key_count: Some(500_000_000), ..Gguf::new(&[], &[]) };
     assert_eq!(file.bytes().len(), 24);
     refused(open(&file.bytes()), &["500000000"]);
-    // What the file could hold, and no model has.
+    // Counts that the file could hold but no model has.
     let mut large = Gguf { tensor_count: Some(16_385), ..Gguf::new(&[], &[]) }.bytes();
     large.resize(2 << 20, 0);
     refused(open(&large), &["tensor_count is 16385", "the limit is 16384"]);
@@ -91,7 +91,7 @@ fn row_6_lengths_of_keys_and_strings() {
 }
 
 #[test]
-fn row_7_arrays_within_arrays() {
+fn row_7_nested_arrays() {
     let nested = |depth: usize| {
         let level = |of: u32| [&of.to_le_bytes()[..], &1u64.to_le_bytes()].concat();
         value(9, [level(9).repeat(depth - 1), level(0), vec![7]].concat())
@@ -154,7 +154,7 @@ fn rows_11_to_13_dimensions() {
         let fragments = [NAME, "\"w\"", &format!("{dimensions:?}"), "F32", "exceeds 64 bits"];
         refused(open_with_tensors(&[with(dimensions)]), &fragments);
     }
-    // Few bytes and too many elements: a block of TQ1_0 has 256 in 54.
+    // Few bytes and too many elements: a block of TQ1_0 has 256 elements in 54 bytes.
     let tensor = Tensor::new("w", 34, &[1 << 60, 1 << 4], vec![0; 64]);
     refused(open_with_tensors(&[tensor]), &["\"w\"", "exceeds 64 bits"]);
 }
@@ -170,7 +170,7 @@ fn row_14_types_and_rows_of_tensors() {
     }
     refused(with(2, 48), &[NAME, "\"w\"", "got 48", "multiple of 32", "Q4_0"]);
     refused(with(12, 32), &[NAME, "\"w\"", "got 32", "multiple of 256", "Q4_K"]);
-    // As many elements as a block has, over two rows.
+    // The tensor has as many elements as a block, but in two rows.
     refused(open_with_tensors(&[Tensor::new("w", 8, &[16, 2], vec![0; 34])]), &["got 16", "Q8_0"]);
     let scalar = Tensor::new("w", 8, &[], vec![0; 34]);
     refused(open_with_tensors(&[scalar]), &["got 1", "Q8_0"]);
@@ -191,18 +191,18 @@ fn row_15_offsets() {
     let fragments = [NAME, "\"b\"", "offset 32 ", "overlaps tensor \"a\"", "ends at 64"];
     refused(open_with_tensors(&[at(0, "a"), at(32, "b"), at(64, "c")]), &fragments);
     refused(open_with_tensors(&[at(64, "b"), at(64, "a")]), &["offset 64 ", "overlaps tensor"]);
-    // In another order, and with a gap.
+    // Tensors may be in another order, and with gaps.
     assert!(open_with_tensors(&[at(128, "a"), at(0, "b"), at(64, "c")]).is_ok());
 }
 
 #[test]
-fn row_16_tensors_that_come_twice() {
+fn row_16_duplicate_tensors() {
     let tensors = [Tensor::floats("w", &[1.0]), Tensor::floats("v", &[1.0]), Tensor::floats("w", &[1.0])];
     refused(open_with_tensors(&tensors), &[NAME, "duplicate tensor \"w\""]);
 }
 
 #[test]
-fn row_17_every_truncation_is_seen() {
+fn row_17_every_truncation_is_detected() {
     let whole = valid().bytes();
     assert!(open(&whole).is_ok());
     let dir = folder(&[]);
@@ -226,7 +226,7 @@ fn a_git_lfs_pointer_and_a_folder_in_place_of_a_file() {
 
 const PARTS: [&str; 3] = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
 
-/// The files of a model in three parts with a tensor each, the second one of them changed.
+/// Creates the files of a model in three parts with one tensor each, and lets `second` write the second part.
 fn three(second: impl Fn(u16, &str) -> Vec<u8>) -> tempfile::TempDir {
     let dir = folder(&[]);
     for (number, name) in PARTS.into_iter().enumerate() {
@@ -242,7 +242,7 @@ fn part(number: u16, count: u16, tensors: i32, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn row_20_parts_that_are_missing_or_do_not_agree() {
+fn row_20_missing_and_inconsistent_parts() {
     let whole = three(|number, name| part(number, 3, 3, name));
     for name in PARTS {
         let file = GgufFile::open(&whole.path().join(name)).unwrap();
@@ -296,7 +296,7 @@ fn row_20_a_part_that_is_a_link_out_of_the_folder() {
     for named in PARTS {
         refused(Checkpoint::open(&dir.path().join(named)), &[PARTS[1], "outside of the model's folder", "refused"]);
     }
-    // Who names a single file may name a link.
+    // A user may name a link as the single file.
     fs::write(outside.path().join("whole.gguf"), valid().bytes()).unwrap();
     symlink(outside.path().join("whole.gguf"), dir.path().join(NAME)).unwrap();
     assert!(Checkpoint::open(&dir.path().join(NAME)).is_ok());

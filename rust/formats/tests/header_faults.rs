@@ -1,4 +1,4 @@
-//! One safetensors file that is wrong: rows 21 to 24, 27 and 29 of the list of faults.
+//! Malformed safetensors files: rows 21 to 24, 27 and 29 of the list of faults.
 
 mod support;
 
@@ -42,7 +42,7 @@ fn row_22_not_an_object() {
 #[test]
 fn row_22_duplicate_keys() {
     refused(open(&file(format!("{{{A},{A}}}"), &[0; 4])), &["duplicate key \"a\""]);
-    // The same name in another spelling.
+    // The same name with an escape.
     refused(open(&file(format!("{{{A},{}}}", A.replace("\"a\"", "\"\\u0061\"")), &[0; 4])), &["duplicate key \"a\""]);
     refused(open(&file(r#"{"__metadata__":{"x":"1","x":"2"}}"#, b"")), &["duplicate key \"x\""]);
     refused(open(&file(r#"{"__metadata__":{},"__metadata__":{}}"#, b"")), &["__metadata__", "duplicate key"]);
@@ -127,7 +127,7 @@ fn row_24_span_shape_and_dtype() {
 }
 
 #[test]
-fn row_27_every_truncation_is_seen() {
+fn row_27_every_truncation_is_detected() {
     let whole = valid(&["a", "b"]);
     assert!(open(&whole).is_ok());
     for bytes in 0..whole.len() {

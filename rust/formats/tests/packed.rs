@@ -1,4 +1,4 @@
-//! Packed files: what is written comes back, whole or not at all; what is wrong with one is refused.
+//! Packed files: what is written is read back, whole or not at all; malformed files are refused.
 
 #![cfg(unix)]
 
@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn what_is_written_comes_back(sizes in prop::collection::vec(1usize..300, 0..6), mapped in any::<bool>()) {
+    fn written_tensors_are_read_back(sizes in prop::collection::vec(1usize..300, 0..6), mapped in any::<bool>()) {
         let folder = folder(&[]);
         let path = folder.path().join("x.safetensors");
         let names: Vec<_> = (0..sizes.len()).rev().map(|i| format!("tensor \"{i}\"")).collect();
@@ -70,7 +70,7 @@ proptest! {
                 prop_assert_eq!(&(*map).as_ref()[range], bytes.as_slice());
             }
         }
-        // Plain safetensors, for everyone else.
+        // Other readers see a plain safetensors file.
         let raw = fs::read(&path).unwrap();
         let plain = safetensors::SafeTensors::deserialize(&raw).unwrap();
         prop_assert_eq!(plain.len(), tensors.len());
@@ -85,7 +85,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_is_not_finished_was_never_there() {
+fn an_unfinished_file_never_appears() {
     let folder = folder(&[("x.safetensors", b"old")]);
     let path = folder.path().join("x.safetensors");
     let mut writer = PackedWriter::create(&path, VERSION, &metadata(), vec![tensor("a", 64), tensor("b", 64)]).unwrap();
@@ -117,7 +117,7 @@ fn two_writers_of_one_file_both_succeed() {
 }
 
 #[test]
-fn what_killed_processes_left_is_removed_and_what_others_write_is_not() {
+fn abandoned_files_are_removed_and_locked_ones_kept() {
     let old = SystemTime::now() - Duration::from_secs(60);
     let folder = folder(&[]);
     let path = folder.path().join("x.safetensors");
@@ -139,7 +139,7 @@ fn what_killed_processes_left_is_removed_and_what_others_write_is_not() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_refused() {
+fn a_missing_folder_is_refused() {
     let folder = folder(&[]);
     let path = folder.path().join("none/x.safetensors");
     refused(write(&path, &[]), &["none/x.safetensors", "cannot be written", "No such file"]);
@@ -147,7 +147,7 @@ fn a_folder_that_is_not_there_is_refused() {
     refused(PackedFile::open(&folder.path().join("x.safetensors"), VERSION, true), &["x.safetensors"]);
 }
 
-/// A header of these metadata and the tensor `a`, filled up so that the data begins at `start`.
+/// Returns a file with this metadata and the tensor `a`, with its header padded so that the data begins at `start`.
 fn with_header(metadata: &str, tensor_bytes: usize, start: usize) -> Vec<u8> {
     let mut header = format!(
         r#"{{"__metadata__":{metadata},"a":{{"dtype":"U8","shape":[{tensor_bytes}],"data_offsets":[0,{tensor_bytes}]}}}}"#
@@ -157,7 +157,7 @@ fn with_header(metadata: &str, tensor_bytes: usize, start: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said() {
+fn malformed_files_are_refused() {
     let good = r#"{"layout":"ferrule","version":"7"}"#;
     let cases: [(&[u8], &[&str]); 7] = [
         (&with_header(r#"{"layout":"ferrule","version":"8"}"#, 64, 4096), &["layout \"ferrule 8\"", "\"ferrule 7\""]),
@@ -185,7 +185,7 @@ fn what_is_wrong_with_a_file_is_said() {
 }
 
 #[test]
-fn a_file_that_shrinks_while_it_is_read_is_an_error() {
+fn a_file_truncated_while_open_is_an_error() {
     let folder = folder(&[]);
     let path = folder.path().join("x.safetensors");
     write(&path, &[("a", vec![1; 8192])]).unwrap();
@@ -196,7 +196,7 @@ fn a_file_that_shrinks_while_it_is_read_is_an_error() {
 }
 
 #[test]
-fn a_link_that_leaves_the_folder_is_refused() {
+fn a_link_out_of_the_folder_is_refused() {
     let outside = folder(&[]);
     write(&outside.path().join("x.safetensors"), &[]).unwrap();
     let folder = folder(&[]);

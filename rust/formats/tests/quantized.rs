@@ -1,5 +1,5 @@
-//! Quantized weights hold the numbers that were packed: whole, in any range, in strides, and as blocks. The packers here
-//! put each code into its bits one by one, as the formats' specifications say.
+//! Quantized weights are read with the values that were packed: whole, in any range, in strides, and as blocks. The
+//! packers here place each code bit by bit, as the specifications of the formats say.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn open(packed: &Packed, stored_as: Value) -> Checkpoint {
     support::open(&packed.file()).expect("a valid file").stored_as(Some(stored_as))
 }
 
-/// Every way to read the weights gives these numbers.
+/// Checks that every way to read the weights returns these values.
 fn holds(checkpoint: &Checkpoint, name: &str, shape: &[usize], expected: &[f32], random: &mut Random) {
     assert!(checkpoint.has(name));
     let weight = checkpoint.weight(name).expect("a valid weight");
@@ -47,7 +47,7 @@ fn holds(checkpoint: &Checkpoint, name: &str, shape: &[usize], expected: &[f32],
     }
 }
 
-/// Equal to the last bit, but for the sign of zero, of which a code has none.
+/// Checks that values are equal bit by bit, except for the sign of zero, which codes do not have.
 fn same(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -72,7 +72,7 @@ fn blocks_as_floats(weight: &WeightTensor<'_>, layout: BlockLayout, first: usize
     blocks.flat_map(|block| (0..layout.inputs()).map(move |i| one(block, i))).collect()
 }
 
-/// Codes of `bits` bits as one long number, in words.
+/// Packs codes of `bits` bits into words, lowest bits first.
 fn stream(codes: impl Iterator<Item = u32>, bits: u32) -> Vec<u32> {
     let mut words = Vec::new();
     for (index, code) in codes.enumerate() {
@@ -85,7 +85,7 @@ fn stream(codes: impl Iterator<Item = u32>, bits: u32) -> Vec<u32> {
     words
 }
 
-/// `[rows][columns]` with rows for columns.
+/// Transposes `[rows][columns]`.
 fn transposed(rows: &[Vec<u32>]) -> Vec<u32> {
     (0..rows[0].len()).flat_map(|column| rows.iter().map(move |row| row[column])).collect()
 }
@@ -123,7 +123,7 @@ impl Codes {
         (0..self.outputs).flat_map(|o| (0..self.inputs).map(move |i| element((o, i)))).collect()
     }
 
-    /// `[outputs, groups]` with groups first.
+    /// Transposes `[outputs, groups]`.
     fn by_group<T: Copy>(&self, values: &[T]) -> Vec<T> {
         (0..self.groups).flat_map(|g| (0..self.outputs).map(move |o| values[o * self.groups + g])).collect()
     }
@@ -170,7 +170,7 @@ proptest! {
             if bits == 3 {
                 return stream(zeros.iter().map(|zero| zero.wrapping_sub(less) & 7), bits);
             }
-            // From whole words, with a borrow from the neighbour where a code is 0.
+            // Subtracts from whole words, with a borrow from the neighbour if a code is 0.
             let ones = less * (u32::MAX / ((1 << bits) - 1));
             stream(zeros.iter().copied(), bits).into_iter().map(|word| word.wrapping_sub(ones)).collect()
         }).collect();
@@ -263,7 +263,7 @@ proptest! {
         } else {
             packed.push("m.weight_g_idx", "I32", &[inputs], vec![0xff; 4 * inputs]);
         }
-        // Of several kinds the tensors fit one.
+        // The tensors fit one of several schemes.
         let of = |bits: u32, group_size: Option<usize>| json!({
             "kind": "int", "bits": bits, "symmetric": zero_points == 0, "group_size": group_size, "block": null,
         });
@@ -317,7 +317,7 @@ proptest! {
             _ => ([16, 24], vec![outputs.div_ceil(16), inputs.div_ceil(24)]),
         };
         let scales: Vec<_> = (0..table.iter().product()).map(|_| bf16::from_f32(random.float())).collect();
-        // No infinities, and nothing that is no number.
+        // Codes without infinities and NaN.
         let codes: Vec<_> = (0..outputs * inputs).map(|_| (random.below(0x78) + 128 * random.below(2)) as u8).collect();
         let number = |code: u8| {
             let (bits, bias) = if five_bits { (2, 15) } else { (3, 7) };
@@ -412,7 +412,7 @@ proptest! {
 }
 
 #[test]
-fn scales_that_f16_does_not_have_are_no_blocks() {
+fn scales_not_exact_in_f16_have_no_blocks() {
     for (scale, exact) in [(0.5, true), (0.1, false), (1e-9, false), (1e9, false)] {
         let mut packed = Packed::default();
         packed.push("m.weight", "I8", &[2, 32], vec![3; 64]);
@@ -425,7 +425,7 @@ fn scales_that_f16_does_not_have_are_no_blocks() {
 }
 
 #[test]
-fn modules_that_were_left_out_are_plain() {
+fn modules_that_are_not_quantized_are_plain() {
     let methods = [
         json!({"method": "gptq", "bits": 4, "group_size": 32, "desc_act": true, "zeros_less_one": true}),
         json!({"method": "awq", "group_size": 32}),

@@ -1,5 +1,5 @@
-//! The tensors of a quantized weight are held against each other: what is missing, of another type or shape, or cannot
-//! be, is an error that names the tensor, what it is and what it must be.
+//! Malformed tensors of quantized weights: a tensor that is missing or has an invalid type, shape or value is an error
+//! that names the tensor, what was found and what is allowed.
 
 mod support;
 
@@ -7,10 +7,10 @@ use ferrule_formats::{CheckpointError, StoredAs};
 use serde_json::{Value, json};
 use support::{Packed, open};
 
-/// A tensor: its name, type, shape and bytes, all of them the same.
+/// A tensor: name, type, shape, and the value of all of its bytes.
 type Entry = (&'static str, &'static str, Vec<usize>, u8);
 
-/// The error of asking for `weight` and for its numbers, which names all of `fragments`.
+/// Checks that looking up and reading `weight` fails, with an error that contains all of `fragments`.
 #[track_caller]
 fn refused(description: &Value, weight: &str, entries: &[Entry], fragments: &[&str]) {
     let mut packed = Packed::default();
@@ -35,13 +35,13 @@ fn refused_file(description: &Value, weight: &str, packed: &Packed, fragments: &
     }
 }
 
-/// The entries with one of them changed, or left out where there is no other.
+/// Returns the entries with one of them replaced, or removed if `other` is `None`.
 fn with(entries: &[Entry], name: &str, other: Option<Entry>) -> Vec<Entry> {
     assert!(entries.iter().any(|entry| entry.0 == name));
     entries.iter().filter(|entry| entry.0 != name).cloned().chain(other).collect()
 }
 
-/// Halves that are no numbers.
+/// Byte of which f16 values are NaN.
 const NAN: u8 = 0xff;
 
 fn gptq_entries() -> Vec<Entry> {
@@ -149,7 +149,7 @@ fn compressed_tensors() {
         packed.push(name, dtype, shape, bytes);
         packed
     };
-    // One of the tensors with other contents.
+    // Replaces the contents of one tensor.
     let again = |name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>| {
         let mut packed = Packed::default();
         packed.push("m.weight_packed", "I32", &[16, 8], vec![0x12; 512]);
@@ -272,7 +272,7 @@ fn bitsandbytes() {
     let entries: Vec<Entry> = vec![("m.weight", "I8", vec![16, 4], 0), ("m.SCB", "F32", vec![16], 0)];
     refused(&eight, "m.weight", &with(&entries, "m.SCB", None), &["has no tensor \"m.SCB\""]);
     let others: [(Entry, &[&str]); 2] = [
-        (("m.SCB", "F32", vec![4], 0), &["\"m.SCB\" must be [16], got [4]"]),
+        (("m.SCB", "F32", vec![4], 0), &["\"m.SCB\" must be [16] or [16, 1], got [4]"]),
         (("m.SCB", "F32", vec![16], NAN), &["\"m.SCB\" must be finite, got NaN"]),
     ];
     for (other, fragments) in others {

@@ -57,7 +57,7 @@ pub struct SequenceChunk<'a> {
     /// For each [`KvGroup`], the page of every `PAGE_TOKENS` positions, long enough for this chunk. Pages wholly
     /// outside of the group's window are not read.
     pub pages: &'a [Vec<PageId>],
-    /// Type of each token, below [`Abilities::token_types`]; empty if all are of type 0.
+    /// Type of each token, below [`Capabilities::token_types`]; empty if all are of type 0.
     pub token_types: &'a [u32],
     /// Rows for which logits are wanted.
     pub logits: LogitRows,
@@ -116,7 +116,7 @@ impl From<PoolError> for ForwardError {
 
 /// What a model supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Abilities {
+pub struct Capabilities {
     /// Whether a token attends only to itself and the tokens before it. If not, a sequence is computed in one chunk and
     /// its pages cannot be shared.
     pub causal: bool,
@@ -129,12 +129,12 @@ pub struct Abilities {
     /// Number of token types; 1 if the model does not distinguish any.
     pub token_types: usize,
     /// Classifier, if the model has one.
-    pub classifier: Option<Classifies>,
+    pub classifier: Option<ClassifierInfo>,
 }
 
 /// Input and output of a classifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Classifies {
+pub struct ClassifierInfo {
     /// Pooling of the hidden states.
     pub pooling: Pooling,
     /// Number of labels.
@@ -147,7 +147,7 @@ pub trait LanguageModel {
     fn vocab_size(&self) -> usize;
 
     /// Returns what the model supports.
-    fn abilities(&self) -> Abilities;
+    fn capabilities(&self) -> Capabilities;
 
     /// Returns the groups of layers that share a page table.
     fn kv_groups(&self) -> &[KvGroup];

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_changes_keys_and_values_changes_the_fingerprint_and_threads_do_not() {
+    fn everything_that_affects_the_kv_cache_changes_the_fingerprint() {
         let plain = spec(&json!({"type": "none"}));
         let pools = [1, 3].map(|threads| Pool::new(NonZeroUsize::new(threads).unwrap()));
         let options = |quantization| LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
@@ -176,7 +176,7 @@ mod tests {
         weights.layers[1].attention.output.bias.as_mut().unwrap()[0] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
         let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
-        let Ffn::Dense(ffn) = &mut weights.layers[1].ffn else { panic!("no mixture") };
+        let Ffn::Dense(ffn) = &mut weights.layers[1].ffn else { panic!("the layer is dense") };
         ffn.down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
     }

@@ -20,8 +20,8 @@ mod specs;
 mod transformer;
 mod weights;
 
-pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorFault};
-pub use batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorError};
+pub use batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use needs::{Needs, buffer_bytes, measure};

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_is_what_a_loaded_model_has() {
+    fn measured_sizes_equal_those_of_a_loaded_model() {
         let pool = Arc::new(Pool::new(NonZeroUsize::MIN));
         for json in &specimens() {
             for (&quantization, &kv_format) in Quantization::ALL.iter().zip(KvFormat::ALL.iter().cycle()) {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_meets_no_embedding_that_is_not_the_head_and_no_experts_that_do_not_run() {
+    fn sizes_per_token_exclude_untied_embeddings_and_idle_experts() {
         let int8 = Quantization::named("int8").unwrap();
         let sizes = |json: &Value| measure(&spec(json), Source::Random, int8, KvFormat::F16).unwrap().weights;
         let [windows, latent, experts] = specimens();

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_known_and_formats_alone_are_not() {
+    fn named_finds_quantizations_but_not_formats() {
         for quantization in Quantization::ALL {
             assert_eq!(Quantization::named(quantization.name()), Some(*quantization));
         }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_what_kernels_take_them_for() {
+    fn block_layouts_match_those_of_the_kernels() {
         for layout in BlockLayout::ALL {
             let block = Format::named(layout.name()).and_then(Format::stored_block).unwrap();
             assert_eq!((block.inputs, block.bytes), (layout.inputs(), layout.bytes()), "{}", layout.name());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_formats_are_all_of_one() {
+    fn is_all_requires_the_format_in_every_matrix() {
         assert!(Quantization::named("f32").unwrap().is_all(F32));
         assert!(!Quantization::named("bf16").unwrap().is_all(F32));
         assert!(!Quantization::named("int4").unwrap().is_all(Int4));

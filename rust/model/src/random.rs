@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_repeatable_differ_and_have_the_variance_of_one_over_their_length() {
+    fn rows_are_repeatable_and_have_variance_one_over_k() {
         let matrix = RandomMatrix::new("layers.0.ffn.up.weight", 2);
         let (mut a, mut b, mut again) = ([0.0; 4096], [0.0; 4096], [0.0; 4096]);
         matrix.read_row(0, &mut a);

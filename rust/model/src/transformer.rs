@@ -9,7 +9,7 @@ use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::adapter::AdapterLoader;
-use crate::batch::{Abilities, Batch, Classifies, ForwardError, KvGroup, LanguageModel, SequenceChunk};
+use crate::batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::fingerprint;
 use crate::kv_layout::KvLayout;
 use crate::layer::{
@@ -372,9 +372,9 @@ impl LanguageModel for Transformer {
         *self.fingerprint.get_or_init(|| fingerprint(&self.spec, &self.weights, self.options, &self.pool))
     }
 
-    fn abilities(&self) -> Abilities {
+    fn capabilities(&self) -> Capabilities {
         let spec = &self.spec;
-        Abilities {
+        Capabilities {
             causal: spec.causal,
             logits: spec.causal && spec.lm_head.is_some(),
             hidden_size: spec.hidden_size,
@@ -382,7 +382,7 @@ impl LanguageModel for Transformer {
             token_types: spec.embedding.token_types.max(1),
             classifier: spec
                 .classifier
-                .map(|classifier| Classifies { pooling: classifier.pooling, labels: classifier.labels }),
+                .map(|classifier| ClassifierInfo { pooling: classifier.pooling, labels: classifier.labels }),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A model that reads in both directions: what it can be asked for, and which rows and kinds of tokens it looks at.
+//! A bidirectional model: what it supports, and which rows and token types its results depend on.
 
 mod specs;
 
@@ -9,7 +9,7 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
-    Abilities, Batch, Classifies, LanguageModel, LoadOptions, LogitRows, ModelSpec, Pooling, Quantization,
+    Batch, Capabilities, ClassifierInfo, LanguageModel, LoadOptions, LogitRows, ModelSpec, Pooling, Quantization,
     SequenceChunk, Source, SpecError, Transformer,
 };
 use serde_json::{Value, json};
@@ -57,19 +57,25 @@ fn hidden(model: &mut Transformer, tokens: &[u32], token_types: &[u32], rows: Lo
 }
 
 #[test]
-fn it_says_what_it_can_be_asked_for() {
+fn capabilities_of_an_encoder() {
     let model = model();
-    let classifier = Some(Classifies { pooling: Pooling::Mean, labels: 2 });
-    let expected =
-        Abilities { causal: false, logits: false, hidden_size: HIDDEN, embedding_size: 24, token_types: 3, classifier };
-    assert_eq!(model.abilities(), expected);
-    // Layers with a window and without share their pages: nothing passes before the whole text is computed.
+    let classifier = Some(ClassifierInfo { pooling: Pooling::Mean, labels: 2 });
+    let expected = Capabilities {
+        causal: false,
+        logits: false,
+        hidden_size: HIDDEN,
+        embedding_size: 24,
+        token_types: 3,
+        classifier,
+    };
+    assert_eq!(model.capabilities(), expected);
+    // Layers with and without a window share their pages: no page leaves the window before the whole text is computed.
     let groups: Vec<_> = model.kv_groups().iter().map(|group| (group.layers, group.window)).collect();
     assert_eq!(groups, [(3, None)]);
 }
 
 #[test]
-fn wanted_rows_are_those_of_all_rows_and_see_what_comes_after_them() {
+fn rows_attend_to_later_tokens() {
     let mut model = model();
     let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 64).collect();
     let all = hidden(&mut model, &tokens, &[], LogitRows::All);
@@ -82,7 +88,7 @@ fn wanted_rows_are_those_of_all_rows_and_see_what_comes_after_them() {
 }
 
 #[test]
-fn kinds_of_tokens_matter_and_none_are_the_first() {
+fn token_types_matter_and_default_to_the_first() {
     let mut model = model();
     let mut of = |types: &[u32]| hidden(&mut model, &[1, 2, 3], types, LogitRows::All);
     assert_eq!(of(&[]), of(&[0, 0, 0]));
@@ -91,7 +97,7 @@ fn kinds_of_tokens_matter_and_none_are_the_first() {
 }
 
 #[test]
-fn rows_are_projected_and_classified_each_on_its_own() {
+fn embeddings_and_scores_are_computed_per_row() {
     let mut model = model();
     let rows = hidden(&mut model, &[1, 2, 3], &[], LogitRows::All);
     let embeddings = model.embeddings(&rows, &Cancel::new()).unwrap();

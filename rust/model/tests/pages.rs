@@ -1,4 +1,4 @@
-//! Pages taken out of one model and put into another stand for the tokens that were computed into them.
+//! Pages that are copied from one model to another replace the computation of their tokens.
 
 mod specs;
 
@@ -13,7 +13,7 @@ use ferrule_model::{
 };
 use serde_json::json;
 
-/// Two groups of layers: all positions, and a window of forty.
+/// Returns a model with two KV cache groups: all positions, and a window of 40.
 fn model(kv_format: KvFormat, pages: usize) -> Transformer {
     let mut spec = specs::llama(64, 3);
     spec["layers"][1]["attention"]["window"] = json!(40);
@@ -25,7 +25,7 @@ fn model(kv_format: KvFormat, pages: usize) -> Transformer {
     model
 }
 
-/// Logits of the last of `tokens`, of which those before `first_position` are in the pages.
+/// Computes the logits of the last of `tokens`; those before `first_position` are in the pages.
 fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, pages: &[Vec<PageId>]) -> Vec<f32> {
     let sequence = SequenceChunk {
         tokens: &tokens[first_position..],
@@ -42,7 +42,7 @@ fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, p
 }
 
 #[test]
-fn a_page_is_worth_the_tokens_that_were_computed_into_it() {
+fn copied_pages_give_the_same_logits() {
     let tokens: Vec<u32> = (0..44).map(|i| i * 7 % 64).collect();
     for &kv_format in KvFormat::ALL {
         let (mut from, mut to) = (model(kv_format, 3), model(kv_format, 5));

@@ -1,4 +1,4 @@
-//! A spec is data from outside: whatever is wrong with it is an error that names the field, the value and the limit.
+//! Specs are untrusted data: an invalid one is an error that names the field, the value and the limit.
 
 mod specs;
 
@@ -15,8 +15,8 @@ fn tensor(name: &str) -> Value {
     json!({"names": [name], "transposed": false, "part": null, "stack": null})
 }
 
-/// The spec with a mixture in its first layer.
-fn mixture() -> Value {
+/// Returns the spec with experts in its first layer.
+fn experts() -> Value {
     let mut spec = spec();
     spec["layers"][0]["ffn"] = json!({
         "type": "experts", "experts": 8, "experts_per_token": 2, "shared": null, "shared_gate": false,
@@ -29,7 +29,7 @@ fn mixture() -> Value {
     spec
 }
 
-/// The spec with latent attention in its first layer.
+/// Returns the spec with latent attention in its first layer.
 fn latent() -> Value {
     let mut spec = spec();
     spec["layers"][0]["attention"]["projections"] = json!({
@@ -50,16 +50,16 @@ fn changed(mut changed: Value, path: &str, value: Value) -> Result<ModelSpec, Sp
 }
 
 #[test]
-fn a_whole_spec_is_read() {
+fn a_complete_spec_is_read() {
     let read = ModelSpec::from_json(&spec().to_string()).unwrap();
     assert_eq!((read.layers.len(), read.tensor("embedding.weight").unwrap().names[0].as_str()), (2, "embed"));
-    assert!(ModelSpec::from_json(&mixture().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&experts().to_string()).is_ok());
     assert!(ModelSpec::from_json(&latent().to_string()).is_ok());
     assert_eq!(read.tensor("head.weight").cloned(), Err(SpecError::Role { role: "head.weight".to_owned() }));
 }
 
 #[test]
-fn an_unknown_switch_is_refused_by_its_name() {
+fn unknown_fields_and_variants_are_refused_by_name() {
     for (path, value) in [
         ("/layers/0/attention/temperature", json!(true)),
         ("/layers/0/attention/projections/kv_lora_rank", json!(32)),
@@ -133,7 +133,7 @@ fn numbers_outside_their_limits_are_named() {
         ("/layers/0/ffn/router/scale", json!(1e39)),
         ("/layers/0/ffn/shared_gate", json!(true)),
     ] {
-        check(mixture(), path, &value);
+        check(experts(), path, &value);
     }
     for (path, value) in [
         ("/layers/0/attention/projections/query_rank", json!(0)),
@@ -147,13 +147,13 @@ fn numbers_outside_their_limits_are_named() {
 }
 
 #[test]
-fn what_is_not_a_spec_is_an_error() {
+fn malformed_json_is_an_error() {
     for text in ["", "{", "[]", "null", &"[".repeat(100_000), r#"{"architecture": "llama"}"#] {
         assert!(matches!(ModelSpec::from_json(text), Err(SpecError::Json(_))));
     }
 }
 
-/// The value at `path` is refused by the field's name, with a limit.
+/// Checks that the value at `path` is refused with the name of the field and a limit.
 fn check(spec: Value, path: &str, value: &Value) {
     let error = changed(spec, path, value.clone()).unwrap_err();
     let SpecError::Number { field, limit, .. } = &error else { panic!("{path}: {error:?}") };

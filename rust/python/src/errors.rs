@@ -3,7 +3,7 @@
 use ferrule_engine::{self as engine, EncodeError, GrammarError, RequestError, VocabularyError};
 use ferrule_formats::{CheckpointError, PackedErrorKind};
 use ferrule_kernels::arch::{Isa, IsaError};
-use ferrule_model::{AdapterError, LoadError, SpecError, TensorFault};
+use ferrule_model::{AdapterError, LoadError, SpecError, TensorError};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::{PyErrArguments, import_exception};
@@ -77,7 +77,7 @@ pub(crate) fn adapter_error(error: &AdapterError) -> PyErr {
     let message = error.to_string();
     match error {
         AdapterError::Load(error) => load_error(error),
-        AdapterError::Tensor { fault: TensorFault::Unsupported { .. }, .. } => UnsupportedModelError::new_err(message),
+        AdapterError::Tensor { error: TensorError::Unsupported { .. }, .. } => UnsupportedModelError::new_err(message),
         _ => ConfigError::new_err(message),
     }
 }

@@ -181,7 +181,7 @@ impl EngineInfo {
             kv_cache_tokens: pages.iter().max().map(|pages| pages * PAGE_TOKENS),
             max_queued_requests: options.max_queued_requests,
             target_itl: options.target_itl.as_secs_f64(),
-            enable_prefix_caching: options.enable_prefix_caching && model.abilities().causal,
+            enable_prefix_caching: options.enable_prefix_caching && model.capabilities().causal,
             prefix_cache_dir: options.prefix_cache_dir.clone(),
             max_model_len: 0,
         }

@@ -86,7 +86,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         if expected != given {
             return Err(ConfigError::DraftVocab { expected, given });
         }
-        if !model.abilities().logits {
+        if !model.capabilities().logits {
             return Err(ConfigError::DraftNoLogits);
         }
         let groups = model.kv_groups();

@@ -104,7 +104,7 @@ impl<M: LanguageModel> Engine<M> {
         if let Some(&pages) = config.pages.iter().find(|&&pages| pages > limit) {
             return Err(ConfigError::PoolTooLarge { pages, limit });
         }
-        if !model.abilities().causal {
+        if !model.capabilities().causal {
             if config.prefix_cache_dir.is_some() {
                 return Err(ConfigError::NoPrefixes);
             }

@@ -80,7 +80,7 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Checks that the model has an lm_head.
     pub(crate) fn check_generates(&self) -> Result<(), RequestError> {
-        if self.model.abilities().logits { Ok(()) } else { Err(RequestError::NoLogits) }
+        if self.model.capabilities().logits { Ok(()) } else { Err(RequestError::NoLogits) }
     }
 
     /// Aborts a request and frees its pages. Later steps return no output for it. Returns false if the request does not

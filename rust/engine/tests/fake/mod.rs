@@ -17,7 +17,8 @@ use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, SpeculativeConfig, StepOut
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::{
-    Abilities, Adapter, Batch, Classifies, ForwardError, KvGroup, LanguageModel, LogitRows, Pooling, SequenceChunk,
+    Adapter, Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, LogitRows, Pooling,
+    SequenceChunk,
 };
 
 /// Vocabulary size.
@@ -325,14 +326,14 @@ impl LanguageModel for FakeModel {
         self.fingerprint
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
             causal: self.causal,
             logits: self.causal,
             hidden_size: HIDDEN,
             embedding_size: EMBEDDING,
             token_types: TOKEN_TYPES,
-            classifier: Some(Classifies { pooling: Pooling::Cls, labels: LABELS }),
+            classifier: Some(ClassifierInfo { pooling: Pooling::Cls, labels: LABELS }),
         }
     }
 

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn e4m3_is_what_the_paper_lists() {
+    fn e4m3_matches_the_paper() {
         let all = [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 * 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0)];
         for (code, number) in all.into_iter().chain([(0x3c, 1.5), (0x7e, 448.0), (0x78, 256.0)]) {
             assert_eq!((E4M3[code], E4M3[code | 0x80]), (number, -number), "{code:#x}");

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 /// Types of scales.
 pub(super) const SCALES: &[Dtype] = &[Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F8E8M0];
 
-/// How a scale is stored.
+/// Storage of a scale.
 #[derive(Debug, Clone, Copy)]
 enum Element {
     Float(FloatDtype),

@@ -47,7 +47,7 @@ impl StoredAs {
 
     /// Returns whether there are tensors that a quantized weight of that name is stored as.
     pub(crate) fn has(&self, tensors: &dyn FindTensor, name: &str) -> bool {
-        let ends: &[&str] = match self {
+        let suffixes: &[&str] = match self {
             Self::Gptq(_) => gptq::PARTS,
             Self::Awq(_) => awq::PARTS,
             Self::CompressedTensors(_) => compressed_tensors::PARTS,
@@ -57,7 +57,7 @@ impl StoredAs {
             Self::Fp8(_) | Self::BitsAndBytes(_) => return false,
         };
         name.strip_suffix(".weight")
-            .is_some_and(|module| ends.iter().any(|end| tensors.find(&format!("{module}.{end}")).is_some()))
+            .is_some_and(|module| suffixes.iter().any(|end| tensors.find(&format!("{module}.{end}")).is_some()))
     }
 
     /// Returns the weight of that name if it is quantized by this method.

@@ -99,7 +99,7 @@ mod tests {
     use crate::dtype::Dtype;
 
     #[test]
-    fn codes_are_where_shifting_one_long_number_finds_them() {
+    fn codes_are_read_from_any_bit_offset() {
         let bytes: Vec<u8> = (0..2 * 5 * 8 * 4).map(|i: u32| (i.wrapping_mul(2654435761) >> 13) as u8).collect();
         for bits in [2, 3, 4, 8] {
             let length = 5 * bits as usize;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_added_to_whole_words() {
+    fn minus_one_codes_are_restored_with_borrows() {
         for bits in [2, 3, 4, 8] {
             // The stored form of the codes 0, 1, 2, ...: each word minus 1 in each of its codes, with borrows.
             let (mask, per_word) = ((1u32 << bits) - 1, 32 / bits);

@@ -1,33 +1,33 @@
-//! GGUF files for the tests, written byte by byte.
+//! GGUF files for tests, written byte by byte.
 
 use ferrule_formats::gguf::BlockType;
 
-/// A length and the text.
+/// Returns a string: its length and its text.
 pub fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
     let text = text.as_ref();
     [&(text.len() as u64).to_le_bytes()[..], text].concat()
 }
 
-/// A value of the metadata: the number of its type, and its bytes.
+/// Returns a metadata value: the id of its type, and its bytes.
 pub fn value(ty: u32, bytes: impl AsRef<[u8]>) -> Vec<u8> {
     [&ty.to_le_bytes()[..], bytes.as_ref()].concat()
 }
 
-/// An array of elements of a type, of which there are said to be so many.
+/// Returns an array of elements of a type, with a declared length.
 pub fn array(of: u32, length: u64, elements: &[u8]) -> Vec<u8> {
     value(9, [&of.to_le_bytes()[..], &length.to_le_bytes(), elements].concat())
 }
 
-/// A tensor as a header says it, and its data.
+/// A tensor as a header declares it, and its data.
 #[derive(Clone)]
 pub struct Tensor {
     pub name: String,
-    /// The fastest first.
+    /// Fastest first.
     pub dimensions: Vec<u64>,
     pub dimension_count: u32,
     pub ty: u32,
     pub data: Vec<u8>,
-    /// In the data, where it is not the next one that is aligned.
+    /// Offset in the data; `None` for the next aligned one.
     pub offset: Option<u64>,
 }
 
@@ -37,20 +37,20 @@ impl Tensor {
         Self { name: name.to_owned(), dimensions: dimensions.to_vec(), dimension_count, ty, data, offset: None }
     }
 
-    /// A matrix `w` of so many rows of so many blocks of a type, of any bytes.
+    /// Returns a matrix `w` of `rows` rows with `row_blocks` random blocks each.
     pub fn in_blocks(ty: BlockType, rows: usize, row_blocks: usize) -> Self {
         let data = (0..rows * row_blocks * ty.bytes()).map(|i| (i * 37 + i / 251 * 13) as u8).collect();
         Self::new("w", ty.id(), &[(row_blocks * ty.inputs()) as u64, rows as u64], data)
     }
 
-    /// A vector of f32.
+    /// Returns a vector of f32.
     pub fn floats(name: &str, values: &[f32]) -> Self {
         let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Self::new(name, 0, &[values.len() as u64], data)
     }
 }
 
-/// A file to be written.
+/// Contents of a file to be written.
 #[derive(Clone)]
 pub struct Gguf {
     pub magic: Vec<u8>,
@@ -75,7 +75,7 @@ impl Gguf {
         }
     }
 
-    /// Everything before the data, and the offset of each tensor in them.
+    /// Returns everything before the data, and the offset of each tensor in the data.
     pub fn header(&self) -> (Vec<u8>, Vec<u64>) {
         let mut out = self.magic.clone();
         out.extend(self.version.to_le_bytes());
@@ -97,7 +97,7 @@ impl Gguf {
         (out, offsets)
     }
 
-    /// The whole file; nothing follows the last tensor.
+    /// Returns the whole file; nothing follows the last tensor.
     pub fn bytes(&self) -> Vec<u8> {
         let (mut out, offsets) = self.header();
         let start = out.len().next_multiple_of(self.alignment);
@@ -109,7 +109,7 @@ impl Gguf {
     }
 }
 
-/// The keys of a part: its number, how many there are, and the tensors of all.
+/// Returns the keys of a part: its number, the count of parts, and the number of tensors in all parts.
 pub fn split(number: u16, count: u16, tensors: i32) -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("split.no", value(2, number.to_le_bytes())),

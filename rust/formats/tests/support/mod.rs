@@ -1,4 +1,4 @@
-//! Model folders for the tests, written byte by byte where the point is that they are wrong.
+//! Model folders for tests, written byte by byte so that they can be malformed.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -10,13 +10,13 @@ use std::path::Path;
 use ferrule_formats::{Checkpoint, CheckpointError};
 use tempfile::TempDir;
 
-/// A safetensors file of any header text and any data.
+/// Returns a safetensors file with any header text and any data.
 pub fn file(header: impl AsRef<[u8]>, data: &[u8]) -> Vec<u8> {
     let header = header.as_ref();
     [&(header.len() as u64).to_le_bytes()[..], header, data].concat()
 }
 
-/// A valid file with the f32 tensors of these names, each holding its place as its value.
+/// Returns a valid file with f32 tensors of these names; the value of each is its index.
 pub fn valid(names: &[&str]) -> Vec<u8> {
     let entry = |(i, name): (usize, &&str)| {
         format!(r#""{name}":{{"dtype":"F32","shape":[1],"data_offsets":[{},{}]}}"#, 4 * i, 4 * i + 4)
@@ -45,7 +45,7 @@ pub fn open(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open(folder(&[("model.safetensors", bytes)]).path())
 }
 
-/// The message of the error that opening must give, and that names the file and all of `fragments`.
+/// Checks that opening fails, with an error that contains all of `fragments`; returns its message.
 #[track_caller]
 pub fn refused(result: Result<Checkpoint, CheckpointError>, fragments: &[&str]) -> String {
     let message = result.expect_err("this must be refused").to_string();
@@ -55,7 +55,7 @@ pub fn refused(result: Result<Checkpoint, CheckpointError>, fragments: &[&str]) 
     message
 }
 
-/// A valid file, tensor by tensor.
+/// Builds a valid file, tensor by tensor.
 #[derive(Default)]
 pub struct Packed {
     header: serde_json::Map<String, serde_json::Value>,
@@ -76,7 +76,7 @@ impl Packed {
     }
 }
 
-/// Numbers that look random and are always the same (SplitMix64, Steele et al. 2014).
+/// Pseudo-random numbers (SplitMix64, Steele et al. 2014).
 pub struct Random(pub u64);
 
 impl Random {
@@ -88,12 +88,12 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A whole number from 0 to `limit - 1`.
+    /// Returns an integer from 0 to `limit - 1`.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     pub fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     }

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_the_end_of_a_modules_name_from_a_dot_on() {
+    fn names_match_the_end_of_module_names_after_a_dot() {
         for (name, module, fits) in [
             ("q_proj", "model.layers.0.q_proj", true),
             ("proj", "model.layers.0.q_proj", false),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_factors_are_those_of_the_first_name_that_fits() {
+    fn the_first_matching_name_sets_rank_and_scale() {
         let config = config();
         assert_eq!(config.rank_and_scale("model.layers.0.up_proj"), (8, 2.0));
         assert_eq!(config.rank_and_scale("model.layers.1.up_proj"), (8, 3.0));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_named_not_excluded_and_in_the_layers() {
+    fn targets_respect_names_exclusions_and_layers() {
         let config = config();
         assert_eq!(config.targets("model.layers.1.up_proj", Some(1)), Some(true));
         assert_eq!(config.targets("model.layers.1.q_proj", Some(1)), Some(false));

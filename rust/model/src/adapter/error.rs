@@ -38,14 +38,14 @@ pub enum AdapterError {
         factor: f64,
     },
     /// A tensor cannot be applied.
-    #[error("{}: tensor {tensor:?} {fault}", file.display())]
+    #[error("{}: tensor {tensor:?} {error}", file.display())]
     Tensor {
         /// Path of the tensor file.
         file: PathBuf,
         /// Name of the tensor.
         tensor: String,
         /// What is wrong with it.
-        fault: TensorFault,
+        error: TensorError,
     },
     /// The file has no tensors.
     #[error("{}: has no tensors", file.display())]
@@ -66,7 +66,7 @@ impl AdapterError {
 /// What is wrong with a tensor of an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
-pub enum TensorFault {
+pub enum TensorError {
     #[error("is missing, but target_modules of adapter_config.json names its module")]
     Missing,
     #[error("is missing, but the other matrix of its module is present")]

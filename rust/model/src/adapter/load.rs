@@ -9,7 +9,7 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{Cancel, Exec, Format, Pool, machine};
 
 use super::config::{AdapterConfig, names};
-use super::error::{AdapterError, TensorFault};
+use super::error::{AdapterError, TensorError};
 use super::names::{Half, layer_of, module_of, modules, unsupported};
 use super::{Adapter, HeadsLowRank, LowRank, Updates};
 use crate::limits::SpecError;
@@ -95,11 +95,11 @@ impl Matching<'_> {
                 }
                 let name = names.iter().find(|name| given.contains(*name)).unwrap_or(usual);
                 let is_given = given.remove(name);
-                let fault = |fault| self.fault(Half::A.tensor_of(name), fault);
+                let error = |error| self.error(Half::A.tensor_of(name), error);
                 match (unsupported(role), self.config.targets(name, layer_of(role))) {
-                    (Some(what), _) if is_given => return Err(fault(TensorFault::Unsupported { what })),
-                    (None, Some(true)) if !is_given => return Err(fault(TensorFault::Missing)),
-                    (None, Some(false)) if is_given => return Err(fault(TensorFault::NoTarget)),
+                    (Some(what), _) if is_given => return Err(error(TensorError::Unsupported { what })),
+                    (None, Some(true)) if !is_given => return Err(error(TensorError::Missing)),
+                    (None, Some(false)) if is_given => return Err(error(TensorError::NoTarget)),
                     _ if !is_given => continue,
                     _ => {}
                 }
@@ -111,7 +111,7 @@ impl Matching<'_> {
             Some(name) => {
                 let known = self.known_modules();
                 let nearest = nearest(name, known.iter().map(String::as_str)).map(str::to_owned);
-                Err(self.fault(Half::A.tensor_of(name), TensorFault::NoModule { nearest }))
+                Err(self.error(Half::A.tensor_of(name), TensorError::NoModule { nearest }))
             }
             None if found.is_empty() => Err(AdapterError::Empty { file: self.files.listing().to_owned() }),
             None => Ok(found),
@@ -131,12 +131,12 @@ impl Matching<'_> {
     fn given(&self) -> Result<BTreeSet<String>, AdapterError> {
         let mut given: BTreeMap<&str, Vec<Half>> = BTreeMap::new();
         for tensor in self.files.names() {
-            let (module, half) = module_of(tensor).map_err(|fault| self.fault(tensor.to_owned(), fault))?;
+            let (module, half) = module_of(tensor).map_err(|error| self.error(tensor.to_owned(), error))?;
             given.entry(module).or_default().push(half);
         }
         for (module, halves) in &given {
             if let Some(half) = [Half::A, Half::B].into_iter().find(|half| !halves.contains(half)) {
-                return Err(self.fault(half.tensor_of(module), TensorFault::Alone));
+                return Err(self.error(half.tensor_of(module), TensorError::Alone));
             }
         }
         Ok(given.into_keys().map(str::to_owned).collect())
@@ -167,7 +167,7 @@ impl Matching<'_> {
 
     fn tied_lm_head(&self, name: &str) -> AdapterError {
         let what = "an lm_head that is tied to the embedding";
-        self.fault(Half::A.tensor_of(name), TensorFault::Unsupported { what })
+        self.error(Half::A.tensor_of(name), TensorError::Unsupported { what })
     }
 
     fn known_modules(&self) -> Vec<String> {
@@ -175,8 +175,8 @@ impl Matching<'_> {
         tensors.flat_map(|tensor| modules(&self.model.spec, tensor)).collect()
     }
 
-    fn fault(&self, tensor: String, fault: TensorFault) -> AdapterError {
-        AdapterError::Tensor { file: self.files.listing().to_owned(), tensor, fault }
+    fn error(&self, tensor: String, error: TensorError) -> AdapterError {
+        AdapterError::Tensor { file: self.files.listing().to_owned(), tensor, error }
     }
 }
 
@@ -264,7 +264,7 @@ impl Reading<'_> {
         AdapterError::Tensor {
             file: self.files.listing().to_owned(),
             tensor: tensor.name().to_owned(),
-            fault: TensorFault::Shape { found: tensor.shape().to_vec(), expected: expected.to_vec(), what },
+            error: TensorError::Shape { found: tensor.shape().to_vec(), expected: expected.to_vec(), what },
         }
     }
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use ferrule_kernels::PackedMatrix;
 
 pub use config::AdapterConfig;
-pub use error::{AdapterError, TensorFault};
+pub use error::{AdapterError, TensorError};
 pub use load::AdapterLoader;
 
 use crate::fingerprint::Parts;

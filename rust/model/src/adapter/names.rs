@@ -1,6 +1,6 @@
 //! PEFT's tensor names, and the module of the model that each tensor belongs to.
 
-use super::error::TensorFault;
+use super::error::TensorError;
 use crate::spec::ModelSpec;
 
 /// Prefix that PEFT adds to the names of the base model.
@@ -28,7 +28,7 @@ impl Half {
 }
 
 /// Returns the module that a tensor belongs to, and which of its matrices it is.
-pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorFault> {
+pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorError> {
     for half in [Half::A, Half::B] {
         let module = tensor.strip_prefix(BASE).and_then(|name| name.strip_suffix(half.ending()));
         if let Some(module) = module {
@@ -37,15 +37,15 @@ pub(super) fn module_of(tensor: &str) -> Result<(&str, Half), TensorFault> {
     }
     let whole = |part: &str| tensor.contains(part);
     Err(if whole(".lora_magnitude_vector") {
-        TensorFault::Unsupported { what: "weights by direction and magnitude (DoRA)" }
+        TensorError::Unsupported { what: "weights by direction and magnitude (DoRA)" }
     } else if whole(".lora_embedding_") {
-        TensorFault::Unsupported { what: "an embedding" }
+        TensorError::Unsupported { what: "an embedding" }
     } else if tensor.starts_with(BASE) && !whole(".lora_") {
-        TensorFault::Unsupported { what: "weights of the base model (modules_to_save, or a trained embedding)" }
+        TensorError::Unsupported { what: "weights of the base model (modules_to_save, or a trained embedding)" }
     } else if whole(".lora_B.bias") {
-        TensorFault::Unsupported { what: "a bias (lora_bias)" }
+        TensorError::Unsupported { what: "a bias (lora_bias)" }
     } else {
-        TensorFault::Name
+        TensorError::Name
     })
 }
 
@@ -103,8 +103,8 @@ mod tests {
             ("model.layers.0.q_proj.lora_A.weight", "is not a matrix"),
             ("base_model.model.q_proj.lora_C.weight", "is not a matrix"),
         ] {
-            let fault = module_of(tensor).unwrap_err().to_string();
-            assert!(fault.contains(says), "{tensor}: {fault}");
+            let error = module_of(tensor).unwrap_err().to_string();
+            assert!(error.contains(says), "{tensor}: {error}");
         }
     }
 

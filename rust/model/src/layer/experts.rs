@@ -30,9 +30,9 @@ pub(crate) struct Buffers {
     /// Outputs of the experts for `gathered`.
     outputs: Scratch<f32>,
     chosen: Vec<Choice>,
-    /// For each choice, its row in `gathered`.
+    /// Row of each choice in `gathered`.
     places: Vec<usize>,
-    /// For each row of `gathered`, its row in the batch.
+    /// Row in the batch of each row of `gathered`.
     sources: Vec<usize>,
 }
 

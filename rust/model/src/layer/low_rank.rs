@@ -111,9 +111,9 @@ pub(crate) fn adapted(
 /// Which of the two per-head matrices of latent attention rows are multiplied with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeadSide {
-    /// From queries to the latent.
+    /// Matrices from queries to the latent.
     Keys,
-    /// From latents to values.
+    /// Matrices from latents to values.
     Values,
 }
 

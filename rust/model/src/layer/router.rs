@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_come_first_and_of_equals_the_lowest_id() {
+    fn best_experts_come_first_and_ties_go_to_the_lowest_id() {
         let logits = [1.0, 3.0, 3.0, 0.0, 3.0];
         for scoring in ["softmax", "sigmoid", "softmax_of_chosen"] {
             assert_eq!(experts(&chosen(json!({"scoring": scoring}), 2, &logits)), [1, 2], "{scoring}");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_those_of_all_experts_or_of_the_chosen_alone() {
+    fn weights_follow_the_scoring_function() {
         let logits = [1f32, 2.0, 3.0].map(f32::ln);
         let near = |found: Vec<(usize, f32)>, expected: [f32; 2]| {
             assert_eq!(experts(&found), [2, 1]);
@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn a_correction_takes_part_in_the_choice_and_not_in_the_weights() {
+    fn correction_bias_affects_the_choice_and_not_the_weights() {
         let found = chosen_with(json!({"scoring": "sigmoid"}), 1, &[0.0, 1.0, 0.5], Some(&[9.0, 0.0, 0.0]));
         assert_eq!(found, [(0, 0.5)]);
     }
 
     #[test]
-    fn only_the_best_groups_are_chosen_from() {
+    fn experts_are_chosen_from_the_best_groups() {
         // Sums of the best two scores: 5 and 6; best scores: 5 and 3.
         let logits = [5.0, 0.0, 0.0, 3.0, 3.0, 1.0];
         let router = |score: &str| json!({"scoring": "softmax_of_chosen", "groups": 2, "groups_chosen": 1, "group_score": score});
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_are_no_numbers_choose_experts_all_the_same() {
+    fn nan_logits_still_choose_experts() {
         let found = chosen(json!({"normalize": true}), 2, &[f32::NAN; 4]);
         assert_eq!(experts(&found), [0, 1]);
         assert!(found.iter().all(|(_, weight)| weight.is_nan()));

@@ -13,9 +13,9 @@ pub(crate) struct RaggedRows<'a> {
     pub count: usize,
     /// Angles of the rows for each rotary embedding of the spec.
     pub ropes: &'a [RopeRows],
-    /// For each KV cache group, where the key and value of each row are written.
+    /// Destination of each row's key and value, by KV cache group.
     pub places: Vec<Vec<KvRow>>,
-    /// For each KV cache group, the sequences with their pages.
+    /// Sequences with their pages, by KV cache group.
     pub sequences: Vec<Vec<AttentionSequence<'a>>>,
 }
 

@@ -9,7 +9,7 @@ use crate::limits::{SpecError, require};
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dynamic {
-    /// How fast the base grows with the length.
+    /// Growth of the base with the length.
     pub factor: f64,
     /// Length of the original context, up to which nothing changes.
     pub original_max_position_embeddings: usize,

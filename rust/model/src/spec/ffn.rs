@@ -97,7 +97,7 @@ pub struct RouterSpec {
     pub groups: usize,
     /// Number of groups that experts are chosen from.
     pub groups_chosen: usize,
-    /// How the score of a group is computed.
+    /// Score of a group.
     pub group_score: GroupScore,
 }
 
@@ -113,7 +113,7 @@ pub enum Scoring {
     SoftmaxOfChosen,
 }
 
-/// How the score of a group of experts is computed.
+/// Score of a group of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupScore {

@@ -1,10 +1,10 @@
-//! Where a checkpoint stores the weights of a role.
+//! [`TensorSpec`]: the place of a role's weights in a checkpoint.
 
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{SpecError, require, size};
 
-/// Where the weights of a role are stored.
+/// Place of a role's weights in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {

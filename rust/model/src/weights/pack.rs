@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_into_memory_asks_whether_it_is_cancelled() {
+    fn loading_into_memory_can_be_cancelled() {
         let model = Model::new("cancelled");
         let file = open_packed(&model.path, false).unwrap();
         let source = Source::Packed { file: &file, may_page: false };
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_is_not_packed_once_more() {
+    fn packed_sources_are_refused() {
         let model = Model::new("twice");
         let before = std::fs::read(&model.path).unwrap();
         let file = open_packed(&model.path, true).unwrap();

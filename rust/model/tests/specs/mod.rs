@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-/// Llama's form: tied embeddings of `vocab_size` tokens, `layers` layers of width 64, no tensors named.
+/// Returns a spec of Llama's architecture: tied embeddings of `vocab_size` tokens, `layers` layers of width 64, and no
+/// tensor names.
 pub fn llama(vocab_size: usize, layers: usize) -> Value {
     let norm = json!({"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true});
     let layer = json!({

@@ -10,7 +10,7 @@ mod task;
 use std::ops::Range;
 
 use ferrule_kernels::Cancel;
-use ferrule_model::{Abilities, Batch, Classifies, ForwardError, LanguageModel, Pooling, SequenceChunk};
+use ferrule_model::{Batch, Capabilities, ClassifierInfo, ForwardError, LanguageModel, Pooling, SequenceChunk};
 
 use super::Engine;
 use crate::EngineError;
@@ -42,26 +42,26 @@ impl<M: LanguageModel> Engine<M> {
     /// [`EngineError::Dead`].
     pub fn encode(&mut self, texts: &[Text], task: &EncodeTask, cancel: &Cancel) -> Result<Vec<f32>, EngineError> {
         self.check_alive()?;
-        let (abilities, vocab_size) = (self.model.abilities(), self.model.vocab_size());
-        task.check(vocab_size, &abilities)?;
+        let (capabilities, vocab_size) = (self.model.capabilities(), self.model.vocab_size());
+        task.check(vocab_size, &capabilities)?;
         let limits = self.limits;
-        texts.iter().enumerate().try_for_each(|(i, text)| text.check(i, vocab_size, &abilities, limits))?;
-        let classified = abilities.classifier.map_or(Pooling::Cls, |Classifies { pooling, .. }| pooling);
+        texts.iter().enumerate().try_for_each(|(i, text)| text.check(i, vocab_size, &capabilities, limits))?;
+        let classified = capabilities.classifier.map_or(Pooling::Cls, |ClassifierInfo { pooling, .. }| pooling);
         let gather = Gather::of(task, classified);
-        let width = if gather.reads_logits() { vocab_size } else { abilities.hidden_size };
+        let width = if gather.reads_logits() { vocab_size } else { capabilities.hidden_size };
         let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
         let numbers = texts.iter().map(|text| gather.numbers(text.tokens.len(), width)).sum();
         let mut gathered = Gathered::new(gather, self.allocate_result(tokens, numbers)?);
 
         let texts_in_progress =
-            |text| EncodeProgress { text, tables: self.tables_of(text, &abilities, gather), computed: 0 };
+            |text| EncodeProgress { text, tables: self.tables_of(text, &capabilities, gather), computed: 0 };
         let mut texts_in_progress: Vec<EncodeProgress<'_>> = texts.iter().map(texts_in_progress).collect();
         let result = self.run_between_steps(|engine| {
-            let outcome = engine.gather(&mut texts_in_progress, &abilities, &mut gathered, cancel);
+            let outcome = engine.gather(&mut texts_in_progress, &capabilities, &mut gathered, cancel);
             texts_in_progress.iter_mut().for_each(|one| engine.scheduler.kv_cache.release(&mut one.tables));
             match outcome? {
                 Err(not_finite) => Ok(Err(not_finite)),
-                Ok(()) => engine.finish(task, &abilities, gathered.numbers, cancel).map(Ok),
+                Ok(()) => engine.finish(task, &capabilities, gathered.numbers, cancel).map(Ok),
             }
         });
         Ok(result??)
@@ -69,8 +69,8 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Returns page tables that share cached prefixes if only the last row of the text is read, and private tables
     /// otherwise. Cached pages are looked up by token ids, not by token types.
-    fn tables_of(&self, text: &Text, abilities: &Abilities, gather: Gather<'_>) -> PageTables {
-        if !abilities.causal || !gather.is_last() || !text.token_types.is_empty() {
+    fn tables_of(&self, text: &Text, capabilities: &Capabilities, gather: Gather<'_>) -> PageTables {
+        if !capabilities.causal || !gather.is_last() || !text.token_types.is_empty() {
             return self.scheduler.kv_cache.private_tables();
         }
         let namespace = Namespace::new(text.cache_salt.clone(), None);
@@ -81,13 +81,13 @@ impl<M: LanguageModel> Engine<M> {
     fn gather(
         &mut self,
         texts_in_progress: &mut [EncodeProgress<'_>],
-        abilities: &Abilities,
+        capabilities: &Capabilities,
         gathered: &mut Gathered<'_>,
         cancel: &Cancel,
     ) -> Result<Result<(), EncodeError>, ForwardError> {
         let mut first = 0;
         while first < texts_in_progress.len() {
-            let chunks = self.plan_texts(texts_in_progress, first, abilities.causal);
+            let chunks = self.plan_texts(texts_in_progress, first, capabilities.causal);
             self.compute_texts(texts_in_progress, &chunks, gathered.gather, cancel)?;
             for TextChunk { index, tokens } in &chunks {
                 if tokens.end == texts_in_progress[*index].text.tokens.len() {
@@ -179,7 +179,7 @@ impl<M: LanguageModel> Engine<M> {
         gathered: &mut Gathered<'_>,
     ) -> Result<(), EncodeError> {
         let gather = gathered.gather;
-        let width = if gather.reads_logits() { self.model.vocab_size() } else { self.model.abilities().hidden_size };
+        let width = if gather.reads_logits() { self.model.vocab_size() } else { self.model.capabilities().hidden_size };
         let mut rest = self.logits.as_slice();
         for TextChunk { index, tokens } in chunks {
             let EncodeProgress { text, tables, computed } = &mut texts_in_progress[*index];
@@ -210,13 +210,13 @@ impl<M: LanguageModel> Engine<M> {
     fn finish(
         &mut self,
         task: &EncodeTask,
-        abilities: &Abilities,
+        capabilities: &Capabilities,
         gathered: Vec<f32>,
         cancel: &Cancel,
     ) -> Result<Vec<f32>, ForwardError> {
         match task {
             EncodeTask::Embedding { normalize: normal, dimensions, .. } => {
-                let width = abilities.embedding_size;
+                let width = capabilities.embedding_size;
                 let kept = dimensions.unwrap_or(width);
                 let mut rows = truncate(self.model.embeddings(&gathered, cancel)?, width, kept);
                 if *normal {
@@ -227,7 +227,7 @@ impl<M: LanguageModel> Engine<M> {
             EncodeTask::TokenEmbeddings { normalize: normal } => {
                 let mut rows = gathered;
                 if *normal {
-                    normalize(&mut rows, abilities.hidden_size);
+                    normalize(&mut rows, capabilities.hidden_size);
                 }
                 Ok(rows)
             }

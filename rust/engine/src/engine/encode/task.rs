@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrule_model::{Abilities, Pooling};
+use ferrule_model::{Capabilities, Pooling};
 use serde::Deserialize;
 
 use crate::request::LengthLimits;
@@ -154,7 +154,7 @@ impl Text {
         &self,
         text: usize,
         vocab_size: usize,
-        abilities: &Abilities,
+        capabilities: &Capabilities,
         limits: LengthLimits,
     ) -> Result<(), EncodeError> {
         let (tokens, types, limit) = (self.tokens.len(), self.token_types.len(), limits.tokens());
@@ -168,7 +168,7 @@ impl Text {
             return Err(EncodeError::TypeCount { text, tokens, types });
         }
         check_ids("token_ids", text, &self.tokens, vocab_size)?;
-        check_ids("token_type_ids", text, &self.token_types, abilities.token_types)
+        check_ids("token_type_ids", text, &self.token_types, capabilities.token_types)
     }
 }
 
@@ -190,15 +190,15 @@ impl EncodeTask {
     }
 
     /// Checks that the model supports the task.
-    pub(super) fn check(&self, vocab_size: usize, abilities: &Abilities) -> Result<(), EncodeError> {
-        let Abilities { embedding_size, .. } = *abilities;
+    pub(super) fn check(&self, vocab_size: usize, capabilities: &Capabilities) -> Result<(), EncodeError> {
+        let Capabilities { embedding_size, .. } = *capabilities;
         match self {
             Self::Embedding { dimensions: Some(dimensions), .. } if !(1..=embedding_size).contains(dimensions) => {
                 Err(EncodeError::Dimensions { dimensions: *dimensions, embedding_size })
             }
             Self::Embedding { .. } | Self::TokenEmbeddings { .. } => Ok(()),
-            Self::Scores {} => abilities.classifier.map(|_| ()).ok_or(EncodeError::NoClassifier),
-            Self::Logits { .. } | Self::TopLogprobs { .. } if !abilities.logits => Err(EncodeError::NoLogits),
+            Self::Scores {} => capabilities.classifier.map(|_| ()).ok_or(EncodeError::NoClassifier),
+            Self::Logits { .. } | Self::TopLogprobs { .. } if !capabilities.logits => Err(EncodeError::NoLogits),
             Self::TopLogprobs { count } if !(1..=vocab_size).contains(count) => {
                 Err(EncodeError::Count { count: *count, vocab_size })
             }

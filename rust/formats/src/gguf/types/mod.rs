@@ -153,16 +153,16 @@ impl BlockType {
     }
 }
 
-/// How a tensor is stored.
+/// Stored type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorType {
     /// One element at a time.
     Elements(Dtype),
-    /// In blocks.
+    /// Blocks of codes with their scales.
     Blocks(BlockType),
 }
 
-/// Why a type id cannot be read.
+/// A type id that is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnsupportedType {
     /// ggml has no type with this id.

@@ -1,4 +1,4 @@
-//! Where weights come from: the trait [`WeightSource`], with a file for each implementation.
+//! Sources of weights: the trait [`WeightSource`], with a file for each implementation.
 
 mod checkpoint;
 mod packed;
@@ -15,7 +15,7 @@ use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
 pub(super) use packed::matrix as packed_matrix;
 
-/// Where the weights of a model come from.
+/// Source of a model's weights.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
     /// The files of a checkpoint.
