@@ -170,7 +170,7 @@ class TestContent:
             ({"role": "user", "content": [5]}, r"messages\[1\].content\[0\].text is 5"),
             (
                 {"role": "user", "content": [{"type": "image_url"}]},
-                r"content\[0\] has the type 'image_url'; ferrule reads text",
+                r"content\[0\] has the type 'image_url'; only text is supported",
             ),
             ({"role": "user", "content": [{"text": "x"}]}, r"messages\[1\].content\[0\] has the type None"),
             ({"role": "a", "tool_calls": "f"}, r"messages\[1\].tool_calls is 'f'; it must be a list"),

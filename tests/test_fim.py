@@ -232,5 +232,5 @@ def test_markers_that_normalizing_makes(tmp_path: Path) -> None:
     for token in description["added_tokens"]:
         token["normalized"] = True
     file.write_text(json.dumps(description))
-    with pytest.raises(PromptError, match=r"spells the token <\|fim_prefix\|>"):
+    with pytest.raises(PromptError, match=r"spells the special token <\|fim_prefix\|>"):
         encode_infill(Tokenizer(tmp_path), "<|FIM_prefix|>", "")

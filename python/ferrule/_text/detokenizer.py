@@ -1,8 +1,8 @@
-"""Tokens to text, one at a time: whole characters only, and in constant time a token.
+"""Incremental detokenization: whole characters only, in constant time for each token.
 
-Two kinds of tokenizer cover nearly all language models, and both spell out bytes: GPT-2's byte-level alphabet, and
-SentencePiece's pieces with `<0xNN>` for what has no piece. For these a token is its bytes, and an incremental UTF-8
-decoder holds back what may still become a character. Anything else is decoded in a sliding window.
+Nearly all language models have one of two kinds of tokenizer that encode bytes: GPT-2's byte-level alphabet, or
+SentencePiece with `<0xNN>` for other bytes. Their tokens are bytes, and an incremental UTF-8 decoder holds back
+incomplete characters. Other tokenizers are decoded in a sliding window.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Any, Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_WINDOW = 16
-"""Tokens after which an incomplete character is taken for a broken one."""
+"""Tokens after which an incomplete character counts as invalid."""
 LONGEST_CHARACTER = 4
-"""Bytes of a character in UTF-8: so many tokens at most it spreads over."""
+"""Most bytes of a UTF-8 character, and so most tokens that it spans."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
-    """Turns a stream of tokens into text."""
+    """Converts a stream of tokens to text."""
 
     def feed(self, token_id: int) -> str:
-        """The text that this token completes, empty where a character is still incomplete."""
+        """Returns the text that a token completes; empty while a character is incomplete."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an incomplete character."""
+        """Returns the remaining text at the end: U+FFFD for an incomplete character."""
         ...
 
 
 class Pieces(Protocol):
-    """The bytes that a token stands for."""
+    """Maps the vocabulary's spelling of tokens to bytes."""
 
     strip_first_space: bool
-    """Whether a text's first space is dropped: SentencePiece puts one there."""
+    """Whether the first space of a text is removed, which SentencePiece adds."""
 
     def read(self, token: str) -> bytes:
-        """The bytes of a token as it is written in the vocabulary."""
+        """Returns the bytes of a token in the vocabulary's spelling."""
         ...
 
 
 class ByteLevelPieces:
-    """GPT-2's alphabet, in which every byte is a printable character."""
+    """GPT-2's byte-level alphabet: every byte is a printable character."""
 
     strip_first_space = False
 
@@ -57,28 +57,28 @@ class ByteLevelPieces:
         self._bytes |= {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
     def read(self, token: str) -> bytes:
-        """The bytes of a token."""
+        """Returns the bytes of a token."""
         try:
             return bytes([self._bytes[character] for character in token])
-        except KeyError:  # an added token, written as it is
+        except KeyError:  # an added token in plain text
             return token.encode()
 
 
 class SentencePiecePieces:
-    """Pieces with a visible space, and single bytes as `<0xNN>`."""
+    """SentencePiece's spelling: a visible space, and single bytes as `<0xNN>`."""
 
     def __init__(self, space: str, *, strip_first_space: bool) -> None:
         self._space = space
         self.strip_first_space = strip_first_space
 
     def read(self, token: str) -> bytes:
-        """The bytes of a token."""
+        """Returns the bytes of a token."""
         byte = _BYTE.fullmatch(token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(self._space, " ").encode()
 
 
 def pieces_for(decoder: str | None) -> Pieces | None:
-    """The bytes behind tokens for a decoder of tokenizer.json; None where it is neither of the two kinds."""
+    """Returns the byte mapping for a decoder of tokenizer.json; None for other kinds."""
     description: dict[str, Any] = json.loads(decoder) if decoder else {}
     steps: list[dict[str, Any]] = description.get("decoders", [description])
     kinds = [step.get("type") for step in steps]
@@ -94,7 +94,7 @@ def pieces_for(decoder: str | None) -> Pieces | None:
 
 
 class ByteDetokenizer:
-    """For tokens that stand for bytes; `lookup` gives those of an id."""
+    """Detokenizer of byte tokens; `lookup` returns the bytes of an id."""
 
     def __init__(self, lookup: Callable[[int], bytes], prompt: Sequence[int], *, strip_first_space: bool) -> None:
         self._lookup = lookup
@@ -104,11 +104,11 @@ class ByteDetokenizer:
             self._utf8.decode(lookup(token_id))
 
     def feed(self, token_id: int) -> str:
-        """The text that this token completes."""
+        """Returns the text that a token completes."""
         return self._stripped(self._utf8.decode(self._lookup(token_id)))
 
     def flush(self) -> str:
-        """U+FFFD for an incomplete character."""
+        """Returns U+FFFD for an incomplete character."""
         return self._stripped(self._utf8.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
@@ -119,7 +119,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes the last tokens with and without the new one; the difference is new text."""
+    """Detokenizer for other tokenizers: the new text is the difference with and without the new token."""
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int]) -> None:
         self._decode = decode
@@ -127,7 +127,7 @@ class WindowDetokenizer:
         self._known = len(self._ids)
 
     def feed(self, token_id: int) -> str:
-        """The text that this token completes."""
+        """Returns the text that a token completes."""
         self._ids.append(token_id)
         text = self._new_text()
         if not text or (text.endswith(REPLACEMENT) and len(self._ids) - self._known < LONGEST_WINDOW):
@@ -137,7 +137,7 @@ class WindowDetokenizer:
         return text
 
     def flush(self) -> str:
-        """What the last tokens leave."""
+        """Returns the remaining text of the last tokens."""
         text = self._new_text()
         self._known = len(self._ids)
         return text

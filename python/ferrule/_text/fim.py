@@ -1,7 +1,7 @@
-"""Fill-in-the-middle: prompts with text on both sides of what the model is to write.
+"""Fill-in-the-middle prompts: text before and after the part that the model writes.
 
-Code models are trained on documents cut in three, with a marker before each part and the middle part last. Every
-family has markers of its own; which one a model is of, its tokenizer says.
+Code models are trained on documents in three parts, with a marker before each and the middle part last. The markers
+differ by family; the tokenizer shows which ones a model has.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ferrule.errors import PromptError
 
 @dataclass(frozen=True)
 class Layout:
-    """How a family writes the three parts."""
+    """Markers and order of the three parts in a model family."""
 
     families: str
     prefix: str
     suffix: str
     middle: str | None
-    """None where the last part has no marker of its own."""
+    """Marker of the middle; None if it has none."""
     order: Literal["PSM", "SPM"]
-    """Whether the prefix or the suffix comes first."""
+    """Order of prefix, suffix and middle."""
     ends: tuple[str, ...] = ()
-    """What ends the middle, beside the model's own end-of-sequence tokens; the tokenizer may lack some."""
+    """Tokens that end the middle, besides the model's EOS tokens; the tokenizer may lack some."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Without what a family does not have."""
+        """Markers that the family has."""
         return tuple(marker for marker in (self.prefix, self.suffix, self.middle) if marker is not None)
 
 
@@ -52,17 +52,17 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Infill:
-    """A prompt that asks for the middle."""
+    """Token ids of an infill prompt."""
 
     token_ids: list[int]
     stop_token_ids: tuple[int, ...]
-    """What ends the middle; a marker does too."""
+    """Tokens that end the middle, markers included."""
 
 
 def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill:
-    """The ids of both sides, each behind its marker, as the model's family orders them.
+    """Encodes prefix and suffix with the markers and the order of the model's family.
 
-    The markers are put in as ids: one that the text spells is text.
+    Markers are inserted as ids; a marker that the text spells is encoded as text.
 
     Raises PromptError for a model without such markers, TokenizerError without a tokenizer.
     """
@@ -70,7 +70,7 @@ def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill:
     layout = _find(tokenizer)
     ids = {marker: tokenizer.token_id(marker) for marker in (*layout.markers, *layout.ends)}
     known = {marker: token_id for marker, token_id in ids.items() if token_id is not None}
-    # Where a tokenizer puts a space before text, CodeLlama and Codestral were trained with one before the prefix alone.
+    # If the tokenizer adds a space, CodeLlama and Codestral expect it before the prefix only.
     before = [known[layout.prefix], *_encode(tokenizer, layout, prefix, begins=True)]
     after = [known[layout.suffix], *_encode(tokenizer, layout, suffix, begins=False)]
     sides = before + after if layout.order == "PSM" else after + before
@@ -90,11 +90,11 @@ def _find(tokenizer: Tokenizer) -> Layout:
 
 
 def _encode(tokenizer: Tokenizer, layout: Layout, text: str, *, begins: bool) -> list[int]:
-    """The ids of a side, among them none of the layout's markers.
+    """Encodes one side without the layout's markers.
 
     Raises PromptError.
     """
-    # A tokenizer finds its special tokens in any text. Cut in two, a marker is not found.
+    # A tokenizer matches special tokens in any text, so spelled markers are split.
     spelled = "|".join(re.escape(marker[0]) + f"(?={re.escape(marker[1:])})" for marker in layout.markers)
     cuts = [0, *(match.end() for match in re.finditer(spelled, text)), len(text)]
     token_ids: list[int] = []
@@ -103,7 +103,5 @@ def _encode(tokenizer: Tokenizer, layout: Layout, text: str, *, begins: bool) ->
         token_ids += tokenizer.encode_part(text[start:end], begins=first) if end > start else []
     for marker in layout.markers:
         if tokenizer.token_id(marker) in token_ids:
-            raise PromptError(
-                f"the text on one side of the middle spells the token {marker}, and cannot be told from it"
-            )
+            raise PromptError(f"the text on one side of the middle spells the special token {marker}")
     return token_ids

@@ -1,4 +1,4 @@
-"""From what requests ask of their outputs to grammars over the tokens of one model."""
+"""Compiles structured output parameters to grammars over a model's tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Compiles grammars; the vocabulary is made when the first one is asked for, since most programs need none."""
+    """Compiles grammars; the vocabulary is built for the first one, since most programs need none."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -20,15 +20,15 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
 
     def compile(self, params: StructuredOutputsParams | None) -> Grammar | None:
-        """The grammar of what is asked for, None where nothing is. Takes milliseconds, the first time some hundred.
+        """Compiles a grammar; None without parameters. Takes milliseconds, the first time some hundred.
 
-        Raises InvalidParameterError for what cannot be followed, TokenizerError for a model whose tokens have no bytes
-        of their own.
+        Raises InvalidParameterError for an unsupported constraint, TokenizerError for a model whose tokens do not
+        map to bytes.
         """
         return None if params is None else self._require().compile(params.description())
 
     def _require(self) -> Vocabulary:
-        # Two threads may make it at once: they make the same, and a lock would not survive a fork.
+        # Two threads may build it at once with the same result; a lock would not survive a fork.
         if self._vocabulary is None:
             from ferrule import _native
 

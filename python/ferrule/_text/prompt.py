@@ -1,4 +1,4 @@
-"""Prompts as callers give them: text, or token ids, checked against the model."""
+"""Prompts as text or token ids, checked against the model's limits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TokensPrompt(TypedDict):
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text, in vLLM's other spelling."""
+    """A prompt as text."""
 
     prompt: str
     suffix: NotRequired[str]
-    """What comes after the text that is to be written (fill-in-the-middle), where the model has tokens for that."""
+    """Text after the completion, for models with fill-in-the-middle tokens."""
     cache_salt: NotRequired[str]
-    """As in a TokensPrompt."""
+    """Same as in TokensPrompt."""
 
 
 Prompt: TypeAlias = str | TokensPrompt | TextPrompt
@@ -39,18 +39,18 @@ Prompt: TypeAlias = str | TokensPrompt | TextPrompt
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt as ids, and its text where that is what was given; with a suffix, the text before the middle."""
+    """A prompt as ids, with its text if given (the text before the middle with a suffix)."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """What ends the output of this prompt, beside the model's end-of-sequence tokens."""
+    """Tokens that end the output of this prompt, besides the model's EOS tokens."""
 
 
 @dataclass(frozen=True)
 class PromptParts:
-    """A prompt's fields, each of its type; the ids are not looked at yet."""
+    """Fields of a prompt with checked types; the ids are not checked yet."""
 
     text: str | None = None
     token_ids: object = None
@@ -61,7 +61,7 @@ class PromptParts:
 def read_prompt(
     given: object, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, limited_by: str
 ) -> ReadPrompt:
-    """A prompt of either form.
+    """Reads a prompt in either form.
 
     Raises PromptError, TokenizerError.
     """
@@ -79,7 +79,7 @@ def read_prompt(
 
 
 def prompt_parts(given: object) -> PromptParts:
-    """What a prompt of either form holds.
+    """Splits a prompt in either form into its fields.
 
     Raises PromptError.
     """
@@ -130,7 +130,7 @@ def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = 
     Raises PromptError.
     """
     try:
-        # Bytes, sets and maps give numbers too, but nobody means those as a prompt.
+        # Bytes, sets and maps iterate over numbers too, but are mistakes.
         if isinstance(token_ids, (bytes, bytearray, Set, Mapping)):
             raise TypeError
         ids = [operator.index(token) for token in cast("Iterable[int]", token_ids)]

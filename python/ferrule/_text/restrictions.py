@@ -1,4 +1,4 @@
-"""What parameters that are text mean in a model's tokens."""
+"""Token ids of sampling parameters that are text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ferrule.errors import InvalidParameterError
 
 
 def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
-    """The sequences of tokens that must not come.
+    """Returns the token sequences of `bad_words`.
 
-    A word is forbidden as a text begins with it, and as it follows a space where that is other tokens (as in vLLM).
+    A word is excluded at the beginning of a text and after a space, if the tokens differ (as in vLLM).
 
     Raises InvalidParameterError, TokenizerError.
     """
@@ -28,10 +28,10 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int
 
 
 def breaker_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[int]:
-    """The tokens across which DRY finds no repeats.
+    """Returns the token ids of DRY's sequence breakers.
 
-    They are those that contain a breaker, or else the last one of its own (as p-e-w has it); none without a tokenizer,
-    or where DRY is off.
+    They are the tokens that contain a breaker, or else its last token (as in p-e-w's implementation); empty without a
+    tokenizer, or if DRY is off.
 
     Raises TokenizerError.
     """

@@ -1,7 +1,7 @@
-"""Stop strings in a stream: found wherever tokens split them, and nothing that may become one is let out early.
+"""Stop strings in a stream: matched across tokens; possible prefixes of a stop string are held back.
 
-An Aho-Corasick automaton reads each character once. Its state is the longest end of the text that begins a stop
-string: exactly what must be held back.
+An Aho-Corasick automaton reads each character once. Its state is the longest suffix of the text that is a prefix of a
+stop string, which is exactly the text to hold back.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ class _Node:
     depth: int
     next: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
     fallback: _Node | None = None
-    """The longest proper suffix of this text that is a node too; None at the root."""
+    """Node of the longest proper suffix; None at the root."""
     match: str | None = None
-    """The longest stop string that this text ends with."""
+    """Longest stop string that ends here."""
 
 
 class StopStrings:
-    """Watches one text. The match that ends first wins; among those that end together, the longest."""
+    """Matches stop strings in one text. The match that ends first wins; among several, the longest."""
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
         self._state = self._root = _automaton(stop)
         self._include = include
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that matched."""
 
     def feed(self, text: str) -> str:
-        """More text in, and out what can no longer be part of a stop string."""
+        """Takes text, and returns the text that cannot be part of a stop string."""
         if self.matched is not None:
             return ""
         buffer = self._held + text
@@ -47,7 +47,7 @@ class StopStrings:
         return buffer[:safe]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Returns the held back text at the end."""
         held, self._held, self._state = self._held, "", self._root
         return held
 

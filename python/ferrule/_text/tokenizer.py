@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to ids and back, special tokens, and its chat template."""
+"""Tokenizer of a model: encoding, decoding, special tokens and chat templates."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 LONG_TEXT = 1 << 16
-"""Characters beyond which a text is encoded without noting where its tokens lie, which takes three quarters of the
-time; shorter ones are not, as the library starts threads for it."""
+"""Texts beyond this many characters are encoded without offsets, which takes three quarters of the time; for shorter
+texts the library's threads cost more."""
 
 SPACE = "▁"
-"""How SentencePiece writes a space; many of its tokenizers put one before a text."""
+"""SentencePiece's space; many of its tokenizers add one before a text."""
 ANCHOR = "☺"
-"""Stands before what must not get that space: a character that merges with nothing, as in CodeLlama's own code."""
+"""Prefix that prevents the added space: a character that merges with nothing, as in CodeLlama's code."""
 
 
 class Tokenizer:
-    """The tokenizer of a directory or of a GGUF file.
+    """Tokenizer of a model directory or a GGUF file.
 
-    A directory has tokenizer.json, and what tokenizer_config.json and chat_template.jinja add to it. One without makes
-    a tokenizer too: it raises TokenizerError when text is asked of it.
+    A directory has tokenizer.json, tokenizer_config.json and chat_template.jinja. Without tokenizer.json encoding and
+    decoding raise TokenizerError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,9 +51,9 @@ class Tokenizer:
             self._file = path / "tokenizer.json"
             config = _read_optional(path / "tokenizer_config.json")
             self.special_tokens: dict[str, str] = _read_special_tokens(path, config)
-            """By role: `bos_token` and so on."""
+            """Special tokens by role: `bos_token` and so on."""
             self.chat_templates: dict[str, str] = _read_chat_templates(path, config)
-            """By name; the usual one is `default`."""
+            """Chat templates by name; the usual one is `default`."""
             inputs = config.texts("model_input_names")
             self._gives_types = not inputs or "token_type_ids" in inputs
             self._backend = _load(self._file)
@@ -70,11 +70,11 @@ class Tokenizer:
 
     @property
     def available(self) -> bool:
-        """Whether the model has a tokenizer at all."""
+        """Whether the model has a tokenizer."""
         return self._backend is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text, with the special tokens that the tokenizer's post-processor adds.
+        """Encodes a text, with the special tokens that the tokenizer's post-processor adds.
 
         Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
         """
@@ -85,12 +85,12 @@ class Tokenizer:
     def encode_text(
         self, text: str, second: str | None = None, *, most: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """The ids of a text, or of a pair of them, with all special tokens, and the kind of each.
+        """Encodes a text or a pair with all special tokens; returns ids and token types.
 
-        `most` cuts the texts, of two the longer one, so that so many ids remain with the special tokens.
+        `most` truncates the texts, the longer of two first, to this many ids with special tokens.
 
-        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode, and where `most`
-        leaves no room for it.
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode, and if `most` leaves
+        no room for text.
         """
         texts = [text] if second is None else [text, second]
         parts = [self._encode(each, add_special_tokens=False) for each in texts]
@@ -106,9 +106,9 @@ class Tokenizer:
         return whole.ids, whole.type_ids if self._gives_types else []
 
     def encode_part(self, text: str, *, begins: bool) -> list[int]:
-        """The ids of a part of a text, without special tokens; only where it `begins` the text may it get a space.
+        """Encodes a part of a text without special tokens; the added space is kept only if it `begins` the text.
 
-        Raises as `encode`.
+        Raises the errors of `encode`.
         """
         if begins or not self._spaces_first:
             return self.encode(text, add_special_tokens=False)
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @cached_property
     def first_ids(self) -> tuple[int, ...]:
-        """What `encode` puts before a text, such as a beginning-of-sequence token.
+        """Ids that `encode` adds before a text, such as the BOS token.
 
         Raises TokenizerError without a tokenizer.
         """
@@ -126,12 +126,12 @@ class Tokenizer:
         return tuple(whole[: next(starts, 0)])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids, exactly as a stream of them would give it; ids without a token are empty text."""
+        """Decodes ids exactly like a stream; ids without a token decode to empty text."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, special or not; U+FFFD where it is part of a character, empty without a tokenizer."""
+        """Returns the text of one token; U+FFFD for a part of a character, empty without a tokenizer."""
         if self._backend is None:
             return ""
         if self._pieces is not None:
@@ -139,22 +139,22 @@ class Tokenizer:
         return self._backend.decode([token_id], skip_special_tokens=False)
 
     def text_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of one token's text, which may be a part of a character; None where its neighbours decide."""
+        """Returns the bytes of one token (maybe a partial character); None if they depend on adjacent tokens."""
         return None if self._pieces is None else self._token_bytes(token_id)
 
     def ids_containing(self, text: str) -> tuple[int, ...]:
-        """The tokens whose text contains this one, ids ascending. Looks at all of them."""
+        """Returns the ids of all tokens whose text contains `text`, in ascending order."""
         return tuple(token_id for token_id, token in self._texts if text in token)
 
     @cached_property
     def _texts(self) -> list[tuple[int, str]]:
-        """Every token's id and text, ids ascending."""
+        """Id and text of every token, in ascending order."""
         return [(token_id, self.token_text(token_id)) for token_id in sorted(self.vocabulary().values())]
 
     def token_bytes(self, vocab_size: int) -> tuple[list[bytes], set[int]]:
-        """The bytes that each id below `vocab_size` stands for, none where it has no token, and the special ids.
+        """Returns the bytes of each id below `vocab_size` (empty without a token), and the special ids.
 
-        Raises TokenizerError where tokens have no bytes of their own: their text depends on their neighbours.
+        Raises TokenizerError if the text of tokens depends on adjacent tokens.
         """
         backend = self._require("nothing is known of its tokens")
         pieces = self._pieces
@@ -167,17 +167,17 @@ class Tokenizer:
         return tokens, {token_id for token_id in self._special_ids if token_id < vocab_size}
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token, as it is written in the vocabulary; empty without a tokenizer."""
+        """Returns the id of every token by its spelling in the vocabulary; empty without a tokenizer."""
         return {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token given as it is written in the vocabulary."""
+        """Returns the id of a token by its spelling in the vocabulary."""
         return None if self._backend is None else self._backend.token_to_id(token)
 
     def detokenizer(
         self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True, keep: Set[str] = frozenset()
     ) -> Detokenizer:
-        """A stream of tokens to text, where `prompt` comes before it. Special tokens in `keep` are never skipped.
+        """Returns a streaming detokenizer for tokens after `prompt`; special tokens in `keep` are never skipped.
 
         Raises TokenizerError without a tokenizer.
         """
@@ -218,7 +218,7 @@ class Tokenizer:
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
         if known is None:
-            assert self._backend is not None and self._pieces is not None  # noqa: S101, PT018  # callers made sure
+            assert self._backend is not None and self._pieces is not None  # noqa: S101, PT018  # checked by the callers
             token = self._backend.id_to_token(token_id)
             known = self._bytes[token_id] = b"" if token is None else self._pieces.read(token)
         return known
@@ -232,7 +232,7 @@ class Tokenizer:
 
 @contextmanager
 def _errors_of(file: Path) -> Generator[None]:
-    """Names the file in what the library raises, which panics where a pattern is too costly for a text."""
+    """Adds the file name to the library's errors; the library panics if a pattern is too expensive for a text."""
     try:
         yield
     except Exception as error:
@@ -250,14 +250,14 @@ def _load(file: Path) -> tokenizers.Tokenizer | None:
         return None
     with _errors_of(file):
         backend = tokenizers.Tokenizer.from_file(str(file))
-    # Some files carry the limits of their training, which would cut prompts silently.
+    # Some files contain truncation settings of the training, which would truncate prompts silently.
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
 def _lengths(lengths: list[int], room: int) -> list[int]:
-    """What is left of one text or two in `room`: of the longer one goes first what is too much."""
+    """Returns the lengths of one or two texts after truncation to `room`, the longer one first."""
     if len(lengths) == 1:
         return [room]
     first, second = lengths
@@ -267,10 +267,10 @@ def _lengths(lengths: list[int], room: int) -> list[int]:
 
 
 def _follow_llama_flags(backend: tokenizers.Tokenizer, config: Config, special_tokens: Mapping[str, str]) -> None:
-    """Begins and ends texts as `add_bos_token` and `add_eos_token` say, whatever tokenizer.json does.
+    """Adds BOS and EOS by `add_bos_token` and `add_eos_token`, in place of tokenizer.json's post-processor.
 
-    So does transformers for its Llama class alone, which others use too: DeepSeek's distilled Qwen models get their
-    first token from nowhere else.
+    transformers does this for its Llama class, which other models use too: DeepSeek's distilled Qwen models get their
+    BOS token only this way.
     """
     if config.values.get("tokenizer_class") not in LLAMA_CLASSES or "add_bos_token" not in config:
         return
@@ -299,7 +299,7 @@ def _read_optional(file: Path) -> Config:
 
 
 def _token_text(config: Config, role: str) -> str | None:
-    """A special token, written as a string or as an object with `content`."""
+    """Reads a special token: a string, or an object with `content`."""
     value: object = config.values.get(role)
     if isinstance(value, dict):
         return config.inner(role).text("content")
@@ -314,10 +314,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_chat_templates(directory: Path, config: Config) -> dict[str, str]:
-    """chat_template.jinja, with others by their names beside it, else what older files hold.
-
-    Those are chat_template.json, then tokenizer_config.json.
-    """
+    """Reads chat_template.jinja and further named templates, else chat_template.json or tokenizer_config.json."""
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     if (directory / "chat_template.jinja").exists():
         files["default"] = directory / "chat_template.jinja"

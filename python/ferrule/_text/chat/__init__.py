@@ -1,4 +1,4 @@
-"""Chat templates: from messages to the text that a model was trained on."""
+"""Chat templates: render messages to the prompt format of a model."""
 
 from ferrule._text.chat.conversation import adapt_messages
 from ferrule._text.chat.render import Message, render_chat

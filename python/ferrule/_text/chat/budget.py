@@ -1,8 +1,8 @@
-"""What rendering may cost: a template of a model's repository is a program of a stranger.
+"""Limits of time and memory for chat templates, which are untrusted programs.
 
-Work is counted in units: about a character written, sixteen read, or a step taken. Each unit stands for less than a
-microsecond and for at most about six bytes that stay allocated, so the limit of units caps time and memory together,
-and does so the same on every machine. The clock is looked at besides, for what the count misjudges.
+Work is counted in units: about one character written, sixteen characters read, or a quarter of a step. A unit takes
+less than a microsecond and at most about six bytes, so the limit bounds time and memory, and is the same on every
+machine. A limit of processor time covers what the count underestimates.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from ferrule.errors import ChatTemplateError
 
 BASE_UNITS = 1 << 19
 UNITS_PER_CHARACTER = 512
-"""Most templates take ten; those that write all of the text again for each message take half as many as messages."""
+"""Units for each character of the conversation. Most templates take ten; those that copy the text for each message
+take half the number of messages."""
 MAX_UNITS = 1 << 28
 
 BASE_SECONDS = 1.0
-"""Of processor time in the thread that renders."""
+"""Seconds of processor time in the rendering thread."""
 SECONDS_PER_CHARACTER = 2e-5
 MAX_SECONDS = 30.0
 MAX_DEPTH = 100
-"""Levels of lists and maps. Python hashes and compares nested values by recursion in C."""
+"""Most levels of lists and maps; Python hashes and compares nested values by recursion in C."""
 MAX_BITS = 1 << 16
-"""Of a whole number: multiplying and dividing larger ones takes time that nobody foresees."""
+"""Most bits of an integer; arithmetic on larger ones takes unbounded time."""
 STEP = 4
-"""Units of a step: a node of a template's tree, each time that the code around it runs."""
+"""Units of a step: one node of a template's tree, each time the code around it runs."""
 ITEM = 16
-"""Units of an item of a list."""
+"""Units of a list item."""
 READ = 16
-"""Characters that are read for one unit."""
+"""Characters read for one unit."""
 CLOCK_UNITS = 512
-"""Units between two looks at the clock."""
+"""Units between two checks of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a value holds when it is written out: what occurs twice in it counts twice."""
+    """Size of a value when it is written out; repeated parts count each time."""
 
     characters: int
     items: int
-    """All values in it, itself too."""
+    """Number of values in it, itself included."""
     depth: int
     numbers: int
-    """Of the whole numbers in it, the sum without signs: what they may ask for as widths."""
+    """Sum of the magnitudes of its integers, which may be used as widths."""
 
     @property
     def units(self) -> int:
-        """About the characters of its text."""
+        """Approximate number of characters of its text."""
         return self.characters + self.items
 
     def __add__(self, other: Size) -> Size:
@@ -65,7 +66,7 @@ class Size:
 
 
 class Budget:
-    """The units and the time that are left to one rendering of a conversation of so many characters."""
+    """Remaining units and time of one rendering of a conversation of `characters`."""
 
     def __init__(self, characters: int) -> None:
         self._characters = characters
@@ -73,18 +74,18 @@ class Budget:
         self._spent = 0
         self._seconds = min(BASE_SECONDS + SECONDS_PER_CHARACTER * characters, MAX_SECONDS)
         self._deadline = time.thread_time() + self._seconds
-        self._next_look = CLOCK_UNITS
+        self._next_check = CLOCK_UNITS
 
     def spend(self, units: int) -> None:
-        """Raises ChatTemplateError where that is more than is left."""
+        """Spends units; raises ChatTemplateError if too few are left."""
         self._spent += units
-        if self._spent >= self._next_look:
+        if self._spent >= self._next_check:
             self.require(0)
-            self._look_at_the_clock()
-            self._next_look = self._spent + CLOCK_UNITS
+            self._check_clock()
+            self._next_check = self._spent + CLOCK_UNITS
 
     def require(self, units: int) -> None:
-        """Raises ChatTemplateError unless so much is left."""
+        """Raises ChatTemplateError if fewer units are left."""
         if self._spent + units > self._limit:
             raise ChatTemplateError(
                 f"the chat template does too much: the limit is {self._limit} units of work (characters written and "
@@ -92,7 +93,7 @@ class Budget:
             )
 
     def write(self, value: object) -> None:
-        """Spends what the text of a value is, before it is written."""
+        """Spends the units of a value's text, before it is written."""
         if isinstance(value, str):
             self.spend(len(value))
             return
@@ -101,28 +102,30 @@ class Budget:
         self.spend(units)
 
     def read(self, *values: object) -> Size:
-        """Spends what looking at all of the values costs, and returns their size."""
+        """Spends the units of reading values, and returns their size."""
         size = self.measure(values[0] if len(values) == 1 else values)
         self.require(ITEM * size.units)
         self.spend(1 + size.units // READ)
         return size
 
     def made(self, value: object) -> None:
-        """Spends what a new value takes; what is in it was there before."""
+        """Spends the units of a new value, without the values in it."""
         self.spend(1 + breadth(value))
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise ChatTemplateError(f"the chat template makes a number of {value.bit_length()} bits; {MAX_BITS} may be")
+            raise ChatTemplateError(
+                f"the chat template computes an integer of {value.bit_length()} bits; the limit is {MAX_BITS}"
+            )
 
     def counted(self, values: Iterable[object], units: int) -> Iterator[object]:
-        """The values, each for so many units as it is taken."""
+        """Yields values; each spends `units`."""
         for value in values:
             self.spend(units)
             yield value
 
     def measure(self, value: object) -> Size:
-        """How much a value holds.
+        """Returns the size of a value.
 
-        Raises ChatTemplateError for more than is left, and for more than MAX_DEPTH levels.
+        Raises ChatTemplateError if it exceeds the remaining units or MAX_DEPTH levels.
         """
         characters, items, depth, numbers = 0, 0, 0, 0
         left = self._limit - self._spent
@@ -131,7 +134,7 @@ class Budget:
             for each in levels[-1]:
                 items += 1
                 if items % CLOCK_UNITS == 0:
-                    self._look_at_the_clock()
+                    self._check_clock()
                 if isinstance(each, str):
                     characters += len(each)
                     continue
@@ -149,10 +152,10 @@ class Budget:
                 self.require(items + characters)
             depth = max(depth, len(levels) - 1)
             if depth > MAX_DEPTH:
-                raise ChatTemplateError(f"a value of the chat template has more than {MAX_DEPTH} levels, the limit")
+                raise ChatTemplateError(f"a value of the chat template has too many levels; the limit is {MAX_DEPTH}")
         return Size(characters, items, depth, numbers)
 
-    def _look_at_the_clock(self) -> None:
+    def _check_clock(self) -> None:
         if time.thread_time() > self._deadline:
             raise ChatTemplateError(
                 f"the chat template takes too long: the limit is {self._seconds:.2g} seconds of processor time for a "
@@ -161,11 +164,11 @@ class Budget:
 
 
 BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
-"""Of the rendering that runs in this thread. While a template is compiled there is none."""
+"""Budget of the rendering in this thread; unset while a template is compiled."""
 
 
 def breadth(value: object) -> int:
-    """Units of a value itself: characters, or ITEM for each item."""
+    """Returns the units of a value itself: characters, or ITEM for each item."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, (list, tuple, dict)):
@@ -178,7 +181,7 @@ _SEQUENCES = (list, tuple, range, type(_MAP.keys()), type(_MAP.values()), type(_
 
 
 def _inner(value: object) -> Iterator[object] | None:
-    """The values in one that is written out with them."""
+    """Returns the values in a container."""
     if isinstance(value, dict):
         held = cast("dict[object, object]", value)
         return chain(held.keys(), held.values())

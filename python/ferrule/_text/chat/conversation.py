@@ -1,11 +1,10 @@
-"""Conversations as OpenAI's API writes them, in the form that a model's template reads.
+"""Adapts conversations in OpenAI's form to the form that a model's template reads.
 
-Templates differ in two things, which are found out by rendering a small conversation once:
+Templates differ in two points, which a small conversation reveals when it is rendered once:
 
-- Content as a list of parts. A template that writes both parts of a message gets lists as they are where the message
-  is the user's; elsewhere, and from other templates, it gets their text, joined by line breaks. A template that reads
-  nothing but lists gets lists alone.
-- Arguments of tool calls. Templates expect maps, where OpenAI has JSON; those that fail on maps get JSON.
+- Content as a list of parts. A template that renders both parts of a user message gets lists in user messages, and
+  text joined by line breaks in others. Other templates get text. A template that reads only lists gets lists.
+- Arguments of tool calls. Most templates expect maps, where OpenAI has JSON; those that fail on maps get JSON.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError
 
 TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of parts with text, in OpenAI's two APIs."""
+"""Types of text parts in OpenAI's two APIs."""
 
 _FIRST, _SECOND, _KEY = "A first probe.", "A second probe.", "probe_key"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a template reads."""
+    """Forms of content that a template reads."""
 
     text: bool
     parts: bool
-    """Of the user's messages."""
+    """Whether it reads user messages as lists of parts."""
 
 
 def adapt_messages(
     template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The conversation in the form that the template reads.
+    """Returns the conversation in the form that the template reads.
 
-    Raises ChatTemplateError that names the message and the field.
+    Raises ChatTemplateError, which names the message and the field.
     """
     adapted = Plain().maps(messages, "messages", "messages")
     tokens = tuple(special_tokens.items())
@@ -58,7 +57,7 @@ def adapt_messages(
 
 
 def _checked_content(content: object, where: str) -> str | list[str] | None:
-    """Text, or the texts of all parts."""
+    """Returns the text, or the texts of all parts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -68,7 +67,7 @@ def _checked_content(content: object, where: str) -> str | list[str] | None:
         held = cast("dict[str, object]", part) if isinstance(part, dict) else {"type": "text", "text": part}
         kind, text = held.get("type"), held.get("text")
         if kind not in TEXT_PARTS:
-            raise ChatTemplateError(f"{where}[{index}] has the type {shown(kind)}; ferrule reads text alone")
+            raise ChatTemplateError(f"{where}[{index}] has the type {shown(kind)}; only text is supported")
         if not isinstance(text, str):
             raise ChatTemplateError(f"{where}[{index}].text is {shown(text)}; it must be text")
         texts.append(text)
@@ -89,7 +88,7 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
     if not isinstance(calls, list):
         raise ChatTemplateError(f"{where}.tool_calls is {shown(calls)}; it must be a list of maps")
     if not calls:
-        # Templates ask whether there is a list, and write the frame of a call around nothing.
+        # Templates test for the list, and would render an empty call.
         del message["tool_calls"]
         return
     for index, call in enumerate(cast("list[object]", calls)):
@@ -102,7 +101,7 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
 
 
 def _adapt_arguments(arguments: object, *, as_map: bool) -> object:
-    """A map, or its JSON. Text that is no JSON of a map stays as it is: a model may have written it."""
+    """Returns arguments as a map or as JSON; other text is kept, since a model may have written it."""
     if isinstance(arguments, dict):
         held = cast("dict[str, object]", arguments)
         return held if as_map else json.dumps(held, ensure_ascii=False)
@@ -121,7 +120,7 @@ def _adapt_arguments(arguments: object, *, as_map: bool) -> object:
 def _reading(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Reading:
     def shows(content: object) -> bool:
         text = _probe(template, special_tokens, [{"role": "user", "content": content}])
-        # A template that knows no parts may write the list as Python or JSON shows it: with all its keys.
+        # A template without support for parts may print the list with all its keys.
         return _FIRST in text and _SECOND in text and _KEY not in text
 
     parts = [{"type": "text", "text": each, _KEY: True} for each in (_FIRST, _SECOND)]
@@ -138,14 +137,14 @@ def _reads_maps(template: str, special_tokens: tuple[tuple[str, str], ...]) -> b
             {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "!"},
         ]
         text = _probe(template, special_tokens, messages)
-        # As Python shows a map, no model was ever trained to read it.
+        # No model was trained on Python's notation of a map.
         return _KEY in text and f"'{_KEY}'" not in text
 
     return shows({_KEY: 1}) or not shows(json.dumps({_KEY: 1}))
 
 
 def _probe(template: str, special_tokens: tuple[tuple[str, str], ...], messages: list[Message]) -> str:
-    """The text of a conversation, empty where the template refuses it."""
+    """Renders a conversation; empty if the template refuses it."""
     try:
         return render_chat(template, messages, special_tokens=dict(special_tokens))
     except ChatTemplateError:

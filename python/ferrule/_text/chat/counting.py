@@ -1,7 +1,7 @@
-"""Templates whose every step spends from the budget: what Jinja compiles to plain Python, and what repeats.
+"""Rewrites templates so that every step spends from the budget.
 
-Calls, filters, tests and operators are counted where the environment runs them (`sandbox.py`). The rest of a syntax
-tree is rewritten here, before it is compiled: hooks go into it as filters with names that are no identifiers.
+The environment counts calls, filters, tests and operators (`sandbox.py`). The rest of the syntax tree is rewritten here
+before it is compiled: hooks are inserted as filters whose names are not identifiers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ferrule._text.chat.budget import BUDGET, STEP
 from ferrule.errors import ChatTemplateError
 
 MAX_NODES = 1 << 13
-"""Of a template's tree; the largest in use have a sixth of that. Compiling so many takes half a second and 70 MB."""
+"""Most nodes of a template; the largest templates in use have a sixth. Compiling this many takes 0.5 s and 70 MB."""
 
 _Value = TypeVar("_Value")
 
 
 def _spend(units: int) -> None:
-    # A template can have `map` call it, with a number of its own.
+    # A template can call it through `map` with its own number.
     BUDGET.get().spend(max(units, STEP))
 
 
@@ -56,7 +56,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 class Counting(NodeTransformer):
-    """Puts the hooks into a template."""
+    """Inserts the hooks into a template."""
 
     def __init__(self) -> None:
         self._rewrites: dict[type[nodes.Node], Callable[[Any], nodes.Node]] = {
@@ -73,11 +73,11 @@ class Counting(NodeTransformer):
         }
 
     def get_visitor(self, node: nodes.Node) -> Callable[[Any], nodes.Node] | None:  # type: ignore[override]
-        """What rewrites this node; None leaves it as it is and goes on inside."""
+        """Returns the rewriter of a node; None visits its children."""
         return self._rewrites.get(type(node))
 
     def _body(self, node: Any) -> nodes.Node:
-        """Spends the steps of a body whenever it runs."""
+        """Adds a hook that spends the steps of a body when it runs."""
         units = STEP + sum(map(_units, node.body))
         self.generic_visit(node)
         spend = _hooked(nodes.Const(units, lineno=node.lineno), "<spend>")
@@ -86,7 +86,7 @@ class Counting(NodeTransformer):
 
     def _loop(self, node: nodes.For) -> nodes.Node:
         if node.test is not None:
-            # What the test drops does not come to the body.
+            # Items that the test rejects do not reach the body.
             node.test = _hooked(node.test, "<step>")
         return self._body(node)
 
@@ -99,7 +99,7 @@ class Counting(NodeTransformer):
         self.generic_visit(node)
         equals = len(node.ops) == 1 and node.ops[0].op in ("eq", "ne")
         if equals and (_is_constant(node.expr) or _is_constant(node.ops[0].expr)):
-            return node  # a constant is not longer than the template, and no list
+            return node  # a constant is at most as long as the template, and not a list
         node.expr = _hooked(node.expr, "<read>")
         for operand in node.ops:
             operand.expr = _hooked(operand.expr, "<read>")
@@ -121,7 +121,7 @@ class Counting(NodeTransformer):
 
 
 def counted(tree: nodes.Template) -> nodes.Template:
-    """A template's tree, with hooks in it; it is the same object.
+    """Inserts hooks into a template's tree, in place.
 
     Raises ChatTemplateError for more than MAX_NODES nodes.
     """
@@ -136,7 +136,7 @@ _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
 
 
 def _units(node: nodes.Node) -> int:
-    """Of a part of a template that runs once, with its text. The bodies in it spend their own."""
+    """Returns the units of a part of a template that runs once, with its text; nested bodies spend separately."""
     text = 0
     if isinstance(node, nodes.TemplateData):
         text = len(node.data)

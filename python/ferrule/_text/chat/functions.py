@@ -1,4 +1,4 @@
-"""What templates find beside Jinja's own, as transformers gives it to them."""
+"""Functions and filters that transformers adds to Jinja templates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def strftime_now(form: str) -> str:
 
 
 def make_dict(*args: object, **kwargs: object) -> dict[object, object]:
-    """What `dict` is to a template: not the class, which has methods of its own."""
+    """Replacement of `dict` in templates: a function, since the class has methods."""
     BUDGET.get().spend(sum(map(breadth, args)) ** 2 // PAIRS**2)
     return dict(*args, **kwargs)  # type: ignore[call-overload]  # a wrong argument is the template's own error
 

@@ -1,7 +1,7 @@
-"""How large a result may get, for the filters, tests and methods that can make much of little.
+"""Upper bounds on result sizes of filters, tests and methods that can expand their operands.
 
-Each bound is in units, from the operands alone, and need not be sharp: it keeps a template from taking all memory in
-one step. What is not here makes at most ITEM times its operands.
+Each bound is in units and depends on the operands only. It need not be tight: it prevents one step from taking all
+memory. Operations that are not listed return at most ITEM times their operands.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from ferrule._text.chat.budget import ITEM, Size, breadth
 
 Growth: TypeAlias = Callable[[Any, Size, Sequence[Any], Mapping[str, Any]], int]
-"""Of a filter or a test: from the value, the size of it and of the arguments, and the arguments."""
+"""Bound of a filter or test, from the value, the size of value and arguments, and the arguments."""
 MethodGrowth: TypeAlias = Callable[[str, Sequence[Any]], int]
-"""Of a method of text."""
+"""Bound of a string method."""
 
 SLOW = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim")
-"""CPython strips a set of characters, and searches from the end, in time that is a product of two lengths."""
+"""Methods that CPython runs in time proportional to the product of two lengths."""
 
 _NESTED_FIELD = re.compile(r"\{[^}]*\{")
 _DIGITS = re.compile(r"\d+")
@@ -26,7 +26,7 @@ _FAR_TOO_MUCH = 1 << 40
 
 
 def formatted(text: str, size: Size) -> int:
-    """Of `text % arguments` and of `text.format(*arguments)`: all widths in it, and all arguments in every place.
+    """Bounds `text % arguments` and `text.format(*arguments)`: all widths, and all arguments at every place.
 
     `size` is that of the arguments.
     """
@@ -42,7 +42,7 @@ def _argument(arguments: Sequence[Any], named: Mapping[str, Any], position: int,
 
 
 def _extent(value: object) -> int:
-    """What a width adds: a number of characters, or the characters themselves."""
+    """Returns the characters that a width adds."""
     if isinstance(value, int):
         return abs(value)
     return len(value) if isinstance(value, str) else 0
@@ -83,7 +83,7 @@ def _replace(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[st
 
 
 def _round(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
-    # It multiplies by a power of ten, text and lists as well.
+    # It multiplies by a power of ten, strings and lists included.
     if not isinstance(value, (int, float)):
         return _FAR_TOO_MUCH
     return _extent(_argument(arguments, named, 0, "precision", 0)) ** 2
@@ -114,7 +114,7 @@ FILTER_GROWTH: dict[str, Growth] = {
 }
 
 TEST_GROWTH: dict[str, Growth] = {"divisibleby": _remainder, "even": _remainder, "odd": _remainder}
-"""`%` of text is formatting."""
+"""Bounds `%`, which formats strings."""
 
 METHOD_GROWTH: dict[str, MethodGrowth] = {
     "center": lambda text, arguments: sum(map(_extent, arguments)),

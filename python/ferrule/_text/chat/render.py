@@ -1,4 +1,4 @@
-"""Conversations as text, byte for byte as transformers' `apply_chat_template` renders them (5.23)."""
+"""Renders conversations byte for byte like transformers' `apply_chat_template` (5.23)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError
 
 Message: TypeAlias = Mapping[str, Any]
-"""`role`, `content`, and whatever else the template reads."""
+"""Message with `role`, `content`, and other fields that the template reads."""
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 MAX_SOURCE = 1 << 16
-"""Characters of a template; the longest in use have a third of that."""
+"""Most characters of a template; the longest in use have a third."""
 MAX_WORDS = 2000
-"""Characters that a template may say when it refuses a conversation."""
+"""Most characters of a template's error message."""
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which messages carry what a model thought; templates read the first or the second."""
+"""Message fields of the reasoning text; templates read the first or the second."""
 GOES_ON = "MESSAGE_GOES_ON_AFTER_THIS_MARK "
-"""Ends the final message while it is rendered, so that its end is found. Templates may cut the space."""
+"""Marks the end of the final message while it is rendered. Templates may strip the space."""
 
 
 def render_chat(
@@ -41,11 +41,11 @@ def render_chat(
     continue_final_message: bool | str = False,
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of a conversation. `arguments` are further variables of the template.
+    """Renders a conversation; `arguments` are further variables of the template.
 
-    `continue_final_message` leaves the last message open: at the end of its content, or of the field so named.
+    `continue_final_message` leaves the last message open at the end of its content, or of the named field.
 
-    Raises ChatTemplateError, with the template's own words where it raises an exception.
+    Raises ChatTemplateError, with the template's message if it raises an exception.
     """
     plain = Plain()
     conversation = [_with_reasoning(message) for message in plain.maps(messages, "messages", "messages")]
@@ -86,19 +86,19 @@ def _checked_arguments(arguments: object, plain: Plain) -> dict[str, Any]:
         if not isinstance(name, str):
             raise ChatTemplateError(f"chat_template_kwargs has the name {shown(name)}; it must be text")
         if name in RESERVED:
-            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is an argument of its own")
+            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is a separate argument")
     return plain.copy(cast("object", arguments), "chat_template_kwargs")
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without fields that are None, its reasoning under the names that templates read."""
+    """Returns a message without null fields, with its reasoning under both names."""
     present = {name: value for name, value in message.items() if value is not None}
     reasoning = next((present[name] for name in REASONING if name in present), None)
     return present if reasoning is None else {"thinking": reasoning, **present, "reasoning_content": reasoning}
 
 
 def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
-    """Puts the mark at the end of a message's field, and returns the text that it ends."""
+    """Appends the mark to a field of a message, and returns the field's text."""
     where = f"continue_final_message is set, but the final message's {field}"
     value: object = message.get(field)
     if value is None:
@@ -124,14 +124,14 @@ def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
 
 
 def _cut(text: str, final: str, field: str) -> str:
-    """The text up to the mark."""
+    """Returns the text before the mark."""
     mark = GOES_ON.strip()
     if final.strip() not in text or mark not in text:
         raise ChatTemplateError(
             f"continue_final_message is set, but the chat template does not write the final message's {field} as it is"
         )
     end = text.rindex(mark)
-    # Where the template has cut the space behind the mark, it would have cut the space before it too.
+    # A template that strips the space after the mark would strip the space before it too.
     return text[:end] if text.startswith(GOES_ON, end) else text[:end].rstrip()
 
 
@@ -155,7 +155,7 @@ def _rendered(template: object, variables: dict[str, Any], characters: int) -> s
         raise ChatTemplateError(f"chat template: {str(error.message)[:MAX_WORDS]}") from error
     except RecursionError as error:
         raise ChatTemplateError("chat template: its blocks, expressions or macros are nested too deeply") from error
-    except Exception as error:  # whatever an expression in it ran into: a missing key, a wrong type
+    except Exception as error:  # errors of the template's expressions: a missing key, a wrong type
         raise ChatTemplateError(f"chat template: {type(error).__name__}: {str(error)[:MAX_WORDS]}") from error
 
 

@@ -1,8 +1,8 @@
-"""The environment that templates run in: transformers' dialect of Jinja, every step of it counted.
+"""Environment of templates: transformers' dialect of Jinja with bounded time and memory.
 
-Jinja's sandbox keeps templates from what is not theirs; it does not keep them from looping for hours or from filling
-the memory. Here every loop, call, operator, filter and piece of output spends from a Budget first. What a filter or a
-method makes of its operands is bounded before it runs; those whose cost has no simple bound are not there.
+Jinja's sandbox restricts attribute access, but not time or memory. Here every loop, call, operator, filter and output
+spends from a Budget first. The result of a filter or method is bounded before it runs; those whose cost has no simple
+bound are removed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ferrule._text.chat.growth import FILTER_GROWTH, METHOD_GROWTH, SLOW, TEST_G
 from ferrule.errors import ChatTemplateError
 
 UNBOUNDED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Their time is more than linear in what they get. They make web pages, not prompts."""
+"""Removed filters: their time is more than linear, and they are for web pages."""
 CONSTANT_FILTERS = ("count", "d", "default", "first", "last", "length", "random")
-"""They look at nothing but the outside of their operands."""
+"""Operations that do not read the values in their operands."""
 LAZY_FILTERS = ("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice")
-"""Generators: they work while someone else takes from them, and look at each item once."""
+"""Filters that are generators and read each item once."""
 EAGER_FILTERS = ("groupby", "join", "max", "min", "sort", "sum", "unique")
-"""They look into all that they get, which may be what something yields."""
+"""Filters that read all items, also those of a generator."""
 CONSTANT_TESTS = (
     *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),
     *("number", "sameas", "sequence", "string", "true", "undefined"),
@@ -52,20 +52,20 @@ METHODS: dict[type, tuple[str, ...]] = {
     bytes: (),
     range: (),
 }
-"""What may be called on values; none of it changes them. Other objects of templates have Jinja's own attributes."""
+"""Methods that may be called on values; none of them modifies a value. Jinja's objects keep their attributes."""
 _FREE = (jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.BlockReference)
-"""What spends in its own body when it is called."""
+"""Callables that spend units in their bodies."""
 _HIDDEN = ("_block_vars", "_loop_vars", "caller")
 """Arguments that Jinja adds to calls."""
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Renders only while BUDGET is set."""
+    """Jinja environment that spends from BUDGET, which must be set while it renders."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        # Without the optimizer: what it folds when it compiles, nobody has counted.
+        # Without the optimizer, whose constant folding is not counted.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -92,19 +92,19 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super()._generate(counted(source), name, filename, defer_init)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """An item or an attribute, also where a filter walks a path of them."""
+        """Returns an item or attribute, also for filters that follow a path."""
         BUDGET.get().spend(STEP)
         return super().getitem(obj, argument)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        """Jinja's own answer, narrowed to METHODS."""
+        """Allows Jinja's safe attributes, restricted to METHODS."""
         if not super().is_safe_attribute(obj, attr, value):
             return False
         allowed = next((names for kind, names in METHODS.items() if isinstance(obj, kind)), None)
         return allowed is None or attr in allowed or not callable(value)
 
     def wrap_str_format(self, value: object) -> Callable[..., str] | None:
-        """`str.format` and `str.format_map`, bounded."""
+        """Wraps `str.format` and `str.format_map` with a bound."""
         function = super().wrap_str_format(value)
         text = getattr(value, "__self__", None)
         if function is None or not isinstance(text, str):
@@ -118,7 +118,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return bounded
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator whose result may be much larger than its operands."""
+        """Runs an operator whose result may be much larger than its operands."""
         budget = BUDGET.get()
         if isinstance(left, int) and isinstance(right, int):
             bits, more = left.bit_length(), right.bit_length()
@@ -136,7 +136,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return result
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """A call of anything."""
+        """Runs a call."""
         budget = BUDGET.get()
         budget.spend(ITEM)
         function, call = __obj, super().call
@@ -159,12 +159,12 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it only renders its content."""
+    """Extension of `{% generation %}`, which marks the assistant's text for training; it renders its content."""
 
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012  # jinja2's signature
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """The block as a call of what is in it."""
+        """Parses the block as a call of its content."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
@@ -174,7 +174,7 @@ class GenerationBlock(jinja2.ext.Extension):
 
 
 def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> Callable[..., Any]:
-    """A filter or a test, bounded. What jinja2 passes it first, such as the context, is kept."""
+    """Wraps a filter or test with a bound; leading arguments of jinja2, such as the context, are passed on."""
     passed = int(hasattr(function, "jinja_pass_arg"))
 
     @wraps(function)
@@ -183,7 +183,7 @@ def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> 
         context, value, more = args[:passed], args[passed], args[passed + 1 :]
         size = budget.read(*more, *kwargs.values())
         if name in LAZY_FILTERS:
-            # What is empty, or undefined, is not asked for items.
+            # Empty and undefined values have no items.
             value = budget.counted(value, STEP + size.units // READ) if value else value
         else:
             value = _materialized(value) if name in EAGER_FILTERS else value
@@ -198,7 +198,7 @@ def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> 
 
 
 def _materialized(value: object) -> object:
-    """What yields values, as the list of them."""
+    """Returns a generator's values as a list."""
     if not isinstance(value, (Iterator, range)):
         return value
     values = list(cast("Iterator[object]", value))
@@ -207,7 +207,7 @@ def _materialized(value: object) -> object:
 
 
 def _slowness(name: str, text: object, operands: tuple[object, ...]) -> int:
-    """Units of a search that may look at all of one string for each character of another."""
+    """Returns the units of a search that may compare all characters of two strings."""
     if name not in SLOW or not isinstance(text, str):
         return 0
     return len(text) * sum(len(each) for each in operands if isinstance(each, str)) // READ
@@ -215,5 +215,5 @@ def _slowness(name: str, text: object, operands: tuple[object, ...]) -> int:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The one environment of the process. It has no state but the templates' code."""
+    """Returns the environment of the process; its only state is the compiled templates."""
     return Environment()

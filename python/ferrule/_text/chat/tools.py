@@ -1,4 +1,4 @@
-"""Python functions as tools: the JSON schema that transformers' `get_json_schema` makes of them (5.23).
+"""JSON schemas of Python functions, as transformers' `get_json_schema` generates them (5.23).
 
 Types come from the hints, descriptions from a docstring in Google's style: what the function does, then `Args:` with a
 line `name: description` for each argument, then perhaps `Returns:`. A description may end in `(choices: ["a", "b"])`.
@@ -36,9 +36,9 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def tool_schemas(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
-    """The tools, functions among them as their schemas. What is neither stays what it is, for others to refuse.
+    """Returns the tools with functions replaced by their schemas; invalid values are kept for later checks.
 
-    Raises ChatTemplateError as `function_schema`.
+    Raises ChatTemplateError like `function_schema`.
     """
     converted: object = tools
     if isinstance(tools, (list, tuple)):
@@ -50,9 +50,9 @@ def tool_schemas(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
 
 
 def function_schema(function: Callable[..., Any], where: str) -> Schema:
-    """The schema of a function; `where` says in messages which it is.
+    """Returns the schema of a function; `where` names it in messages.
 
-    Raises ChatTemplateError that names the argument without a type hint or a description.
+    Raises ChatTemplateError, which names an argument without a type hint or a description.
     """
     name = getattr(function, "__name__", None)
     if name is None or inspect.isclass(function):
@@ -103,7 +103,7 @@ def _described(schema: Schema, description: str, argument: str) -> Schema:
 
 
 def _result_schema(hints: Mapping[str, Any], description: str | None, where: str) -> Schema | None:
-    """What comes back, if its type has a schema: the model never writes it."""
+    """Returns the schema of the result, if its type has one."""
     if "return" not in hints:
         return None
     try:
@@ -139,7 +139,7 @@ def _type_schema(hint: Any, argument: str) -> Schema:
 
 
 def _choice_schema(values: list[Any], hint: str, argument: str) -> Schema:
-    """One type where all values have it, else each once in the order of the values."""
+    """Returns a schema with one type, or with the distinct types in the order of the values."""
     if not values or any(type(value) not in SCALARS for value in values):
         raise ChatTemplateError(f"{argument}, has the type hint {hint}; its values must be JSON scalars")
     types = list(dict.fromkeys(SCALARS[type(value)] for value in values))
@@ -159,7 +159,7 @@ def _union_schema(hints: tuple[Any, ...], argument: str) -> Schema:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str], str | None]:
-    """What it says of the function, of each argument, and of what comes back."""
+    """Returns the descriptions of the function, of each argument, and of the result."""
     parts = _SECTION.split(f"\n{text}")
     sections: dict[str, str] = {}
     for long, short, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
@@ -170,7 +170,7 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str], str | None]:
 
 
 def _read_arguments(text: str) -> dict[str, str]:
-    """`name: description`, which goes on in lines that are indented deeper or begin with no name."""
+    """Parses `name: description`; lines that are indented deeper or lack a name continue it."""
     lines: dict[str, list[str]] = {}
     current, margin = "", ""
     for line in filter(str.strip, text.split("\n")):

@@ -1,4 +1,4 @@
-"""What callers give, as the plain data that templates may see: nothing with methods of its own."""
+"""Copies of callers' values as plain data for templates, without objects that have methods."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError
 
 MAX_CHARACTERS = 1 << 24
-"""Of a conversation with its tools and documents, as Plain counts them."""
+"""Most characters of a conversation with its tools and documents."""
 
 
 class _Place(NamedTuple):
-    """Where a value is. It becomes words for an error alone: a key may be long, and stand above many values."""
+    """Location of a value; formatted only for errors, since keys may be long."""
 
     within: _Place | str
     key: object
-    """Of a map, or the index in a list."""
+    """Key of a map, or index of a list."""
     is_key: bool = False
-    """Whether the key itself is meant, not what stands under it."""
+    """Whether the location is the key itself rather than its value."""
 
     def __str__(self) -> str:
         return f"a key of {self.within}" if self.is_key else f"{self.within}[{shown(self.key)}]"
 
 
 class Plain:
-    """Copies values, and counts how much they hold."""
+    """Copies values, and counts their size."""
 
     def __init__(self) -> None:
         self.characters = 0
-        """Of all copies so far, with ITEM for each value in them."""
+        """Characters of all copies, plus ITEM for each value."""
 
     def copy(self, value: object, where: _Place | str, depth: int = 0) -> Any:
-        """A value made of dicts, lists, tuples, strings, numbers and None alone.
+        """Returns a copy made of dicts, lists, tuples, strings, numbers and None only.
 
-        Maps, dataclasses and what has a `model_dump`, as pydantic's models and so OpenAI's messages have, are dicts.
+        Maps, dataclasses and objects with `model_dump` (pydantic's and OpenAI's models) become dicts.
 
-        Raises ChatTemplateError that says where in the arguments something else is.
+        Raises ChatTemplateError, which names the location of other values.
         """
         self.characters += ITEM + (len(value) if isinstance(value, str) else 0)
         if self.characters > MAX_CHARACTERS:
-            raise ChatTemplateError(f"{where} is where the conversation exceeds {MAX_CHARACTERS} characters, the limit")
+            raise ChatTemplateError(f"the conversation exceeds {MAX_CHARACTERS} characters at {where}")
         if isinstance(value, str):
             return str.__str__(value)
         if value is None or isinstance(value, (bool, float)):
@@ -67,7 +67,7 @@ class Plain:
         }
 
     def maps(self, values: object, where: str, what: str = "maps") -> list[dict[str, Any]]:
-        """The copy of a list of maps; messages of errors say `what` they are.
+        """Returns a copy of a list of maps; `what` names them in messages.
 
         Raises ChatTemplateError.
         """

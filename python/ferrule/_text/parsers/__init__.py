@@ -1,15 +1,15 @@
-"""Parsers of what models write: reasoning and tool calls, told apart from the answer.
+"""Parsers of model outputs: they separate reasoning and tool calls from the answer.
 
     parsed = MessageFormat("hermes", "qwen3").parse(text)
     parsed.reasoning, parsed.content, parsed.tool_calls[0].arguments
 
-Each family of models has its form, in a file of its own, and a line in `families`. A form is read by one machine,
-whether its text comes at once or one character after another (`MessageFormat.parser`), and whatever a model writes:
+Each format is one file and one line in `families`. One state machine reads a format, whether the text arrives at once
+or character by character (`MessageFormat.parser`):
 
-- No text is lost. What is not in the form is content, markers included; whitespace beside markers alone is dropped.
-- A call stands from the moment that its function is known and its arguments begin, for they are given out as they
-  arrive. If the output breaks off later, or is no valid JSON, the arguments are what the model wrote.
-- The time that it takes is in proportion to the length of the text.
+- No text is lost. Text outside of the format is content, markers included; only whitespace beside markers is dropped.
+- A call is final once its function is known and its arguments begin, since arguments are streamed. If the output ends
+  early or is not valid JSON, the arguments are what the model wrote.
+- Time is proportional to the length of the text.
 """
 
 from ferrule._text.parsers.families import (

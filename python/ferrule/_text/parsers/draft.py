@@ -1,4 +1,4 @@
-"""A message while it is written: which text belongs to which part, and whose whitespace is the format's.
+"""A message in progress: assigns text to its parts, and drops the format's whitespace.
 
 Whitespace beside a marker belongs to the format, so it is left out: around reasoning, and between content and calls.
 Content that goes on after a marker keeps the whitespace before it, or else that behind it. Text without any marker is
@@ -20,7 +20,7 @@ ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class Draft:
-    """Takes the parts as they are recognized, and gives them out as deltas. `ids` are those of the calls."""
+    """Collects parts of a message and emits them as deltas; `ids` yields ids of calls."""
 
     def __init__(self, ids: Iterator[str]) -> None:
         self._ids = ids
@@ -31,27 +31,27 @@ class Draft:
         self._news: list[_CallNews] = []
 
     def content(self, text: str) -> None:
-        """Text of the answer."""
+        """Adds text of the answer."""
         self._content.write(text)
 
     def reasoning(self, text: str) -> None:
-        """Text of the reasoning."""
+        """Adds text of the reasoning."""
         self._reasoning.write(text)
 
     def begin_content(self) -> None:
-        """The answer begins, or another part of it, on a line of its own."""
+        """Begins the answer, or another part of it, on a new line."""
         self._content.begin()
 
     def begin_reasoning(self) -> None:
-        """Reasoning begins, or another part of it, on a line of its own."""
+        """Begins reasoning, or another part of it, on a new line."""
         self._reasoning.begin()
 
     def mark(self) -> None:
-        """Here is a marker: whitespace beside it is not the answer's."""
+        """Notes a marker: whitespace beside it is not part of the answer."""
         self._content.mark()
 
     def call(self, name: str, call_id: str | None = None) -> None:
-        """A call begins, and stands. It gets an id of its own where the model gave it none, or one that is taken."""
+        """Begins a call; it gets a new id if the model gave none, or one that is in use."""
         self._content.mark()
         if call_id is None or call_id in self._used:
             call_id = next(new for new in self._ids if new not in self._used)
@@ -60,54 +60,54 @@ class Draft:
         self._calls += 1
 
     def arguments(self, text: str) -> None:
-        """Text of the arguments of the call that began last."""
+        """Adds argument text of the last call."""
         if not self._news:
             self._news.append(_CallNews(self._calls - 1, None, None))
         self._news[-1].arguments.append(text)
 
     def string_in_arguments(self, text: str) -> None:
-        """Text within a JSON string of those arguments."""
+        """Adds text within a JSON string of the arguments."""
         self.arguments(quoted(text)[1:-1])
 
     def end(self) -> None:
-        """The message is over."""
+        """Ends the message."""
         self._content.end()
 
     def take(self) -> MessageDelta:
-        """What is new since the last time."""
+        """Returns the parts that are new since the last call."""
         news, self._news = self._news, []
         calls = [ToolCallDelta(call.index, call.id, call.name, "".join(call.arguments)) for call in news]
         return MessageDelta(self._content.take(), self._reasoning.take(), calls)
 
 
 class Arguments:
-    """The arguments of a call that the model did not write as JSON, made into a JSON object one by one."""
+    """Converts arguments that are not in JSON to a JSON object, one by one."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._before = "{"
 
     def add(self, key: str, value: str) -> None:
-        """An argument whose value is this JSON, or as much of it as there is yet."""
+        """Adds an argument whose value is this JSON, or its beginning."""
         self._draft.arguments(f"{self._before}{quoted(key)}: {value}")
         self._before = ", "
 
     def cut(self, key: str, text: str) -> None:
-        """The argument in which the output broke off: the object stays open, so that nobody takes it for whole."""
+        """Adds the argument in which the output ended; the object stays open, so that it is not valid JSON."""
         self.add(key, quoted(text)[:-1])
 
     def end(self) -> None:
-        """There are no more."""
+        """Ends the arguments."""
         self._draft.arguments("{}" if self._before == "{" else "}")
 
 
 def quoted(text: str) -> str:
-    """A text as JSON."""
+    """Returns a text as JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def call_ids(prefix: str, length: int, seed: int | str | None) -> Iterator[str]:
-    """Ids without end: `prefix` and so many letters and digits; a seed gives the same ones again."""
+    """Yields ids: `prefix` and random letters and digits, repeatable by seed."""
     generator = random.Random(seed)
     while True:
         yield prefix + "".join(generator.choices(ALPHANUMERIC, k=length))
@@ -122,17 +122,17 @@ class _CallNews:
 
 
 class _Prose:
-    """A part of the message, without the whitespace beside markers, or with that of one side between two texts."""
+    """A part of the message without whitespace beside markers; between two texts one side's whitespace is kept."""
 
     def __init__(self) -> None:
         self._new: list[str] = []
         self._space: list[str] = []
-        """Whitespace that counts where more text follows."""
+        """Whitespace that is kept if more text follows."""
         self._begun = False
         self._before: str | None = None
-        """What stands in place of the whitespace before the next text; None where that counts."""
+        """Replacement of the whitespace before the next text; None to keep it."""
         self._marked = False
-        """Whether a marker stands behind the last text."""
+        """Whether a marker follows the last text."""
 
     def write(self, text: str) -> None:
         if self._before is not None:
@@ -150,12 +150,12 @@ class _Prose:
             self._space.append(text[end:])
 
     def begin(self) -> None:
-        """What follows is on a line of its own."""
+        """Starts a new line before the next text."""
         self._space.clear()
         self._before = "\n" if self._begun else ""
 
     def mark(self) -> None:
-        """Here is a marker."""
+        """Notes a marker."""
         if not self._begun:
             self.begin()
         elif self._space:

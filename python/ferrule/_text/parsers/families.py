@@ -1,6 +1,6 @@
-"""The parsers by name: one line each. The names are vLLM's, where it has the parser.
+"""Parsers by name, one line each, under vLLM's names if it has the parser.
 
-A chat template tells which one a model needs, by markers that no other family's template has.
+The parser of a model is detected from markers in its chat template.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ THINK = Thought("<think>", "</think>", anywhere=False)
 
 @dataclass(frozen=True)
 class Family:
-    """What parsers of both kinds have."""
+    """Fields of all parsers."""
 
     names: tuple[str, ...]
-    """What it may be called; the first is the one that detection gives."""
+    """Names of the parser; detection returns the first."""
     marks: tuple[str, ...]
-    """One of these in a chat template tells the family."""
+    """Markers in a chat template that identify the family."""
     keep: frozenset[str]
     """Special tokens that the parser needs in the text."""
     model_types: tuple[str, ...] = ()
-    """In config.json, of models that may come without a chat template."""
+    """`model_type` of models that may lack a chat template."""
     unless: tuple[str, ...] = ()
-    """In a chat template, none of these."""
+    """Markers that a chat template must not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallFamily(Family):
-    """A form of calls."""
+    """Parser of tool calls."""
 
     read: Callable[[State], Read[None]]
     call_id: tuple[str, int] = ("call_", 24)
-    """What ids begin with, and how many letters and digits follow."""
+    """Prefix of call ids, and the number of letters and digits after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningFamily(Family):
-    """Markers around reasoning."""
+    """Parser of reasoning between markers."""
 
     thought: Thought
 
 
 HARMONY = ToolCallFamily(("openai",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), read=harmony.harmony)
 
-# The first one whose marks a template has is taken: those whose marks may stand in another's template come last.
+# The first match is used: families whose markers occur in other templates come last.
 TOOL_CALL_PARSERS = (
     HARMONY,
     ToolCallFamily(
@@ -86,7 +86,7 @@ TOOL_CALL_PARSERS = (
         ("hermes",),
         (hermes.BEGIN,),
         frozenset({hermes.BEGIN, hermes.END}),
-        unless=("<arg_key>",),  # GLM, whose tags hold something else
+        unless=("<arg_key>",),  # GLM has the same tags with other content
         read=hermes.hermes,
     ),
     ToolCallFamily(
@@ -123,22 +123,22 @@ F = TypeVar("F", bound=Family)
 
 
 def tool_call_parser_for(chat_template: str, model_type: str | None = None) -> str | None:
-    """The name of the parser for the calls of a model with this chat template; None where the template tells none.
+    """Returns the name of the tool call parser for a chat template; None if it implies none.
 
-    `model_type`, of config.json, decides for models without a template, whose `chat_template` is "".
+    For models without a template (`chat_template` is ""), `model_type` of config.json decides.
     """
     return _detected(TOOL_CALL_PARSERS, chat_template, model_type)
 
 
 def reasoning_parser_for(chat_template: str, model_type: str | None = None) -> str | None:
-    """Likewise, for the reasoning."""
+    """Returns the name of the reasoning parser for a chat template; None if it implies none."""
     return _detected(REASONING_PARSERS, chat_template, model_type)
 
 
 def find(field: str, families: Sequence[F], name: object) -> F:
-    """A parser by name.
+    """Returns a parser by name.
 
-    Raises InvalidParameterError, with the names that there are.
+    Raises InvalidParameterError, which lists the names.
     """
     known = {each: family for family in families for each in family.names}
     if isinstance(name, str) and name in known:

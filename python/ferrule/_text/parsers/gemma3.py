@@ -1,12 +1,12 @@
-"""Gemma 1 to 3, which have no tokens for calls: fenced code, in the forms that Google's guides ask for.
+"""Gemma 1 to 3: calls in fenced code, as Google's guides describe.
 
     ```tool_code
     get_weather(city="Paris")
     ```
 
 Source: "Function calling with Gemma" (ai.google.dev/gemma/docs/capabilities/function-calling) and the tool_code blocks
-of Google's examples, at times within `print(...)`. JSON objects in a `json` block count too if they look like nothing
-else, and so does an answer that begins with either form and has no block. A block with anything else is content.
+of Google's examples, at times within `print(...)`. JSON objects in a `json` block count too if they are
+unambiguous, and so does an answer that begins with either form without a block. Other blocks are content.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Gemma 4 and FunctionGemma: calls between special tokens, in a notation of their own.
+"""Gemma 4 and FunctionGemma: calls between special tokens in a custom notation.
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>                      Gemma 4
     <start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>       FunctionGemma
 
 Source: "Gemma 4 prompt formatting" and "FunctionGemma formatting and best practices" (ai.google.dev/gemma/docs), and
-the chat template of google/gemma-4-31B-it. Strings stand between tokens of their own and have no escapes; keys have no
-quotes. Calls are made into JSON while they arrive. From the opening brace on a call stands; what is not in the notation
-is passed on as it is. Gemma 4 reasons between `<|channel>thought` and `<channel|>`.
+the chat template of google/gemma-4-31B-it. Strings are between special tokens without escapes; keys have no quotes.
+Calls are converted to JSON while they arrive. A call is final from its opening brace; text outside of the notation is
+passed on unchanged. Gemma 4 reasons between `<|channel>thought` and `<channel|>`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True)
 class Notation:
-    """The tokens of one of the two."""
+    """Special tokens of one of the two notations."""
 
     begin: str
     end: str
@@ -35,7 +35,7 @@ class Notation:
 
     @property
     def keep(self) -> frozenset[str]:
-        """All of them."""
+        """All tokens of the notation."""
         return frozenset({self.begin, self.end, self.quote})
 
 
@@ -44,12 +44,12 @@ FUNCTIONGEMMA = Notation("<start_function_call>", "<end_function_call>", "<escap
 
 
 def gemma4(state: State) -> Read[None]:
-    """Reads content and the calls in it, as Gemma 4 writes them."""
+    """Reads content and calls in Gemma 4's notation."""
     yield from _message(state, GEMMA4)
 
 
 def functiongemma(state: State) -> Read[None]:
-    """Likewise, as FunctionGemma writes them."""
+    """Reads content and calls in FunctionGemma's notation."""
     yield from _message(state, FUNCTIONGEMMA)
 
 
@@ -75,7 +75,7 @@ def _message(state: State, notation: Notation) -> Read[None]:
 
 
 def _members(state: State, notation: Notation) -> Read[bool]:
-    """Reads the rest of the arguments; False where they break off, or leave the notation."""
+    """Reads the rest of the arguments; False if they end early or leave the notation."""
     text, write = state.text, state.draft.arguments
     open_ones = ["{"]
     while True:
@@ -127,7 +127,7 @@ def _key(state: State, notation: Notation) -> Read[bool]:
 
 
 def _bare(state: State, notation: Notation) -> Read[bool]:
-    """Reads a value without quotes: a number or a word of JSON, or else a string; False where none is whole."""
+    """Reads a value without quotes: a JSON number or word, or else a string; False if it is incomplete."""
     pieces: list[str] = []
     end = yield from state.text.upto(",", "}", "]", notation.end, into=pieces.append)
     value = "".join(pieces).strip()

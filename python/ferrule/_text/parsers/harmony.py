@@ -1,12 +1,11 @@
-"""gpt-oss: harmony, in which all that the model says is a message on a channel.
+"""gpt-oss: the harmony format, in which all output is messages on channels.
 
     <|channel|>analysis<|message|>They ask for the weather.<|end|><|start|>assistant<|channel|>commentary
     to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
-Source: github.com/openai/harmony, docs/format.md. A message with a recipient is a call, wherever in the header the
-recipient stands and whatever the channel; one on `analysis` is reasoning; any other is content, as are preambles on
-`commentary`. The markers are special tokens, so that they count within strings too. A header that is not finished is
-content, markers included.
+Source: github.com/openai/harmony, docs/format.md. A message with a recipient is a call, on any channel and at any
+place in the header; one on `analysis` is reasoning; any other is content, including preambles on `commentary`. The
+markers are special tokens, so that they count within strings too. An incomplete header is content, markers included.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 
 
 def harmony(state: State) -> Read[None]:
-    """Reads messages from within the first one's header, or from within the reasoning that the prompt has begun."""
+    """Reads messages, starting in the first header or in the reasoning that the prompt began."""
     text, draft = state.text, state.draft
     into = draft.content
     if state.reasoning_open:
@@ -50,7 +49,7 @@ def harmony(state: State) -> Read[None]:
 
 
 def _header(state: State) -> Read[Sink]:
-    """Reads the rest of a header that is held; where the text of the message goes."""
+    """Reads the rest of a held header; returns the destination of the message's text."""
     text, draft = state.text, state.draft
     if (yield from text.upto(MESSAGE, START, *ENDS)) != MESSAGE:
         state.as_content()

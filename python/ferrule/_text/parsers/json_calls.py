@@ -1,11 +1,10 @@
-"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, and JSON values passed on while they arrive.
+"""Calls as JSON objects, `{"name": ..., "arguments": {...}}`, streamed as they arrive.
 
 Values are delimited, not validated: arguments reach the caller as the model wrote them. A marker within a string of the
 JSON is part of the string; outside of strings it ends a value that was left unfinished.
 
-An object is a call from the moment that it has a name and its arguments begin; from then on the call stands, even if
-the output breaks off. What ends, or turns out to be something else, before that is no call. Keys other than the name
-and the arguments are not kept.
+An object is a call once it has a name and its arguments begin; the call is then final, even if the output ends early.
+Objects that end or differ before that are not calls. Other keys are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _OPENERS, _CLOSERS = ("{", "["), ("}", "]")
 
 
 def json_value(text: Reader, into: Sink, stop: str = "") -> Read[bool]:
-    """Reads a value; False where it is not whole: at the end of the text, at `stop`, or where there is none."""
+    """Reads a value; False if it is incomplete: at the end of the text, at `stop`, or without a value."""
     opener = yield from text.accept('"', *_OPENERS)
     into(opener)
     if opener == '"':
@@ -51,7 +50,7 @@ def json_value(text: Reader, into: Sink, stop: str = "") -> Read[bool]:
 
 
 def json_string(text: Reader) -> Read[str | None]:
-    """Reads a string and returns what it says; None where there is none, or not all of it."""
+    """Reads a string and returns its content; None if it is missing or incomplete."""
     pieces: list[str] = []
     if not (yield from text.accept('"')) or not (yield from _string(text, pieces.append)):
         return None
@@ -59,10 +58,10 @@ def json_string(text: Reader) -> Read[str | None]:
 
 
 def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
-    """Reads an object and writes the call that it is; False where it is none, and then the caller holds its text.
+    """Reads an object and emits its call; False if it is not a call, and the caller holds its text.
 
-    `certain` says that a marker announced a call. Without one, an object is a call only if it has arguments, none but
-    a call's keys, and the name of a declared tool, where tools are declared.
+    `certain` means that a marker announced a call. Otherwise an object is a call only if it has arguments, no other
+    keys than a call's, and the name of a declared tool, if tools are declared.
     """
     text, draft = state.text, state.draft
     found = _Found()
@@ -83,7 +82,7 @@ def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[b
 
 
 def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
-    """Reads a list of such objects from after its bracket, likewise: False where not even the first one is a call."""
+    """Reads a list of call objects after its bracket; False if the first one is not a call."""
     text = state.text
     written = False
     while True:
@@ -105,17 +104,17 @@ def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[boo
 
 @dataclass
 class _Found:
-    """What an object has shown so far."""
+    """State of an object that is being read."""
 
     name: str | None = None
     arguments: str | None = None
-    """Where they came before the name."""
+    """Arguments that precede the name."""
     written: bool = False
-    """Whether the call stands, and with it the arguments."""
+    """Whether the call is final."""
 
 
 def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
-    """Reads on to the end of an object; False where it is not whole or no call."""
+    """Reads to the end of an object; False if it is incomplete or not a call."""
     text = state.text
     while True:
         yield from text.skip_space()
@@ -136,7 +135,7 @@ def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[b
 
 
 def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
-    """Reads the value of a key, likewise."""
+    """Reads the value of a key; False if it is incomplete or not a call."""
     text = state.text
     if key == "name" and found.name is None:
         name = yield from json_string(text)
@@ -161,7 +160,7 @@ def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -
 
 
 def _string(text: Reader, into: Sink) -> Read[bool]:
-    """Reads a string from after its first quotation mark."""
+    """Reads a string after its opening quotation mark."""
     while True:
         mark = yield from text.until('"', "\\\\", '\\"', into=into)
         into(mark)
@@ -170,7 +169,7 @@ def _string(text: Reader, into: Sink) -> Read[bool]:
 
 
 def _arguments(text: Reader, into: Sink, stop: str) -> Read[bool]:
-    """Reads the arguments of a call: an object, or one that was made a string, or null."""
+    """Reads the arguments of a call: an object, an object encoded as a string, or null."""
     first = yield from text.peek()
     if first not in ('"', "n"):
         return (yield from json_value(text, into, stop))
@@ -185,7 +184,7 @@ def _arguments(text: Reader, into: Sink, stop: str) -> Read[bool]:
 
 def _decoded(string: str) -> str | None:
     try:
-        # Models forget to escape line ends.
+        # Models omit escapes of line ends.
         value: object = json.loads(string, strict=False)
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""Python's literals as models write them in calls, read without Python's own compiler, which hostile text can exhaust.
+"""Python literals in calls, parsed without Python's compiler, which hostile text can exhaust.
 
 Strings with their escapes, numbers, True, False and None, lists, tuples and dicts, and JSON's true, false and null too
 (The Python Language Reference, 2.4.1 and 6.2).
@@ -14,9 +14,9 @@ from typing import TypeAlias
 Literal: TypeAlias = "str | int | float | bool | list[Literal] | dict[str, Literal] | None"
 
 MAX_DEPTH = 64
-"""Of lists in lists; what is deeper is no literal."""
+"""Most levels of nested lists."""
 MAX_BITS = 2048
-"""Of a whole number; Python writes none of many thousand digits, and takes a square of their number for it."""
+"""Most digits of an integer; Python's conversion of longer ones takes quadratic time."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -34,7 +34,7 @@ _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 
 
 def read_literal(text: str) -> Literal:
-    """The value of a literal; tuples are lists, and keys are the strings that JSON would have.
+    """Returns the value of a literal; tuples become lists, and keys become JSON's strings.
 
     Raises ValueError for anything else.
     """
@@ -46,12 +46,12 @@ def read_literal(text: str) -> Literal:
 
 
 def whole_characters(text: str) -> str:
-    """A text whose surrogates are joined where they are pairs, and U+FFFD where they are not."""
+    """Joins surrogate pairs of a text, and replaces lone surrogates by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _Tokens:
-    """A text and its next token; `kind` is None at the end."""
+    """Tokens of a text; `kind` is None at the end."""
 
     def __init__(self, text: str) -> None:
         self._text = text.rstrip()
@@ -70,7 +70,7 @@ class _Tokens:
         self.kind, self.symbol, self._position = found.lastgroup, found[found.lastgroup], found.end()
 
     def take(self, mark: str) -> bool:
-        """Whether a mark comes next, and reads it."""
+        """Reads a mark if it comes next, and returns whether it did."""
         if self.kind != "mark" or self.symbol != mark:
             return False
         self.advance()
@@ -83,7 +83,7 @@ def _value(tokens: _Tokens, depth: int) -> Literal:
     match kind:
         case "string":
             pieces = [_unescaped(symbol)]
-            while tokens.kind == "string":  # strings side by side are one
+            while tokens.kind == "string":  # adjacent strings are concatenated
                 pieces.append(_unescaped(tokens.symbol))
                 tokens.advance()
             return "".join(pieces)
@@ -136,7 +136,7 @@ def _number(token: str) -> int | float:
             raise ValueError(token)
         return whole
     if not math.isfinite(value) or token.lstrip("-+").isdigit():
-        raise ValueError(token)  # JSON has no infinity, and Python no number like 007
+        raise ValueError(token)  # JSON has no infinity, Python no numbers like 007
     return value
 
 

@@ -1,13 +1,13 @@
-"""Llama 3.1 to 4, in JSON and in Python's form, and models that were trained on either.
+"""Llama 3.1 to 4: calls in JSON or in Python notation, also of models trained on either.
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}        several in a list, or with semicolons between
     [get_weather(city="Paris"), get_time(zone="CET")]
 
 Source: "JSON based tool calling" and "Zero shot function calling" in the prompt formats of Llama 3.1 to 4
-(github.com/meta-llama/llama-models). No marker announces a call, so that calls count at the beginning of the answer, or
-after `<|python_tag|>` or Llama 4's `<|python_start|>`, and only what looks like nothing else is one: a list whose first
-element is a Python call, or objects as `call_object` has them; of declared tools, where tools are declared. Code after
-a tag is content.
+(github.com/meta-llama/llama-models). No marker announces a call, so calls count only at the beginning of the answer,
+or after `<|python_tag|>` or Llama 4's `<|python_start|>`, and only if they are unambiguous: a list whose first element
+is a Python call, or objects as `call_object` reads them; of declared tools, if tools are declared. Code after a tag is
+content.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def llama_json(state: State) -> Read[None]:
 
 
 def llama_pythonic(state: State) -> Read[None]:
-    """Likewise, with Python's calls."""
+    """Reads Python calls that an answer begins with, then content and calls after tags."""
     yield from _answer(state, pythonic_calls)
 
 
 def json_calls(state: State) -> Read[bool]:
-    """Reads a list of calls, or calls with semicolons between; False where there is none, and their text is held."""
+    """Reads a list of calls, or calls separated by semicolons; False if there are none, and the text is held."""
     text = state.text
     if (yield from text.accept("[")):
         return (yield from call_list(state, certain=False))
@@ -50,7 +50,7 @@ def json_calls(state: State) -> Read[bool]:
 
 
 def pythonic_calls(state: State) -> Read[bool]:
-    """Likewise, with a list of Python's calls."""
+    """Reads a list of Python calls; False if there are none, and the text is held."""
     return bool((yield from state.text.accept("["))) and (yield from python_calls.call_list(state))
 
 

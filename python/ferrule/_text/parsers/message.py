@@ -1,4 +1,4 @@
-"""An assistant's message, in parts: OpenAI's shape, whole and as it grows."""
+"""Assistant messages in OpenAI's form, complete and as deltas."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the model wants called."""
+    """A tool call of the model."""
 
     id: str
-    """Unique within the message."""
+    """Id of the call, unique within the message."""
     name: str
     arguments: str
-    """A JSON object, as text. Where the model wrote no valid JSON, or was cut off, what it wrote."""
+    """Arguments as the text of a JSON object; unchanged text if the model wrote invalid or incomplete JSON."""
 
 
 @dataclass(frozen=True)
 class ParsedMessage:
-    """A model's output, told apart."""
+    """A parsed model output."""
 
     content: str | None
-    """What is neither of the others; None where there is nothing else."""
+    """Text that is neither reasoning nor calls; None if there is none."""
     reasoning: str | None
-    """What the model thought before it answered; None where it did not, or no reasoning parser was chosen."""
+    """Reasoning before the answer; None without reasoning or without a reasoning parser."""
     tool_calls: list[ToolCall]
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """What is new of a tool call."""
+    """New parts of a tool call."""
 
     index: int
-    """Of the call in its message, from 0."""
+    """Index of the call in its message, from 0."""
     id: str | None
-    """With the first delta of a call, then None."""
+    """Id of the call in its first delta, then None."""
     name: str | None
-    """With the first delta of a call, whole; then None."""
+    """Function name in the first delta of a call, then None."""
     arguments: str
-    """What follows on the arguments so far."""
+    """Text that follows the arguments so far."""
 
 
 @dataclass(frozen=True)
 class MessageDelta:
-    """What is new of a message; added up, the deltas are the message."""
+    """New parts of a message; the sum of all deltas is the message."""
 
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallDelta] = field(default_factory=list[ToolCallDelta])
-    """Ordered by index."""
+    """Deltas of calls, ordered by index."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything new."""
+        """Whether the delta has any parts."""
         return bool(self.content or self.reasoning or self.tool_calls)
 
     def __add__(self, later: MessageDelta) -> MessageDelta:
@@ -64,7 +64,7 @@ class MessageDelta:
         )
 
     def since(self, earlier: MessageDelta) -> MessageDelta:
-        """What must be added to an earlier sum of the same deltas to get this one."""
+        """Returns the delta from an earlier sum of the same deltas to this one."""
         known = {call.index: len(call.arguments) for call in earlier.tool_calls}
         calls = [
             ToolCallDelta(call.index, None, None, call.arguments[known[call.index] :]) if call.index in known else call
@@ -74,7 +74,7 @@ class MessageDelta:
         return MessageDelta(_rest(self.content, earlier.content), _rest(self.reasoning, earlier.reasoning), calls)
 
     def message(self) -> ParsedMessage:
-        """The message that a sum of deltas is."""
+        """Returns the message of a sum of deltas."""
         calls = [ToolCall(call.id or "", call.name or "", call.arguments) for call in self.tool_calls]
         return ParsedMessage(self.content, self.reasoning, calls)
 

@@ -1,10 +1,10 @@
-"""Mistral, in both of its forms, which differ by the version of its tokenizer.
+"""Mistral: two notations, which differ by the version of the tokenizer.
 
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]           up to v7
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}       from v11
 
-Source: the tokenizers of github.com/mistralai/mistral-common, v3 to v13. In v11 `[CALL_ID]` and an id stand before
-`[ARGS]`. Mistral's templates take ids of nine letters and digits alone. Reasoning is between `[THINK]` and `[/THINK]`.
+Source: the tokenizers of github.com/mistralai/mistral-common, v3 to v13. In v11 `[CALL_ID]` and an id precede
+`[ARGS]`. Mistral's templates accept only ids of nine letters and digits. Reasoning is between `[THINK]` and `[/THINK]`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mistral(state: State) -> Read[None]:
 
 
 def _named_call(state: State) -> Read[bool]:
-    """Reads a name and its arguments; False where there are none, and then the caller holds its text."""
+    """Reads a name and its arguments; False if they are missing, and the caller holds the text."""
     text = state.text
     name = yield from text.run(_NAME)
     if not name:

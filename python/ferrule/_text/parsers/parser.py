@@ -1,4 +1,4 @@
-"""A model's output, told apart: reasoning, answer and tool calls, while it arrives or at once."""
+"""Parses model outputs into reasoning, answer and tool calls, streamed or at once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ferrule.errors import InvalidParameterError
 
 
 class MessageFormat:
-    """How a model writes its messages: a parser for its tool calls, one for its reasoning, or both.
+    """Format of a model's messages: a tool call parser, a reasoning parser, or both.
 
-    `tools` are those that the request declares, in OpenAI's form. They decide what is a call where no marker does, and
-    give types to values that the model writes without. None leaves both open.
+    `tools` are the request's tools in OpenAI's form. They identify calls without markers, and give types to untyped
+    values. None disables both.
 
     Raises InvalidParameterError.
     """
@@ -50,23 +50,22 @@ class MessageFormat:
         self.tool_call_parser = None if calls is None else calls.names[0]
         self.reasoning_parser = None if thinks is None else thinks.names[0]
         self.keep = frozenset[str]().union(*(family.keep for family in (calls, thinks) if family is not None))
-        """Special tokens that must be left in the text."""
+        """Special tokens that must stay in the text."""
         self._calls = calls
         self._thought = None if thinks is None else thinks.thought
         self._tools = Tools(tools)
 
     def reasoning_open(self, prompt: str) -> bool:
-        """Whether a prompt, special tokens and all, ends within reasoning, so that the output begins there.
+        """Whether a prompt with special tokens ends within reasoning, so that the output begins there.
 
-        The last characters of the prompt are enough. DeepSeek's and Qwen's thinking models have such templates.
+        The last characters of the prompt suffice. DeepSeek's and Qwen's reasoning models have such templates.
         """
         return self._thought is not None and prompt.rstrip().endswith(self._thought.begin.rstrip())
 
     def parser(self, *, reasoning_open: bool = False, seed: int | str | None = None) -> MessageParser:
-        """A parser for one message.
+        """Returns a parser for one message.
 
-        A seed makes the ids of its calls repeatable; give each message of a conversation a seed of its own, or their
-        calls have the same ids.
+        A seed makes call ids repeatable; messages of a conversation need different seeds, or their calls share ids.
         """
         calls = self._calls
         prefix, length = ToolCallFamily.call_id if calls is None else calls.call_id
@@ -75,15 +74,15 @@ class MessageFormat:
         return MessageParser(State(Reader(), draft, self._tools, thought, reasoning_open), calls)
 
     def parse(self, text: str, *, reasoning_open: bool = False, seed: int | str | None = None) -> ParsedMessage:
-        """A whole output as a message. Never fails: what is not in the format is content."""
+        """Parses a complete output. Never fails: text outside of the format is content."""
         parser = self.parser(reasoning_open=reasoning_open, seed=seed)
         return (parser.feed(text) + parser.finish()).message()
 
 
 class MessageParser:
-    """One message, in any pieces. Text is given out as soon as it is known what it is.
+    """Streaming parser of one message; text is emitted as soon as its part is known.
 
-    However the text is split, the deltas add up to the same message.
+    The sum of the deltas does not depend on how the text is split.
     """
 
     def __init__(self, state: State, calls: ToolCallFamily | None) -> None:
@@ -92,27 +91,27 @@ class MessageParser:
         self._finished = False
 
     def feed(self, text: str) -> MessageDelta:
-        """Takes more of the output; what is new of the message.
+        """Takes more output, and returns the new parts of the message.
 
-        One that was interrupted, by Ctrl-C say, takes what it has not read yet for content from then on.
+        After an interruption, for example by Ctrl-C, the unread text is content.
 
-        Raises InvalidParameterError once it is finished.
+        Raises InvalidParameterError after `finish`.
         """
         if self._finished:
-            raise InvalidParameterError("the message is finished; a further one needs a parser of its own")
+            raise InvalidParameterError("the message is finished; a further one needs a new parser")
         if not text:
             return MessageDelta()
         self._state.text.feed(text)
         try:
             next(self._machine)
-        except BaseException:  # ends a generator for good
+        except BaseException:  # an exception ends a generator
             self._state.as_content()
             self._machine = self._state.content()
             raise
         return self._state.draft.take()
 
     def finish(self) -> MessageDelta:
-        """The output is over, or was cut off: what was still open comes out."""
+        """Ends the output, and returns the remaining parts."""
         if self._finished:
             return MessageDelta()
         self._finished = True
@@ -124,8 +123,8 @@ class MessageParser:
 
 
 def _machine(state: State, calls: ToolCallFamily | None) -> Read[object]:
-    """Waits whenever it has read all there is, and ends with the text."""
-    if calls is not HARMONY:  # which has reasoning of its own
+    """Reads a message; waits for more text, and ends with the text."""
+    if calls is not HARMONY:  # harmony includes reasoning
         yield from state.begin()
     if calls is not None:
         yield from calls.read(state)

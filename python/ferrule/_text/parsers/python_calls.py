@@ -1,8 +1,8 @@
-"""Calls written as Python's, `get_weather(city="Paris", days=3)`.
+"""Calls in Python notation, `get_weather(city="Paris", days=3)`.
 
-Nothing is evaluated: each argument is a literal, which becomes JSON, or text, which becomes a string. Arguments are
-passed on one by one as they end. Those without a keyword take the names that the tool declares, in order, and where it
-declares none their position from 0. A call stands from its opening parenthesis on, even if the output breaks off.
+Nothing is evaluated: an argument is a literal, which becomes JSON, or text, which becomes a string. Arguments are
+streamed one by one. Positional arguments take the names that the tool declares, in order, or else their index from 0.
+A call is final from its opening parenthesis, even if the output ends early.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPENERS, _CLOSERS = ("(", "[", "{"), (")", "]", "}")
 
 
 def call_list(state: State) -> Read[bool]:
-    """Reads `f(...), g(...)]`; False where not even the first is a call, and then the caller holds its text."""
+    """Reads `f(...), g(...)]`; False if the first is not a call, and the caller holds its text."""
     text = state.text
     written = False
     while True:
@@ -41,7 +41,7 @@ def call_list(state: State) -> Read[bool]:
 
 
 def call(state: State) -> Read[bool]:
-    """Reads a call of a tool, a declared one where tools are declared; False where there is none, likewise."""
+    """Reads a call of a tool, a declared one if tools are declared; False if it is not a call (its text is held)."""
     text = state.text
     name = yield from text.run(_NAME)
     if not name or name[0].isdigit() or not state.tools.allow(name) or not (yield from text.accept("(")):
@@ -75,7 +75,7 @@ def call(state: State) -> Read[bool]:
 
 
 def _keyword(text: Reader) -> Read[tuple[str | None, str]]:
-    """Reads a keyword and its `=`, or else the beginning of a value, which is the second of the two."""
+    """Reads a keyword and its `=`; returns the keyword, and the beginning of a value if there is no keyword."""
     text.hold()
     key = yield from text.run(_NAME)
     yield from text.skip_space()
@@ -86,7 +86,7 @@ def _keyword(text: Reader) -> Read[tuple[str | None, str]]:
 
 
 def _value(text: Reader, into: Sink) -> Read[bool]:
-    """Reads on to the comma or parenthesis that ends an argument; False where the text ends before."""
+    """Reads to the comma or parenthesis that ends an argument; False if the text ends first."""
     depth = 0
     while True:
         mark = yield from text.upto(*_QUOTES, *_OPENERS, *_CLOSERS, ",", into=into)
@@ -101,7 +101,7 @@ def _value(text: Reader, into: Sink) -> Read[bool]:
 
 
 def _string(text: Reader, quotes: str, into: Sink) -> Read[bool]:
-    """Reads a string from after its first quotes."""
+    """Reads a string after its opening quotes."""
     while True:
         mark = yield from text.until(quotes, "\\\\", "\\" + quotes[0], into=into)
         into(mark)

@@ -1,4 +1,4 @@
-"""Qwen3-Coder, and models after it: calls in a form like XML.
+"""Qwen3-Coder and later models: calls in XML-like notation.
 
     <tool_call>
     <function=get_weather>
@@ -9,9 +9,9 @@
     </tool_call>
 
 Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. A value is the text between its tags without one line
-end on either side. It has no type, so the declared one decides; where none is known it is a string, and strings are
-passed on while they arrive. The outer tag may be missing, since the model forgets it at times. From `<function=...>` on
-a call stands; what is in the outer tag and no function is content, tag included.
+end on either side. The declared type decides its type; the default is a string, and strings are streamed. The outer
+tag may be missing, since models omit it at times. A call is final from `<function=...>`; other text in the outer tag
+is content, tag included.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def qwen3_coder(state: State) -> Read[None]:
 
 
 def _function(state: State) -> Read[bool]:
-    """Reads a function from after the first `=`; False where it is none."""
+    """Reads a function after its `=`; False if it is not a call."""
     text = state.text
     name = yield from text.run(_NAME)
     if not name or not (yield from text.accept(">")):
@@ -70,7 +70,7 @@ def _function(state: State) -> Read[bool]:
 
 
 def _parameter(state: State, function: str, arguments: Arguments) -> Read[None]:
-    """Reads a parameter from after the `=`."""
+    """Reads a parameter after its `=`."""
     text = state.text
     key = yield from text.run(_KEY)
     yield from text.accept(">")

@@ -1,8 +1,8 @@
-"""Text that arrives in pieces, read by parsers written as if all of it were there.
+"""Reader of streamed text for parsers that are written as if all text were available.
 
-A parser is a generator: where it needs more text than there is it yields, and goes on when more has come or none will.
-Each way of reading decides by the characters alone, never by where a piece ends, so that no split of a stream changes
-what a parser makes of it; and each looks at a character a bounded number of times.
+A parser is a generator: it yields if it needs more text, and continues when more has arrived or the text has ended. All
+methods depend on the characters only, never on the boundaries of chunks, and read each character a bounded number of
+times.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SPACES = re.compile(f"[{SPACE}]+")
 
 
 def nowhere(text: str) -> None:
-    """The sink for what is only skipped."""
+    """Discards skipped text."""
 
 
 class Reader:
-    """A text and how far it has been read."""
+    """A text and the position up to which it has been read."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -34,27 +34,27 @@ class Reader:
         self._held: list[str] | None = None
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Appends text."""
         self._buffer = self._buffer[self._position :] + text
         self._position = 0
 
     def end(self) -> None:
-        """No more text will come."""
+        """Marks the end of the text."""
         self._ended = True
 
     def hold(self, text: str = "") -> None:
-        """Keeps what is read from here on, after `text`, until it is known what it is."""
+        """Holds the text that is read from here on, after `text`, until its part is known."""
         self._held = [text]
 
     def held(self) -> str:
-        """What was read since `hold`, which is kept no longer."""
+        """Returns the text that was read since `hold`, and stops holding it."""
         held, self._held = self._held or (), None
         return "".join(held)
 
     def upto(self, *markers: str, into: Sink = nowhere) -> Read[str]:
-        """Reads on to the first of the markers, which is returned but not read; "" where the text ends before.
+        """Reads to the first of the markers, which is returned but not read; "" if the text ends first.
 
-        Where one marker begins another, the longer one counts. None may lie in another one's midst.
+        If one marker is a prefix of another, the longer one counts. No marker may occur inside another.
         """
         pattern, beginnings, longest = _compiled(markers)
         while True:
@@ -70,17 +70,17 @@ class Reader:
             yield
 
     def until(self, *markers: str, into: Sink = nowhere) -> Read[str]:
-        """As `upto`, and reads the marker."""
+        """Reads to the first of the markers and past it, like `upto`."""
         marker = yield from self.upto(*markers, into=into)
         self.take(marker, nowhere)
         return marker
 
     def take(self, marker: str, into: Sink) -> None:
-        """Reads the marker that `upto` has returned."""
+        """Reads the marker that `upto` returned."""
         self._take(self._position + len(marker), into)
 
     def accept(self, *markers: str) -> Read[str]:
-        """Reads a marker that comes next, the longest such; "" where there is none."""
+        """Reads the longest marker that comes next; "" if there is none."""
         pattern, beginnings, longest = _compiled(markers)
         while self._may_grow(beginnings, longest):
             yield
@@ -91,7 +91,7 @@ class Reader:
         return found.group()
 
     def run(self, characters: re.Pattern[str]) -> Read[str]:
-        """Reads on as long as the pattern matches, a class of characters with `+`."""
+        """Reads characters while the pattern matches, a character class with `+`."""
         pieces: list[str] = []
         while True:
             found = characters.match(self._buffer, self._position)
@@ -106,7 +106,7 @@ class Reader:
         yield from self.run(_SPACES)
 
     def peek(self) -> Read[str]:
-        """The next character, unread; "" at the end."""
+        """Returns the next character without reading it; "" at the end."""
         while self._position == len(self._buffer) and not self._ended:
             yield
         return self._buffer[self._position : self._position + 1]
@@ -120,12 +120,12 @@ class Reader:
             into(piece)
 
     def _may_grow(self, beginnings: frozenset[str], longest: int) -> bool:
-        """Whether all that is unread is the beginning of a marker."""
+        """Whether the unread text is a prefix of a marker."""
         unread = len(self._buffer) - self._position
         return not self._ended and unread < longest and self._buffer[self._position :] in beginnings
 
     def _beginning(self, beginnings: frozenset[str], longest: int) -> int:
-        """Characters at the end that may become a marker."""
+        """Returns the number of characters at the end that may become a marker."""
         unread = 0 if self._ended else len(self._buffer) - self._position
         lengths = range(min(unread, longest - 1), 0, -1)
         return next((length for length in lengths if self._buffer[-length:] in beginnings), 0)
@@ -134,13 +134,13 @@ class Reader:
 class _Markers(NamedTuple):
     pattern: re.Pattern[str]
     beginnings: frozenset[str]
-    """All that a marker can begin with, but no whole one that begins no other."""
+    """Returns all proper prefixes of markers, and markers that are prefixes of others."""
     longest: int
 
 
 @lru_cache(maxsize=256)
 def _compiled(markers: tuple[str, ...]) -> _Markers:
-    # An alternation takes the first that fits. Without markers, nothing fits.
+    # An alternation takes the first match. Without markers nothing matches.
     ordered = sorted(markers, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
     beginnings = frozenset(marker[:length] for marker in markers for length in range(len(marker)))

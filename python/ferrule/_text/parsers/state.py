@@ -1,4 +1,4 @@
-"""What the machines of all families work on: the text, the message that it becomes, and what is known beforehand."""
+"""State that all parsers share: text, message in progress, and settings."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ferrule._text.parsers.tools import Tools
 
 @dataclass(frozen=True)
 class Thought:
-    """The markers around a family's reasoning."""
+    """Markers around reasoning."""
 
     begin: str
     end: str
     anywhere: bool
-    """Whether reasoning may also begin after other text: for markers that no text has by chance. Others count at the
-    beginning of the message alone, for an answer may well be about `<think>`."""
+    """Whether reasoning may begin after other text, for markers that do not occur by chance. Others count only at the
+    beginning of the message, since an answer may mention `<think>`."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One message that is being read."""
+    """State of one message."""
 
     text: Reader
     draft: Draft
     tools: Tools
     thought: Thought | None
-    """None where reasoning is not to be told apart."""
+    """Markers of reasoning; None to leave it in the content."""
     reasoning_open: bool
-    """Whether the prompt has begun the reasoning."""
+    """Whether the prompt began the reasoning."""
 
     def begin(self) -> Read[None]:
-        """Reads the reasoning that a message begins with."""
+        """Reads the reasoning at the beginning of a message."""
         thought = self.thought
         if thought is None:
             return
         self.text.hold()
         yield from self.text.skip_space()
-        # A model that finds the marker in its prompt may write it again.
+        # A model may repeat the marker of its prompt.
         expected = self.reasoning_open or not thought.anywhere
         found = (yield from self.text.accept(thought.begin)) if expected else ""
         space = self.text.held()
@@ -49,7 +49,7 @@ class State:
             self.draft.content(space)
 
     def content(self, *markers: str) -> Read[str]:
-        """Reads on to one of the markers, which it returns, or to the end, with reasoning on the way told apart."""
+        """Reads to one of the markers, which it returns, or to the end; reasoning on the way is separated."""
         thought = self.thought
         more = (thought.begin,) if thought is not None and thought.anywhere else ()
         while True:
@@ -59,7 +59,7 @@ class State:
             yield from self._think(thought)
 
     def as_content(self) -> None:
-        """What was held is content, markers and all: no text of the model is lost."""
+        """Adds held text to the content, markers included, so that no text is lost."""
         self.draft.content(self.text.held())
 
     def _think(self, thought: Thought) -> Read[None]:

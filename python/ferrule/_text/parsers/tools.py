@@ -1,4 +1,4 @@
-"""What a request declares of its tools, and values that models write without JSON's types, given those types.
+"""Declared tools of a request, and types of values that models write without types.
 
 Tools come in OpenAI's form, `{"type": "function", "function": {"name": ..., "parameters": ...}}`, or as the function
 alone; `parameters` is a JSON Schema.
@@ -21,7 +21,7 @@ JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array
 STRING = frozenset({"string"})
 _TYPES: tuple[tuple[type, frozenset[str]], ...] = (
     (str, STRING),
-    (bool, frozenset({"boolean"})),  # before int, which it is too
+    (bool, frozenset({"boolean"})),  # before int, its base class
     (int, frozenset({"integer", "number"})),
     (float, frozenset({"integer", "number"})),
     (list, frozenset({"array"})),
@@ -31,7 +31,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tools:
-    """The functions of a request and the types of their arguments; with None nothing is known of them.
+    """Functions of a request and the types of their arguments; None means unknown.
 
     Raises InvalidParameterError.
     """
@@ -45,19 +45,19 @@ class Tools:
         self._properties = dict(_declared(index, tool) for index, tool in enumerate(tools))
 
     def declares(self, name: str) -> bool:
-        """Whether a function is among those that are known."""
+        """Whether a function is declared."""
         return self._properties is not None and name in self._properties
 
     def allow(self, name: str) -> bool:
-        """Whether a function may be meant where nothing but its name tells a call from text."""
+        """Whether a name identifies a call without a marker."""
         return self._properties is None or name in self._properties
 
     def parameters(self, name: str) -> list[str]:
-        """The names of a function's arguments, in order, as far as they are known."""
+        """Returns the known names of a function's arguments, in order."""
         return list(self._of(name))
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
-        """JSON's types that an argument may have; none where nothing is known."""
+        """Returns the JSON types of an argument; empty if unknown."""
         schema: object = self._of(name).get(parameter)
         return frozenset() if not isinstance(schema, Mapping) else _types(cast("Mapping[str, Any]", schema))
 
@@ -66,7 +66,7 @@ class Tools:
 
 
 def json_of_text(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value written as bare text: of another type than a string where one of the types fits it."""
+    """Returns bare text as JSON: of a declared type that fits, or else a string."""
     bare = text.strip()
     if types - STRING:
         bare = _WORDS.get(bare, bare)
@@ -78,7 +78,7 @@ def json_of_text(text: str, types: frozenset[str]) -> str:
 
 
 def json_of_literal(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value written as Python's literal; text that is none is a string."""
+    """Returns a Python literal as JSON; other text becomes a string."""
     text = text.strip()
     try:
         value = read_literal(text)
@@ -90,12 +90,12 @@ def json_of_literal(text: str, types: frozenset[str]) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is JSON, as RFC 8259 has it."""
+    """Whether a text is JSON by RFC 8259."""
     return bool(_type_of(text))
 
 
 def _type_of(text: str) -> frozenset[str]:
-    """The types that a text has as JSON, none where it is no JSON."""
+    """Returns the types of a text as JSON; empty if it is not JSON."""
     try:
         return _type_of_value(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
@@ -109,7 +109,7 @@ def _type_of_value(value: object) -> frozenset[str]:
 
 
 def _json_of_structure(text: str, types: frozenset[str]) -> str | None:
-    """The JSON of a list or dict in Python's notation."""
+    """Returns a list or dict in Python notation as JSON."""
     try:
         found = json.dumps(read_literal(text), ensure_ascii=False)
     except ValueError:
@@ -133,7 +133,7 @@ def _declared(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
 
 
 def _types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Those of `type`, or of the values or schemas that `enum`, `const`, `anyOf` and `oneOf` list."""
+    """Returns the types of `type`, or of the values or schemas in `enum`, `const`, `anyOf` and `oneOf`."""
     found = _named(schema)
     for union in ("anyOf", "oneOf"):
         options: object = schema.get(union)
