@@ -115,7 +115,7 @@ impl KvCacheManager {
         self.tier = Some(DiskTier { disk, fingerprint: model.fingerprint(), payload_len: payload_len(model) });
     }
 
-    /// Takes the disk tier of other pages.
+    /// Takes the disk tier of another manager.
     pub fn take_disk_from(&mut self, other: Self) {
         self.tier = other.tier;
     }
@@ -126,14 +126,14 @@ impl KvCacheManager {
     }
 
     /// Queues pages for writing to disk, unless it has them.
-    pub fn write_to_disk(&mut self, tables: &mut PageTables, fresh: &NewPages, model: &impl LanguageModel) {
+    pub fn write_to_disk(&mut self, tables: &mut PageTables, new_pages: &NewPages, model: &impl LanguageModel) {
         let Some(tier) = &mut self.tier else { return };
-        if fresh.pages.contains(&PAGE_NONE) || tier.disk.contains(&fresh.digest) {
+        if new_pages.pages.contains(&PAGE_NONE) || tier.disk.contains(&new_pages.digest) {
             return;
         }
-        let payload = payload(model, fresh.pages.iter().copied());
-        if tier.disk.store(&fresh.digest, &fresh.parent, &fresh.tokens, payload) {
-            tables.saved.push(fresh.digest);
+        let payload = payload(model, new_pages.pages.iter().copied());
+        if tier.disk.store(&new_pages.digest, &new_pages.parent, &new_pages.tokens, payload) {
+            tables.saved.push(new_pages.digest);
         }
     }
 
@@ -145,7 +145,8 @@ impl KvCacheManager {
     }
 
     /// Loads the pages that the disk has for a sequence after its `computed` tokens, up to `limit`, as far as free
-    /// pages and `budget` allow. Returns true if it loaded some and has more for the next step.
+    /// pages and `budget` allow. Returns true if the disk has more for the next step; then this sequence or another one
+    /// received pages in this step, so the engine makes progress.
     pub fn fetch(
         &mut self,
         tables: &PageTables,
