@@ -19,7 +19,7 @@ pub struct KvGroup {
     pub page_bytes: u64,
 }
 
-/// Rows of a chunk for which logits or hidden states are wanted.
+/// Rows of a chunk whose logits or hidden states are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
     /// No row: a prefill chunk that is not the last one of its prompt.
@@ -59,7 +59,7 @@ pub struct SequenceChunk<'a> {
     pub pages: &'a [Vec<PageId>],
     /// Type of each token, below [`Capabilities::token_types`]; empty if all are of type 0.
     pub token_types: &'a [u32],
-    /// Rows for which logits are wanted.
+    /// Rows whose logits are computed.
     pub logits: LogitRows,
     /// LoRA adapter of this sequence, loaded for this model.
     pub adapter: Option<&'a Adapter>,
@@ -180,7 +180,7 @@ pub trait LanguageModel {
     /// [`ForwardError`]; the batch can be retried.
     ///
     /// # Panics
-    /// If logits are wanted of a model that has none.
+    /// If logits are requested from a model that has none.
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError>;
 
     /// Does the same as [`LanguageModel::forward`], but returns hidden states after the final norm: `[wanted rows,

@@ -413,7 +413,7 @@ impl LanguageModel for Transformer {
     }
 }
 
-/// Returns the rows of a batch that logits or hidden states are wanted for.
+/// Returns the rows of a batch whose logits or hidden states are computed.
 fn wanted_rows(batch: Batch<'_>) -> Vec<usize> {
     let mut first = 0;
     let mut wanted = Vec::new();

@@ -1,4 +1,4 @@
-//! [`StoredAs`]: the quantization methods, each with a file of its own.
+//! [`StoredAs`]: the quantization methods, one file each.
 
 use serde::{Deserialize, Serialize};
 

@@ -59,7 +59,7 @@ impl Packer for CalibratedSites {
     }
 }
 
-/// Hessians of the inputs of a layer's linear layers. The layer runs when one is asked for, and each run records as
+/// Hessians of the inputs of a layer's linear layers. The layer runs when one is requested, and each run records as
 /// many as memory has room for.
 pub(super) struct LayerInputs<'a, 's> {
     pass: &'a mut Pass<'s>,

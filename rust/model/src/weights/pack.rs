@@ -31,7 +31,7 @@ pub fn open_packed(path: &Path, mapped: bool) -> Result<PackedFile, LoadError> {
     Ok(PackedFile::open(path, LAYOUT_VERSION, mapped)?)
 }
 
-/// Checks that a file is packed in the quantization that is asked for.
+/// Checks that a file is packed in the requested quantization.
 pub(crate) fn check_quantization(file: &PackedFile, asked: Quantization) -> Result<(), LoadError> {
     let packed = file.metadata(QUANTIZATION).unwrap_or("none");
     if packed == asked.name() {

@@ -6,7 +6,7 @@ pub(crate) struct Site {
     /// Roles, without `.weight`, with the number of outputs of each.
     pub parts: Vec<(String, usize)>,
     pub columns: usize,
-    /// How the outputs are split, if each head has its share as matrices of its own.
+    /// Split of the outputs by head, if each head has separate matrices.
     pub heads: Option<HeadSplit>,
 }
 
