@@ -50,6 +50,44 @@ const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a block is a
 /// # Panics
 /// If shapes do not match each other or the store, the rows of sequences overlap or are not in ascending order, or a
 /// page that must be read is out of bounds.
+///
+/// # Examples
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ferrule_kernels::arch::Isa;
+/// use ferrule_kernels::attention::{AttentionSequence, AttentionShape, attention};
+/// use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore};
+/// use ferrule_kernels::{Cancel, Exec, Pool, Rows};
+///
+/// let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+/// let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+/// let kv_shape = KvShape { layers: 1, kv_heads: 1, key_dim: 2, value_dim: 2 };
+/// let mut store = KvStore::new(KvFormat::F32, kv_shape, 1).unwrap();
+///
+/// // Q, K and V of one token, side by side, as a fused projection computes them.
+/// let qkv = [1.0, 0.0, 0.5, 0.5, 3.0, 4.0];
+/// let (keys, values) = (Rows::new(&qkv, 6, 2), Rows::new(&qkv, 6, 4));
+/// store.write(&exec, 0, &[KvRow { page: 0, slot: 0 }], keys, values)?;
+///
+/// let shape = AttentionShape {
+///     heads: 1,
+///     kv_heads: 1,
+///     key_dim: 2,
+///     value_dim: 2,
+///     scale: 1.0,
+///     bidirectional: false,
+///     window: None,
+///     softcap: None,
+///     slopes: None,
+///     sinks: None,
+/// };
+/// let sequence = AttentionSequence { first_row: 0, rows: 1, first_position: 0, pages: &[0] };
+/// let mut out = [0.0; 2];
+/// attention(&exec, Rows::new(&qkv, 6, 0), &store, 0, &shape, &[sequence], &mut out)?;
+/// assert_eq!(out, [3.0, 4.0]); // the only visible token has weight 1
+/// # Ok::<(), ferrule_kernels::PoolError>(())
+/// ```
 pub fn attention(
     exec: &Exec<'_>,
     q: Rows<'_>,
