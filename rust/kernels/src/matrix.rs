@@ -10,7 +10,7 @@ use crate::disjoint::Tiles;
 use crate::hessian::InputStatistics;
 use crate::memory::{AllocError, PageSlice, SharedBytes};
 use crate::quant::grouped;
-use crate::quant::integer::{self, Steps};
+use crate::quant::integer::{self, BlockScales};
 use crate::quant::{
     self, CalibratedPanel, FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat, Line, PackCalibrated,
     StoredBlock,
@@ -39,7 +39,7 @@ pub trait RowSource: Sync {
 }
 
 /// Bytes of the block scales of a panel in one super-block.
-const STEPS: usize = size_of::<Steps>();
+const BLOCK_SCALES_BYTES: usize = size_of::<BlockScales>();
 
 /// Maximum number of panels that a task calibrates, so that its weights and targets fit the cache.
 const MAX_TASK_PANELS: usize = 4;
@@ -128,10 +128,10 @@ pub(crate) struct Band {
     /// Panels of the matrix that the band covers.
     pub panels: Range<usize>,
     panel_bytes: usize,
-    panel_steps: usize,
+    panel_scales: usize,
     data: Buffer<u8>,
     /// Block scales of integer formats; empty for other formats.
-    steps: Buffer<Steps>,
+    block_scales: Buffer<BlockScales>,
 }
 
 /// Owned or shared memory of a band.
@@ -191,8 +191,8 @@ impl Band {
     ///
     /// # Panics
     /// If the panel is out of bounds.
-    pub fn steps(&self, panel: usize) -> &[Steps] {
-        &self.steps[(panel - self.panels.start) * self.panel_steps..]
+    pub fn block_scales(&self, panel: usize) -> &[BlockScales] {
+        &self.block_scales[(panel - self.panels.start) * self.panel_scales..]
     }
 
     fn start(&self, panel: usize) -> usize {
@@ -219,14 +219,14 @@ impl PackedMatrix {
         let Self { rows, bands, .. } = &mut packed;
         for band in bands {
             let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, 1);
-            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, 1);
+            let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, 1);
             exec.run(panels.len(), |index| {
                 let first = (band.panels.start + index) * LANES;
                 let (source, rows) = (Source { source, cols }, first..*rows);
                 let mut panel = panels.take(index);
-                let mut steps = (!steps.is_empty()).then(|| steps.take(index));
-                let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
-                band.format.visit(PackPanel { isa: exec.isa, source, rows, steps, panel: panel.contiguous() });
+                let mut block_scales = (!block_scales.is_empty()).then(|| block_scales.take(index));
+                let block_scales = block_scales.as_mut().map_or(&mut [][..], |block_scales| block_scales.contiguous());
+                band.format.visit(PackPanel { isa: exec.isa, source, rows, block_scales, panel: panel.contiguous() });
             })?;
         }
         Ok(packed)
@@ -256,15 +256,15 @@ impl PackedMatrix {
         for band in bands {
             let task_panels = (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS);
             let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, task_panels);
-            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, task_panels);
+            let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, task_panels);
             exec.run(panels.len(), |index| {
-                let (mut panels, mut steps) = (panels.take(index), steps.take(index));
+                let (mut panels, mut block_scales) = (panels.take(index), block_scales.take(index));
                 let first = band.panels.start + panels.rows().start;
                 let each = (first..).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
-                let each = each.zip(steps.contiguous().chunks_exact_mut(band.panel_steps));
-                let panels = each.map(|((panel, lines), steps)| {
+                let each = each.zip(block_scales.contiguous().chunks_exact_mut(band.panel_scales));
+                let panels = each.map(|((panel, lines), block_scales)| {
                     let values = Source { source, cols }.numbers(panel * LANES..*rows);
-                    CalibratedPanel::new(exec.isa, &values, steps, bytemuck::cast_slice_mut(lines))
+                    CalibratedPanel::new(exec.isa, &values, block_scales, bytemuck::cast_slice_mut(lines))
                 });
                 band.format.visit(PackPanels { isa: exec.isa, statistics, panels: &mut panels.collect::<Vec<_>>() });
             })?;
@@ -284,14 +284,14 @@ impl PackedMatrix {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
             let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, 1);
-            let steps = Tiles::row_blocks(band.steps.owned(), band.panel_steps, 1);
+            let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, 1);
             exec.run(panels.len(), |index| {
                 let mut panel = panels.take(index);
                 let panel = panel.contiguous();
                 fill_randomly(seed ^ ((band.panels.start + index) as u64) << 32, panel);
-                let mut steps = (!steps.is_empty()).then(|| steps.take(index));
-                let steps = steps.as_mut().map_or(&mut [][..], |steps| steps.contiguous());
-                band.format.visit(ScaleRandomCodes { cols, steps, panel });
+                let mut block_scales = (!block_scales.is_empty()).then(|| block_scales.take(index));
+                let block_scales = block_scales.as_mut().map_or(&mut [][..], |block_scales| block_scales.contiguous());
+                band.format.visit(ScaleRandomCodes { cols, block_scales, panel });
             })?;
         }
         Ok(packed)
@@ -313,7 +313,7 @@ impl PackedMatrix {
         let mut packed = Self::zeroed(formats, cols)?;
         for band in &mut packed.bands {
             fill(band.data.owned())?;
-            fill(bytemuck::cast_slice_mut(band.steps.owned()))?;
+            fill(bytemuck::cast_slice_mut(band.block_scales.owned()))?;
         }
         Ok(packed)
     }
@@ -343,16 +343,17 @@ impl PackedMatrix {
             }
             Ok(bytes)
         };
-        let band =
-            |data: usize, steps: usize| Ok((Buffer::Shared(buffer(data)?), Buffer::Shared(buffer(steps * STEPS)?)));
+        let band = |data: usize, block_scales: usize| {
+            Ok((Buffer::Shared(buffer(data)?), Buffer::Shared(buffer(block_scales * BLOCK_SCALES_BYTES)?)))
+        };
         Self::in_bands(formats, cols, band)
     }
 
     fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {
         // The matmul reads several streams at once: with small pages a tenth of its time is address translation.
-        Self::in_bands(formats, cols, |data, steps| {
+        Self::in_bands(formats, cols, |data, block_scales| {
             let data = Buffer::Owned(PageSlice::zeroed_in_huge_pages(data)?);
-            Ok((data, Buffer::Owned(PageSlice::zeroed_in_huge_pages(steps)?)))
+            Ok((data, Buffer::Owned(PageSlice::zeroed_in_huge_pages(block_scales)?)))
         })
     }
 
@@ -360,7 +361,7 @@ impl PackedMatrix {
     fn in_bands<E: From<AllocError>>(
         formats: &[(Format, usize)],
         cols: usize,
-        mut band: impl FnMut(usize, usize) -> Result<(Buffer<u8>, Buffer<Steps>), E>,
+        mut band: impl FnMut(usize, usize) -> Result<(Buffer<u8>, Buffer<BlockScales>), E>,
     ) -> Result<Self, E> {
         let mut rows = 0;
         let mut bands = Vec::with_capacity(formats.len());
@@ -380,9 +381,9 @@ impl PackedMatrix {
             let panels = rows / LANES..rows / LANES + count.div_ceil(LANES);
             let panel_bytes = format.panel_bytes(cols).ok_or(AllocError { bytes: u64::MAX })?;
             let bytes = panel_bytes.checked_mul(panels.len()).ok_or(AllocError { bytes: u64::MAX })?;
-            let panel_steps = format.panel_steps(cols);
-            let (data, steps) = band(bytes, panel_steps * panels.len())?;
-            bands.push(Band { format, panels, panel_bytes, panel_steps, data, steps });
+            let panel_scales = format.panel_scales(cols);
+            let (data, block_scales) = band(bytes, panel_scales * panels.len())?;
+            bands.push(Band { format, panels, panel_bytes, panel_scales, data, block_scales });
             rows += count;
         }
         Ok(Self { rows, cols, bands })
@@ -394,14 +395,14 @@ impl PackedMatrix {
     pub fn buffer_bytes(format: Format, rows: usize, cols: usize) -> Option<[usize; 2]> {
         let panels = rows.div_ceil(LANES);
         let data = format.panel_bytes(cols)?.checked_mul(panels)?;
-        Some([data, (format.panel_steps(cols) * STEPS).checked_mul(panels)?])
+        Some([data, (format.panel_scales(cols) * BLOCK_SCALES_BYTES).checked_mul(panels)?])
     }
 
     /// Returns the bytes of a matrix in one format, or `None` if they overflow.
     #[must_use]
     pub fn bytes_for(format: Format, rows: usize, cols: usize) -> Option<u64> {
-        let [data, steps] = Self::buffer_bytes(format, rows, cols)?;
-        (data as u64).checked_add(steps as u64)
+        let [data, block_scales] = Self::buffer_bytes(format, rows, cols)?;
+        (data as u64).checked_add(block_scales as u64)
     }
 
     /// Returns the number of rows (outputs).
@@ -424,20 +425,20 @@ impl PackedMatrix {
     /// Returns the bytes of memory that the matrix takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bands.iter().map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
+        self.bands.iter().map(|band| band.data.len() + size_of_val(&*band.block_scales)).sum()
     }
 
     /// Returns the bytes that are in shared memory.
     #[must_use]
     pub fn shared_bytes(&self) -> usize {
         let shared = |band: &&Band| matches!(band.data, Buffer::Shared(_));
-        self.bands.iter().filter(shared).map(|band| band.data.len() + size_of_val(&*band.steps)).sum()
+        self.bands.iter().filter(shared).map(|band| band.data.len() + size_of_val(&*band.block_scales)).sum()
     }
 
     /// Returns the buffers in a fixed order: weights and block scales of each band. Together with rows, columns and
     /// formats they describe the matrix completely.
     pub fn buffers(&self) -> impl Iterator<Item = &[u8]> {
-        self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.steps)])
+        self.bands.iter().flat_map(|band| [&*band.data, bytemuck::cast_slice(&band.block_scales)])
     }
 
     /// Dequantizes row `row` into `out`, as in an embedding lookup. Floating-point weights are exact.
@@ -486,7 +487,7 @@ struct PackPanel<'a> {
     source: Source<'a>,
     /// Rows of the matrix from the panel's first to the last of the matrix.
     rows: Range<usize>,
-    steps: &'a mut [Steps],
+    block_scales: &'a mut [BlockScales],
     panel: &'a mut [u8],
 }
 
@@ -499,7 +500,7 @@ impl FormatVisitor for PackPanel<'_> {
 
     fn integer<F: IntegerFormat>(self) {
         let values = self.source.numbers(self.rows);
-        quant::pack_panel::<F>(self.isa, &values, self.steps, bytemuck::cast_slice_mut(self.panel));
+        quant::pack_panel::<F>(self.isa, &values, self.block_scales, bytemuck::cast_slice_mut(self.panel));
     }
 
     fn grouped<F: GroupedFormat>(self) {
@@ -534,7 +535,7 @@ impl FormatVisitor for PackPanels<'_, '_> {
 /// Chooses scales for random codes over `cols` inputs so that outputs have the variance of the inputs.
 struct ScaleRandomCodes<'a> {
     cols: usize,
-    steps: &'a mut [Steps],
+    block_scales: &'a mut [BlockScales],
     panel: &'a mut [u8],
 }
 
@@ -547,8 +548,8 @@ impl FormatVisitor for ScaleRandomCodes<'_> {
 
     fn integer<F: IntegerFormat>(self) {
         // Stored weights are rotated, which multiplies their norm by sqrt(BLOCK).
-        let step = (integer::BLOCK as f32 / self.cols as f32).sqrt() / integer::uniform_deviation::<F>();
-        self.steps.as_flattened_mut().fill(half::f16::from_f32(step).to_bits());
+        let block_scale = (integer::BLOCK as f32 / self.cols as f32).sqrt() / integer::uniform_deviation::<F>();
+        self.block_scales.as_flattened_mut().fill(half::f16::from_f32(block_scale).to_bits());
     }
 
     fn grouped<F: GroupedFormat>(self) {
@@ -601,8 +602,8 @@ impl FormatVisitor for ReadRow<'_> {
     }
 
     fn integer<F: IntegerFormat>(self) {
-        let (steps, lines) = (self.band.steps(self.panel), self.band.byte_lines(self.panel));
-        integer::read_row::<F>(steps, lines, self.lane, self.out);
+        let (block_scales, lines) = (self.band.block_scales(self.panel), self.band.byte_lines(self.panel));
+        integer::read_row::<F>(block_scales, lines, self.lane, self.out);
     }
 
     fn grouped<F: GroupedFormat>(self) {

@@ -2,7 +2,7 @@
 //! 32 or 16 inputs where these have factors of their own.
 //!
 //! An output is one chain of multiply-adds over its row, from the first block or group to the last, beginning at zero:
-//! `sum = integer * (step * scale) + sum`, in grouped formats with a factor in place of the step, and, where groups have
+//! `sum = integer * (block_scale * scale) + sum`, in grouped formats with a factor in place of the block scale, and, where groups have
 //! offsets, then `sum = offset * sum of activations + sum`. Each `integer` is exact, so it may be computed in different
 //! ways:
 //!
@@ -135,8 +135,8 @@ impl Visit<'_, '_> {
             x,
             cols: k,
             blocks: blocks(k),
-            steps: band.steps(panels.start),
-            panel_steps: band.format.panel_steps(k),
+            block_scales: band.block_scales(panels.start),
+            panel_scales: band.format.panel_scales(k),
             lines: band.byte_lines(panels.start),
             panel_lines: band.panel_lines(),
             column: panels.start * LANES - first_column,

@@ -14,7 +14,7 @@ use super::tile::{Ahead, MAX_TILE_PANELS, Micro, TileInput, UNPACKED_BLOCKS};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
 use crate::quant::grouped::UNPACKED_BLOCK_LINES;
-use crate::quant::integer::{BLOCK_PAIRS, Steps, Unpack};
+use crate::quant::integer::{BLOCK_PAIRS, BlockScales, Unpack};
 
 /// Largest number of panels that are read side by side. Reading four streams at once is much faster than one.
 pub(super) const MAX_STREAMS: usize = 4;
@@ -96,9 +96,9 @@ pub(super) struct Panels<'a, 'o, W> {
     /// Number of inputs, and of blocks of inputs.
     pub cols: usize,
     pub blocks: usize,
-    /// Steps and lines of the panels, and of those that follow them in the band.
-    pub steps: &'a [Steps],
-    pub panel_steps: usize,
+    /// Block scales and lines of the panels, and of those that follow them in the band.
+    pub block_scales: &'a [BlockScales],
+    pub panel_scales: usize,
     pub lines: &'a [ByteLine],
     pub panel_lines: usize,
     /// Columns of `out` that the panels compute: the first, and the one after the last.
@@ -156,16 +156,16 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
         (self.end - self.column).div_ceil(LANES)
     }
 
-    /// Returns the steps and lines of P panels from panel `first` on; past panel `last` those of panel `last`.
+    /// Returns the block scales and lines of P panels from panel `first` on; past panel `last` those of panel `last`.
     #[inline(always)]
-    fn panels<const P: usize>(&self, first: usize, last: usize) -> ([&'a [Steps]; P], [&'a [ByteLine]; P]) {
-        let (mut steps, mut lines) = ([self.steps; P], [self.lines; P]);
+    fn panels<const P: usize>(&self, first: usize, last: usize) -> ([&'a [BlockScales]; P], [&'a [ByteLine]; P]) {
+        let (mut block_scales, mut lines) = ([self.block_scales; P], [self.lines; P]);
         for p in 0..P {
             let panel = last.min(first + p);
-            steps[p] = &self.steps[panel * self.panel_steps..][..self.panel_steps];
+            block_scales[p] = &self.block_scales[panel * self.panel_scales..][..self.panel_scales];
             lines[p] = &self.lines[panel * self.panel_lines..];
         }
-        (steps, lines)
+        (block_scales, lines)
     }
 
     /// Multiplies all panels with one tile of R rows, and unpacks weights in registers.
@@ -204,7 +204,7 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
         let sums = &mut sums.as_chunks_mut::<P>().0.as_chunks_mut::<R>().0[..tiles];
         let (x, cols, first_tile) = (self.x, self.cols, self.out.rows().start / R);
         for panel in (0..count).step_by(P) {
-            let (steps, lines) = self.panels::<P>(panel, count - 1);
+            let (block_scales, lines) = self.panels::<P>(panel, count - 1);
             let columns = self.column..self.end.min(self.column + P * LANES);
             for first in (0..self.blocks).step_by(blocks_at_once) {
                 let blocks = first..self.blocks.min(first + blocks_at_once);
@@ -219,7 +219,7 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
                 }
                 let next_lines = W::first_line(blocks_at_once).div_ceil(tiles);
                 let out = if blocks.end == self.blocks { Some((&mut *self.out, columns.clone())) } else { None };
-                let pass = Pass { x, cols, first_tile, blocks, steps, next_weights, next_lines, sums, out };
+                let pass = Pass { x, cols, first_tile, blocks, block_scales, next_weights, next_lines, sums, out };
                 W::multiply(simd, pass, lines, room);
             }
             self.column = columns.end;
@@ -245,15 +245,16 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
         let groups = if const { U::FACTORS.is_some() } { of.x.groups(0) } else { &[] };
         let mut sums = [[[0.0; LANES]; P]; R];
         for first in (0..count).step_by(P) {
-            let (steps, lines) = of.panels::<P>(first, count - 1);
-            // The steps of the next panels: too few for the hardware prefetcher to find the stream.
-            let bytes = P * size_of_val(steps[0]);
+            let (block_scales, lines) = of.panels::<P>(first, count - 1);
+            // The block scales of the next panels: too few for the hardware prefetcher to find the stream.
+            let bytes = P * size_of_val(block_scales[0]);
             for byte in (bytes..2 * bytes).step_by(LINE) {
-                simd.prefetch(steps[0].as_ptr().cast::<u8>().wrapping_add(byte));
+                simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
             let ahead = Ahead::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
             let x = TileInput { x, starts, groups, blocks: 0..of.blocks, cols: of.cols };
-            Micro { x, steps, lines, first_block: 0, ahead, sums: &mut sums, format: PhantomData::<U> }.run(simd);
+            Micro { x, block_scales, lines, first_block: 0, ahead, sums: &mut sums, format: PhantomData::<U> }
+                .run(simd);
             let columns = of.column..of.end.min(of.column + P * LANES);
             write(&sums, of.out, 0, &columns);
             of.column = columns.end;
@@ -277,7 +278,7 @@ pub(super) struct Pass<'a, 'o, const R: usize, const P: usize> {
     pub cols: usize,
     pub first_tile: usize,
     pub blocks: Range<usize>,
-    pub steps: [&'a [Steps]; P],
+    pub block_scales: [&'a [BlockScales]; P],
     /// Weights to prefetch, and how many lines of each panel a tile prefetches.
     pub next_weights: [*const ByteLine; P],
     pub next_lines: usize,
@@ -292,7 +293,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
         let Self { pass, lines, first_block, .. } = self;
-        let Pass { x, cols, first_tile, blocks, steps, next_weights, next_lines, sums, mut out, .. } = pass;
+        let Pass { x, cols, first_tile, blocks, block_scales, next_weights, next_lines, sums, mut out, .. } = pass;
         for tile in 0..sums.len() {
             let index = first_tile + tile;
             let mut ahead = Ahead::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
@@ -328,7 +329,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
             let tile_x = &x.tile::<R>(index)[blocks.clone()];
             let tile_x = TileInput { x: tile_x, starts, groups, blocks: blocks.clone(), cols };
             let (sums, format) = (&mut sums[tile], PhantomData::<U>);
-            Micro { x: tile_x, steps, lines, first_block, ahead, sums, format }.run(simd);
+            Micro { x: tile_x, block_scales, lines, first_block, ahead, sums, format }.run(simd);
             if let Some((out, columns)) = &mut out {
                 write(sums, out, tile * R, columns);
             }

@@ -7,7 +7,7 @@ use super::activations::{BlockOfRows, GroupsOfRows, StartsOfRows};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
-use crate::quant::integer::{BLOCK, BLOCK_PAIRS, Codes, GROUP, PAIR_QUADS, SUPER, Steps, Unpack};
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, SUPER, Unpack};
 
 /// Distance of the prefetch of weights, in lines.
 const PREFETCH_LINES: usize = 32;
@@ -108,8 +108,8 @@ pub(super) struct TileInput<'a, const R: usize> {
 /// Register tile: R rows by P panels over some blocks.
 pub(super) struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     pub x: TileInput<'a, R>,
-    /// Steps of the panels, beginning with super-block 0.
-    pub steps: [&'a [Steps]; P],
+    /// Block scales of the panels, beginning with super-block 0.
+    pub block_scales: [&'a [BlockScales]; P],
     /// Lines of the panels.
     pub lines: [&'a [ByteLine]; P],
     /// Index of the block at the beginning of `lines`.
@@ -127,7 +127,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
         if const { U::FACTORS.is_some() } {
             return self.add_factored_blocks(simd);
         }
-        let Self { x, steps, lines, first_block, ahead, sums: paused, .. } = self;
+        let Self { x, block_scales, lines, first_block, ahead, sums: paused, .. } = self;
         let TileInput { x, starts: group_starts, blocks, .. } = x;
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
@@ -162,10 +162,10 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                     });
                 }
             }
-            let mut step = [simd.splat(0.0); P];
-            unroll!(p in 0..P { step[p] = simd.load_f16(&steps[p][block * BLOCK / SUPER]) });
+            let mut block_scale = [simd.splat(0.0); P];
+            unroll!(p in 0..P { block_scale[p] = simd.load_f16(&block_scales[p][block * BLOCK / SUPER]) });
             unroll!(r in 0..R {
-                add_scaled(simd, &mut sums[r], &integers[r], &step, f32::from_bits(scales[r].cast_unsigned()));
+                add_scaled(simd, &mut sums[r], &integers[r], &block_scale, f32::from_bits(scales[r].cast_unsigned()));
             });
         }
         unroll!(r in 0..R { store_row(simd, &sums[r], &mut paused[r]) });
@@ -411,15 +411,15 @@ fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], v
     unroll!(p in 0..P { simd.store(simd.mul_add(values[p], scale, simd.load(&sums[p])), &mut sums[p]) });
 }
 
-/// Computes `sums += integers * (step * scale)`.
+/// Computes `sums += integers * (block_scale * scale)`.
 #[inline(always)]
 fn add_scaled<S: Simd, const P: usize>(
     simd: S,
     sums: &mut [S::F32; P],
     integers: &[S::I32; P],
-    step: &[S::F32; P],
+    block_scale: &[S::F32; P],
     scale: f32,
 ) {
     let scale = simd.splat(scale);
-    unroll!(p in 0..P { sums[p] = simd.mul_add(simd.to_f32(integers[p]), simd.mul(step[p], scale), sums[p]) });
+    unroll!(p in 0..P { sums[p] = simd.mul_add(simd.to_f32(integers[p]), simd.mul(block_scale[p], scale), sums[p]) });
 }

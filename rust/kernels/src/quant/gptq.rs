@@ -9,7 +9,7 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{self, BLOCK, BLOCK_GROUPS, GROUP, IntegerFormat, SUPER, Steps};
+use super::integer::{self, BLOCK, BLOCK_GROUPS, BlockScales, GROUP, IntegerFormat, SUPER};
 use super::quantize::{Grid, Rotate, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 use crate::hessian::{HessianFactor, InputStatistics};
@@ -30,14 +30,14 @@ pub(crate) struct CalibratedPanel<'a> {
     weights: Vec<Column>,
     /// Correction of each input by the errors of earlier super-blocks: `-e R`.
     corrections: Vec<Column>,
-    steps: &'a mut [Steps],
+    block_scales: &'a mut [BlockScales],
     /// Output lines, initially zero.
     lines: &'a mut [ByteLine],
 }
 
 impl<'a> CalibratedPanel<'a> {
     /// Creates a panel from `rows: [16, cols]`.
-    pub fn new(isa: Isa, rows: &[f32], steps: &'a mut [Steps], lines: &'a mut [ByteLine]) -> Self {
+    pub fn new(isa: Isa, rows: &[f32], block_scales: &'a mut [BlockScales], lines: &'a mut [ByteLine]) -> Self {
         let cols = rows.len() / LANES;
         let mut weights = vec![[0.0; LANES]; integer::blocks(cols) * BLOCK];
         for (row, values) in rows.chunks_exact(cols).enumerate() {
@@ -45,7 +45,7 @@ impl<'a> CalibratedPanel<'a> {
         }
         isa.run(Rotate(weights.as_chunks_mut().0));
         let corrections = vec![[0.0; LANES]; weights.len()];
-        Self { weights, corrections, steps, lines }
+        Self { weights, corrections, block_scales, lines }
     }
 }
 
@@ -113,8 +113,9 @@ impl<S: Simd> SuperBlock<'_, S> {
             }
         }
         let groups = targets.as_chunks::<GROUP>().0;
-        let (step, _) = grid.step_and_scales::<F>(groups, &grid.ideal_scales(groups, importance), importance);
-        simd.store_f16(simd.add(step, not_finite(simd, groups)), &mut panel.steps[*index]);
+        let (block_scale, _) =
+            grid.block_scale_and_sub_scales::<F>(groups, &grid.ideal_scales(groups, importance), importance);
+        simd.store_f16(simd.add(block_scale, not_finite(simd, groups)), &mut panel.block_scales[*index]);
 
         for (group, importance) in importance.iter().enumerate() {
             let inputs = group * GROUP..(group + 1) * GROUP;
@@ -126,7 +127,7 @@ impl<S: Simd> SuperBlock<'_, S> {
                 }
                 None => [&[]; GROUP],
             };
-            let (scale, coded) = self.group::<F>(now, importance, &rows, step);
+            let (scale, coded) = self.group::<F>(now, importance, &rows, block_scale);
             if factor.is_some() {
                 subtract(simd, &mut targets[inputs.end..], &coded.residuals, &rows.map(|row| &row[GROUP..]));
             }
@@ -134,7 +135,7 @@ impl<S: Simd> SuperBlock<'_, S> {
             let of_group = coded.codes.into_iter().zip(&mut codes).zip(&mut weights[inputs]);
             for ((code, narrow), weight) in of_group {
                 simd.store_i8(simd.to_i32(code), narrow);
-                let error = simd.sub(simd.load(weight), simd.mul(code, simd.mul(scale, step)));
+                let error = simd.sub(simd.load(weight), simd.mul(code, simd.mul(scale, block_scale)));
                 simd.store(error, weight);
             }
             let mut scales = [0; LANES];
@@ -152,18 +153,18 @@ impl<S: Simd> SuperBlock<'_, S> {
         targets: &[Column; GROUP],
         importance: &[f32; GROUP],
         rows: &[&[f32]; GROUP],
-        step: S::F32,
+        block_scale: S::F32,
     ) -> (S::F32, QuantizedGroup<S>) {
         let grid = &self.grid;
         let simd = grid.simd;
         let [ideal, ..] = grid.ideal_scales(std::slice::from_ref(targets), std::slice::from_ref(importance));
-        let nearest = simd.round(grid.clamp_scale(simd.mul(ideal, grid.inverse(step))));
+        let nearest = simd.round(grid.clamp_scale(simd.mul(ideal, grid.inverse(block_scale))));
         let mut best_scale = nearest;
-        let mut best = self.code(targets, importance, rows, simd.mul(nearest, step));
+        let mut best = self.code(targets, importance, rows, simd.mul(nearest, block_scale));
         if const { F::SCALES[0] != F::SCALES[1] } {
             for offset in [-1.0, 1.0] {
                 let scale = grid.clamp_scale(simd.add(nearest, simd.splat(offset)));
-                let coded = self.code(targets, importance, rows, simd.mul(scale, step));
+                let coded = self.code(targets, importance, rows, simd.mul(scale, block_scale));
                 let choose = |new, old| simd.select_greater(best.loss, coded.loss, new, old);
                 best_scale = choose(scale, best_scale);
                 best = QuantizedGroup {

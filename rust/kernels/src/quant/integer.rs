@@ -151,7 +151,7 @@ impl Unpack for Unpacked {
 }
 
 /// Block scales of sixteen rows in one super-block, f16.
-pub type Steps = [u16; LANES];
+pub type BlockScales = [u16; LANES];
 
 /// Returns the number of blocks of `cols` inputs.
 pub const fn blocks(cols: usize) -> usize {
@@ -164,10 +164,10 @@ pub const fn supers(cols: usize) -> usize {
 }
 
 /// Dequantizes row `row` of a panel.
-pub fn read_row<F: IntegerFormat>(steps: &[Steps], lines: &[ByteLine], row: usize, out: &mut [f32]) {
+pub fn read_row<F: IntegerFormat>(block_scales: &[BlockScales], lines: &[ByteLine], row: usize, out: &mut [f32]) {
     for (index, out) in out.chunks_mut(BLOCK).enumerate() {
-        let step = half::f16::from_bits(steps[index * BLOCK / SUPER][row]).to_f32();
-        let mut block = std::array::from_fn(|input| F::weight(lines, index, input, row) as f32 * step);
+        let block_scale = half::f16::from_bits(block_scales[index * BLOCK / SUPER][row]).to_f32();
+        let mut block = std::array::from_fn(|input| F::weight(lines, index, input, row) as f32 * block_scale);
         rotation::restore(&mut block);
         out.copy_from_slice(&block[..out.len()]);
     }

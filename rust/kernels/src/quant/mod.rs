@@ -206,7 +206,7 @@ impl Format {
     }
 
     /// Returns the number of block scales of a row over `cols` inputs; 0 for formats without them.
-    pub(crate) fn panel_steps(self, cols: usize) -> usize {
+    pub(crate) fn panel_scales(self, cols: usize) -> usize {
         if self.is_integer() && self.stored_block().is_none() { integer::supers(cols) } else { 0 }
     }
 }

@@ -77,11 +77,11 @@ impl Kernel for Quantize<'_> {
             let largest = grid.peak(columns.as_flattened());
             let (mut best, mut least) = (simd.splat(0.0), simd.splat(f32::INFINITY));
             for code in PEAK_CODES.rev() {
-                let step = grid.to_f16(simd.div(largest, simd.splat(f32::from(code))));
+                let scale = grid.to_f16(simd.div(largest, simd.splat(f32::from(code))));
                 let [first, second] = &columns;
                 let error =
-                    simd.add(grid.error(first, step, |_, error| error), grid.error(second, step, |_, error| error));
-                best = simd.select_greater(least, error, step, best);
+                    simd.add(grid.error(first, scale, |_, error| error), grid.error(second, scale, |_, error| error));
+                best = simd.select_greater(least, error, scale, best);
                 least = simd.min(error, least);
             }
             let mut factors = [0; LANES];

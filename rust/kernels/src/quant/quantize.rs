@@ -10,7 +10,7 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{BLOCK, BLOCK_GROUPS, GROUP, IntegerFormat, SUPER, Steps};
+use super::integer::{BLOCK, BLOCK_GROUPS, BlockScales, GROUP, IntegerFormat, SUPER};
 use super::rotation;
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 
@@ -63,7 +63,7 @@ const fn evenly_spaced<const N: usize>(first: f32, last: f32) -> [f32; N] {
 }
 
 /// Quantizes sixteen rows, `rows: [16, cols]`, into a panel whose lines are zero.
-pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps], lines: &mut [ByteLine]) {
+pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], block_scales: &mut [BlockScales], lines: &mut [ByteLine]) {
     let cols = rows.len() / LANES;
     let mut columns = [[0.0; LANES]; SUPER];
     let mut quantized = Quantized::default();
@@ -79,7 +79,7 @@ pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], steps: &mut [Steps],
         let groups = blocks * BLOCK_GROUPS;
         let groups_of_columns = &columns.as_chunks::<GROUP>().0[..groups];
         isa.run(Quantize::<F> { groups: groups_of_columns, quantized: &mut quantized, format: PhantomData });
-        steps[index] = quantized.steps;
+        block_scales[index] = quantized.block_scales;
         for group in 0..groups {
             let (block, group_of_block) = (start / BLOCK + group * GROUP / BLOCK, group % (BLOCK / GROUP));
             F::store(lines, block, group_of_block, &quantized.codes[group], &quantized.scales[group]);
@@ -103,7 +103,7 @@ impl Kernel for Rotate<'_> {
 #[derive(Default)]
 struct Quantized {
     /// Block scale of each row, f16.
-    steps: [u16; LANES],
+    block_scales: [u16; LANES],
     scales: [[u8; LANES]; SUPER_GROUPS],
     /// Codes, `[group][input][row]`.
     codes: [[[i8; LANES]; GROUP]; SUPER_GROUPS],
@@ -123,10 +123,10 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
     fn run<S: Simd>(self, simd: S) {
         let grid = Grid::new::<F>(simd);
         let ideal = grid.ideal_scales(self.groups, Uniform);
-        let (step, scales) = grid.step_and_scales::<F>(self.groups, &ideal, Uniform);
-        simd.store_f16(simd.add(step, not_finite(simd, self.groups)), &mut self.quantized.steps);
+        let (block_scale, scales) = grid.block_scale_and_sub_scales::<F>(self.groups, &ideal, Uniform);
+        simd.store_f16(simd.add(block_scale, not_finite(simd, self.groups)), &mut self.quantized.block_scales);
         for (index, (group, scale)) in self.groups.iter().zip(scales).enumerate() {
-            let inverse = grid.inverse(simd.mul(scale, step));
+            let inverse = grid.inverse(simd.mul(scale, block_scale));
             for (codes, column) in self.quantized.codes[index].iter_mut().zip(group) {
                 simd.store_i8(simd.to_i32(grid.code(simd.load(column), inverse)), codes);
             }
@@ -225,7 +225,7 @@ impl<S: Simd> Grid<S> {
 
     /// Returns the block scale of each row, and the sub-scales of each group.
     #[inline(always)]
-    pub fn step_and_scales<F: IntegerFormat>(
+    pub fn block_scale_and_sub_scales<F: IntegerFormat>(
         &self,
         groups: &[[[f32; LANES]; GROUP]],
         ideal: &[S::F32; SUPER_GROUPS],
@@ -241,16 +241,16 @@ impl<S: Simd> Grid<S> {
         let top = simd.div(largest, self.highest_scale);
         let mut least = simd.splat(f32::INFINITY);
         for share in BLOCK_SCALE_RATIOS {
-            let step = self.to_f16(simd.mul(top, simd.splat(share)));
-            let per_step = self.inverse(step);
+            let block_scale = self.to_f16(simd.mul(top, simd.splat(share)));
+            let inverse = self.inverse(block_scale);
             let mut total = simd.splat(0.0);
             let mut scales = best.1;
             for (index, ((scale, group), ideal)) in scales.iter_mut().zip(groups).zip(ideal).enumerate() {
-                let nearest = simd.round(self.clamp_scale(simd.mul(*ideal, per_step)));
+                let nearest = simd.round(self.clamp_scale(simd.mul(*ideal, inverse)));
                 let mut least_of_group = simd.splat(f32::INFINITY);
                 for offset in [-1.0, 0.0, 1.0] {
                     let tried = self.clamp_scale(simd.add(nearest, simd.splat(offset)));
-                    let error = self.error(group, simd.mul(tried, step), |input, error| {
+                    let error = self.error(group, simd.mul(tried, block_scale), |input, error| {
                         importance.weigh(simd, index, input, error)
                     });
                     *scale = simd.select_greater(least_of_group, error, tried, *scale);
@@ -258,7 +258,7 @@ impl<S: Simd> Grid<S> {
                 }
                 total = simd.add(total, least_of_group);
             }
-            best.0 = simd.select_greater(least, total, step, best.0);
+            best.0 = simd.select_greater(least, total, block_scale, best.0);
             for (best, scale) in best.1.iter_mut().zip(scales) {
                 *best = simd.select_greater(least, total, scale, *best);
             }
