@@ -1,4 +1,4 @@
-"""Where a picture can be drawn: `--plot` of several commands. Matplotlib comes with the extra `plot`."""
+"""Plots of `--plot`. Matplotlib is part of the extra `plot`."""
 
 from __future__ import annotations
 

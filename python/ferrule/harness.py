@@ -5,8 +5,8 @@
 
     lm_eval.simple_evaluate(FerruleLM("path/to/model", quantization="int8"), tasks=["arc_easy"])
 
-`ferrule eval MODEL --tasks arc_easy` is the same on the command line. Prompts are cut as the harness's own models cut
-them: what is too long loses tokens on the left, and a warning says so.
+`ferrule eval MODEL --tasks arc_easy` is the same on the command line. Long prompts are truncated on the left with a
+warning, as by the harness's own models.
 """
 # The harness is an extra, and says of its types only some.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false
@@ -82,9 +82,9 @@ class FerruleLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What ends a text.
+        """Returns the end-of-text token.
 
-        Raises PromptError for a model that knows no such token.
+        Raises PromptError for a model without such a token.
         """
         if not self._eos:
             raise PromptError(
@@ -94,7 +94,7 @@ class FerruleLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context."""
+        """Returns the token before a text without context."""
         return self._first[0] if self._first else self.eot_token_id
 
     @property
@@ -222,9 +222,9 @@ register_model("ferrule")(FerruleLM)
 
 
 def generation_params(kwargs: Mapping[str, Any]) -> SamplingParams:
-    """What a task's `generation_kwargs` ask for: greedy unless they say otherwise.
+    """Converts `generation_kwargs` of a task to sampling parameters; the default is greedy.
 
-    Raises InvalidParameterError for what is not known.
+    Raises InvalidParameterError for unknown parameters.
     """
     left = dict(kwargs)
     stop = left.pop("until", None) or []
@@ -232,8 +232,8 @@ def generation_params(kwargs: Mapping[str, Any]) -> SamplingParams:
     sampled = left.pop("do_sample", None)
     chosen = {name: left.pop(name) for name in (*SAMPLING, "seed") if name in left}
     if left:
-        raise InvalidParameterError(f"generation_kwargs has {shown(next(iter(left)))}; ferrule knows no such parameter")
-    # Without do_sample a temperature alone says that tokens are drawn.
+        raise InvalidParameterError(f"generation_kwargs has {shown(next(iter(left)))}, which is not supported")
+    # Without do_sample, a temperature enables sampling.
     if sampled is False or (sampled is None and not chosen.get("temperature")):
         chosen["temperature"] = 0.0
     several: list[str] = [stop] if isinstance(stop, str) else list(stop)
@@ -265,7 +265,7 @@ def run_tasks(
     unknown = [name for name in names if not manager.match_tasks([name])]
     if unknown or not names:
         found = f"{unknown[0]!r}, which lm-evaluation-harness does not know" if unknown else "empty"
-        raise InvalidParameterError(f"tasks is {found}; `lm_eval ls tasks` lists those that there are")
+        raise InvalidParameterError(f"tasks is {found}; `lm_eval ls tasks` lists the supported ones")
     results: Any = simple_evaluate(
         model,
         tasks=list(names),
@@ -280,7 +280,7 @@ def run_tasks(
 
 
 def _figures(results: Mapping[str, Any], shots: object) -> dict[str, Any]:
-    """What the harness writes as `acc,none` and `acc_stderr,none`, told apart; what is no number is left out."""
+    """Splits figures such as `acc,none` and `acc_stderr,none` into metrics and errors; omits other values."""
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
     for key, value in results.items():

@@ -72,12 +72,12 @@ class Live:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def end(self) -> None:
-        """As a first SIGTERM does."""
+        """Starts draining, as the first SIGTERM does."""
         self.server.handle_exit(15, None)
 
 
 def events(body: bytes) -> Iterator[Any]:
-    """What a stream of server-sent events says; it must end as OpenAI's do."""
+    """Returns the events of a stream, which must end as OpenAI's streams do."""
     parts = [part.removeprefix(b"data: ") for part in body.split(b"\n\n") if part and not part.startswith(b":")]
     assert parts[-1] == b"[DONE]"
     yield from map(json.loads, parts[:-1])

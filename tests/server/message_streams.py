@@ -1,4 +1,4 @@
-"""What every stream of Anthropic's Messages must be."""
+"""Checks of every stream of Anthropic's Messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EMPTY = {"text": "", "thinking": "", "tool_use": {}}
 
 
 def without_names(message: dict[str, Any]) -> dict[str, Any]:
-    """What two answers to the same question have in common: what is cached depends on which came first."""
+    """Fields that two answers to the same request share; cached tokens depend on the order."""
     usage = message["usage"]
     read = usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
     content = [{**block, "id": ""} if block["type"] == "tool_use" else block for block in message["content"]]

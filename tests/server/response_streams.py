@@ -1,4 +1,4 @@
-"""What every stream of a response must be."""
+"""Checks of every stream of a response."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def without_times(body: dict[str, Any]) -> dict[str, Any]:
-    """What two answers to the same question have in common."""
+    """Fields that two answers to the same request share."""
     text = json.dumps(
         {**body, "created_at": 0, "completed_at": 0, "usage": {**body["usage"], "input_tokens_details": 0}}
     )

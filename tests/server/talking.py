@@ -27,7 +27,7 @@ class Talking:
     live: Live
     engine: type[fakes.Engine]
     prompts: list[str] = field(default_factory=list[str])
-    """What it was asked, as its template wrote it."""
+    """Prompt of the request, as rendered by the template."""
 
     def says(self, text: str) -> None:
         tokens = self.live.llm.tokenize(text, add_special_tokens=False)
@@ -49,7 +49,7 @@ def talking(engine: type[fakes.Engine], **settings: Any) -> Generator[Talking]:
 
 
 def named_events(body: bytes) -> list[dict[str, Any]]:
-    """What a stream of named events says; each name must be the type that its body has."""
+    """Returns the events of a stream; each name must be the type in its body."""
     found: list[dict[str, Any]] = []
     for part in body.decode().split("\n\n")[:-1]:
         name, data = part.split("\n")

@@ -169,7 +169,7 @@ def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
         engine.gate.set()
 
 
-def told(answer: Any, status: int, kind: str) -> str:
+def message_of(answer: Any, status: int, kind: str) -> str:
     """The message of an error in Anthropic's form."""
     assert answer.status == status
     assert answer.json.keys() == {"type", "error", "request_id"}
@@ -184,16 +184,16 @@ def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
     with serving(settings) as live:
         assert ask(live, key).status == 200
         assert ask(live, {"Authorization": "Bearer secret"}).status == 200
-        told(ask(live), 401, "authentication_error")
-        told(ask(live, {"X-Api-Key": "other"}), 401, "authentication_error")
-        told(ask(live, {**key, "Host": "elsewhere"}), 403, "permission_error")
-        assert "max_body_bytes" in told(ask(live, key, system="x" * 1000), 413, "request_too_large")
-        told(live.request("/v1/messages/batches", {}, headers=key), 404, "not_found_error")
-        told(live.request("/v1/messages", headers=key), 405, "invalid_request_error")
-        told(live.request("/v1/messages", b"{:", headers=key), 400, "invalid_request_error")
+        message_of(ask(live), 401, "authentication_error")
+        message_of(ask(live, {"X-Api-Key": "other"}), 401, "authentication_error")
+        message_of(ask(live, {**key, "Host": "elsewhere"}), 403, "permission_error")
+        assert "max_body_bytes" in message_of(ask(live, key, system="x" * 1000), 413, "request_too_large")
+        message_of(live.request("/v1/messages/batches", {}, headers=key), 404, "not_found_error")
+        message_of(live.request("/v1/messages", headers=key), 405, "invalid_request_error")
+        message_of(live.request("/v1/messages", b"{:", headers=key), 400, "invalid_request_error")
         live.server.models.draining = True
         refused = ask(live, key)
-        told(refused, 503, "overloaded_error")
+        message_of(refused, 503, "overloaded_error")
         assert refused.headers["retry-after"] == "1"
         other = live.request("/v1/responses", {"input": "Hi"}, headers=key)
         assert other.error["code"] == "draining", "each API has its own form"
@@ -215,4 +215,4 @@ def test_the_client_knows_a_full_server(engine: type[fakes.Engine]) -> None:
 def test_a_request_whose_time_is_over(engine: type[fakes.Engine]) -> None:
     with held(engine) as gate, talking(engine) as talker:
         threading.Timer(0.5, gate.set).start()
-        told(ask(talker.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")
+        message_of(ask(talker.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")

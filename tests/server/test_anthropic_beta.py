@@ -68,7 +68,7 @@ def check_run(messages: list[BetaMessage], caller: Talking) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"thread": False}, {"max_iterations": 5}], ids=str)
 def test_the_runner_runs_tools(caller: Talking, options: dict[str, Any]) -> None:
-    """It asks for a thread that the server holds first, and goes on without one."""
+    """The client first asks for a thread on the server, and continues without one."""
     cities: list[str] = []
     with client_of(caller.live) as client:
         runner = client.beta.messages.tool_runner(
@@ -113,7 +113,7 @@ def test_the_asynchronous_runner(caller: Talking) -> None:
     assert cities == [CITY, "Rome"]
 
 
-def test_the_model_is_told_of_a_tool_that_fails(caller: Talking) -> None:
+def test_the_model_gets_the_error_of_a_failed_tool(caller: Talking) -> None:
     with client_of(caller.live) as client:
         runner = client.beta.messages.tool_runner(
             model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather_of([], fails=True)]

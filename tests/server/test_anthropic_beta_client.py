@@ -21,7 +21,7 @@ BETAS: Any = ["context-1m-2025-08-07", "interleaved-thinking-2025-05-14"]
 
 
 class City(BaseModel):
-    """What an answer is to be."""
+    """Schema of an answer."""
 
     name: Literal["Paris", "Rome"]
     large: bool

@@ -1,4 +1,4 @@
-"""What never reaches a route: FAULTS rows 57 to 61 and 68, on the wire."""
+"""Requests that never reach a route: FAULTS rows 57 to 61 and 68, over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHAT = b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":1}'
 
 
 def raw(live: Live, head: str, *body: bytes) -> bytes:
-    """What the server says to bytes, until it closes; what it does not want to read is not sent."""
+    """Sends bytes and returns the response until the server closes; stops sending when the server stops reading."""
     with live.connect() as client:
         said = b""
         client.sendall(head.encode())
@@ -128,7 +128,7 @@ def test_59_headers_that_are_too_large(live: Live) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/m%65ssages/count_tokens?beta=true"])
-def test_58_59_anthropic_s_clients_are_told_in_their_words(
+def test_58_59_anthropic_s_clients_get_their_error_format(
     live: Live, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
@@ -137,7 +137,7 @@ def test_58_59_anthropic_s_clients_are_told_in_their_words(
         assert (found.json["type"], found.error["type"]) == ("error", "invalid_request_error")
 
 
-def test_58_59_ollama_s_clients_are_told_in_their_words(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_58_59_ollama_s_clients_get_their_error_format(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     for found, status in slow_and_large(live, "/api/chat"):
         assert found.status == status
@@ -146,7 +146,7 @@ def test_58_59_ollama_s_clients_are_told_in_their_words(live: Live, monkeypatch:
 
 
 def slow_and_large(live: Live, path: str) -> Iterator[tuple[Answer, int]]:
-    """What is said to headers that do not end, and to those that are too large."""
+    """Responses to endless and to oversized headers."""
     yield answer_of(raw(live, f"POST {path} HTTP/1.1\r\nHost: loc")), 408
     yield answer_of(raw(live, f"POST {path} HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160))), 431
 
@@ -288,7 +288,7 @@ def test_68_bodies_that_never_end_take_no_places(engine: type[fakes.Engine], mon
         found = live.request("/v1/chat/completions", CHAT)
         assert (found.status, found.error["code"]) == (503, "queue_full")
         assert "the bodies of 3 requests" in found.error["message"]
-        # A body that is whole when there is no room any more is told so.
+        # A complete body is rejected if the limit is reached.
         with held(engine):
             clients.pop(0).close()
             until(lambda: live.request("/tokenize", {"prompt": "a"}).status == 200)

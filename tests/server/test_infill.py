@@ -42,7 +42,7 @@ class Coder:
     tokenizer: Tokenizer
 
     def ids(self, before: str = BEFORE, after: str = AFTER) -> list[int]:
-        """What the model is to see, part by part."""
+        """Expected parts of the prompt."""
         prefix, suffix = [self.layout.prefix, before], [self.layout.suffix, after]
         parts = prefix + suffix if self.layout.order == "PSM" else suffix + prefix
         return self._spelled(*parts, *([self.layout.middle] if self.layout.middle else []))
@@ -52,7 +52,7 @@ class Coder:
         return self._spelled((*self.layout.ends, self.layout.suffix)[0])[0]
 
     def expected(self, ids: list[int]) -> str:
-        """What the model says after these."""
+        """Output of the model after these parts."""
         return self.alone.generate({"prompt_token_ids": ids}, greedy())[0].outputs[0].text
 
     def _spelled(self, *parts: str) -> list[int]:
@@ -76,7 +76,7 @@ def coder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def with_tokens(model: Path, layout: Layout) -> Path:
-    """The embedded model with a layout's tokens, each with an embedding of its own."""
+    """Writes the embedded model with the tokens of a layout, each with a separate embedding."""
     shutil.copytree(TINY, model, ignore=shutil.ignore_patterns("*.safetensors"))
     byte_level(model, layout)
     tensors = base_tensors(TINY)

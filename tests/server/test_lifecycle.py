@@ -112,7 +112,7 @@ def test_70_a_client_that_never_reads_keeps_no_place(
     with serving(ServerSettings(max_concurrent_requests=1, request_timeout=600)) as live:
         begun = time.monotonic()
         with full(live):
-            # What it does not read is not gathered: once an event waits, none is written behind it.
+            # Unread events are not buffered: at most one event is pending.
             (connection,) = live.server.server_state.connections
             assert isinstance(connection, http_protocol.LimitedH11Protocol)
             waiting = connection.transport.get_write_buffer_size()
@@ -251,7 +251,7 @@ def test_more_clients_than_files_are_answered_and_no_flood_of_lines() -> None:
 
 
 def live_at(url: str) -> Live:
-    """What asks a server in another process."""
+    """Request to a server in another process."""
     return Live(None, int(url.rpartition(":")[2]), None, threading.current_thread())  # type: ignore[arg-type]
 
 
@@ -329,7 +329,7 @@ Adapters.load = load
 
 @pytest.mark.parametrize(("signals", "seconds"), [(1, 1 + 2 * 5), (2, 0)])
 def test_75_what_cannot_be_broken_off_keeps_no_server(signals: int, seconds: int, tmp_path: Path) -> None:
-    """It waits for responses and for threads as long as it does for any others, and no longer."""
+    """The shutdown waits for responses and threads up to the time limit."""
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     with program("--drain-timeout", "1", "--lora-dir", str(tmp_path), text=READING) as (process, url):
@@ -418,7 +418,7 @@ with subprocess.Popen({[sys.executable, "-c", PROGRAM, "serve", "--port", "0", "
         child = int(process.stdout.readline())
         assert json.loads(process.stderr.readline())["event"] == "listening"
         process.kill()
-        # It says so where the parent's stderr was, and ends.
+        # The server logs it to the former stderr of the parent and exits.
         assert '"draining"' in process.stderr.read()
     until(lambda: not _runs(child))
 

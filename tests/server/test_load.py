@@ -23,14 +23,14 @@ PROMPTS = [f"{index * 7919} The canary of request {index} is" for index in range
 
 @pytest.fixture(scope="module")
 def solo() -> list[str]:
-    """What each prompt is continued with when it is alone."""
+    """Continuation of each prompt without other requests."""
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     with LLM() as llm:
         return [llm.generate(prompt, params)[0].outputs[0].text for prompt in PROMPTS]
 
 
 async def run(live: Live, solo: list[str], leave: float, requests: int = REQUESTS) -> tuple[int, int]:
-    """How many got all of it, and how many left before; each of them got the right text so far."""
+    """Returns the number of complete and of disconnected clients; each got the right text so far."""
     numbers = random.Random(0)
     turns = iter(range(requests))
     complete, left = 0, 0
@@ -85,7 +85,7 @@ def test_figure_b(tiny: Live, solo: list[str]) -> None:
 
 
 def test_figure_c(solo: list[str]) -> None:
-    """A cache of a quarter of what all clients want: some are put off, and none is different."""
+    """With a quarter of the KV cache needed, requests are preempted and no output changes."""
     with LLM() as llm:
         longest = max(len(llm.tokenize(prompt)) for prompt in PROMPTS) + TOKENS + 1
         wanted = CLIENTS * longest * llm.info()["kv_bytes_per_token"]
@@ -96,7 +96,7 @@ def test_figure_c(solo: list[str]) -> None:
 
 
 def test_figure_d(solo: list[str]) -> None:
-    """Ten times as many clients as there is room for: some are told to come again, and the others notice nothing."""
+    """With ten times as many clients as places, some are rejected and the others are not affected."""
     room = 4
     with serving(llm=lambda: AsyncLLM(max_num_seqs=2, max_queued_requests=room - 2)) as live:
 

@@ -1,4 +1,4 @@
-"""What the server writes: JSON in every line, and nothing that a request held."""
+"""Logs of the server: JSON lines without contents of requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_client_that_goes_while_it_fails_leaves_nothing_in_the_log(
     assert caplog.records == []
 
 
-def test_what_nobody_caught_is_told_by_type_and_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncaught_exceptions_are_logged_by_type_and_place(caplog: pytest.LogCaptureFixture) -> None:
     async def lose() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_uncaught)

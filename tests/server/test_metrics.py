@@ -1,4 +1,4 @@
-"""What /metrics says, and how it grows."""
+"""Contents of /metrics and their changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN = (
 
 
 def samples(live: Live) -> dict[str, float]:
-    """Values by name and labels, but for model and engine, which are always the same."""
+    """Returns values by name and labels, except model and engine, which are constant."""
     found: dict[str, float] = {}
     answer = live.request("/metrics")
     assert answer.status == 200
@@ -120,7 +120,7 @@ def test_cpu_stat(tmp_path: Path) -> None:
     assert cpu_stat([str(tmp_path / "none")]) == {}
 
 
-def test_throttling_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttling_is_reported(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferrule.server.metrics.cpu_stat", lambda: {"nr_throttled": 3, "throttled_usec": 2_500_000})
     found = samples(live)
     assert found["ferrule:cgroup_throttled_periods_total"] == 3

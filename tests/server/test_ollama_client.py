@@ -141,7 +141,7 @@ def test_formats_are_held(client: ollama.Client) -> None:
     assert (begun.response or "").lstrip().startswith("{")
 
 
-def test_what_is_told_of_models(client: ollama.Client, live: Live) -> None:
+def test_descriptions_of_models(client: ollama.Client, live: Live) -> None:
     listed = client.list().models
     assert [each.model for each in listed] == ["tiny", "other"]
     assert listed[0].details is not None

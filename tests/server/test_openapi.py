@@ -24,7 +24,7 @@ OPERATIONS: list[Any] = [
     cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
 EXAMPLES = 20
-"""Of each operation and mode; a minute for all of them."""
+"""Number of examples per operation and mode; about a minute in total."""
 ERRORS = {"/v1/messages": ErrorBody, "/api/": RootModel[dict[Literal["error"], str]], "/": ErrorResponse}
 """The forms of errors, by the beginnings of paths."""
 

@@ -1,4 +1,4 @@
-"""What requests may ask, and what they are told: FAULTS rows 41 and 44 to 56 and 62 over HTTP."""
+"""Valid and invalid requests: FAULTS rows 41, 44 to 56 and 62 over HTTP."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_56_what_is_nested_deeply(live: Live, depth: int) -> None:
         assert found.status in (200, 400), asked[:200]
 
 
-def test_53_a_prompt_that_is_too_long_is_told_at_once(engine: type[fakes.Engine]) -> None:
+def test_53_a_prompt_that_is_too_long_is_rejected_at_once(engine: type[fakes.Engine]) -> None:
     with serving(llm=lambda: AsyncLLM(max_num_seqs=1, max_queued_requests=1)) as live:
         found = live.complete([5] * 2048, max_tokens=1)
         assert (found.status, found.error["param"]) == (400, "prompt")
@@ -342,7 +342,7 @@ CALLS = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>\n' * 
 
 
 @pytest.mark.parametrize("parallel", [None, True, False])
-def test_calls_and_reasoning_are_told_apart(parsing: Live, engine: type[fakes.Engine], parallel: bool | None) -> None:
+def test_calls_and_reasoning_are_separated(parsing: Live, engine: type[fakes.Engine], parallel: bool | None) -> None:
     said_by(engine, parsing, f"<think>Hm.</think>Let us see. {CALLS}")
     asked: dict[str, Any] = {"tools": [TOOL, OTHER], "parallel_tool_calls": parallel, "seed": 1}
     (choice,) = parsing.chat(**asked).json["choices"]
@@ -401,7 +401,7 @@ def test_usage_in_a_stream(live: Live, engine: type[fakes.Engine], path: str, n:
 
 
 def test_a_forced_call_is_held_to_the_tools(live: Live, engine: type[fakes.Engine]) -> None:
-    """The fake follows no grammar: what it was told is what counts, and a cut-off call is no content."""
+    """The fake ignores grammars: the test checks the grammar it received, and that a truncated call is not content."""
     parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     said_by(engine, live, '[{"name":"weather","arguments":{"a":1}},{"na')

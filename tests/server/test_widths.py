@@ -91,7 +91,7 @@ def test_56_what_is_wide_holds_nobody_up(live: Live, path: str, body: str, field
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < MEMORY
 
 
-def test_limits_of_width_are_told(live: Live) -> None:
+def test_limits_of_width_are_reported(live: Live) -> None:
     message, tool = {"role": "user", "content": "a"}, {"type": "function", "function": {"name": "f"}}
     for body, limit in (
         ({"messages": [message] * (MAX_ITEMS + 1)}, MAX_ITEMS),

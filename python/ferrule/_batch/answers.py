@@ -1,4 +1,4 @@
-"""A line of the output: what was answered, or the error that there is instead."""
+"""A line of the output file: the response or the error of a request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Answer:
     content: bytes
     """The line with its end."""
     custom_id: Any
-    """None where the request has none."""
+    """None if the request has none."""
     failure: str | None
-    """What went wrong, in a line; None where nothing did."""
+    """Error message in one line; None for a success."""
 
 
 def refusal(custom_id: Any, code: str, message: str) -> Answer:
-    """The answer to a line that is no request."""
+    """Returns the answer to a line that is not a request."""
     return _answer(custom_id, None, {"code": code, "message": message})
 
 
 def response(custom_id: Any, status: int, body: bytes) -> Answer:
-    """What the server's application answered to a request."""
+    """Response of the server application to a request."""
     request_id = f"req_{uuid.uuid4().hex}"
     return _answer(custom_id, {"status_code": status, "request_id": request_id, "body": json.loads(body)}, None)
 
@@ -59,7 +59,7 @@ def _answer(custom_id: Any, response: dict[str, Any] | None, error: dict[str, st
 
 
 def _failure(response: object, error: object) -> str | None:
-    """Of an answer that may come from a file, where anything may stand."""
+    """Returns the error of an answer from a file with arbitrary contents."""
     if error is not None:
         return _message(error)
     status, body = (_field(response, name) for name in ("status_code", "body"))

@@ -26,13 +26,13 @@ class Line:
     """A line of the input."""
 
     number: int
-    """From 1."""
+    """Number of the line, from 1."""
     content: bytes | None
-    """None where it is longer than LONGEST_LINE."""
+    """None if it is longer than LONGEST_LINE."""
     custom_id: Any
-    """None where the line has none, or is no JSON."""
+    """None if the line has none or is not JSON."""
     same_id: int | None
-    """The number of the first line that has the same custom_id; None where this is the first."""
+    """Number of the first line with the same custom_id; None if this is the first."""
 
     def read(self) -> object:
         """The line as JSON. Raises ValueError."""
@@ -40,7 +40,7 @@ class Line:
 
 
 class BatchInput:
-    """The lines of a file but for empty ones; one of them is in memory, and what tells the ids of the others.
+    """Yields the non-empty lines of a file; memory holds one line and digests of the ids of the others.
 
     Raises InvalidParameterError for a file that cannot be read.
     """
@@ -102,13 +102,13 @@ class BatchInput:
 
 @dataclass
 class Answered:
-    """What an output has."""
+    """Contents of an output file."""
 
     lines: int = 0
     failed: int = 0
-    """Those of them that are errors."""
+    """Number of answers that are errors."""
     failure: str | None = None
-    """The first of these: its line and what went wrong."""
+    """Line and message of the first error."""
 
     def count(self, answer: Answer) -> None:
         """Adds the answer that comes next."""
@@ -175,11 +175,11 @@ class BatchOutput:
         self._old, self._file = self._file, self._rewrite.file  # the old one is locked until the end
 
     def kept(self) -> Answer | None:
-        """What is written again for the next line; None where it has to be asked."""
+        """Returns the existing answer to the next line; None if the request must run."""
         return None if self._rewrite is None else self._rewrite.next()
 
     def write(self, answer: Answer) -> None:
-        """Adds a line with one call of the system. Raises ModelWriteError, and leaves nothing of it then."""
+        """Appends a line with one system call. Raises ModelWriteError and then leaves the file unchanged."""
         end = self._file.seek(0, os.SEEK_END)
         try:
             rest = memoryview(answer.content)

@@ -1,4 +1,4 @@
-"""From a line of a batch to what the server's application answers."""
+"""Conversion of a line of a batch file to a request, and of the server's response to an answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An output that is written anew, so that errors in its middle can become answers.
+"""Rewriting of an output file, so that errors within it can be replaced by answers.
 
-Its file is the old one until the new one has every line of it, and never something between.
+The new file replaces the old one once it has all lines.
 """
 
 from __future__ import annotations

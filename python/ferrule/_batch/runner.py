@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 WAITING = 1.25
 """Requests that are asked at once, as a multiple of the sequences of a step: the next ones wait in the engine."""
 MOST_LINES = 2048
-"""Lines between the first without an answer in the file and the last that is read: how far others may go ahead of a
-long answer. So many answers at the most are lost, and made again, where a run is killed."""
+"""Maximum number of lines between the first one without an answer in the file and the last one read. A long answer can
+delay this many others, which are lost and generated again if the run is killed."""
 MOST_BYTES = 256 << 20
-"""Of these lines and answers."""
+"""Maximum bytes of these lines and answers."""
 
 
 @dataclass
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     answered: Answered
-    """Of the output."""
+    """Answers in the output."""
     bytes: int
-    """Of the input, up to the last line that is answered."""
+    """Bytes of the input, up to the last line that is answered."""
     asked: int = 0
-    """Answers that were made in this run."""
+    """Number of requests answered in this run."""
 
 
 async def run_batch(
@@ -46,7 +46,7 @@ async def run_batch(
     answered: Answered,
     notify: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Answers requests by a model that goes by these names, behind those that have answers already.
+    """Answers requests with a model that has these names, after those that already have answers.
 
     Raises EngineError where the engine is dead, ModelWriteError.
     """

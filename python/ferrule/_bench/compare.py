@@ -21,10 +21,10 @@ CONDITIONS = (
     "decode_tokens",
     "read_probe_bytes",
 )
-"""What should be equal for the figures to say something of the program."""
+"""Conditions that must be equal for a comparison."""
 
 MACHINE_POINTS = ("all threads", "one thread", "scaling")
-"""What a record of the machine has figures of."""
+"""Kinds of figures in a record of the machine."""
 
 NOT_COMPARED = (
     *CONDITIONS,
@@ -40,14 +40,14 @@ class Change:
     """A figure then and now."""
 
     point: str
-    """Which of a sweep's points, or whether one thread or all; empty where there is one only."""
+    """Label of the point of a sweep, or of the number of threads; empty if there is only one."""
     figure: str
     old: float
     new: float
 
     @property
     def ratio(self) -> float:
-        """Of the new figure to the old."""
+        """Ratio of the new figure to the old one."""
         return self.new / self.old
 
 
@@ -56,11 +56,11 @@ class Comparison:
     """Two records, one beside the other."""
 
     differs: dict[str, tuple[Any, Any]]
-    """Of the conditions, those that are not equal: then and now."""
+    """Conditions that differ, with old and new value."""
     changes: list[Change]
 
     def record(self) -> Record:
-        """As JSON has it."""
+        """Returns the comparison as JSON values."""
         differs = {name: {"old": old, "new": new} for name, (old, new) in self.differs.items()}
         changes = [
             {"point": c.point, "figure": c.figure, "old": c.old, "new": c.new, "ratio": c.ratio} for c in self.changes

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PASSES = 5
-"""Of each probe; the median counts. The best would be a moment's, where a model's figure is the mean of seconds."""
+"""Number of runs of each probe; the median counts, because the figure of a model is a mean over seconds."""
 
 GOOD_SHARE = 0.85
-"""Additions per second, over the most that were seen, below which a window is a bad one."""
+"""Share of the highest observed additions per second below which a window counts as disturbed."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine gave at a time, per second."""
+    """Throughput of the machine at one time, per second."""
 
     read: float
     """Bytes read."""
@@ -32,7 +32,7 @@ class Ceilings:
     """Integer additions."""
 
     def record(self) -> dict[str, float]:
-        """As records name them."""
+        """Returns the figures under their names in records."""
         figures = {"read_gbps": self.read, "int8_gops": self.int8, "f32_gflops": self.f32, "add_probe": self.adds}
         return {name: figure / 1e9 for name, figure in figures.items()}
 

@@ -19,14 +19,14 @@ from ferrule.errors import EngineError, InvalidParameterError
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured."""
+    """Workload of a measurement."""
 
     context: int
     """Tokens of each prompt."""
     batch: int
-    """Sequences decoded at once, each with a prompt of its own."""
+    """Number of concurrent sequences, each with a different prompt."""
     gen: int
-    """Tokens that each of them writes while all of them decode."""
+    """Number of tokens that each sequence generates while all of them decode."""
 
     def __str__(self) -> str:
         sequences = "1 sequence" if self.batch == 1 else f"{self.batch} sequences"
@@ -60,14 +60,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a point took."""
+    """Times of one run of a point."""
 
     prefill_seconds: float
-    """From the start until every sequence had its first token."""
+    """Seconds from the start until every sequence had its first token."""
     first_token_seconds: float
-    """Until the first sequence had its first token."""
+    """Seconds until the first sequence had its first token."""
     decode_seconds: float
-    """From there until each had written `gen` tokens with all others beside it, its first one left out."""
+    """Seconds from there until each sequence had `gen` more tokens while all of them were running."""
     gaps: list[float]
     """Seconds between neighbouring tokens of a sequence in that time."""
     contexts: list[float]
@@ -104,7 +104,7 @@ class Arrivals:
             self._begin = [len(times) for times in self._times]
 
     def run(self, start: float, ceilings: Ceilings) -> Run:
-        """What it comes to."""
+        """Returns the record of the run."""
         ends = [begin + self._point.gen - 1 for begin in self._begin]
         windows = [times[begin - 1 : end] for times, begin, end in zip(self._times, self._begin, ends, strict=True)]
         first = max(times[0] for times in self._times)
@@ -160,7 +160,7 @@ def sweep(
 
 
 def good(runs: Sequence[Run], machine: Machine) -> list[Run]:
-    """Those that were not taken in a bad window."""
+    """Returns the runs that were not disturbed by other processes."""
     return [run for run in runs if not machine.is_bad(run.ceilings)]
 
 

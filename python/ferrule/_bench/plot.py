@@ -51,7 +51,7 @@ def plot(record: Record, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a phase of a point achieved.
+    """Throughput of a phase of a point.
 
     Operations are those of the layers' projections, as in the record's fractions: no attention, no head. The height of
     a decode's mark over its place on the slope is thus its fraction of the bandwidth.

@@ -60,7 +60,7 @@ def machine_record(machine: Machine, isa: str, threads: int, rounds: Mapping[int
 
 
 def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], machine: Machine, repeat: int) -> Record:
-    # Where too few windows were good, the best of the others serve too, and the record says so.
+    # If too few runs were undisturbed, the best of the others are used, and the record reports it.
     runs = sorted(taken, key=lambda run: run.ceilings.adds, reverse=True)[:repeat]
 
     def middle(figure: Callable[[Run], float]) -> float:
@@ -105,7 +105,7 @@ def _kv_bytes(windows: Sequence[Mapping[str, Any]], context: float) -> float:
 
 
 def _latencies(gaps: Sequence[float]) -> dict[str, float]:
-    """Percentiles of the time between tokens: the least that so large a share of all does not exceed."""
+    """Percentiles of the time between tokens: each is the least value that this share of all values does not exceed."""
     ordered = sorted(gaps)
     # ceil(share * count) as integers: 0.99 is no binary fraction.
     ranks = {name: -(-round(share * 100) * len(ordered) // 100) for name, share in PERCENTILES.items()}

@@ -1,4 +1,4 @@
-"""How well a model predicts a text, and how far it is from another format of the same model.
+"""Evaluation of models: perplexity of texts, and divergence from a reference.
 
 `windows` cuts texts into what a model reads at once, `divergence` compares rows of logits in float64, `perplexity` and
 `compare` run one model or two over the windows, and `plot` draws what came out. `LLM.perplexity` and `LLM.compare` are

@@ -1,4 +1,4 @@
-"""How far a model is from a reference: another format of the same weights, over the same windows.
+"""Comparison of a model with a reference, such as another format of the same weights, over the same windows.
 
 The figures are those of llama.cpp's `--kl-divergence`. Both models are in memory at once, and of their logits one
 window of each.
@@ -41,14 +41,14 @@ class Divergence:
     """Standard error of the mean, as if tokens were independent; NaN of a single one."""
     median: float
     p90: float
-    """What 90 % of the tokens do not exceed."""
+    """90th percentile over tokens."""
     p99: float
     p999: float
     max: float
 
     @classmethod
     def of(cls, kld: Floats) -> Divergence:
-        """From that of each token. Quantiles are observed values, the lowest at or above their share."""
+        """Summarizes the divergence of each token. Quantiles are the lowest observed values at or above their share."""
         import numpy as np
 
         mean, error = mean_and_error(kld)
@@ -59,7 +59,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class LikelyToken:
-    """What a model held for the likeliest."""
+    """Most probable token of a model, with its probability."""
 
     token_id: int
     text: str
@@ -72,16 +72,16 @@ class WorstToken:
 
     kld: float
     text: int
-    """Which text it is of."""
+    """Index of the text."""
     position: int
-    """Among the text's own tokens."""
+    """Index within the tokens of the text."""
     context: str
     """The tokens before it, a few."""
     token_id: int
     token: str
-    """Its text; U+FFFD where it is part of a character."""
+    """Text of the token; U+FFFD if it is part of a character."""
     probability: float
-    """Of this token, by the model."""
+    """Probability of this token by the model."""
     reference_probability: float
     top: LikelyToken
     reference_top: LikelyToken
@@ -94,7 +94,7 @@ class Comparison:
     model: Perplexity
     reference: Perplexity
     perplexity_ratio: float
-    """The model's over the reference's."""
+    """Perplexity of the model divided by that of the reference."""
     perplexity_ratio_error: float
     """Standard error, from the differences at each token: far less than the errors of the two suggest."""
     kld: Divergence
@@ -102,7 +102,7 @@ class Comparison:
     """The share of tokens before which both held the same token for the likeliest."""
     same_top_error: float
     worst: list[WorstToken]
-    """Those with the largest divergence, the largest first."""
+    """Tokens with the largest divergence, in descending order."""
     token_kld: npt.NDArray[np.float64] = field(repr=False, compare=False)
     """`[tokens]`: the divergence before each token that was scored, in order."""
 
@@ -149,7 +149,7 @@ def compare(
 
 
 def _difference(joined: Divergences) -> tuple[float, float]:
-    """Of the mean negative log-probabilities."""
+    """Ratio of the mean negative log-probabilities."""
     if not (np.isfinite(joined.logprob).all() and np.isfinite(joined.reference_logprob).all()):
         return math.nan, math.nan
     return mean_and_error(joined.reference_logprob - joined.logprob)

@@ -23,12 +23,12 @@ NUMBERS_AT_ONCE = 1 << 17
 
 @dataclass(frozen=True)
 class Divergences:
-    """How two models differ at each of some tokens; every field is `[tokens]`, natural logarithms."""
+    """Differences of two models at some tokens; every field is `[tokens]`, natural logarithms."""
 
     kld: Floats
-    """Of the model from the reference: the sum of p_reference x ln(p_reference / p_model)."""
+    """KL divergence of the model from the reference: the sum of p_reference x ln(p_reference / p_model)."""
     logprob: Floats
-    """Of the token that came, by the model."""
+    """Log-probability of the actual token by the model."""
     reference_logprob: Floats
     top: Ids
     """The model's likeliest token."""
@@ -68,7 +68,7 @@ def divergences(logits: npt.NDArray[np.float32], reference: npt.NDArray[np.float
             difference = theirs - ours
             kld = np.einsum("tv,tv->t", weights, difference)
         if np.isnan(kld).any():
-            # What the reference forbids costs nothing; what the model alone forbids costs all that there is.
+            # Tokens that the reference forbids add nothing; tokens that only the model forbids make it infinite.
             difference[weights == 0] = 0
             kld = np.einsum("tv,tv->t", weights, difference)
         # Rounding can make nearly equal rows less than equal.

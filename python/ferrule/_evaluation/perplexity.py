@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model predicts texts."""
+    """Perplexity of a model on texts."""
 
     perplexity: float
     perplexity_error: float
@@ -38,7 +38,7 @@ class Perplexity:
 
     @classmethod
     def of(cls, logprobs: Floats, windows: int, windowing: Windowing) -> Perplexity:
-        """From the log-probability of each token that was scored."""
+        """Summarizes the log-probabilities of the scored tokens."""
         nll, error = mean_and_error(-logprobs)
         value = exp(nll)
         return cls(value, value * error, nll, error, len(logprobs), windows, windowing)

@@ -1,4 +1,4 @@
-"""What evaluation needs of a model."""
+"""Interface that evaluation needs from a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Subject:
     """A model that is evaluated, or that is the reference of one."""
 
     name: str
-    """For messages."""
+    """Name of the model in messages."""
     tokenizer: Tokenizer
     vocab_size: int
     max_model_len: int
     """Tokens of the longest sequence."""
     logits: Callable[[list[int], int], npt.NDArray[np.float32]]
-    """Of token ids, those after each from a first one on: float32 `[tokens - first, vocab_size]`."""
+    """Returns the logits after each token from index `first` on: float32 `[tokens - first, vocab_size]`."""
 
     def check_same_vocabulary(self, reference: Subject) -> None:
         """Raises InvalidParameterError where a token of one is not that of the other: nothing can be compared then."""

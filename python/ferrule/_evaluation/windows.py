@@ -1,8 +1,8 @@
 """Texts cut into windows, as Hugging Face's guide to perplexity slides them.
 
 https://huggingface.co/docs/transformers/perplexity: windows of a fixed length begin every `stride` tokens, and each
-scores what the one before it did not. Every token is thus scored once, after `window - stride` tokens at the least but
-for those of the first window. llama.cpp's windows do not overlap, and it scores the second half of each: `stride =
+scores the tokens that the previous one did not. Every token is scored once, after at least `window - stride` tokens,
+except in the first window. llama.cpp's windows do not overlap, and it scores the second half of each: `stride =
 min_context = window / 2` costs the same, gives every token at least as much context, and scores twice as many.
 
 Where the tokenizer begins a text with special tokens, each window begins with them, as llama.cpp's does: models that
@@ -21,7 +21,7 @@ from ferrule._validation import check_whole, shown
 from ferrule.errors import InvalidParameterError, PromptError
 
 DEFAULT_WINDOW = 512
-"""Tokens: llama.cpp's. A shorter context has windows of its own length."""
+"""Default number of tokens per window, as in llama.cpp; a shorter context has shorter windows."""
 
 TextOrTokens: TypeAlias = str | Sequence[int]
 """Token ids are taken as they are, without special tokens in front."""
@@ -29,7 +29,7 @@ TextOrTokens: TypeAlias = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Windowing:
-    """How texts are cut."""
+    """Sizes of the windows of texts."""
 
     window: int
     """Tokens that a model reads at once, special tokens included."""
@@ -58,9 +58,9 @@ class Window:
     first: int
     """The first token of these that is scored: at least 1, since nothing says how likely a first token is."""
     text: int
-    """Which text it is of."""
+    """Index of the text."""
     position: int
-    """Of that token among the text's own tokens."""
+    """Index of that token within the tokens of the text."""
 
     @property
     def targets(self) -> list[int]:
@@ -69,13 +69,13 @@ class Window:
 
 
 def read_texts(subject: Subject, texts: TextOrTokens | Sequence[TextOrTokens]) -> list[tuple[list[int], list[int]]]:
-    """Of each text the special tokens that its windows begin with, and its own tokens.
+    """Returns for each text the special tokens at the beginning of its windows, and its own tokens.
 
     Raises PromptError, TokenizerError.
     """
     several = _several(texts)
     if not several:
-        raise PromptError("there are no texts to evaluate; give one at least")
+        raise PromptError("no texts to evaluate; at least one is required")
     return [_read_text(subject, index, text) for index, text in enumerate(several)]
 
 

@@ -42,7 +42,7 @@ class ChatPage:
             self.requests.append(json.loads(request.post_data or "{}"))
 
     def open(self) -> None:
-        """Opens it, or opens it anew."""
+        """Opens or reloads the page."""
         self.page.goto("/")
         expect(self.page.locator("#model option")).not_to_have_count(0)
 
@@ -61,7 +61,7 @@ class ChatPage:
         return self.answers()[-1]
 
     def wait(self) -> None:
-        """Until no answer is being written."""
+        """Waits until no answer is being generated."""
         expect(self.at("#send")).to_have_accessible_name("Send")
         expect(self.at(".running")).to_have_count(0)
 
@@ -69,7 +69,7 @@ class ChatPage:
         return self.at(".assistant .body").all_inner_texts()
 
     def expect_messages(self, *texts: str) -> None:
-        """What the user said, of what is shown."""
+        """Returns the visible messages of the user."""
         expect(self.at(".user .body")).to_have_text(texts)
 
     def answer(self) -> Locator:
@@ -81,7 +81,7 @@ class ChatPage:
         (at or self.answer()).locator(f"[data-act={action}]").click()
 
     def version(self, at: Locator | None = None) -> str:
-        """Which version of the last answer, or of another message, is shown: `2/3`."""
+        """Returns the visible version of the last answer or another message: `2/3`."""
         return (at or self.answer()).locator(".branch").inner_text()
 
     def set(self, **values: str) -> None:
@@ -101,7 +101,7 @@ class ChatPage:
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=STREAM))
 
     def refuse(self, status: int, message: str, path: str = "**/v1/chat/completions") -> None:
-        """From now on the server refuses."""
+        """Makes the server refuse further requests."""
 
         def refuse(route: Route) -> None:
             route.fulfill(status=status, json={"error": {"message": message, "type": "x", "param": None, "code": None}})

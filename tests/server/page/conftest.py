@@ -48,7 +48,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_chat(browser: Browser, server_url: str) -> Iterator[Callable[..., ChatPage]]:
-    """Opens the page in a browser profile of its own; keywords go to Playwright's `new_context`."""
+    """Opens the page in a new browser profile; keywords go to Playwright's `new_context`."""
     opened: list[ChatPage] = []
 
     def open_chat(base_url: str = server_url, **options: Any) -> ChatPage:

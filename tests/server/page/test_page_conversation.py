@@ -36,7 +36,7 @@ def test_figures_are_those_of_the_server(chat: ChatPage) -> None:
 
 
 def metric(chat: ChatPage, name: str) -> float:
-    """What the server counts, of all models."""
+    """Returns the counters of the server over all models."""
     lines = chat.page.request.get("/metrics").text().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"ferrule:{name}{{"))
 
@@ -134,7 +134,7 @@ def test_an_edited_message_is_a_branch_with_its_own_answer(chat: ChatPage) -> No
     assert "Paris" in chat.answers()[0]
 
 
-def test_an_edited_answer_is_what_the_model_is_told(chat: ChatPage) -> None:
+def test_an_edited_answer_is_sent_to_the_model(chat: ChatPage) -> None:
     chat.set(temperature="0")
     chat.ask(CAPITAL)
     chat.act("edit")

@@ -88,7 +88,7 @@ def test_two_tabs_answer_in_one_conversation(two: ChatPage) -> None:
     two.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
     # Longer than it takes until an answer that is being written is kept once more.
     two.page.wait_for_timeout(1500)
-    two.page.keyboard.press("Escape")  # stops it, where it has not come to its end
+    two.page.keyboard.press("Escape")  # stops the answer if it is not complete
     two.wait()
     expect(beside.at(".assistant .body")).to_have_text(two.at(".assistant .body").all_text_contents())
     said = two.answers()
@@ -231,7 +231,7 @@ def test_a_file_that_cannot_be_read_says_where(chat: ChatPage, tmp_path: Path) -
     chat.expect_titles("What is the capital of France?")
     for width in (900, 1280, 1920):
         chat.page.set_viewport_size({"width": width, "height": 800})
-        # One below the other, but for a scrollbar; the browser takes the new size in its own time.
+        # Aligned, except for a scrollbar; the browser applies the new size asynchronously.
         chat.page.wait_for_function(ALIGNED, arg=["#notice", ".assistant .body", "#composer"])
     chat.ask("What is the capital of Italy?")
     expect(chat.at("#notice")).to_be_hidden()

@@ -1,4 +1,4 @@
-"""What a model says, and what a server answers, is text: it runs nothing, loads nothing and hides nothing."""
+"""Output of models and servers is text: it runs nothing, loads nothing and hides nothing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_policy_lets_nothing_in(chat: ChatPage) -> None:
         }"""
     )
     assert refused == [True] * 4
-    # The browser says so, and that is as it should be.
+    # The browser reports this, as expected.
     chat.complaints.clear()
 
 
