@@ -267,7 +267,7 @@ def test_quantiles_are_observed() -> None:
     ("arguments", "error", "message"),
     [
         ({"texts": ""}, PromptError, r"texts\[0\]: the prompt is empty"),
-        ({"texts": []}, PromptError, "there are no texts"),
+        ({"texts": []}, PromptError, "no texts to evaluate; at least one is required"),
         ({"texts": ["a", ""]}, PromptError, r"texts\[1\]: the prompt is empty"),
         ({"texts": 5}, PromptError, "texts is 5"),
         ({"texts": b"x"}, PromptError, "texts is b'x'"),
