@@ -34,7 +34,9 @@ pub enum ConfigError {
         needed: u64,
     },
     /// The draft model has another vocabulary.
-    #[error("speculative_config.model must be a model with the vocabulary of {expected} tokens, got one of {given}")]
+    #[error(
+        "speculative_config.model must be a model with the vocabulary of {expected} tokens, got one of {given} tokens"
+    )]
     DraftVocab {
         /// Number of tokens of the model.
         expected: usize,

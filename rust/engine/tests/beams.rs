@@ -188,7 +188,7 @@ fn more_beams_than_slots_or_pages_are_rejected() {
     let prompt: Vec<u32> = (0..20).collect();
     let refused = engine.add_request(request(&prompt, 9, 5)).unwrap_err();
     assert_eq!(refused, RequestError::TooManyBeams { beam_width: 9, limit: 8 });
-    assert!(refused.to_string().contains("beam_width is 9") && refused.to_string().contains("max_num_seqs"));
+    assert!(refused.to_string().contains("beam_width must be <= 8") && refused.to_string().contains("max_num_seqs"));
     let prompt: Vec<u32> = (0..40).collect();
     let refused = engine.add_request(request(&prompt, 8, 5)).unwrap_err();
     assert_eq!(refused, RequestError::BeamsExceedKv { beam_width: 8, tokens: 40, needed: 10, pages: 9 });

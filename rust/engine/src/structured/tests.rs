@@ -295,7 +295,7 @@ fn an_ambiguous_grammar_does_not_delay_the_batch() {
 fn a_matcher_panic_ends_only_its_sequence() {
     let mut constraint = start(&regex("ab"));
     let Some(FinishReason::Constraint(error)) = constraint.consume(b'z'.into()) else { panic!("went on") };
-    assert!(error.to_string().contains("after 0 tokens"), "{error}");
+    assert!(error.to_string().contains("after 0 output tokens"), "{error}");
     assert!(constraint.next().is_err() && start(&regex("ab")).next().is_ok());
 }
 
