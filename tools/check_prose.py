@@ -104,9 +104,12 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (rf"\bof (?:its|their) own\b{_CLAUSE_END}", "write 'its own ...' or 'separate'"),
     (r"\b(?:goes?|went) by\b(?! (?:the )?name)", "write 'uses' or 'is identified by'"),
     (r"\b(?:tells?|told) of\b|\b(?:is|are|was|were|been|be) told\b", "write 'reports', 'returns' or 'describes'"),
-    (r"\bparts? with\b", "write 'evict', 'preempt' or 'free'"),
     (
-        r"\bwhat is there\b|\bthat there (?:is|are)\b(?! (?:an?|no|one|two|more|enough)\b)",
+        r"\b(?:engine|request|sequence|cache|it|they|which|that|who|must|to) parts? with\b",
+        "write 'evict', 'preempt' or 'free'",
+    ),
+    (
+        r"\bwhat is there\b|(?<!so )\bthat there (?:is|are)\b(?! (?:an?|no|one|two|more|enough)\b)",
         "write 'exists' or 'available'",
     ),
     (r"\b(?:comes?|came|made|makes?) true\b", "write 'is accepted'"),

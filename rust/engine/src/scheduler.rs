@@ -394,7 +394,7 @@ impl Schedule {
         }
     }
 
-    /// Shifts the indices from `index` on to make room for another sequence.
+    /// Shifts the indices from `index` on by one, for another sequence.
     fn insert(&mut self, index: usize) {
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.index >= index) {
             chunk.index += 1;

@@ -16,11 +16,11 @@ use crate::safetensors::SafetensorsError;
 pub struct CheckpointError {
     /// Path of the file or folder.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// Kind of the error.
     pub kind: Box<CheckpointErrorKind>,
 }
 
-/// What is wrong with a file of a checkpoint.
+/// Kinds of errors in a file of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum CheckpointErrorKind {

@@ -145,7 +145,7 @@ fn open_shard(path: &Path) -> Result<(Mmap, BTreeMap<String, Entry>), Safetensor
     Ok((map, tensors))
 }
 
-/// Returns the error for a folder without the safetensors file that was asked for: `error` with the names of the other
+/// Returns the error for a folder without the requested safetensors file: `error` with the names of the other
 /// ones, or [`CheckpointErrorKind::PickleOnly`] if there are only pickles.
 fn without_safetensors(folder: &Folder, error: impl FnOnce(Vec<String>) -> CheckpointErrorKind) -> CheckpointError {
     let names = match folder.file_names() {

@@ -41,11 +41,11 @@ const ABANDONED: Duration = Duration::from_secs(10);
 pub struct PackedError {
     /// Path of the file.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// Kind of the error.
     pub kind: Box<PackedErrorKind>,
 }
 
-/// What is wrong with a packed file.
+/// Kinds of errors in a packed file.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum PackedErrorKind {

@@ -23,7 +23,7 @@ fn shards_are_one_checkpoint() {
     let index = index(&[("a", "1.safetensors"), ("b", "2.safetensors")]);
     let dir = folder(&[(INDEX, &index), ("1.safetensors", &valid(&["a"])), ("2.safetensors", &valid(&["x", "b"]))]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"], "the index decides what is there");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"], "the index lists the tensors");
     assert_eq!(checkpoint.total_bytes(), 8);
     let mut value = [9.0];
     checkpoint.weight("b").unwrap().read_f32(0, &mut value);

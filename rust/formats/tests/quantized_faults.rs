@@ -319,7 +319,7 @@ fn only_experts_that_are_read_are_checked() {
     let checkpoint = open(&packed.file()).unwrap().stored_as(Some(stored_as));
     let weight = checkpoint.weight("e").unwrap();
     assert!(weight.check(0..128).is_ok());
-    let message = weight.check(128..256).expect_err("a scale that cannot be").to_string();
+    let message = weight.check(128..256).expect_err("an invalid scale").to_string();
     assert!(message.contains("element 5 of tensor \"e_scales\" must be at most 252, got 255"), "{message}");
 }
 
@@ -335,7 +335,7 @@ fn an_invalid_description_is_refused() {
     for (field, value, fragment) in faults {
         let mut description = gptq.clone();
         description[field] = value;
-        let message = serde_json::from_value::<StoredAs>(description).expect_err("it cannot be").to_string();
+        let message = serde_json::from_value::<StoredAs>(description).expect_err("it is invalid").to_string();
         assert!(message.contains(fragment), "{fragment:?} is not in {message:?}");
     }
 }

@@ -114,7 +114,7 @@ impl From<PoolError> for ForwardError {
     }
 }
 
-/// What a model supports.
+/// Capabilities of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// Whether a token attends only to itself and the tokens before it. If not, a sequence is computed in one chunk and

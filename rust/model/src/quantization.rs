@@ -8,7 +8,7 @@ use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int6, Int8, Q8_0};
 
 use crate::weights::{QUANTIZATION, Source, View};
 
-/// How the weights of a model are quantized: a row of the table, with the name that users write.
+/// Quantization of the weights of a model: a row of the table, with its public name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     name: &'static str,
@@ -36,10 +36,10 @@ impl Quantization {
     /// Full precision.
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
-    /// What `auto` selects for checkpoints of floating-point weights.
+    /// Selection of `auto` for checkpoints of floating-point weights.
     const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
 
-    /// What `auto` selects for quantized checkpoints: each matrix keeps its stored format if kernels support its
+    /// Selection of `auto` for quantized checkpoints: each matrix keeps its stored format if kernels support its
     /// blocks; other matrices get a wider format.
     const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 

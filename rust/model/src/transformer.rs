@@ -227,7 +227,7 @@ impl Transformer {
         &self.pool
     }
 
-    /// Runs a batch through all layers and the final norm. Writes the rows that logits are wanted for to
+    /// Runs a batch through all layers and the final norm. Writes the rows whose logits are requested to
     /// [`Buffers::update`], `[wanted rows, hidden_size]`, and returns the number of floats.
     fn run(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
         let Self { spec, weights, places, stores, buffers, .. } = self;

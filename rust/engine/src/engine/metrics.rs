@@ -1,4 +1,4 @@
-//! What callers read about the engine's state: metrics, page statistics, and the page audit of tests.
+//! Engine state for callers: metrics, page statistics, and the page audit of tests.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -72,7 +72,7 @@ enum Lookahead {
     Unused,
     /// A matcher, and the tokens of the sequence that it has not consumed yet.
     Active(Box<Matcher>, Vec<u32>),
-    /// It hit a limit; the sequence continues without drafts from the grammar.
+    /// The grammar hit a limit; the sequence continues without drafts from the grammar.
     Failed,
 }
 

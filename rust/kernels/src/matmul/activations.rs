@@ -24,7 +24,7 @@ const INLINE_INPUTS: usize = 4 * 1024;
 const TASKS_A_THREAD: usize = 4;
 
 /// Words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` subtracts the bias of the
-/// weights from the products; a quad is four bytes. Where groups have scales of their own, the first two are zero.
+/// weights from the products; a quad is four bytes. Where groups have separate scales, the first two are zero.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
 /// Number of words of a row in a block where codes are multiplied: the initial values of partial sums, for each kind of

@@ -1,5 +1,5 @@
 //! Matmul of integer and grouped formats: products of bytes, summed exactly over blocks of 128 inputs, or over groups of
-//! 32 or 16 inputs where these have factors of their own.
+//! 32 or 16 inputs where these have separate factors.
 //!
 //! An output is one chain of multiply-adds over its row, from the first block or group to the last, beginning at zero:
 //! `sum = integer * (block_scale * scale) + sum`, in grouped formats with a factor in place of the block scale, and, where groups have

@@ -65,7 +65,7 @@ impl Rows {
     }
 }
 
-/// Numbers of rows that have a kernel of their own; other numbers are padded with rows of zeros.
+/// Numbers of rows that have a specialized kernel; other numbers are padded with rows of zeros.
 const FEW_ROWS: [usize; 7] = [1, 2, 4, 6, 8, 12, 16];
 
 /// Returns the largest number of rows that are one tile: that whose accumulators fit the registers.

@@ -257,7 +257,7 @@ fn in_own_register<T>(quads: &T) -> &T {
     }
 }
 
-// Each level of the loops is a function of its own: unrolled in one body they would be thousands of lines.
+// Each level of the loops is a separate function: unrolled in one body they would be thousands of lines.
 
 #[inline(always)]
 fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {

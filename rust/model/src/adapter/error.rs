@@ -44,7 +44,7 @@ pub enum AdapterError {
         file: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// Kind of the error.
         error: TensorError,
     },
     /// The file has no tensors.
@@ -63,7 +63,7 @@ impl AdapterError {
     }
 }
 
-/// What is wrong with a tensor of an adapter.
+/// Kinds of errors in a tensor of an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum TensorError {

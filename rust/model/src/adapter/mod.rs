@@ -20,7 +20,7 @@ pub use load::AdapterLoader;
 
 use crate::fingerprint::Parts;
 
-/// What an adapter adds to some outputs of a linear layer: `scale * (x A^T) B^T`.
+/// Low-rank update of some outputs of a linear layer: `scale * (x A^T) B^T`.
 pub(crate) struct LowRank<M = PackedMatrix> {
     /// `[rank, inputs]`
     pub a: M,
@@ -31,7 +31,7 @@ pub(crate) struct LowRank<M = PackedMatrix> {
     pub scale: f32,
 }
 
-/// What an adapter adds to the projection from a latent to each head's keys and values, which queries are multiplied
+/// Low-rank update of the projection from a latent to each head's keys and values, which queries are multiplied
 /// with transposed; see [`crate::weights::Projections::Latent`].
 pub(crate) struct HeadsLowRank<M = PackedMatrix> {
     /// `[rank, kv_rank]`

@@ -108,7 +108,7 @@ pub(crate) fn adapted(
     add(exec, &terms, out, width, &mut adapters.buffers.borrow_mut())
 }
 
-/// Which of the two per-head matrices of latent attention rows are multiplied with.
+/// The per-head matrix of latent attention that rows are multiplied with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeadSide {
     /// Matrices from queries to the latent.

@@ -79,7 +79,7 @@ fn dense_or_none<'de, D: Deserializer<'de>>(json: D) -> Result<Option<DenseSpec>
     }
 }
 
-/// How the router chooses the experts of a token and weighs them. Scores are f32; ties go to the lowest expert id.
+/// Selection and weighting of the experts of a token. Scores are f32; ties go to the lowest expert id.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouterSpec {

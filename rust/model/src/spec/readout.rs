@@ -1,4 +1,4 @@
-//! What is computed from the pooled hidden state of a text: an embedding, or scores.
+//! Result computed from the pooled hidden state of a text: an embedding, or scores.
 
 use serde::{Deserialize, Serialize};
 

@@ -40,7 +40,7 @@ pub enum LoadError {
     /// An allocation exceeds the memory of the machine or the container.
     #[error("{what} needs {needs} bytes, but only {available} bytes are available")]
     Memory {
-        /// What was to be allocated.
+        /// Purpose of the allocation.
         what: &'static str,
         /// Bytes needed.
         needs: u64,
@@ -58,14 +58,14 @@ pub enum LoadError {
         /// Bytes that the machine and the container have left.
         available: u64,
     },
-    /// A packed file has another quantization than was asked for.
+    /// A packed file has another quantization than the requested one.
     #[error("{}: is packed as {packed:?}, but {asked:?} was requested", file.display())]
     PackedAs {
         /// Path of the file.
         file: PathBuf,
         /// Quantization in its metadata.
         packed: String,
-        /// Quantization that was asked for.
+        /// Requested quantization.
         asked: &'static str,
     },
     /// The source of weights to pack is a packed file.

@@ -30,7 +30,7 @@ pub(crate) struct MatrixPlan<'a> {
 
 /// Makes something of each plan: its size, or the packed matrix.
 pub(crate) trait Packer {
-    /// What is made of a plan.
+    /// Output of a plan.
     type Matrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<Self::Matrix, LoadError>;

@@ -10,7 +10,7 @@ use crate::sampling::Sampler;
 /// Lower bound of vector lengths in normalization, so that a zero vector stays zero.
 const MIN_LENGTH: f64 = 1e-12;
 
-/// Which rows or values of a text are collected.
+/// Rows or values of a text to collect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gather<'a> {
     /// One pooled row.

@@ -230,7 +230,7 @@ impl DiskCache {
         self.writer.as_ref().map(|owned| &owned.writer)
     }
 
-    /// After a fork only the parent has the thread and writes the queue; in the child the thread's locks may be held
+    /// Only the parent of a fork has the thread and writes the queue; in the child the thread's locks may be held
     /// forever.
     fn forget_writer_of_other_process(&mut self) {
         if self.writer.as_ref().is_some_and(|owned| owned.process != process::id()) {

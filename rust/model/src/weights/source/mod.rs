@@ -49,7 +49,7 @@ pub(crate) trait WeightSource<'a> {
     fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError>;
 }
 
-/// Fills a slice of the length that was asked for with the values of a vector.
+/// Fills a slice of the requested length with the values of a vector.
 pub(crate) type VectorReader<'a> = Box<dyn Fn(&mut [f32]) -> Result<(), LoadError> + 'a>;
 
 /// A matrix to be packed: the rows of several roles, stacked.
