@@ -27,7 +27,7 @@ def embed(llm: LLM, texts: list[str]) -> npt.NDArray[np.float32]:
     """Returns embeddings, float32 `[texts, dimensions]`, with rows of length 1."""
     # The files of an embedding model set its pooling: omit `pooling` for one.
     pooling = "mean" if llm.info()["model"] == "tiny" else None
-    return np.stack([output.embedding for output in llm.embed(texts, pooling=pooling)])
+    return np.stack([output.outputs.embedding for output in llm.embed(texts, pooling=pooling)])
 
 
 def nearest(query: npt.NDArray[np.float32], index: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:

@@ -30,9 +30,9 @@ def test_answers_are_those_of_llm(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             found = await llm.embed(["The cat", "The dog"], dimensions=8)
-            assert [o.embedding.tolist() for o in found] == [o.embedding.tolist() for o in embedded]
+            assert [o.outputs.embedding.tolist() for o in found] == [o.outputs.embedding.tolist() for o in embedded]
             found = await llm.embed(["The cat", "The dog barks"], pooling="none")
-            assert [o.embedding.tolist() for o in found] == [o.embedding.tolist() for o in hidden]
+            assert [o.outputs.embedding.tolist() for o in found] == [o.outputs.embedding.tolist() for o in hidden]
             assert await llm.rerank("The cat", ["The dog", "A cat"]) == ranked
             assert await llm.embed([]) == []
             with pytest.raises(UnsupportedTaskError, match="tiny has no classifier"):
@@ -85,8 +85,8 @@ def test_callers_who_want_the_same_are_served_at_once(engine: type[fakes.Engine]
             assert sorted(sizes) == [1, 1, 5]
             with LLM() as plain:
                 expected = [plain.embed(text)[0] for text in texts(5)]
-            found = [answer[0].embedding.tolist() for answer in answers[:5]]
-            assert found == [output.embedding.tolist() for output in expected]
+            found = [answer[0].outputs.embedding.tolist() for answer in answers[:5]]
+            assert found == [output.outputs.embedding.tolist() for output in expected]
 
     run(test)
 

@@ -66,7 +66,7 @@ def test_n_completions_come_together(engine: type[fakes.Engine]) -> None:
             assert output.outputs == expected.outputs
             assert len(fake_of(llm).forks) == 3
             assert len({origin for _, origin in fake_of(llm).forks}) == 1
-            with pytest.raises(InvalidParameterError, match="n is 2; a stream has one completion"):
+            with pytest.raises(InvalidParameterError, match="n must be 1: a stream has one completion, got 2"):
                 await anext(llm.stream("x", sampled(2, n=2)))
             await all_free(llm)
 
@@ -157,14 +157,30 @@ def test_chat(engine: type[fakes.Engine]) -> None:
 
 
 BAD: list[tuple[Callable[[AsyncLLM], AsyncGenerator[Any, None]], type[Exception], str]] = [
-    (lambda llm: llm.generate(""), PromptError, "the prompt is empty"),
-    (lambda llm: llm.generate(None), PromptError, "a prompt is None"),  # type: ignore[arg-type]
-    (lambda llm: llm.generate({"prompt_token_ids": [-1]}), PromptError, r"prompt_token_ids\[0\] is -1"),
+    (lambda llm: llm.generate(""), PromptError, "the prompt has no tokens"),
+    (
+        lambda llm: llm.generate(None),
+        PromptError,
+        r"a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got None",
+    ),  # type: ignore[arg-type]
+    (
+        lambda llm: llm.generate({"prompt_token_ids": [-1]}),
+        PromptError,
+        r"prompt_token_ids\[0\] must be from 0 to 4095 \(the vocabulary\), got -1",
+    ),
     (lambda llm: llm.generate({"prompt_token_ids": [1] * 9000}), PromptError, "has 9000 tokens"),
-    (lambda llm: llm.generate("x", 5), InvalidParameterError, "sampling_params is 5"),  # type: ignore[arg-type]
-    (lambda llm: llm.stream("x", request_id=5), InvalidParameterError, "request_id is 5"),  # type: ignore[arg-type]
-    (lambda llm: llm.stream("x", priority=2**31), InvalidParameterError, "priority is 2147483648"),
-    (lambda llm: llm.generate("x", SamplingParams(stop_token_ids=[4096])), InvalidParameterError, "token id 4096"),
+    (lambda llm: llm.generate("x", 5), InvalidParameterError, "sampling_params must be a SamplingParams, got 5"),  # type: ignore[arg-type]
+    (lambda llm: llm.stream("x", request_id=5), InvalidParameterError, "request_id must be a string, got 5"),  # type: ignore[arg-type]
+    (
+        lambda llm: llm.stream("x", priority=2**31),
+        InvalidParameterError,
+        "priority must be an integer from -2147483648 to 2147483647, got 2147483648",
+    ),
+    (
+        lambda llm: llm.generate("x", SamplingParams(stop_token_ids=[4096])),
+        InvalidParameterError,
+        "stop_token_ids must be token ids from 0 to 4095, the vocabulary, got 4096",
+    ),
     (lambda llm: llm.chat(5), ChatTemplateError, "messages is 5; it must be a list of messages"),  # type: ignore[arg-type]
 ]
 

@@ -147,21 +147,21 @@ def test_a_search_finds_the_same_beside_others(formats: tuple[str, str], few_pag
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
-        ({"beam_width": 0}, ["beam_width is 0", "1 to 128"]),
-        ({"beam_width": 10**9}, ["beam_width is 1000000000", "1 to 128"]),
-        ({"beam_width": 2.5}, ["beam_width is 2.5"]),
-        ({"n": 0}, ["n is 0"]),
-        ({"n": 5}, ["n is 5", "beam_width, 4"]),
-        ({"length_penalty": math.nan}, ["length_penalty is nan", "-10 to 10"]),
-        ({"length_penalty": 11}, ["length_penalty is 11", "-10 to 10"]),
-        ({"early_stopping": "maybe"}, ["early_stopping is 'maybe'", "'never'"]),
-        ({"early_stopping": 1}, ["early_stopping is 1"]),
-        ({"max_tokens": 0}, ["max_tokens is 0"]),
-        ({"min_tokens": 9}, ["min_tokens is 9", "max_tokens, 8"]),
-        ({"temperature": 0.7}, ["temperature is 0.7", "beam search"]),
-        ({"stop": "\n"}, ["stop is", "beam search"]),
+        ({"beam_width": 0}, ["beam_width must be", "got 0", "1 to 128"]),
+        ({"beam_width": 10**9}, ["beam_width must be", "got 1000000000", "1 to 128"]),
+        ({"beam_width": 2.5}, ["beam_width must be", "got 2.5"]),
+        ({"n": 0}, ["n must be", "got 0"]),
+        ({"n": 5}, ["n must be", "got 5", "beam_width (4)"]),
+        ({"length_penalty": math.nan}, ["length_penalty must be", "got nan", "-10 to 10"]),
+        ({"length_penalty": 11}, ["length_penalty must be", "got 11", "-10 to 10"]),
+        ({"early_stopping": "maybe"}, ["early_stopping must be", "got 'maybe'", "'never'"]),
+        ({"early_stopping": 1}, ["early_stopping must be", "got 1"]),
+        ({"max_tokens": 0}, ["max_tokens must be", "got 0"]),
+        ({"min_tokens": 9}, ["min_tokens must be", "got 9", "max_tokens (8)"]),
+        ({"temperature": 0.7}, ["temperature must be 0", "got 0.7", "beam search"]),
+        ({"stop": "\n"}, ["stop must be left out", "beam search"]),
         ({"structured_outputs": StructuredOutputsParams(regex="a")}, ["structured_outputs", "beam search"]),
-        ({"repetition_penalty": 0}, ["repetition_penalty is 0"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty must be", "got 0"]),
         ({"stop_token_ids": [-1]}, ["stop_token_ids[0]"]),
         ({"ignore_eos": "yes"}, ["ignore_eos"]),
     ],
@@ -178,11 +178,15 @@ def test_what_an_engine_cannot_search_is_named() -> None:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
         with pytest.raises(InvalidParameterError, match=r"beam_width is 4.*3 sequences.*max_num_seqs"):
             llm.beam_search("x", BeamSearchParams(beam_width=4, max_tokens=8))
-        with pytest.raises(InvalidParameterError, match="stop_token_ids holds the token id 4096"):
+        with pytest.raises(
+            InvalidParameterError, match="stop_token_ids must be token ids from 0 to 4095, the vocabulary, got 4096"
+        ):
             llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=8, stop_token_ids=[4096]))
-        with pytest.raises(InvalidParameterError, match="params is SamplingParams"):
+        with pytest.raises(
+            InvalidParameterError, match=r"params must be a BeamSearchParams, got SamplingParams\(n=1, best_of=None,"
+        ):
             llm.beam_search("x", SamplingParams())  # type: ignore[arg-type]
-        with pytest.raises(PromptError, match="empty"):
+        with pytest.raises(PromptError, match="the prompt has no tokens"):
             llm.beam_search({"prompt_token_ids": []}, BeamSearchParams(beam_width=2, max_tokens=8))
         assert not llm.metrics().running
     refused = pytest.raises(InvalidParameterError, match=r"beam_width is 6.*100 tokens needs 12 KV pages.*8")
@@ -299,7 +303,7 @@ def test_the_best_of_several() -> None:
         # As many as are returned: in their own order.
         same = llm.generate(prompt, SamplingParams(n=6, best_of=6, **sampled))[0].outputs
         assert [each.token_ids for each in same] == [each.token_ids for each in every]
-        with pytest.raises(InvalidParameterError, match="best_of is 3; a stream"):
+        with pytest.raises(InvalidParameterError, match="best_of must be 1: a stream has one completion, got 3"):
             llm.stream(prompt, SamplingParams(best_of=3))
 
     async def last() -> list[RequestOutput]:
@@ -314,9 +318,9 @@ def test_the_best_of_several() -> None:
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
-        ({"best_of": 0}, ["best_of is 0", "1 to 128"]),
-        ({"best_of": 129}, ["best_of is 129"]),
-        ({"best_of": 2, "n": 3}, ["best_of is 2", "n, 3"]),
+        ({"best_of": 0}, ["best_of must be", "got 0", "1 to 128"]),
+        ({"best_of": 129}, ["best_of must be", "got 129"]),
+        ({"best_of": 2, "n": 3}, ["best_of must be", "got 2", "at least n (3)"]),
     ],
 )
 def test_a_best_of_that_is_none_is_named(arguments: dict[str, Any], fragments: list[str]) -> None:

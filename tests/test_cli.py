@@ -19,7 +19,8 @@ from cli.terminal import Terminal
 from ferrule._cli import main
 from ferrule._cli.run import command as run_command
 from ferrule._cli.sampling import FURTHER
-from ferrule._params.sampling import NUMBERS, WHOLE_NUMBERS, SamplingParams
+from ferrule._params.declaration import Integer, Number, parameters
+from ferrule._params.sampling import SamplingParams
 
 TESTS = Path(__file__).parent
 PROGRAM = """
@@ -300,7 +301,8 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
         return add(self, ids, params, *rest)
 
     monkeypatch.setattr(fakes.Engine, "add_request", watch)
-    given = {name: 1 for name in FURTHER if name in NUMBERS or name in WHOLE_NUMBERS}
+    declared = parameters(SamplingParams)
+    given = {name: 1 for name in FURTHER if isinstance(declared[name].bounds, Number | Integer)}
     options = [part for name in given for part in (f"--{name.replace('_', '-')}", "1")]
     options += ["--bad-word", "Paris", "--bad-word-ids", "5,6", "--bad-word-ids", "7", "--allowed-token-ids", "3,4"]
     options += ["--logit-bias", "3=-1.5", "--logit-bias", "4=2", "--dry-sequence-breaker", "?"]

@@ -60,7 +60,7 @@ def texts() -> list[TokensPrompt]:
 def embedded(llm: LLM, given: list[TokensPrompt]) -> list[tuple[bytes, bytes]]:
     """By the last token, which may share what is kept, and by the mean, which may not."""
     outputs = [llm.embed(given, pooling=pooling) for pooling in ("last", "mean")]
-    last, mean = ([output.embedding.tobytes() for output in several] for several in outputs)
+    last, mean = ([output.outputs.embedding.tobytes() for output in several] for several in outputs)
     return list(zip(last, mean, strict=True))
 
 
@@ -89,7 +89,7 @@ def test_embeddings(model: str, formats: tuple[str, str], tokens: int, threads: 
 @pytest.mark.parametrize("model", CLASSIFIERS)
 def test_scores(model: str, tokens: int, threads: int) -> None:
     def scores(llm: LLM, given: list[TokensPrompt]) -> list[bytes]:
-        return [output.logits.tobytes() for output in llm.classify(given)]
+        return [output.outputs.logits.tobytes() for output in llm.classify(given)]
 
     with load(model, ("int8", "f16"), 512, 1) as llm:
         expected = [scores(llm, [text])[0] for text in texts()]
@@ -114,7 +114,9 @@ def test_beside_requests_and_each_other() -> None:
                 return output.outputs[0].token_ids
 
             async def embed(first: int) -> list[bytes]:
-                return [o.embedding.tobytes() for o in await llm.embed(texts()[first : first + 8], pooling="last")]
+                return [
+                    o.outputs.embedding.tobytes() for o in await llm.embed(texts()[first : first + 8], pooling="last")
+                ]
 
             embeds = [embed(first) for first in range(0, TEXTS, 8)]
             answers: list[Any] = await asyncio.gather(*(generate(number) for number in range(8)), *embeds)

@@ -51,17 +51,17 @@ def test_as_transformers(case: str, quantization: str) -> None:
     golden, texts = read(case)
     with LLM(GOLDEN / case, quantization=quantization, kv_cache_dtype="f32") as llm:
         for number, output in enumerate(llm.embed(texts, pooling="none")):
-            assert far(output.embedding, golden[f"last_hidden_state_{number}"]) <= TOLERANCE
+            assert far(output.outputs.embedding, golden[f"last_hidden_state_{number}"]) <= TOLERANCE
             assert output.prompt_token_ids == golden[f"input_ids_{number}"].tolist()
         if "embedding" in golden:
-            embeddings = np.stack([output.embedding for output in llm.embed(texts)])
+            embeddings = np.stack([output.outputs.embedding for output in llm.embed(texts)])
             assert far(embeddings, golden["embedding"]) <= TOLERANCE
         if not (GOLDEN / case / "2_Dense").exists():
             for pooling, figures in (("cls", "cls"), ("mean", "mean"), ("last", "lasttoken")):
                 outputs = llm.embed(texts, pooling=pooling, normalize=True)
-                assert far(np.stack([output.embedding for output in outputs]), golden[figures]) <= TOLERANCE
+                assert far(np.stack([output.outputs.embedding for output in outputs]), golden[figures]) <= TOLERANCE
         if "logits" in golden:
-            logits = np.stack([output.logits for output in llm.classify(texts)])
+            logits = np.stack([output.outputs.logits for output in llm.classify(texts)])
             assert far(logits, golden["logits"]) <= TOLERANCE
 
 
@@ -72,7 +72,7 @@ def test_int8_is_near(case: str) -> None:
         exact = llm.embed(texts, pooling="mean", normalize=True)
     with LLM(GOLDEN / case) as llm:
         near = llm.embed(texts, pooling="mean", normalize=True)
-    cosines = [float(a.embedding @ b.embedding) for a, b in zip(exact, near, strict=True)]
+    cosines = [float(a.outputs.embedding @ b.outputs.embedding) for a, b in zip(exact, near, strict=True)]
     assert INT8_COSINE < min(cosines) < 1 - 1e-7
 
 

@@ -191,13 +191,17 @@ def test_async_llm_fills_the_middle(coder: Path, engine: type[fakes.Engine]) -> 
             PromptError,
             r"needs a model with fill-in-the-middle tokens.*<\|fim_prefix\|>",
         ),
-        ({"prompt": "a", "suffix": 5}, PromptError, "suffix is 5; it must be a string"),
+        ({"prompt": "a", "suffix": 5}, PromptError, "suffix must be a string, got 5"),
         (
             {"prompt": "a", "suffix": "b", "x": 1},
             PromptError,
-            "has the field 'x'; beside prompt it can have suffix and",
+            "a prompt with prompt may also have suffix and cache_salt, got 'x'",
         ),
-        ({"prompt_token_ids": [1], "suffix": "b"}, PromptError, "prompt_token_ids has the field 'suffix'"),
+        (
+            {"prompt_token_ids": [1], "suffix": "b"},
+            PromptError,
+            "a prompt with prompt_token_ids may also have prompt and cache_salt, got 'suffix'",
+        ),
     ],
 )
 def test_a_bad_prompt_is_named(prompt: Any, error: type[Exception], message: str, llm: LLM) -> None:
@@ -209,7 +213,9 @@ def test_bad_sides_are_named(coder: Path, fake_engine: type[fakes.Engine]) -> No
     llm = LLM(coder)
     with pytest.raises(PromptError, match="lone surrogate"):
         llm.generate({"prompt": "a", "suffix": "\ud800"})
-    with pytest.raises(PromptError, match="the limit is 2047"):
+    with pytest.raises(
+        PromptError, match="the prompt has 4005 tokens, more than the limit of 2047: max_model_len allows"
+    ):
         llm.generate({"prompt": "a", "suffix": "b " * 4000})
 
 

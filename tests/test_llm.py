@@ -56,7 +56,7 @@ def test_no_prompts_no_outputs(llm: LLM) -> None:
 
 
 def test_one_params_for_each_prompt(llm: LLM) -> None:
-    with pytest.raises(InvalidParameterError, match="sampling_params has 1 entries; it must have one for each of 2"):
+    with pytest.raises(InvalidParameterError, match="sampling_params must be a list of 2, one for each prompt, got"):
         llm.generate(["a", "b"], [GREEDY])
 
 
@@ -81,7 +81,7 @@ def test_n_completions(llm: LLM) -> None:
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
     alone = llm.generate("x", SamplingParams(seed=6, temperature=1.0, max_tokens=8))[0]
     assert alone.outputs[0].token_ids == output.outputs[1].token_ids
-    with pytest.raises(InvalidParameterError, match="n is 2; a stream has one completion"):
+    with pytest.raises(InvalidParameterError, match="n must be 1: a stream has one completion, got 2"):
         llm.stream("x", SamplingParams(n=2))
 
 
@@ -101,14 +101,14 @@ def test_priority_decides_who_is_first(llm: LLM, fake_engine: type[fakes.Engine]
     outputs = llm.generate(["a", "b"], GREEDY, priority=5)
     assert (outputs[0].metrics.queue_time or 0) < (outputs[1].metrics.queue_time or 0)
     for wrong, message in [
-        (2**31, "priority is 2147483648; it must be a whole number from -2147483648 to 2147483647"),
-        ("high", "priority is 'high'"),
-        ([1, 2, 3], "priority has 3 entries; it must have one for each of 2 prompts"),
-        ([1, None], "priority is None"),
+        (2**31, "priority must be an integer from -2147483648 to 2147483647, got 2147483648"),
+        ("high", "priority must be an integer from -2147483648 to 2147483647, got 'high'"),
+        ([1, 2, 3], "priority must be a list of 2, one for each prompt"),
+        ([1, None], "priority must be an integer from .*, got None"),
     ]:
         with pytest.raises(InvalidParameterError, match=message):
             llm.generate(["a", "b"], GREEDY, priority=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameterError, match=r"priority is 0\.5"):
+    with pytest.raises(InvalidParameterError, match=r"priority must be an integer .*, got 0\.5"):
         llm.stream("a", priority=0.5)  # type: ignore[arg-type]
 
 
@@ -158,7 +158,7 @@ def test_deltas_are_the_whole_text(
     llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, text: str, stops: list[str]
 ) -> None:
     says(fake_engine, llm, text)
-    deltas = list(llm.stream("x", SamplingParams(stop=stops)))
+    deltas = list(llm.stream("x", SamplingParams(stop=stops, max_tokens=None)))
     output = deltas[-1].output
     assert isinstance(output, RequestOutput)
     assert all(delta.output is None for delta in deltas[:-1])
@@ -220,7 +220,10 @@ def test_logits(llm: LLM) -> None:
     assert (logits[:2] == llm.logits([5, 6])).all()
     assert (logits[2:] == llm.logits([5, 6, 7], first=2)).all()
     for first in (-1, 3):
-        with pytest.raises(InvalidParameterError, match=f"first is {first}; it must be a whole number from 0 to 2"):
+        with pytest.raises(
+            InvalidParameterError,
+            match=f"first must be an integer from 0 to 2, got {first}",
+        ):
             llm.logits([5, 6, 7], first=first)
 
 
@@ -232,7 +235,7 @@ def test_next_token_probs(llm: LLM) -> None:
     assert [text for text, _ in found] == [llm.token_text(token) for token in np.argsort(-probabilities)[:3].tolist()]
     assert [p for _, p in found] == pytest.approx(sorted(probabilities, reverse=True)[:3], rel=0.05)
     assert all(math.isfinite(p) for _, p in found)
-    with pytest.raises(InvalidParameterError, match="top is 21; it must be a whole number from 1 to 20"):
+    with pytest.raises(InvalidParameterError, match="top must be an integer from 1 to 20, got 21"):
         llm.next_token_probs("x", top=21)
 
 
@@ -242,32 +245,32 @@ def test_explain(llm: LLM) -> None:
     assert [step.position for step in steps] == list(range(2, 8))
     assert all(len(step.candidates) == 4 and step.draw is None for step in steps)
     assert steps[0].candidates[3].dropped_by == "top_k"
-    with pytest.raises(InvalidParameterError, match="candidates is 0"):
+    with pytest.raises(InvalidParameterError, match="candidates must be an integer from 1 to 1000, got 0"):
         llm.explain("x", candidates=0)
 
 
 PROMPTS: list[tuple[Any, str]] = [
-    ("", "the prompt is empty"),
-    ({"prompt_token_ids": []}, "the prompt is empty"),
-    ({"prompt_token_ids": [1, -1]}, r"prompt_token_ids\[1\] is -1; the vocabulary has ids from 0 to 4095"),
-    ({"prompt_token_ids": [4096]}, r"prompt_token_ids\[0\] is 4096"),
-    ({"prompt_token_ids": [2**70]}, r"prompt_token_ids\[0\] is 1180591620717411303424"),
-    ({"prompt_token_ids": [1.5]}, "must be a list of whole numbers"),
-    ({"prompt_token_ids": 5}, "prompt_token_ids is 5"),
-    ({"prompt_token_ids": b"ab"}, "prompt_token_ids is b'ab'"),
-    ({"prompt_token_ids": {1, 2}}, "prompt_token_ids is {1, 2}"),
-    ({"prompt_token_ids": [1] * 2048}, "has 2048 tokens; max_model_len allows 2048 in all, so that the limit is 2047"),
-    ({"tokens": [1]}, "a prompt is {'tokens'"),
-    ({"prompt": "x", "tokens": [1]}, "a prompt with prompt has the field 'tokens'"),
-    ({"prompt": "x", "prompt_token_ids": [1]}, "a prompt with prompt has the field 'prompt_token_ids'"),
-    ({"prompt_token_ids": [1], 7: 1}, "a prompt with prompt_token_ids has the field 7"),
-    ({"prompt": 5}, "prompt is 5; it must be a string"),
-    ({"prompt": "x", "cache_salt": ""}, "cache_salt is ''; it must be a string of 1 to 256 characters"),
-    ({"prompt": "x", "cache_salt": "s" * 257}, "cache_salt is 's"),
-    ({"prompt_token_ids": [1], "cache_salt": 5}, "cache_salt is 5"),
+    ("", "the prompt has no tokens"),
+    ({"prompt_token_ids": []}, "the prompt has no tokens"),
+    ({"prompt_token_ids": [1, -1]}, r"prompt_token_ids\[1\] must be from 0 to 4095 \(the vocabulary\), got -1"),
+    ({"prompt_token_ids": [4096]}, r"prompt_token_ids\[0\] must be from 0 to 4095 \(the vocabulary\), got 4096"),
+    ({"prompt_token_ids": [2**70]}, r"prompt_token_ids\[0\] must be from 0 to 4095 \(the vocabulary\), got"),
+    ({"prompt_token_ids": [1.5]}, r"prompt_token_ids must be a list of integers, got \[1\.5\]"),
+    ({"prompt_token_ids": 5}, "prompt_token_ids must be a list of integers, got 5"),
+    ({"prompt_token_ids": b"ab"}, "prompt_token_ids must be a list of integers, got b'ab'"),
+    ({"prompt_token_ids": {1, 2}}, r"prompt_token_ids must be a list of integers, got \{1, 2\}"),
+    ({"prompt_token_ids": [1] * 2048}, "the prompt has 2048 tokens, more than the limit of 2047: max_model_len allows"),
+    ({"tokens": [1]}, r"a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got \{'tokens': \[1\]\}"),
+    ({"prompt": "x", "tokens": [1]}, "a prompt with prompt may also have suffix and cache_salt, got 'tokens'"),
+    ({"prompt": 5, "prompt_token_ids": [1]}, "prompt must be a string, got 5"),
+    ({"prompt_token_ids": [1], 7: 1}, "a prompt with prompt_token_ids may also have prompt and cache_salt, got 7"),
+    ({"prompt": 5}, "prompt must be a string, got 5"),
+    ({"prompt": "x", "cache_salt": ""}, "cache_salt must be a string of 1 to 256 characters, got ''"),
+    ({"prompt": "x", "cache_salt": "s" * 257}, "cache_salt must be a string of 1 to 256 characters, got"),
+    ({"prompt_token_ids": [1], "cache_salt": 5}, "cache_salt must be a string of 1 to 256 characters, got 5"),
     ({"prompt_token_ids": [1], "cache_salt": "\udc00"}, "lone surrogate"),
-    (None, "a prompt is None"),
-    ([5], "a prompt is 5"),
+    (None, r"a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got None"),
+    ([5], r"a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got 5"),
 ]
 
 
@@ -288,17 +291,17 @@ def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, message: str,
 @pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [5], b"x"])
 def test_what_is_no_sampling_params_is_named(params: Any, llm: LLM) -> None:
     for call in (llm.generate, llm.stream, llm.explain):
-        with pytest.raises(InvalidParameterError, match="sampling_params is "):
+        with pytest.raises(InvalidParameterError, match="sampling_params must be a SamplingParams"):
             call("x", params)
 
 
 @pytest.mark.parametrize("value", [5, None, b"x", ["x"]])
 def test_values_of_another_type_are_named(value: Any, llm: LLM) -> None:
-    with pytest.raises(PromptError, match="the text is "):
+    with pytest.raises(PromptError, match="the text must be a string, got "):
         llm.tokenize(value)
     with pytest.raises(PromptError):
         llm.next_token_probs(value)
-    with pytest.raises(PromptError, match="prompt_token_ids is "):
+    with pytest.raises(PromptError, match="prompt_token_ids must be a list of integers, got "):
         llm.detokenize(value)
     with pytest.raises(ChatTemplateError):
         llm.chat(value)

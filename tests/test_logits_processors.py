@@ -119,10 +119,19 @@ def test_an_error_ends_its_own_request_alone(tiny: LLM) -> None:
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
-        (lambda _, logits: logits.fill(np.nan), "ValueError: the highest logit is nan"),
-        (lambda _, logits: logits.__setitem__(3, np.inf), "ValueError: the highest logit is inf"),
-        (lambda _, logits: logits[:-1], r"TypeError: it returned an array of shape \(\d+,\)"),
-        (lambda _, logits: [1.0], "TypeError: it returned <class 'list'>"),
+        (lambda _, logits: logits.fill(np.nan), "ValueError: logits must be finite or minus infinity, got nan"),
+        (
+            lambda _, logits: logits.__setitem__(3, np.inf),
+            "ValueError: logits must be finite or minus infinity, got inf",
+        ),
+        (
+            lambda _, logits: logits[:-1],
+            r"TypeError: a logits processor must return None or an array of shape .*, got an array of shape \(\d+,\)",
+        ),
+        (
+            lambda _, logits: [1.0],
+            "TypeError: a logits processor must return None or an array of shape .*, got <class 'list'>",
+        ),
         (lambda _, logits: logits.astype(complex), "TypeError: Cannot cast"),
         (lambda: None, "TypeError: .* takes 0 positional arguments"),
     ],

@@ -95,7 +95,9 @@ def test_a_list_has_one_for_each(llm: LLM, engine_of: EngineOf) -> None:
     llm.chat([conversation, conversation], GREEDY, lora_request=["b", "a"], chat_template=CHAT)
     llm.loglikelihood(["x", "y"], [" z", " z"], lora_request=["a", None])
     assert ranks(engine) == [4, None, 8, None, 8, 8, 4, 4, None]
-    with pytest.raises(InvalidParameterError, match=r"lora_request has 2 entries; .* each of 3 prompts"):
+    with pytest.raises(
+        InvalidParameterError, match=r"lora_request must be a list of 3, one for each prompt, got \['a', None\]"
+    ):
         llm.generate(["x", "y", "z"], GREEDY, lora_request=["a", None])
 
 
@@ -116,7 +118,7 @@ def test_a_lora_request_loads_what_is_not_loaded_once(
         assert engine_of(llm).lora_loads == [str(paths["b"])]
         assert [adapter.name for adapter in llm.lora_adapters()] == ["mine"]
         llm.generate("x", GREEDY, lora_request="mine")
-        with pytest.raises(InvalidParameterError, match=r"lora_request names the adapter 'mine' with .* loaded from"):
+        with pytest.raises(InvalidParameterError, match="lora_request must be without a path or with"):
             llm.generate("x", GREEDY, lora_request=LoRARequest("mine", lora_path=paths["a"]))
 
 
@@ -125,36 +127,40 @@ def test_unloaded_adapters_are_refused_and_their_names_free(
 ) -> None:
     llm.unload_lora_adapter("a")
     for ask in ("a", LoRARequest("a")):
-        with pytest.raises(InvalidParameterError, match=r"lora_request is 'a'; .* a loaded adapter \(b\)"):
+        with pytest.raises(
+            InvalidParameterError, match=r"lora_request must be the name of a loaded adapter \(loaded: b\), got 'a'"
+        ):
             llm.generate("x", GREEDY, lora_request=ask)
-    with pytest.raises(InvalidParameterError, match=r"lora_name is 'a'; .* a loaded adapter \(b\)"):
+    with pytest.raises(
+        InvalidParameterError, match=r"lora_name must be the name of a loaded adapter \(loaded: b\), got 'a'"
+    ):
         llm.unload_lora_adapter("a")
     assert llm.load_lora_adapter("a", paths["b"]).rank == 8
     llm.generate("x", GREEDY, lora_request="a")
     assert ranks(engine_of(llm)) == [8]
-    with pytest.raises(InvalidParameterError, match=r"lora_name is 'b'; an adapter of that name is loaded, from"):
+    with pytest.raises(InvalidParameterError, match=r"lora_name must be a new name \(it is loaded from .*, got 'b'"):
         llm.load_lora_adapter("b", paths["a"])
 
 
 @pytest.mark.parametrize("given", [5, b"a", ("a",), {"a": 1}, True, ""])
 def test_what_is_no_adapter_is_refused(llm: LLM, given: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=r"lora_request (is|has) "):
+    with pytest.raises(InvalidParameterError, match="lora_request must be "):
         llm.generate(["x", "y"], GREEDY, lora_request=given)
-    with pytest.raises(InvalidParameterError, match="lora_request is"):
+    with pytest.raises(InvalidParameterError, match="lora_request must be the name of a"):
         llm.stream("x", GREEDY, lora_request=given)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: LoRARequest(5), "lora_name is 5"),  # type: ignore[arg-type]
-        (lambda: LoRARequest(""), "lora_name is ''"),
+        (lambda: LoRARequest(5), "lora_name must be a string of 1 to 256 characters, got 5"),  # type: ignore[arg-type]
+        (lambda: LoRARequest(""), "lora_name must be a string of 1 to 256 characters, got ''"),
         (lambda: LoRARequest("x" * 257), "1 to 256 characters"),
-        (lambda: LoRARequest("x", "path"), "a path goes to lora_path"),  # type: ignore[arg-type]
-        (lambda: LoRARequest("x", 1, 5), "lora_path is 5"),  # type: ignore[arg-type]
-        (lambda: LLM(lora_modules=["a"]), "lora_modules is"),  # type: ignore[arg-type]
-        (lambda: LLM(lora_modules={5: "a"}), "lora_name is 5"),  # type: ignore[dict-item]
-        (lambda: LLM(lora_modules={"a": 5}), "lora_path is 5"),  # type: ignore[dict-item]
+        (lambda: LoRARequest("x", "path"), r"lora_int_id must be an integer \(the path"),  # type: ignore[arg-type]
+        (lambda: LoRARequest("x", 1, 5), "lora_path must be a string or a path, got 5"),  # type: ignore[arg-type]
+        (lambda: LLM(lora_modules=["a"]), r"lora_modules must be a mapping from adapter"),  # type: ignore[arg-type]
+        (lambda: LLM(lora_modules={5: "a"}), "lora_name must be a string of 1 to 256"),  # type: ignore[dict-item]
+        (lambda: LLM(lora_modules={"a": 5}), "lora_path must be a string or a path, got 5"),  # type: ignore[dict-item]
     ],
 )
 def test_names_and_paths_are_checked(fake_engine: type[fakes.Engine], make: Callable[[], object], says: str) -> None:
@@ -181,9 +187,13 @@ def test_async_requests_have_adapters_too(engine: type[fakes.Engine], paths: dic
             await last(llm.generate("x", sampled(2)))
             assert ranks(fake_of(llm)) == [4, 8, 4, None]
             await llm.unload_lora_adapter("a")
-            with pytest.raises(InvalidParameterError, match=r"lora_request is 'a'"):
+            with pytest.raises(
+                InvalidParameterError, match=r"lora_request must be the name of a loaded adapter \(loaded: b\), got 'a'"
+            ):
                 await last(llm.generate("x", sampled(2), lora_request="a"))
-            with pytest.raises(InvalidParameterError, match=r"lora_name is 'a'"):
+            with pytest.raises(
+                InvalidParameterError, match=r"lora_name must be the name of a loaded adapter \(loaded: b\), got 'a'"
+            ):
                 await llm.unload_lora_adapter("a")
 
     run(test)

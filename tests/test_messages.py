@@ -137,9 +137,11 @@ def test_ids_differ_between_prompts_and_completions_and_repeat_with_both(thinker
 
 def test_what_is_no_format(thinker: LLM) -> None:
     for call in (thinker.generate, thinker.stream):
-        with pytest.raises(InvalidParameterError, match="message_format is 'hermes'; it must be a MessageFormat"):
+        with pytest.raises(InvalidParameterError, match="message_format must be a MessageFormat, got 'hermes'"):
             call("a", LONG, message_format="hermes")  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameterError, match="reasoning_parser is 'x'; it must be one of"):
+    with pytest.raises(
+        InvalidParameterError, match="reasoning_parser must be one of qwen3, openai_gptoss, gemma4, mistral,"
+    ):
         thinker.chat(ASK, reasoning_parser="x")
     assert thinker.message_format() is None
 

@@ -76,7 +76,9 @@ def bits(model: Path, **options: Any) -> bytes:
     with LLM(model, threads=1, **options) as llm:
         if not spec.generates:
             return (
-                llm.embed(prompt)[0].embedding if spec.classifier is None else llm.classify(prompt)[0].probs
+                llm.embed(prompt)[0].outputs.embedding
+                if spec.classifier is None
+                else llm.classify(prompt)[0].outputs.probs
             ).tobytes()
         return llm.save_state(prompt) + llm.logits(PROMPT).tobytes()
 
@@ -513,7 +515,7 @@ def test_a_snapshot_of_the_hub_is_packed_with_its_folders(model: Path, tmp_path:
     assert (out / "1_Pooling" / "config.json").is_file()
     with LLM(out) as llm, LLM(model, quantization="int8") as plain:
         prompt: Any = {"prompt_token_ids": PROMPT}
-        assert (llm.embed(prompt)[0].embedding == plain.embed(prompt)[0].embedding).all()
+        assert (llm.embed(prompt)[0].outputs.embedding == plain.embed(prompt)[0].outputs.embedding).all()
 
 
 def test_where_a_packed_model_cannot_be_written_it_says_so(model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import fakes
 from ferrule import LLM, ConfigError, InvalidParameterError, SamplingParams
+from ferrule.errors import shown
 
 BAD: list[tuple[str, object, str]] = [
     ("temperature", -1, "0 to 100"),
@@ -24,17 +25,17 @@ BAD: list[tuple[str, object, str]] = [
     ("temperature", 10**400, "0 to 100"),
     ("temperature", "1", "0 to 100"),
     ("temperature", True, "0 to 100"),
-    ("top_p", -1, "up to 1"),
-    ("top_p", 0, "above 0"),
-    ("top_p", 2, "up to 1"),
+    ("top_p", -1, "<= 1"),
+    ("top_p", 0, "a number > 0"),
+    ("top_p", 2, "<= 1"),
     ("min_p", 2, "0 to 1"),
     ("min_p", -0.1, "0 to 1"),
-    ("repetition_penalty", 0, "above 0"),
+    ("repetition_penalty", 0, "a number > 0"),
     ("presence_penalty", 2.5, "-2 to 2"),
     ("frequency_penalty", -3, "-2 to 2"),
     ("top_k", -5, "-1 to 2147483647"),
     ("top_k", 2**63, "-1 to 2147483647"),
-    ("top_k", 1.5, "whole number"),
+    ("top_k", 1.5, "integer"),
     ("n", 10**9, "1 to 128"),
     ("n", 0, "1 to 128"),
     ("logprobs", 10**6, "0 to 20"),
@@ -46,27 +47,27 @@ BAD: list[tuple[str, object, str]] = [
     ("max_tokens", 2**63, "1 to 2147483647"),
     ("max_tokens", 2**5000, "1 to 2147483647"),
     ("min_tokens", -1, "0 to 2147483647"),
-    ("seed", -1, "0 to 18446744073709551615"),
+    ("seed", -2, "0 to 18446744073709551615"),
     ("seed", 2**64, "0 to 18446744073709551615"),
     ("logit_bias", {-1: 1.0}, "0 to 4294967295"),
     ("logit_bias", {3: math.nan}, "-100 to 100"),
     ("logit_bias", {3: 101}, "-100 to 100"),
-    ("logit_bias", [3], "must map token ids"),
+    ("logit_bias", [3], "mapping from token ids"),
     ("stop_token_ids", [-1], "0 to 4294967295"),
     ("stop_token_ids", [2**32], "0 to 4294967295"),
     ("stop_token_ids", "2", "list of token ids"),
-    ("stop_token_ids", [2] * 100_000, "limit is 1024"),
-    ("stop", "", "not empty"),
-    ("stop", ["a", ""], "not empty"),
-    ("stop", [3], "must be a string"),
+    ("stop_token_ids", [2] * 100_000, "at most 1024"),
+    ("stop", "", "non-empty"),
+    ("stop", ["a", ""], "non-empty"),
+    ("stop", [3], "a non-empty string"),
     ("stop", 3, "string or a list"),
-    ("stop", ["a"] * 100_000, "limit is 256"),
-    ("stop", "a" * 5000, "limit is 4096"),
+    ("stop", ["a"] * 100_000, "at most 256"),
+    ("stop", "a" * 5000, "at most 4096"),
     ("dynatemp_range", -0.1, "0 to 100"),
     ("dynatemp_exponent", math.nan, "0 to 100"),
     ("top_n_sigma", -2, "-1 to 100"),
-    ("typical_p", 0, "above 0"),
-    ("typical_p", 1.1, "up to 1"),
+    ("typical_p", 0, "a number > 0"),
+    ("typical_p", 1.1, "<= 1"),
     ("epsilon_cutoff", 2, "0 to 1"),
     ("eta_cutoff", -1, "0 to 1"),
     ("top_h", math.inf, "0 to 1"),
@@ -78,30 +79,30 @@ BAD: list[tuple[str, object, str]] = [
     ("dry_allowed_length", 0, "1 to 2147483647"),
     ("dry_penalty_last_n", -2, "-1 to 2147483647"),
     ("dry_penalty_last_n", 2**63, "-1 to 2147483647"),
-    ("dry_sequence_breakers", ["a", ""], "not empty"),
-    ("dry_sequence_breakers", ["a"] * 65, "limit is 64"),
+    ("dry_sequence_breakers", ["a", ""], "non-empty"),
+    ("dry_sequence_breakers", ["a"] * 65, "at most 64"),
     ("mirostat", 3, "0 to 2"),
     ("mirostat", True, "0 to 2"),
-    ("mirostat_tau", 0, "above 0"),
-    ("mirostat_eta", 2, "up to 1"),
+    ("mirostat_tau", 0, "a number > 0"),
+    ("mirostat_eta", 2, "<= 1"),
     ("no_repeat_ngram_size", -1, "0 to 1024"),
     ("no_repeat_ngram_size", 10**6, "0 to 1024"),
     ("bad_words", 5, "string or a list"),
-    ("bad_words", [""], "not empty"),
-    ("bad_words", ["a"] * 100_000, "limit is 512"),
+    ("bad_words", [""], "non-empty"),
+    ("bad_words", ["a"] * 100_000, "at most 512"),
     ("bad_words_ids", [[1], []], "at least one token id"),
     ("bad_words_ids", [1], "list of token ids"),
     ("bad_words_ids", "12", "list of lists of token ids"),
-    ("bad_words_ids", [[1] * 257], "limit is 256"),
+    ("bad_words_ids", [[1] * 257], "at most 256"),
     ("bad_words_ids", [[-1]], "0 to 4294967295"),
-    ("bad_words_ids", [[1]] * 100_000, "limit is 512"),
+    ("bad_words_ids", [[1]] * 100_000, "at most 512"),
     ("allowed_token_ids", [], "at least one token id"),
     ("allowed_token_ids", [2**32], "0 to 4294967295"),
-    ("allowed_token_ids", [1] * (2**20 + 1), "limit is 1048576"),
+    ("allowed_token_ids", [1] * (2**20 + 1), "at most 1048576"),
     ("allowed_token_ids", 7, "list of token ids"),
     ("logits_processors", [3], "must be a function"),
     ("logits_processors", print, "must be a list of functions"),
-    ("logits_processors", [print] * 33, "limit is 32"),
+    ("logits_processors", [print] * 33, "at most 32"),
     ("entropy", 1, "True or False"),
     ("ignore_eos", 1, "True or False"),
     ("skip_special_tokens", None, "True or False"),
@@ -113,14 +114,17 @@ def test_a_bad_value_is_named_with_its_limit(field: str, value: Any, limit: str)
     with pytest.raises(InvalidParameterError) as caught:
         SamplingParams(**{field: value})
     message = str(caught.value)
-    assert message.startswith(field)
-    assert limit in message
+    assert caught.value.field is not None
+    assert caught.value.field.startswith(field)
+    assert caught.value.requirement is not None
+    assert limit in caught.value.requirement
+    assert message == f"{caught.value.field} must be {caught.value.requirement}, got {shown(caught.value.value)}"
     assert len(message) < 300
     assert isinstance(caught.value, ValueError)
 
 
 def test_min_tokens_above_max_tokens() -> None:
-    with pytest.raises(InvalidParameterError, match="min_tokens is 9; the limit is max_tokens, 5"):
+    with pytest.raises(InvalidParameterError, match=r"min_tokens must be at most max_tokens \(5\), got 9"):
         SamplingParams(min_tokens=9, max_tokens=5)
 
 
@@ -151,7 +155,7 @@ def test_params_do_not_change() -> None:
 
 def test_what_the_caller_leaves_open_comes_from_the_model_then_from_neutral_values() -> None:
     model = SamplingParams(temperature=0.6, top_p=0.9, top_k=50)
-    params = SamplingParams(temperature=0.0, min_p=0.1).completed(model)
+    params = SamplingParams.with_model_defaults(temperature=0.0, min_p=0.1).completed(model)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.9, 50, 0.1)
     assert params.repetition_penalty == 1.0
 
@@ -185,8 +189,8 @@ def test_generation_config_fills_what_the_caller_leaves_open(
 @pytest.mark.parametrize(
     ("generation", "field"),
     [
-        ({"temperature": -1}, "temperature is -1"),
-        ({"top_p": "high"}, "top_p is 'high'"),
+        ({"temperature": -1}, "temperature must be a number from 0 to 100, got -1"),
+        ({"top_p": "high"}, "top_p must be a number > 0 and <= 1, got 'high'"),
         ({"eos_token_id": 4096}, "eos_token_id is 4096"),
         ({"eos_token_id": [2, -1]}, "eos_token_id is \\[2, -1\\]"),
         ({"eos_token_id": "2"}, "eos_token_id is '2'"),
@@ -255,7 +259,7 @@ def test_max_tokens_is_the_rest_of_the_context_at_most(llm: LLM, engine_of: Call
     ],
 )
 def test_token_ids_outside_the_vocabulary(params: SamplingParams, llm: LLM) -> None:
-    with pytest.raises(InvalidParameterError, match="holds the token id 4096; the vocabulary has ids from 0 to 4095"):
+    with pytest.raises(InvalidParameterError, match=" must be token ids from 0 to 4095, the vocabulary, got 4096"):
         llm.generate("x", params)
 
 
@@ -304,5 +308,5 @@ def test_the_seed_of_an_llm_makes_drawn_seeds_repeat(fake_engine: type[fakes.Eng
     ],
 )
 def test_a_bad_option_is_named(option: str, value: Any, fake_engine: type[fakes.Engine]) -> None:
-    with pytest.raises(InvalidParameterError, match=f"^{option} is "):
+    with pytest.raises(InvalidParameterError, match=f"^{option} must be "):
         LLM(**{option: value})

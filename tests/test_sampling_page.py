@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ferrule._params.sampling import NUMBERS, STANDARD, WHOLE_NUMBERS, SamplingParams
+from ferrule._params.declaration import Integer, Number, parameters
+from ferrule._params.sampling import STANDARD, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "sampling.md").read_text()
@@ -26,7 +27,7 @@ NOT_OF_STAGES = {
         "entropy",
         "prediction",
     ),
-    *("skip_special_tokens", "include_stop_str_in_output"),
+    *("skip_special_tokens", "include_stop_str_in_output", "detokenize", "output_kind"),
 }
 
 
@@ -36,15 +37,24 @@ def test_every_parameter_of_a_stage_has_a_place() -> None:
     assert set(missing) == NOT_OF_STAGES
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *WHOLE_NUMBERS])
+NUMBERS = [
+    name
+    for name, each in parameters(SamplingParams).items()
+    if isinstance(each.bounds, Number | Integer) and name not in {*STANDARD, *NOT_OF_STAGES, "min_tokens"}
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 def test_defaults_and_limits(name: str) -> None:
     row = next(row for row in ROWS if f"`{name}`" in row)
     found = re.search(rf"`{name}`[^(]*\(([^)]*)\)", row)
     assert found is not None
     said = found.group(1)
-    default: Any = SamplingParams.__dataclass_fields__[name].default
+    parameter = parameters(SamplingParams)[name]
+    default: Any = parameter.default
+    assert isinstance(parameter.bounds, Number | Integer)
     assert said.startswith(f"{default:g}")
-    high = NUMBERS[name][1] if name in NUMBERS else WHOLE_NUMBERS[name][1]
+    high = parameter.bounds.high
     assert high == default or f"{high}" in said or high == 2**31 - 1
 
 

@@ -185,13 +185,13 @@ def gemma(tmp_path: Path) -> Path:
 def test_projections_are_loaded_and_matter(gemma: Path) -> None:
     text: Any = {"prompt_token_ids": [5, 6, 7]}
     with LLM(gemma, quantization="f32") as llm:
-        whole = llm.embed(text, normalize=False)[0].embedding
-        cut = llm.embed(text, dimensions=8)[0].embedding
+        whole = llm.embed(text, normalize=False)[0].outputs.embedding
+        cut = llm.embed(text, dimensions=8)[0].outputs.embedding
     assert np.allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
     modules = json.loads((gemma / "modules.json").read_text())
     (gemma / "modules.json").write_text(json.dumps([module for module in modules if "Dense" not in module["type"]]))
     with LLM(gemma, quantization="f32") as llm:
-        assert llm.embed(text)[0].embedding.shape == (64,)
+        assert llm.embed(text)[0].outputs.embedding.shape == (64,)
 
 
 @pytest.mark.native

@@ -18,19 +18,37 @@ EngineOf = Callable[[LLM], fakes.Engine]
 
 BAD_CONFIGS: list[tuple[object, str]] = [
     ("ngram", "must be a mapping"),
-    ({"method": "medusa"}, "'medusa'; it must be one of ngram, draft_model"),
+    ({"method": "medusa"}, "speculative_config.method must be one of ngram, draft_model, got 'medusa'"),
     ({}, "must be one of ngram, draft_model"),
-    ({"method": "ngram", "tokens": 3}, "'tokens'; it may have method, "),
-    ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be a whole number from 1"),
+    (
+        {"method": "ngram", "tokens": 3},
+        "speculative_config must be a mapping of method, num_speculative_tokens, adaptive,",
+    ),
+    (
+        {"method": "ngram", "num_speculative_tokens": 0},
+        "speculative_config.num_speculative_tokens must be an integer from 1 to 64, got 0",
+    ),
     ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),
-    ({"method": "ngram", "num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
-    ({"method": "ngram", "prompt_lookup_max": 65}, "prompt_lookup_max is 65; it must be a whole number from 1 to 64"),
-    ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_min is 5; it must be a whole"),
-    ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min is 0"),
-    ({"method": "ngram", "adaptive": 1}, "adaptive is 1; it must be True or False"),
-    ({"method": "ngram", "model": "tiny"}, "model is 'tiny'; the method ngram has none"),
-    ({"method": "draft_model"}, "model is None; the method draft_model needs the path of one"),
-    ({"model": 3}, "model is 3"),
+    (
+        {"method": "ngram", "num_speculative_tokens": 2.5},
+        "speculative_config.num_speculative_tokens must be an integer from 1 to 64, got 2.5",
+    ),
+    (
+        {"method": "ngram", "prompt_lookup_max": 65},
+        "speculative_config.prompt_lookup_max must be an integer from 1 to 64, got 65",
+    ),
+    (
+        {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4},
+        "speculative_config.prompt_lookup_min must be an integer from 1 to 4, got 5",
+    ),
+    (
+        {"method": "ngram", "prompt_lookup_min": 0},
+        "speculative_config.prompt_lookup_min must be an integer from 1 to 64, got 0",
+    ),
+    ({"method": "ngram", "adaptive": 1}, "speculative_config.adaptive must be True or False, got 1"),
+    ({"method": "ngram", "model": "tiny"}, "speculative_config.model must be left out with method ngram, got 'tiny'"),
+    ({"method": "draft_model"}, "speculative_config.model must be the path or name of the draft model, got None"),
+    ({"model": 3}, "speculative_config.model must be the path or name of the draft model, got 3"),
 ]
 
 
@@ -45,12 +63,18 @@ def test_a_bad_configuration_is_named(config: Any, said: str) -> None:
 BAD_PREDICTIONS: list[tuple[object, str]] = [
     (3, "must be text or a list of token ids"),
     (b"text", "must be text or a list of token ids"),
-    ([1, -1], "prediction[1] is -1"),
-    ([1, "a"], "prediction[1] is 'a'"),
-    ({"type": "content"}, "a mapping must be"),
-    ({"type": "image", "content": "a"}, "a mapping must be"),
-    ({"type": "content", "content": [{"type": "image_url"}]}, "a mapping must be"),
-    ("a" * ((1 << 22) + 1), "4194305 characters; the limit is 4194304"),
+    ([1, -1], "prediction[1] must be an integer from 0 to 4294967295, got -1"),
+    ([1, "a"], "prediction[1] must be an integer from 0 to 4294967295, got 'a'"),
+    ({"type": "content"}, 'prediction must be {"type": "content", "content": text or a list of {"type": "text",'),
+    (
+        {"type": "image", "content": "a"},
+        'prediction must be {"type": "content", "content": text or a list of {"type": "text",',
+    ),
+    (
+        {"type": "content", "content": [{"type": "image_url"}]},
+        'prediction must be {"type": "content", "content": text or a list of {"type": "text",',
+    ),
+    ("a" * ((1 << 22) + 1), "prediction must be text of at most 4194304 characters, got"),
 ]
 
 
@@ -63,7 +87,9 @@ def test_a_bad_prediction_is_named(prediction: Any, said: str) -> None:
 
 
 def test_a_predicted_token_must_be_of_the_model(llm: LLM) -> None:
-    with pytest.raises(InvalidParameterError, match="prediction holds the token id 5000; the vocabulary has ids from"):
+    with pytest.raises(
+        InvalidParameterError, match="prediction must be token ids from 0 to 4095, the vocabulary, got 5000"
+    ):
         llm.generate("x", SamplingParams(prediction=[3, 5000]))
 
 

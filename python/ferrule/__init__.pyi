@@ -4,12 +4,10 @@ from ._api.async_llm import AsyncLLM as AsyncLLM
 from ._api.info import model_info as model_info
 from ._api.llm import LLM as LLM
 from ._api.quantization import quantize as quantize
+from ._api.tokenizer import PreTrainedTokenizer as PreTrainedTokenizer
 from ._engine.beams import BeamSearchParams as BeamSearchParams
 from ._engine.lora import (
     LoRAAdapter as LoRAAdapter,
-)
-from ._engine.lora import (
-    LoRARequest as LoRARequest,
 )
 from ._engine.metrics import EngineMetrics as EngineMetrics
 from ._evaluation import (
@@ -18,6 +16,11 @@ from ._evaluation import (
 from ._evaluation import (
     Perplexity as Perplexity,
 )
+from ._params.lora import LoRARequest as LoRARequest
+from ._params.options import AsyncEngineArgs as AsyncEngineArgs
+from ._params.options import EngineArgs as EngineArgs
+from ._params.pooling import PoolingParams as PoolingParams
+from ._params.sampling import RequestOutputKind as RequestOutputKind
 from ._params.sampling import SamplingParams as SamplingParams
 from ._params.structured import StructuredOutputsParams as StructuredOutputsParams
 from ._text.parsers import (
@@ -35,6 +38,7 @@ from ._text.parsers import (
 from .errors import (
     ChatTemplateError as ChatTemplateError,
 )
+from .errors import CompatibilityWarning as CompatibilityWarning
 from .errors import (
     ConfigError as ConfigError,
 )
@@ -89,18 +93,21 @@ from .outputs import (
 from .outputs import (
     ClassificationOutput as ClassificationOutput,
 )
+from .outputs import ClassificationRequestOutput as ClassificationRequestOutput
 from .outputs import (
     CompletionOutput as CompletionOutput,
 )
 from .outputs import (
     EmbeddingOutput as EmbeddingOutput,
 )
+from .outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
 from .outputs import (
     LoglikelihoodOutput as LoglikelihoodOutput,
 )
 from .outputs import (
     Logprob as Logprob,
 )
+from .outputs import PoolingRequestOutput as PoolingRequestOutput
 from .outputs import (
     RequestMetrics as RequestMetrics,
 )
@@ -110,6 +117,8 @@ from .outputs import (
 from .outputs import (
     RerankOutput as RerankOutput,
 )
+from .outputs import ScoringOutput as ScoringOutput
+from .outputs import ScoringRequestOutput as ScoringRequestOutput
 from .outputs import (
     StreamDelta as StreamDelta,
 )

@@ -17,9 +17,9 @@ def check_plot(path: Path) -> None:
     Raises InvalidParameterError.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise InvalidParameterError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
+        raise InvalidParameterError("plot", str(path), f"the name of a file that ends in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
-        raise InvalidParameterError(f"--plot {path}: no folder {path.parent}")
+        raise InvalidParameterError("plot", str(path), "a file in an existing directory")
     _figures()
 
 
@@ -36,5 +36,5 @@ def _figures() -> ModuleType:
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise InvalidParameterError("--plot needs matplotlib: pip install 'ferrule[plot]'") from error
+        raise InvalidParameterError("plot", None, "left out without matplotlib: pip install 'ferrule[plot]'") from error
     return matplotlib.figure

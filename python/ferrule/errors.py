@@ -1,7 +1,7 @@
-"""Everything that can go wrong, as classes.
+"""Exceptions that ferrule raises.
 
-All derive from FerruleError, and from the built-in exception that a Python programmer would catch. Messages name the
-file, the field, its value and the limit.
+All derive from FerruleError and from the built-in exception that a Python programmer would catch. Errors of a parameter
+or a prompt carry its name as an attribute, so that no caller has to parse messages.
 """
 
 _ABSENT = object()
@@ -19,7 +19,7 @@ def shown(value: object) -> str:
 
 
 class FerruleError(Exception):
-    """The base of every error that ferrule raises on purpose."""
+    """Base class of all exceptions that ferrule raises."""
 
 
 class InvalidParameterError(FerruleError, ValueError):
@@ -50,23 +50,30 @@ class InvalidParameterError(FerruleError, ValueError):
 
 
 class PromptError(FerruleError, ValueError):
-    """A prompt cannot be processed: empty, too long, or with ids outside the vocabulary."""
+    """A prompt cannot be processed: it is empty, too long, or has token ids outside the vocabulary."""
+
+    field: str | None
+    """Argument or part of it that is wrong, such as `prompts[2]` or `cache_salt`; None for the prompt itself."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ConfigError(FerruleError, ValueError):
-    """A configuration file of a model holds something that cannot be."""
+    """A configuration file of a model has an invalid value."""
 
 
 class UnsupportedModelError(ConfigError):
-    """A model is well-formed, but of a kind that ferrule does not run."""
+    """A model is well-formed, but ferrule does not support its architecture or one of its options."""
 
 
 class UnsupportedTaskError(FerruleError, ValueError):
-    """A model is asked for what it is not made for: text of an encoder, or scores without a classifier."""
+    """A model does not support the task: encoders cannot generate, models without a classifier cannot classify."""
 
 
 class ModelNotFoundError(FerruleError, FileNotFoundError):
-    """No model under that name: neither a directory here nor a repository on the hub."""
+    """No model has this name: it is neither a local path nor a repository on the Hugging Face hub."""
 
 
 class ModelFileError(FerruleError, OSError):
@@ -74,36 +81,40 @@ class ModelFileError(FerruleError, OSError):
 
 
 class ModelWriteError(FerruleError, OSError):
-    """A file of a model cannot be written: the disk is full, or may not be written to."""
+    """A file of a model cannot be written: the disk is full or not writable."""
 
 
 class TokenizerError(FerruleError, ValueError):
-    """Text cannot be turned into tokens, or tokens into text."""
+    """The tokenizer cannot encode a text or decode tokens."""
 
 
 class ChatTemplateError(FerruleError, ValueError):
-    """A chat template is missing, malformed, or refuses the conversation."""
+    """A chat template is missing, malformed, or rejects the conversation."""
 
 
 class InsufficientMemoryError(FerruleError, MemoryError):
-    """A model or its cache needs more memory than there is."""
+    """A model or its cache needs more memory than is available."""
 
 
 class EngineError(FerruleError, RuntimeError):
-    """The engine failed, or is closed."""
+    """The engine failed or is closed."""
 
 
 class RequestFailedError(EngineError):
-    """The engine cannot go on with one request, nor could it if asked again: its parameters forbid every token, say."""
+    """The engine cannot continue one request, for example because its parameters forbid every token."""
 
 
 class LogitsProcessorError(FerruleError, RuntimeError):
-    """A logits processor of a request raised something, its cause; neighbours of the request go on."""
+    """A logits processor of a request raised an exception, which is the cause; other requests continue."""
 
 
 class QueueFullError(FerruleError, RuntimeError):
-    """As many requests wait as may: try again later, or elsewhere."""
+    """The request queue is full: retry later, or on another server."""
 
 
 class RemoteError(FerruleError, OSError):
-    """Another server cannot be reached, refuses a request, or answers what it should not."""
+    """Another server cannot be reached, refuses a request, or sends an invalid response."""
+
+
+class CompatibilityWarning(UserWarning):
+    """A parameter of another library was accepted, but has no effect in ferrule."""

@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 from ferrule._api.llm import LLM
 from ferrule._params.sampling import SamplingParams
 from ferrule._text.prompt import TokensPrompt
-from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
 
 try:
@@ -32,7 +31,9 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     from tqdm import tqdm
 except ImportError as error:
-    raise InvalidParameterError("tasks need lm-evaluation-harness: pip install 'ferrule[eval]'") from error
+    raise InvalidParameterError(
+        "tasks", None, "left out without lm-evaluation-harness (pip install 'ferrule[eval]')"
+    ) from (error)
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +88,7 @@ class FerruleLM(TemplateLM):
         Raises PromptError for a model without such a token.
         """
         if not self._eos:
-            raise PromptError(
-                f"{self._name} has no end-of-sequence token; an empty context needs a token to begin with"
-            )
+            raise PromptError(f"the context must not be empty: {self._name} has no end-of-sequence token to begin with")
         return self._eos[0]
 
     @property
@@ -197,7 +196,8 @@ class FerruleLM(TemplateLM):
         """
         room = self._max_model_len - following
         if room < 1:
-            raise PromptError(f"{following} tokens follow a context; max_model_len is {self._max_model_len}")
+            limit = f"max_model_len ({self._max_model_len})"
+            raise PromptError(f"a continuation must have fewer than {limit} tokens, got {following}")
         if len(context) > room:
             logger.warning(
                 "a context of %d tokens is cut to its last %d, so that %d fit", len(context), room, following
@@ -232,12 +232,12 @@ def generation_params(kwargs: Mapping[str, Any]) -> SamplingParams:
     sampled = left.pop("do_sample", None)
     chosen = {name: left.pop(name) for name in (*SAMPLING, "seed") if name in left}
     if left:
-        raise InvalidParameterError(f"generation_kwargs has {shown(next(iter(left)))}, which is not supported")
-    # Without do_sample, a temperature enables sampling.
+        raise InvalidParameterError("generation_kwargs", left, "generation parameters that ferrule supports")
+    # Without do_sample a temperature alone says that tokens are drawn.
     if sampled is False or (sampled is None and not chosen.get("temperature")):
         chosen["temperature"] = 0.0
     several: list[str] = [stop] if isinstance(stop, str) else list(stop)
-    return SamplingParams(
+    return SamplingParams.with_model_defaults(
         max_tokens=limits[0] if limits else MAX_GEN_TOKS, stop=[each for each in several if each], **chosen
     )
 
@@ -265,7 +265,7 @@ def run_tasks(
     unknown = [name for name in names if not manager.match_tasks([name])]
     if unknown or not names:
         found = f"{unknown[0]!r}, which lm-evaluation-harness does not know" if unknown else "empty"
-        raise InvalidParameterError(f"tasks is {found}; `lm_eval ls tasks` lists the supported ones")
+        raise InvalidParameterError("tasks", found, "tasks that `lm_eval ls tasks` lists")
     results: Any = simple_evaluate(
         model,
         tasks=list(names),

@@ -1,256 +1,337 @@
-"""What a request returns: vLLM's names."""
+"""Results of requests, under vLLM's names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from ferrule._params.lora import LoRARequest
     from ferrule._text.parsers import MessageDelta, ParsedMessage
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely a token was, before any sampler stage."""
+    """Log-probability of a token, before any sampler stage."""
 
     logprob: float
     """Natural logarithm of the probability."""
     rank: int
-    """1 for the likeliest token."""
+    """Rank of the token in the vocabulary; 1 is the most likely token."""
     decoded_token: str
-    """The token's text; U+FFFD where it is part of a character."""
+    """Text of the token; U+FFFD where it is part of a character."""
 
 
 TokenLogprobs: TypeAlias = dict[int, Logprob]
-"""By token id: the chosen token first, then the likeliest alternatives."""
+"""Log-probabilities by token id: the chosen token first, then the most likely alternatives."""
 
 
 @dataclass
 class CompletionOutput:
-    """One continuation of a prompt."""
+    """One completion of a prompt."""
 
     index: int
-    """Among the `n` of its prompt."""
+    """Index of the completion among the `n` of its prompt."""
     text: str
+    """Generated text, without the stop string unless `include_stop_str_in_output` is set."""
     token_ids: list[int]
-    """All tokens generated, the stop token among them."""
+    """All generated tokens, the stop token included."""
     logprobs: list[TokenLogprobs] | None
-    """One for each token, where they were asked for."""
+    """Log-probabilities of each token; None unless `logprobs` was set."""
     cumulative_logprob: float | None
-    """Sum over the chosen tokens, where log-probabilities were asked for."""
+    """Sum of the log-probabilities of the chosen tokens; None unless `logprobs` was set."""
     finish_reason: str | None
-    """`stop`, `length` (max_tokens or the end of the context), `abort`, or None while it goes on."""
+    """`stop`, `length` (max_tokens or the end of the context), `abort`, or None while the request runs."""
     stop_reason: int | str | None
-    """The stop string or stop token id that ended it; None for the model's own end-of-sequence token."""
+    """Stop string or stop token id that ended the completion; None for the model's end-of-sequence token."""
     seed: int
-    """Of its random numbers: the same seed gives the same tokens."""
+    """Seed of the random numbers: the same seed gives the same tokens."""
     message: ParsedMessage | None = None
-    """The text, told apart, where a message format was chosen; the text itself has the format's markers then."""
+    """The text parsed into content, reasoning and tool calls, where a message format was chosen."""
     entropies: list[float] | None = None
-    """How undecided the model was before each token, where it was asked for: the entropy of its probabilities, before
-    any sampler stage, in nats."""
+    """Entropy in nats of the model's probabilities before each token, before any sampler stage; None unless `entropy`
+    was set."""
+    lora_request: LoRARequest | None = None
+    """Adapter that generated the completion, where the request gave a LoRARequest."""
+
+    def finished(self) -> bool:
+        """Returns whether the completion has ended."""
+        return self.finish_reason is not None
 
 
 @dataclass
 class RequestMetrics:
-    """How long a request took. Times are seconds."""
+    """Timings of a request. Times are seconds."""
 
     prompt_tokens: int
+    """Number of tokens in the prompt."""
     output_tokens: int
-    """Of all completions."""
+    """Number of tokens of all completions."""
     time_to_first_token: float | None
-    """From arrival."""
+    """Time from arrival to the first token."""
     inter_token_latency: float | None
     """Mean time between tokens of a completion after the first."""
     tokens_per_second: float | None
-    """Tokens generated after the first, over the time that they took, for each completion together."""
+    """Tokens generated after the first per second, over all completions."""
     total_time: float
-    """From arrival to the last token."""
+    """Time from arrival to the last token."""
     queue_time: float | None = None
-    """From arrival until the engine first computed something of it; None until then."""
+    """Time from arrival until the engine first computed part of the request; None until then."""
     prefill_time: float | None = None
-    """From there to the first token."""
+    """Time from the first computation to the first token."""
     decode_time: float | None = None
-    """From the first token to the last."""
+    """Time from the first token to the last."""
     preemptions: int = 0
-    """How often its pages were given to others, and had to be computed again."""
+    """Number of times the request lost its pages and was computed again."""
     drafted_tokens: int = 0
-    """Tokens that were guessed, of all completions."""
+    """Number of speculative tokens proposed for all completions."""
     accepted_tokens: int = 0
-    """Of these, those that came indeed."""
+    """Number of speculative tokens accepted."""
 
 
 @dataclass
 class RequestOutput:
-    """A prompt and its continuations."""
+    """A prompt and its completions."""
 
     request_id: str
+    """Id of the request."""
     prompt: str | None
-    """None where the prompt was given as ids."""
+    """Text of the prompt; None where the prompt was given as token ids."""
     prompt_token_ids: list[int]
+    """Tokens of the prompt."""
     outputs: list[CompletionOutput]
+    """Completions, in the order of their index."""
     finished: bool
+    """Whether all completions have ended."""
     metrics: RequestMetrics
+    """Timings of the request."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One for each token of the prompt, where they were asked for: that token first, then the likeliest alternatives.
-    None for the first, which follows nothing."""
+    """Log-probabilities of each prompt token, with None for the first; None unless `prompt_logprobs` was set."""
     num_cached_tokens: int | None = None
-    """Tokens of the prompt that were not computed for it: the prefix cache had them, or another completion of the same
-    prompt. None until the engine has said something of it."""
+    """Number of prompt tokens that were not computed for this request, because the prefix cache or another completion
+    of the same prompt had them; None until the engine has computed part of the prompt."""
+    lora_request: LoRARequest | None = None
+    """Adapter of the request, where it was given as a LoRARequest."""
 
 
 @dataclass
 class BeamSearchSequence(CompletionOutput):
-    """A continuation that a beam search has found."""
+    """A sequence that a beam search found."""
 
     score: float = 0.0
-    """What sequences are compared by: `cumulative_logprob`, over the number of tokens to the power of `length_penalty`.
-    The log-probabilities are those that penalties and biases have changed."""
+    """`cumulative_logprob` divided by the number of tokens to the power of `length_penalty`. Penalties and biases are
+    part of the log-probabilities."""
+    prompt_token_ids: list[int] = field(default_factory=list[int], repr=False)
+    """Tokens of the prompt."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of the prompt and of the sequence (vLLM's name)."""
+        return [*self.prompt_token_ids, *self.token_ids]
+
+    @property
+    def cum_logprob(self) -> float:
+        """Sum of the log-probabilities of the generated tokens (vLLM's name)."""
+        return self.cumulative_logprob or 0.0
 
 
 @dataclass
 class BeamSearchOutput(RequestOutput):
-    """A prompt and what a beam search has found."""
+    """A prompt and the sequences that a beam search found."""
 
     sequences: list[BeamSearchSequence] = field(default_factory=list[BeamSearchSequence])
-    """The best first; `outputs` has the same. Fewer than asked for where no more can be, none where it was aborted."""
+    """Sequences by score, the best first; `outputs` holds the same. There are fewer than requested where no more exist,
+    and none where the request was aborted."""
 
 
 @dataclass(frozen=True)
 class LoglikelihoodOutput:
-    """How likely a continuation is after its prompt."""
+    """Log-probability of a continuation after its prompt."""
 
     logprob: float
     """Natural logarithm of the probability of the whole continuation: the sum over its tokens."""
     token_logprobs: list[float]
-    """One for each token."""
+    """Log-probability of each token."""
     token_ids: list[int]
-    """Of the continuation."""
+    """Tokens of the continuation."""
     is_greedy: bool
-    """Whether each token is the likeliest one at its place."""
+    """Whether each token is the most likely one at its position."""
 
 
 @dataclass(frozen=True)
 class TopLogprobs:
-    """The likeliest next tokens after each token of a text: what a student learns from."""
+    """The most likely next tokens after each token of a text, as training data for distillation."""
 
     token_ids: npt.NDArray[np.int32]
-    """`[tokens]`: of the text as it was read, special tokens included."""
+    """Tokens of the text, special tokens included: `[tokens]`."""
     top_ids: npt.NDArray[np.int32]
-    """`[tokens, k]`: the likeliest tokens after each, the likeliest first, the lower id first among equals."""
+    """The most likely tokens after each token, by probability and then by id: `[tokens, k]`."""
     top_logprobs: npt.NDArray[np.float32]
-    """`[tokens, k]`: natural logarithms of their probabilities, of all tokens of the vocabulary."""
+    """Natural logarithms of their probabilities over the whole vocabulary: `[tokens, k]`."""
 
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What a request got in a step of the engine."""
+    """What one engine step added to a completion."""
 
     text: str
-    """Whole characters only; empty while a character or a possible stop string is incomplete."""
+    """New text, in whole characters; empty while a character or a possible stop string is incomplete."""
     token_ids: list[int]
+    """New tokens."""
     logprobs: list[TokenLogprobs] | None
+    """Log-probabilities of the new tokens; None unless `logprobs` was set."""
     output: RequestOutput | None = None
-    """All of it, with the last delta."""
+    """The whole output, with the last delta."""
     message: MessageDelta | None = None
-    """What is new of the message, where a message format was chosen."""
+    """New parts of the message, where a message format was chosen."""
     entropies: list[float] | None = None
-    """As in `CompletionOutput`, one for each of these tokens."""
+    """Entropies before the new tokens, as in `CompletionOutput`."""
     index: int = 0
-    """Of the completion, among the `n` of its prompt."""
+    """Index of the completion among the `n` of its prompt."""
     finish_reason: str | None = None
-    """With a completion's last delta, as in `CompletionOutput`."""
+    """Reason that the completion ended, with its last delta, as in `CompletionOutput`."""
     stop_reason: int | str | None = None
+    """Stop string or stop token, with the last delta, as in `CompletionOutput`."""
 
 
 @dataclass(frozen=True)
 class StreamStep:
-    """What is new of a request's completions."""
+    """What one engine step added to a request."""
 
     deltas: list[StreamDelta]
-    """One of each completion that got something, or ended."""
+    """One delta for each completion that got tokens or ended."""
     output: RequestOutput
-    """The state so far. Until the last step, which is `finished`, it has no `outputs`; it shares its lists then."""
+    """State of the request. Until the last step, which is `finished`, it has no `outputs` and shares its lists."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that might have been chosen at a step."""
+    """A token that the sampler considered at a step."""
 
     token_id: int
+    """Id of the token."""
     text: str
+    """Text of the token."""
     logit: float
+    """Raw logit."""
     probability: float
     """Softmax of the raw logits."""
     final_probability: float
-    """After all sampler stages; 0 if dropped."""
+    """Probability after all sampler stages; 0 if a stage dropped the token."""
     dropped_by: str | None
-    """The sampler stage that dropped it."""
+    """Sampler stage that dropped the token; None if none did."""
     stage_probabilities: list[float] = field(default_factory=list[float])
-    """After each active stage; 0 from the one on that dropped it."""
+    """Probability after each active stage; 0 from the stage that dropped the token."""
 
 
 @dataclass(frozen=True)
 class StageEffect:
-    """What an active sampler stage left."""
+    """Effect of an active sampler stage."""
 
     name: str
+    """Name of the stage."""
     tokens_left: int
+    """Number of tokens that the stage kept."""
     entropy: float
-    """Of the probabilities of these, in nats."""
+    """Entropy of their probabilities, in nats."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How one token was chosen."""
+    """How the sampler chose one token."""
 
     position: int
-    """Of the token in prompt and output together, from 0."""
+    """Position of the token in prompt and output together, from 0."""
     token_id: int
+    """Id of the token."""
     text: str
+    """Text of the token."""
     draw: float | None
-    """The uniform random number; None where the likeliest was taken."""
+    """Uniform random number that chose the token; None for greedy decoding."""
     candidates: list[Candidate] = field(default_factory=list[Candidate])
-    """Likeliest first."""
+    """Candidates by probability, the most likely first."""
     stages: list[StageEffect] = field(default_factory=list[StageEffect])
-    """The sampler's active stages, in their order."""
+    """Active sampler stages, in the order in which they run."""
+
+
+@dataclass(frozen=True)
+class PoolingRequestOutput(Generic[T_co]):
+    """A text and what a pooling model computed of it."""
+
+    request_id: str
+    """Index of the text in the call, as text."""
+    outputs: T_co
+    """An EmbeddingOutput, ClassificationOutput or ScoringOutput."""
+    prompt_token_ids: list[int]
+    """Tokens of the text, special tokens included."""
+    num_cached_tokens: int = 0
+    """Number of tokens that the prefix cache had: always 0, as texts are encoded without it."""
+    finished: bool = True
+    """Whether the request has ended: always true."""
 
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """A text as numbers."""
+    """Embedding of a text."""
 
     embedding: npt.NDArray[np.float32]
-    """`[dimensions]`, or `[tokens, hidden_size]` where nothing was pooled."""
-    prompt_token_ids: list[int]
-    """Of the text as it was read, special tokens included."""
+    """Embedding vector: `[dimensions]`, or `[tokens, hidden_size]` with `pooling="none"`."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Number of dimensions."""
+        return int(self.embedding.shape[-1])
 
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """What a classifier makes of a text, or of a pair of them."""
+    """Probabilities that a classifier assigns to its labels."""
 
     probs: npt.NDArray[np.float32]
-    """`[labels]`: softmax of the scores, or, of a single label and of labels that do not exclude each other, their
-    sigmoid."""
+    """Probability of each label: `[labels]`. Softmax of the logits; their sigmoid for a single label and for labels
+    that do not exclude each other."""
     logits: npt.NDArray[np.float32]
-    """`[labels]`: the scores themselves."""
+    """Raw score of each label: `[labels]`."""
     label: str
-    """The likeliest one's name."""
-    prompt_token_ids: list[int]
+    """Name of the most likely label."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """Relevance of one text to another."""
+
+    score: float
+    """Sigmoid of a cross-encoder's logit, a reranker's probability of "yes", or the cosine similarity of two
+    embeddings."""
+
+
+EmbeddingRequestOutput: TypeAlias = PoolingRequestOutput[EmbeddingOutput]
+"""Result of `LLM.embed` for one text."""
+ClassificationRequestOutput: TypeAlias = PoolingRequestOutput[ClassificationOutput]
+"""Result of `LLM.classify` for one text."""
+ScoringRequestOutput: TypeAlias = PoolingRequestOutput[ScoringOutput]
+"""Result of `LLM.score` for one pair of texts."""
 
 
 @dataclass(frozen=True)
 class RerankOutput:
-    """A document's place among others."""
+    """A document and its relevance to a query."""
 
     index: int
-    """Among the documents given."""
+    """Index of the document in the call."""
     relevance_score: float
-    """From 0 to 1; comparable among the documents of a query."""
+    """Relevance from 0 to 1; comparable among the documents of one query."""
     document: str
+    """Text of the document."""
     prompt_tokens: int
-    """Tokens that were read to rank all of the documents, the query's among them: the same in each of the outputs."""
+    """Number of tokens computed for all documents and the query together; the same in each output of a call."""

@@ -185,7 +185,7 @@ def test_digests_tell_models_apart(tmp_path: Path) -> None:
 def test_embeddings(client: ollama.Client, solo: LLM) -> None:
     texts = ["The capital of France", "Once upon a time"]
     found = client.embed("tiny", texts)
-    expected = [output.embedding for output in solo.embed(texts, normalize=True)]
+    expected = [output.outputs.embedding for output in solo.embed(texts, normalize=True)]
     np.testing.assert_array_equal(np.array(found.embeddings, np.float32), expected)
     assert len(client.embed("tiny", "Hi", dimensions=8).embeddings[0]) == 8
     long = "word " * 5000

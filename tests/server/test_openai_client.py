@@ -246,7 +246,7 @@ def test_an_echo_alone(client: openai.OpenAI) -> None:
 
 def test_embeddings(client: openai.OpenAI, solo: LLM) -> None:
     texts = ["The capital of France", "Once upon a time"]
-    expected = [output.embedding for output in solo.embed(texts)]
+    expected = [output.outputs.embedding for output in solo.embed(texts)]
     found = client.embeddings.create(model="tiny", input=texts)  # the client asks for base64
     np.testing.assert_array_equal(np.array([each.embedding for each in found.data], np.float32), expected)
     found = client.embeddings.create(model="tiny", input=texts, encoding_format="float", dimensions=8)
@@ -258,7 +258,7 @@ def test_base64_is_little_endian_float32(tiny: Live, solo: LLM) -> None:
     body = {"input": "Paris", "encoding_format": "base64"}
     (found,) = tiny.request("/v1/embeddings", body).json["data"]
     vector = np.frombuffer(base64.b64decode(found["embedding"]), "<f4")
-    np.testing.assert_array_equal(vector, solo.embed("Paris")[0].embedding)
+    np.testing.assert_array_equal(vector, solo.embed("Paris")[0].outputs.embedding)
 
 
 ERRORS: list[tuple[dict[str, object], str, str]] = [

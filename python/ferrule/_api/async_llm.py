@@ -1,17 +1,18 @@
-"""`AsyncLLM`: a model in this process, for any number of asyncio tasks."""
+"""`AsyncLLM`: inference with a model in this process, for asyncio tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, Unpack, cast
 
+from ferrule._api.arguments import FOREIGN, FOREIGN_POOLING, pooling_arguments
 from ferrule._api.loaded import LoadedModel, beam_params, only_params, stream_params
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.collector import Collector
@@ -20,21 +21,29 @@ from ferrule._engine.encoding import Plan
 from ferrule._engine.encoding.queue import Portion
 from ferrule._engine.encoding.texts import TextInput, TextOrPair
 from ferrule._engine.engine_thread import EngineThread
-from ferrule._engine.lora import LoRA, LoRAAdapter
+from ferrule._engine.lora import LoRAAdapter
 from ferrule._engine.metrics import EngineMetrics
 from ferrule._engine.registry import Load, Registry
 from ferrule._engine.request import Request
 from ferrule._engine.workers import WORKERS
-from ferrule._params.sampling import SamplingParams
+from ferrule._params.compatibility import compatible_call
+from ferrule._params.declaration import signature_of
+from ferrule._params.lora import LoRA
+from ferrule._params.options import AsyncEngineArgs, EngineArgs
+from ferrule._params.pooling import PoolingParams
+from ferrule._params.sampling import RequestOutputKind, SamplingParams
+from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
+from ferrule._text.chat.options import ChatOptions
 from ferrule._text.prompt import Prompt
-from ferrule._validation import check_number, shown
+from ferrule._validation import check_number
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import (
     BeamSearchOutput,
-    ClassificationOutput,
-    EmbeddingOutput,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
     RequestOutput,
     RerankOutput,
+    ScoringRequestOutput,
     StreamDelta,
     StreamStep,
 )
@@ -42,37 +51,57 @@ from ferrule.outputs import (
 if TYPE_CHECKING:
     import os
 
-    from ferrule._text.chat import Message, Tool
+    from ferrule._text.chat import Message
     from ferrule._text.parsers import MessageFormat
 
 T = TypeVar("T")
+DELTA, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 LONG = 4000
-"""Characters or tokens of a request from which on it is read in another thread: some milliseconds of work."""
+"""Characters or tokens of a request from which it is tokenized in another thread: milliseconds of work."""
 LONGEST_TIMEOUT = 1e9
-"""Seconds."""
+"""Largest timeout, in seconds."""
 STEP_CHECK = 0.005
-"""Seconds between looks at whether the last step is over, when closing."""
+"""Interval in seconds at which closing checks whether the last step has ended."""
 
 
 class _Asked(NamedTuple):
-    """What a request is about, unchecked."""
+    """Prompt of a request, unchecked."""
 
     prompt: object
     message_format: object
     search: BeamSearchParams | None = None
-    """Where it is a beam search."""
+    """Parameters of a beam search."""
 
 
 class AsyncLLM(LoadedModel):
-    """A model, its tokenizer and its engine, for programs with an event loop.
+    """A model with its tokenizer and engine, for asyncio programs. Names and meanings are vLLM's.
 
-    Loading takes its time and blocks, so do it before the event loop runs or in a thread. Everything else never
-    blocks the loop: the engine runs in a thread of its own, requests and their ends are posted to it, and each step's
-    tokens come back in one call. Tasks of any number of event loops, in any threads, may use one AsyncLLM.
+    The constructor takes the fields of AsyncEngineArgs. It blocks while it loads the model, so call it before the event
+    loop runs or in a thread. Nothing else blocks the loop: the engine has its own thread, and each step's tokens arrive
+    in one callback. Tasks of several event loops, in any threads, may use one AsyncLLM.
+
+        >>> import asyncio
+        >>> from ferrule import AsyncLLM, SamplingParams
+        >>> async def main():
+        ...     async with AsyncLLM(max_model_len=512) as llm:
+        ...         params = SamplingParams(temperature=0, max_tokens=8)
+        ...         async for delta in llm.stream("The capital of France is", params):
+        ...             print(delta.text, end="")
+        >>> asyncio.run(main())
+         Paris.
     """
 
-    _max_queued_requests: ClassVar[int | None] = 1024
+    _engine_args: ClassVar[type[EngineArgs]] = AsyncEngineArgs
+
+    @signature_of(AsyncEngineArgs)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        """Loads a model. The arguments are the fields of AsyncEngineArgs, which documents them.
+
+        Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
+        InsufficientMemoryError.
+        """
+        super().__init__(*given, **options)
 
     def _loaded(self) -> None:
         limit, places = self._options.max_queued_requests or 0, int(self._engine_info["max_num_seqs"])
@@ -81,6 +110,7 @@ class AsyncLLM(LoadedModel):
         # An AsyncLLM that is dropped without being closed must not leave a thread and the weights behind.
         weakref.finalize(self, self._engine_thread.stop).atexit = False
 
+    @compatible_call(FOREIGN)
     def generate(
         self,
         prompt: Prompt,
@@ -91,19 +121,22 @@ class AsyncLLM(LoadedModel):
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continues a prompt and yields its state, all of it each time, whenever there is more; the last is finished.
+        """Generates completions of a prompt and yields outputs as they grow; the last one is finished.
 
-        A reader that is late gets the newest state and none of those that it missed. `request_id` is what `abort`
-        takes, and must not be that of a request that still runs. Lower `priority` is scheduled earlier. With a
-        `message_format` each completion has its `message`. `lora_request` is the name of an adapter, or a LoRARequest,
-        which loads what is not loaded yet. Cancelling the task that reads, or closing the generator, ends the request.
+        Each output has all tokens so far, only the new ones with `output_kind=RequestOutputKind.DELTA`, and with
+        `FINAL_ONLY` the finished output is the only one. A slow reader gets the newest state. `request_id` is the
+        argument of `abort` and must not be that of a running request. Requests with lower `priority` are scheduled
+        earlier. With a `message_format` each completion has a `message`. `lora_request` is the name of an adapter, or a
+        LoRARequest, whose adapter is loaded if necessary. Cancelling the task that reads, or closing the generator,
+        ends the request.
 
-        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and where an adapter is
-        loaded as `load_lora_adapter`, all when it is first read.
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
+        `load_lora_adapter` where an adapter is loaded, all at the first iteration.
         """
         asked = _Asked(prompt, message_format)
         return self._outputs(asked, sampling_params, request_id, priority=priority, lora_request=lora_request)
 
+    @compatible_call(FOREIGN_CHAT_OPTIONS)
     def chat(
         self,
         messages: Sequence[Message],
@@ -112,36 +145,26 @@ class AsyncLLM(LoadedModel):
         *,
         priority: int = 0,
         lora_request: LoRA | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        tools: Sequence[Tool] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers a conversation; what the template gets is explained at `chat_prompt`, the rest at `generate`.
+        """Answers a conversation; `options` are those of ChatOptions, the other arguments those of `generate`.
 
-        Where a parser is chosen, by name or with `auto` as `message_format` explains, each completion's `message` has
-        its tool calls and its reasoning apart from the answer. To stream deltas instead, give `stream` what
-        `await asyncio.to_thread(llm.chat_prompt, messages)` returns, and a `message_format`.
+        With a parser, by name or `auto` (see `message_format`), each completion's `message` has tool calls and
+        reasoning separate from the content. To stream deltas, pass the prompt of
+        `await asyncio.to_thread(llm.chat_prompt, messages)` and a `message_format` to `stream`.
 
-        Raises ChatTemplateError, and as `generate`.
+        Raises ChatTemplateError, and what `generate` raises.
         """
 
         def render() -> _Asked:
-            prompt = self.chat_prompt(
-                messages,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                documents=documents,
-                chat_template_kwargs=chat_template_kwargs,
-            )
+            prompt = self.chat_prompt(messages, **options)
             message_format = self.message_format(
-                tool_call_parser, reasoning_parser, tools=tools, chat_template=chat_template
+                tool_call_parser,
+                reasoning_parser,
+                tools=options.get("tools"),
+                chat_template=options.get("chat_template"),
             )
             return _Asked(prompt, message_format)
 
@@ -164,7 +187,7 @@ class AsyncLLM(LoadedModel):
         """
         steps = self.stream_steps(
             prompt,
-            stream_params(sampling_params),
+            stream_params(self._params(sampling_params)),
             request_id,
             priority=priority,
             message_format=message_format,
@@ -185,11 +208,11 @@ class AsyncLLM(LoadedModel):
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
     ) -> AsyncGenerator[StreamStep, None]:
-        """Continues a prompt, once or several times, and yields what is new of all of its completions.
+        """Generates completions of a prompt and yields what each step adds to them.
 
-        As `stream` otherwise. With `best_of` all comes in the end, when it is known which ones are the best.
+        It is `stream` for several completions. With `best_of` everything arrives at the end, when the best are known.
         """
-        params = only_params(sampling_params)
+        params = only_params(self._params(sampling_params))
         asked = _Asked(prompt, message_format)
         async with self._collecting(
             asked, params, request_id, priority=priority, lora_request=lora_request
@@ -209,9 +232,9 @@ class AsyncLLM(LoadedModel):
         priority: int = 0,
         lora_request: LoRA | None = None,
     ) -> BeamSearchOutput:
-        """As `LLM.beam_search`, for one prompt; cancelling the task ends it.
+        """Runs `LLM.beam_search` for one prompt; cancelling the task ends it.
 
-        One that `abort` ended has found nothing.
+        A search that `abort` ended has no sequences.
         """
         search = beam_params(params)
         asked = _Asked(prompt, None, search)
@@ -221,51 +244,74 @@ class AsyncLLM(LoadedModel):
             return cast("BeamSearchOutput", await collector.next_output())
 
     async def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
-        """Loads a low-rank adapter that PEFT saved, in another thread, for requests to ask for by `name`.
+        """Loads a low-rank adapter in PEFT's format under a name for requests, in another thread.
 
-        `path` is a directory, or `org/repo` on the Hugging Face hub. A name that is taken must be unloaded first.
+        `path` is a directory, or `org/repo` on the Hugging Face hub. A name in use must be unloaded first.
 
         Raises InvalidParameterError, ModelNotFoundError, ModelFileError, InsufficientMemoryError, EngineError;
-        ConfigError where the adapter does not fit the model, UnsupportedModelError where it is more than low-rank
-        updates of linear maps.
+        ConfigError if the adapter does not fit the model, UnsupportedModelError if it has more than low-rank updates of
+        linear layers.
         """
         return await WORKERS.run(self._adapters.load, name, path)
 
     async def unload_lora_adapter(self, name: str) -> None:
-        """Refuses an adapter to new requests; its memory is free once those that have it have ended.
+        """Unloads an adapter: new requests cannot use it, and its memory is freed when running requests have ended.
 
-        Raises InvalidParameterError where no adapter has that name.
+        Raises InvalidParameterError if no adapter has that name.
         """
         self._adapters.unload(name)
 
+    @compatible_call(FOREIGN_POOLING)
     async def embed(
         self,
         prompts: TextInput | Sequence[TextInput],
         *,
+        pooling_params: PoolingParams | None = None,
         pooling: str | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[EmbeddingOutput]:
-        """As `LLM.embed`; cancelling the task ends it."""
+    ) -> list[EmbeddingRequestOutput]:
+        """Runs `LLM.embed`; cancelling the task ends it."""
         plan = partial(
             self._encoding.embed,
             prompts,
             pooling=pooling,
-            normalize=normalize,
-            dimensions=dimensions,
             prompt_name=prompt_name,
-            truncate_prompt_tokens=truncate_prompt_tokens,
+            **pooling_arguments(
+                pooling_params,
+                normalize=normalize,
+                dimensions=dimensions,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            ),
         )
         return await self._encode(plan)
 
+    @compatible_call(FOREIGN_POOLING)
     async def classify(
-        self, prompts: TextOrPair | Sequence[TextOrPair], *, truncate_prompt_tokens: int | None = None
-    ) -> list[ClassificationOutput]:
-        """As `LLM.classify`; cancelling the task ends it."""
-        plan = partial(self._encoding.classify, prompts, truncate_prompt_tokens=truncate_prompt_tokens)
-        return await self._encode(plan)
+        self,
+        prompts: TextOrPair | Sequence[TextOrPair],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Runs `LLM.classify`; cancelling the task ends it."""
+        given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
+        return await self._encode(partial(self._encoding.classify, prompts, **given))
+
+    @compatible_call(FOREIGN_POOLING)
+    async def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Runs `LLM.score`; cancelling the task ends it."""
+        given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
+        return await self._encode(partial(self._encoding.score, data_1, data_2, **given))
 
     async def rerank(
         self,
@@ -276,7 +322,7 @@ class AsyncLLM(LoadedModel):
         instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[RerankOutput]:
-        """As `LLM.rerank`; cancelling the task ends it."""
+        """Runs `LLM.rerank`; cancelling the task ends it."""
         plan = partial(
             self._encoding.rerank,
             query,
@@ -287,17 +333,18 @@ class AsyncLLM(LoadedModel):
         )
         return await self._encode(plan)
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request, whoever reads it: the reader gets a last output whose finish_reason is `abort`.
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends a request or several; a reader gets a last output with finish_reason `abort`.
 
-        Nothing happens where no such request runs.
+        Ids of requests that do not run are ignored.
         """
-        collector = self._registry.find(request_id)
-        if collector is not None:
-            self._abort(collector)
+        for each in [request_id] if isinstance(request_id, str) else request_id:
+            collector = self._registry.find(each)
+            if collector is not None:
+                self._abort(collector)
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Refuses new requests and waits for those that run; after `timeout` seconds it aborts them.
+        """Refuses new requests and waits for the running ones; after `timeout` seconds it aborts them.
 
         Raises InvalidParameterError.
         """
@@ -313,11 +360,11 @@ class AsyncLLM(LoadedModel):
             self._engine_thread.drop_encodes("aborted: the engine was drained")
 
     async def check_health(self) -> None:
-        """Raises EngineError where the engine has died or is closed."""
+        """Raises EngineError if the engine has failed or is closed."""
         self._registry.check_health()
 
     def metrics(self) -> EngineMetrics:
-        """What the engine has done and what it holds. Never waits for a running step.
+        """Returns counters and gauges of the engine, without waiting for a running step.
 
         Raises EngineError once the engine is closed.
         """
@@ -325,17 +372,21 @@ class AsyncLLM(LoadedModel):
         return replace(metrics, requests_refused=metrics.requests_refused + self._registry.refused)
 
     async def aclose(self) -> None:
-        """Frees weights and cache once a running step is over; whoever still reads gets an EngineError."""
+        """Frees weights and cache after the running step; readers get an EngineError."""
         self._engine_thread.stop()
         while self._engine_thread.alive:
             await asyncio.sleep(STEP_CHECK)
-        self._adapters.close()
+        self._release()
 
     def close(self) -> None:
-        """As `aclose`, but waits for the running step: for programs whose event loop is gone."""
+        """Frees weights and cache like `aclose`, but blocks until the running step has ended."""
         self._engine_thread.stop()
         self._engine_thread.join()
-        self._adapters.close()
+        self._release()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Closes the engine (vLLM's name for `close`); `timeout` has no effect, as no step takes long."""
+        self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -344,7 +395,7 @@ class AsyncLLM(LoadedModel):
         await self.aclose()
 
     async def _encode(self, make: Callable[[], Plan[T]]) -> list[T]:
-        """Has a plan made in another thread, and carried out by the engine's, portion by portion."""
+        """Makes a plan in another thread, and runs it in the engine's thread, portion by portion."""
         with self._registry.encoding():
             plan = await WORKERS.run(make)
             answers: list[bytes] = []
@@ -364,15 +415,20 @@ class AsyncLLM(LoadedModel):
         priority: object,
         lora_request: object,
     ) -> AsyncGenerator[RequestOutput, None]:
-        params = only_params(sampling_params)
+        params = only_params(self._params(sampling_params))
         async with self._collecting(
             asked, params, request_id, priority=priority, lora_request=lora_request
         ) as collector:
+            next_output = collector.next_delta if params.output_kind is DELTA else collector.next_output
             while True:
-                output = await collector.next_output()
-                yield output
+                output = await next_output()
+                if output.finished or params.output_kind is not FINAL_ONLY:
+                    yield output
                 if output.finished:
                     return
+
+    def _params(self, sampling_params: object) -> object:
+        return self.get_default_sampling_params() if sampling_params is None else sampling_params
 
     @asynccontextmanager
     async def _collecting(
@@ -384,7 +440,7 @@ class AsyncLLM(LoadedModel):
         priority: object,
         lora_request: object,
     ) -> AsyncGenerator[Collector, None]:
-        """A request from its admission to its end; `asked` is called where it takes long to make."""
+        """Runs a request from its admission to its end; a callable `asked` makes the prompt in another thread."""
         collector = Collector(self._name_of(request_id), params.best_of or params.n)
         self._registry.admit(collector)
         try:
@@ -425,11 +481,11 @@ class AsyncLLM(LoadedModel):
         if request_id is None:
             return next(name for name in map(str, self._request_numbers) if self._registry.find(name) is None)
         if not isinstance(request_id, str):
-            raise InvalidParameterError(f"request_id is {shown(request_id)}; it must be a string")
+            raise InvalidParameterError("request_id", request_id, "a string")
         return request_id
 
     def _abort(self, collector: Collector) -> None:
-        """From any loop. The rest is done in the collector's own, where it may be about to add the request."""
+        """Aborts a request from any loop; its own loop finishes the work, as it may be about to add the request."""
         self._registry.remove(collector)
         if collector.loop is asyncio.get_running_loop():
             self._let_go(collector)
@@ -452,16 +508,18 @@ def _load(driver: Driver) -> Load:
 
 
 def _size(prompt: object, params: SamplingParams) -> int:
-    """Characters and tokens that are looked at one by one before a request can begin."""
+    """Returns the number of characters and tokens to process before a request can begin."""
     contents: list[object] = [prompt]
     if isinstance(prompt, Mapping):
         parts = cast("Mapping[object, object]", prompt)
         contents = [parts.get("prompt", parts.get("prompt_token_ids")), parts.get("suffix") or ""]
     length = sum(len(content) if isinstance(content, Sized) else LONG + 1 for content in contents)
     allowed = len(params.allowed_token_ids or ())
-    # Breakers of repeats are looked for in the whole vocabulary.
-    words = LONG + 1 if params.dry_multiplier else sum(map(len, (*params.bad_words, *params.bad_words_ids)))
+    # Sequence breakers are searched in the whole vocabulary.
+    words = (
+        LONG + 1 if params.dry_multiplier else sum(map(len, (*(params.bad_words or ()), *(params.bad_words_ids or ()))))
+    )
     length += len(params.prediction or ())
     return length + (params.best_of or params.n) * (
-        sum(map(len, params.stop)) + len(params.logit_bias) + allowed + words
+        sum(map(len, params.stop or ())) + len(params.logit_bias or ()) + allowed + words
     )

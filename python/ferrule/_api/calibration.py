@@ -9,7 +9,7 @@ from typing import cast
 
 from ferrule._loading import ModelFiles
 from ferrule._text.tokenizer import Tokenizer
-from ferrule._validation import check_whole, shown
+from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError, PromptError
 
 TOKENS = 65_536
@@ -36,7 +36,7 @@ def calibration_sequences(calibrate: Calibration, files: ModelFiles, tokens: int
     tokenizer.
     """
     if tokens < 1:
-        raise InvalidParameterError(f"calibration_tokens is {tokens}; it must be 1 or more")
+        raise InvalidParameterError("calibration_tokens", tokens, ">= 1")
     if not isinstance(calibrate, str | os.PathLike):
         return _checked(calibrate, files.spec.vocab_size)
     path = Path(calibrate)
@@ -48,9 +48,9 @@ def calibration_sequences(calibrate: Calibration, files: ModelFiles, tokens: int
     try:
         pieces = [tokenizer.encode_part(piece, begins=True) for piece in _pieces(text, wanted, length * _CHARACTERS)]
     except PromptError as error:
-        raise InvalidParameterError(f"calibrate is {path}: {error}") from error
+        raise InvalidParameterError("calibrate", str(path), f"a file of text ({error})") from error
     if (found := sum(map(len, pieces))) < FEWEST:
-        raise InvalidParameterError(f"calibrate is {path}, a text of {found} tokens; it must have {FEWEST} at least")
+        raise InvalidParameterError("calibrate", str(path), f"a text of at least {FEWEST} tokens (it has {found})")
     if len(pieces) == 1:
         windows = [pieces[0][start : start + length] for start in range(0, len(pieces[0]), length)]
     else:
@@ -63,8 +63,10 @@ def _checked(sequences: Sequence[Sequence[int]], vocab_size: int) -> list[list[i
     checked: list[list[int]] = []
     for i, sequence in enumerate(sequences):
         if isinstance(sequence, str | bytes) or not isinstance(cast("object", sequence), Iterable):
-            raise InvalidParameterError(f"calibrate[{i}] is {shown(sequence)}; it must be a list of token ids")
-        checked.append([check_whole(f"calibrate[{i}][{j}]", id_, 0, vocab_size - 1) for j, id_ in enumerate(sequence)])
+            raise InvalidParameterError(f"calibrate[{i}]", sequence, "a list of token ids")
+        checked.append(
+            [check_integer(f"calibrate[{i}][{j}]", id_, 0, vocab_size - 1) for j, id_ in enumerate(sequence)]
+        )
     return checked
 
 
@@ -83,9 +85,9 @@ def _read(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > _LARGEST:
-            raise InvalidParameterError(f"calibrate is {path}, of {size} bytes; the limit is {_LARGEST}")
+            raise InvalidParameterError("calibrate", str(path), f"a file of at most {_LARGEST} bytes (it has {size})")
         return path.read_bytes().decode()
     except OSError as error:
-        raise InvalidParameterError(f"calibrate is {path}: cannot be read: {error.strerror}") from error
+        raise InvalidParameterError("calibrate", str(path), f"a readable file ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise InvalidParameterError(f"calibrate is {path}, which is not UTF-8 at byte {error.start}") from error
+        raise InvalidParameterError("calibrate", str(path), f"a UTF-8 file (byte {error.start} is not)") from error

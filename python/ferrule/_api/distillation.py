@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ferrule._engine.encoding.texts import Text
 from ferrule._params.sampling import MAX_COUNT
-from ferrule._validation import check_whole, shown
+from ferrule._validation import check_integer, shown
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import TopLogprobs
 
@@ -41,7 +41,7 @@ def check_count(k: object, vocab_size: int) -> int:
 
     Raises InvalidParameterError.
     """
-    return check_whole("k", k, 1, vocab_size)
+    return check_integer("k", k, 1, vocab_size)
 
 
 def top_logprobs_task(k: int) -> str:
@@ -73,7 +73,7 @@ def export(
     progress: Callable[[int, int], None] | None,
 ) -> int:
     """See `LLM.export_top_logprobs`; `made_of` is what must be the same where an export is gone on with."""
-    shard_size = check_whole("shard_size", shard_size, 1, MAX_COUNT)
+    shard_size = check_integer("shard_size", shard_size, 1, MAX_COUNT)
     folder = Path(out_dir)
     index = _open_index(folder, {"format": FORMAT, "version": VERSION, **made_of, "shard_size": shard_size})
     shards: list[dict[str, Any]] = index["shards"]
@@ -109,25 +109,25 @@ def _open_index(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         # A shard that no index lists is what an interrupted export left.
         other = [name for name in names if not name.startswith("shard-")]
         if other:
-            raise InvalidParameterError(f"out_dir is {folder}, which holds {other[0]}; it must be empty")
+            raise InvalidParameterError("out_dir", str(folder), f"an empty directory (it holds {other[0]})")
         return {**wanted, "complete": False, "shards": []}
     try:
         index: object = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InvalidParameterError(f"{folder / INDEX}: not JSON: {error}") from None
+        raise InvalidParameterError(
+            "out_dir", str(folder), f"a directory whose {INDEX} is valid JSON ({error})"
+        ) from None
     found = cast("dict[str, Any]", index) if isinstance(index, dict) else {}
     for field, value in wanted.items():
         if found.get(field) != value:
-            raise InvalidParameterError(
-                f"{folder / INDEX}: {field} is {shown(found.get(field))}; an export with {shown(value)} needs a folder "
-                "of its own"
-            )
+            requirement = f"another directory: {field} of its export is {shown(found.get(field))}, not {shown(value)}"
+            raise InvalidParameterError("out_dir", str(folder), requirement)
     if found.get("complete") is not False:
-        raise InvalidParameterError(f"out_dir is {folder}, which holds an export that is complete; give another")
+        raise InvalidParameterError("out_dir", str(folder), "another directory: its export is complete")
     shards: object = found.get("shards")
     if not isinstance(shards, list) or not all(map(_is_shard, cast("list[object]", shards))):
-        listed = shown(found.get("shards"))
-        raise InvalidParameterError(f"{folder / INDEX}: shards is {listed}; each must have {', '.join(SHARD)}")
+        requirement = f"a directory whose {INDEX} lists shards with {', '.join(SHARD)}"
+        raise InvalidParameterError("out_dir", str(folder), requirement)
     return found
 
 
@@ -145,9 +145,8 @@ def _skip(texts: Iterator[Text], shard: Mapping[str, Any], folder: Path) -> None
     """
     skipped = [text.token_ids for text in itertools.islice(texts, shard["texts"])]
     if len(skipped) != shard["texts"] or _digest(skipped) != shard["sha256_of_token_ids"]:
-        raise InvalidParameterError(
-            f"{folder / shard['file']} is of other texts than those given; to go on with an export give it the same"
-        )
+        requirement = f"the texts of the interrupted export ({folder / shard['file']} has others)"
+        raise InvalidParameterError("texts", "other texts", requirement)
 
 
 def _digest(texts: Sequence[Sequence[int]]) -> str:

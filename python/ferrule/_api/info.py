@@ -13,8 +13,9 @@ from ferrule._loading import EMBEDDED, ModelFiles, find_model, has_weights, is_r
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.packed_cache import PackedCache
 from ferrule._loading.quantized import conversion_words, stored_words
-from ferrule._params.options import QUANTIZATIONS, EngineOptions, check_load_format
+from ferrule._params.options import LOAD_FORMATS, QUANTIZATIONS, EngineOptions
 from ferrule._text.tokenizer import Tokenizer
+from ferrule._validation import check_choice
 from ferrule.archs.spec import Layer, ModelSpec
 
 
@@ -80,10 +81,10 @@ def inspect(
     **options: Any,
 ) -> tuple[ModelSpec, dict[str, Any]]:
     """A model's spec, and what `model_info` says of it, which explains arguments and errors."""
-    check_load_format(load_format)
+    check_choice("load_format", load_format, LOAD_FORMATS)
     checked = EngineOptions(**options)
     files = read_model_files(find_model(model, revision, weights=False))
-    checked = checked.of_packed(files.packed, files.path)
+    checked = checked.for_packed(files.packed, files.path)
     weights: str | None = os.fspath(files.weights)
     not_here = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)
     if load_format == "dummy" or not_here:

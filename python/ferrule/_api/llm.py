@@ -1,35 +1,42 @@
-"""`LLM`: a model in this process, for any number of threads."""
+"""`LLM`: offline inference with a model in this process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
+from ferrule._api.arguments import FOREIGN, FOREIGN_POOLING, pooling_arguments
 from ferrule._api.distillation import check_count, export, top_logprobs_task, unpack
 from ferrule._api.loaded import LoadedModel, beam_params, stream_params
 from ferrule._api.loglikelihood import Continuation, loglikelihood_of, pair, read_continuation
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.encoding import Plan
 from ferrule._engine.encoding.texts import Text, TextInput, TextOrPair, portions
-from ferrule._engine.lora import LoRA, LoRAAdapter
+from ferrule._engine.lora import LoRAAdapter
 from ferrule._engine.request import Request
 from ferrule._engine.run import run
+from ferrule._params.compatibility import compatible_call
+from ferrule._params.lora import LoRA
+from ferrule._params.pooling import PoolingParams
 from ferrule._params.sampling import MAX_LOGPROBS, SamplingParams
+from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
+from ferrule._text.chat.options import ChatOptions
 from ferrule._text.prompt import Prompt, TokensPrompt, check_token_ids
-from ferrule._validation import check_whole, shown
+from ferrule._validation import check_integer, shown
 from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
 from ferrule.outputs import (
     BeamSearchOutput,
     Candidate,
-    ClassificationOutput,
-    EmbeddingOutput,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
     Explanation,
     LoglikelihoodOutput,
     RequestOutput,
     RerankOutput,
+    ScoringRequestOutput,
     StageEffect,
     StreamDelta,
     TopLogprobs,
@@ -43,49 +50,60 @@ if TYPE_CHECKING:
 
     from ferrule._evaluation import Comparison, Perplexity, Subject, TextOrTokens
     from ferrule._native import SampleTrace
-    from ferrule._text.chat import Message, Tool
+    from ferrule._text.chat import Message
     from ferrule._text.parsers import MessageFormat
 
 T = TypeVar("T")
 
 MAX_CANDIDATES = 1000
-"""Tokens that an explanation lists for a step."""
+"""Most candidates that an explanation lists for a token."""
 
 
 class LLM(LoadedModel):
-    """A model, its tokenizer and its engine, for programs that wait for their answers.
+    """A model with its tokenizer and engine, for offline inference. Names and meanings are vLLM's.
 
-    Safe to use from several threads at once: their requests share the engine's steps.
+    The constructor takes the fields of EngineArgs. All methods may be called from several threads at once; their
+    requests share the engine's steps.
+
+        >>> from ferrule import LLM, SamplingParams
+        >>> llm = LLM(max_model_len=512)  # a directory, a GGUF file, "org/repo", or nothing for the embedded model
+        >>> outputs = llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8))
+        >>> outputs[0].outputs[0].text
+        ' Paris.'
+        >>> llm.close()
     """
 
+    @compatible_call(FOREIGN)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool | Callable[..., Any] = False,
         priority: int | Sequence[int] = 0,
         message_format: MessageFormat | None = None,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continues one prompt or several at once; the outputs have the order of the prompts.
+        """Generates completions of one prompt or several; the outputs have the order of the prompts.
 
-        One SamplingParams serves all prompts, a list has one for each; likewise `priority`, where lower is scheduled
-        earlier, and `lora_request`: the name of an adapter, a LoRARequest, which loads what is not loaded yet, or None
-        for the model alone. With a `message_format` each completion has its `message`. Ctrl-C ends the call's own
-        requests only.
+        One SamplingParams applies to all prompts, a list has one for each; without any, `get_default_sampling_params`
+        applies. `priority` is likewise one or several numbers: lower ones are scheduled earlier. `lora_request` is the
+        name of an adapter, a LoRARequest, or None for the base model. With a `message_format` each completion has a
+        `message`. `use_tqdm` shows a progress bar on stderr; it may be a class such as `tqdm.tqdm`. Ctrl-C ends only
+        the requests of this call.
 
-        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError; where an adapter is
-        loaded, as `load_lora_adapter`.
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
+        `load_lora_adapter` where an adapter is loaded.
         """
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
-        params = _one_each(sampling_params, len(several))
+        params = self._one_each(sampling_params, len(several))
         priorities = _list_of_one_each("priority", priority, len(several))
         adapters = _list_of_one_each("lora_request", lora_request, len(several))
         requests = [
             self._request(prompt, each, priority=level, message_format=message_format, lora_request=lora)
             for prompt, each, level, lora in zip(several, params, priorities, adapters, strict=True)
         ]
-        self._finish(requests)
+        self._finish(requests, use_tqdm)
         return [request.output() for request in requests]
 
     def stream(
@@ -97,14 +115,14 @@ class LLM(LoadedModel):
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
     ) -> Generator[StreamDelta, None, None]:
-        """Continues a prompt and yields what each step brings; the last delta carries the whole output.
+        """Generates a completion and yields what each step adds; the last delta carries the whole output.
 
         With a `message_format` each delta has its part of the `message`. Closing the generator, or Ctrl-C, ends the
         request.
 
-        Raises as `generate`; parameters are checked at once.
+        Raises what `generate` raises; parameters are checked at once.
         """
-        params = stream_params(sampling_params)
+        params = stream_params(self._params(sampling_params))
         return self._stream(
             self._request(prompt, params, priority=priority, message_format=message_format, lora_request=lora_request)
         )
@@ -116,78 +134,74 @@ class LLM(LoadedModel):
         *,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> Generator[tuple[int, StreamDelta], None, None]:
-        """Continues several prompts at once and yields what each step brings, after the position of its prompt.
+        """Generates completions of several prompts and yields what each step adds, with the index of its prompt.
 
-        As `generate` otherwise, and as `stream`: closing the generator ends what still runs.
+        Closing the generator ends the requests that still run. The arguments are those of `generate`.
+
+        Raises what `generate` raises; parameters are checked at once.
         """
-        params = _one_each(sampling_params, len(prompts))
+        params = self._one_each(sampling_params, len(prompts))
         adapters = _list_of_one_each("lora_request", lora_request, len(prompts))
         given = zip(prompts, map(stream_params, params), adapters, strict=True)
         return self._stream_all([self._request(prompt, each, lora_request=lora) for prompt, each, lora in given])
 
+    @compatible_call(FOREIGN_CHAT_OPTIONS)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool | Callable[..., Any] = False,
         priority: int | Sequence[int] = 0,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        tools: Sequence[Tool] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Answers one conversation or several at once; `priority` and `lora_request` are those of `generate`.
+        """Answers one conversation or several.
 
-        What the template gets is explained at `chat_prompt`. Where a parser is chosen, by name or with `auto` as
-        `message_format` explains, each completion's `message` has its tool calls and its reasoning apart from the
-        answer.
+        `options` are those of ChatOptions: the template, its variables, and tools; `chat_prompt` explains messages.
+        With a parser, by name or `auto` (see `message_format`), each completion's `message` has tool calls and
+        reasoning separate from the content. The other arguments are those of `generate`.
 
-        Raises ChatTemplateError, and as `generate`.
+        Raises ChatTemplateError, and what `generate` raises.
         """
         if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
-            raise ChatTemplateError(f"messages is {shown(messages)}; it must be a list of messages")
+            raise ChatTemplateError(f"messages must be a list of messages, got {shown(messages)}")
         message_format = self.message_format(
-            tool_call_parser, reasoning_parser, tools=tools, chat_template=chat_template
+            tool_call_parser,
+            reasoning_parser,
+            tools=options.get("tools"),
+            chat_template=options.get("chat_template"),
         )
         single = not messages or isinstance(messages[0], str) or not isinstance(messages[0], Sequence)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
-        prompts = [
-            self.chat_prompt(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                documents=documents,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
         return self.generate(
-            prompts, sampling_params, priority=priority, message_format=message_format, lora_request=lora_request
+            [self.chat_prompt(conversation, **options) for conversation in conversations],
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            message_format=message_format,
+            lora_request=lora_request,
         )
 
+    @compatible_call(FOREIGN)
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
         *,
         priority: int | Sequence[int] = 0,
-        lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, as far as a beam search finds them; the best first.
+        """Searches the most likely completions of each prompt; the best come first.
 
-        The search is that of Hugging Face's `generate(num_beams=...)`: same sequences, same scores. It shares steps,
-        pages and the prefix cache with all other requests, and finds the same beside any of them. `priority` and
-        `lora_request` are as in `generate`.
+        The search is that of Hugging Face's `generate(num_beams=...)`, with the same sequences and scores. Its requests
+        share steps, pages and the prefix cache with all others. The other arguments are those of `generate`.
 
-        Raises InvalidParameterError too where `beam_width` is more than `max_num_seqs`, or more than the key-value
-        cache has pages for, and as `generate`.
+        Raises what `generate` raises; InvalidParameterError also where `beam_width` exceeds `max_num_seqs` or the pages
+        of the KV cache.
         """
         search = beam_params(params)
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
@@ -197,7 +211,7 @@ class LLM(LoadedModel):
             self._beam_request(prompt, search, priority=level, lora_request=lora)
             for prompt, level, lora in zip(several, priorities, adapters, strict=True)
         ]
-        self._finish(requests)
+        self._finish(requests, use_tqdm)
         return [request.output() for request in requests]
 
     def loglikelihood(
@@ -207,12 +221,12 @@ class LLM(LoadedModel):
         *,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[LoglikelihoodOutput]:
-        """How likely each continuation is after its prompt, before any sampler stage.
+        """Computes the log-probability of each continuation after its prompt, before any sampler stage.
 
-        One prompt serves all continuations, a list has one for each; likewise `lora_request`. Continuations are text,
-        tokenized by itself and without special tokens, or token ids. (What lm-evaluation-harness calls loglikelihood.)
+        One prompt applies to all continuations, a list has one for each; likewise `lora_request`. A continuation is
+        text, tokenized by itself and without special tokens, or token ids. (lm-evaluation-harness's loglikelihood.)
 
-        Raises as `generate`; PromptError too for a continuation that is empty.
+        Raises what `generate` raises; PromptError also for an empty continuation.
         """
         pairs = pair(list(prompts) if _is_several(prompts) else cast("Prompt", prompts), continuations)
         lengths: list[int] = []
@@ -224,35 +238,38 @@ class LLM(LoadedModel):
             whole: TokensPrompt = {"prompt_token_ids": [*read.token_ids, *ids]}
             if read.cache_salt is not None:
                 whole["cache_salt"] = read.cache_salt
-            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+            params = SamplingParams.with_model_defaults(temperature=0, max_tokens=1, prompt_logprobs=0)
             first = len(read.token_ids)
             requests.append(self._request(whole, params, prompt_logprobs_from=first, lora_request=lora))
             lengths.append(len(ids))
         self._finish(requests)
         return [loglikelihood_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
 
+    @compatible_call(FOREIGN_POOLING)
     def embed(
         self,
         prompts: TextInput | Sequence[TextInput],
         *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
         pooling: str | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[EmbeddingOutput]:
-        """Turns texts into embeddings, many at once; the outputs have the order of the prompts.
+    ) -> list[EmbeddingRequestOutput]:
+        """Computes embeddings of texts; the outputs have the order of the prompts.
 
-        Which hidden state stands for a text is `pooling`: `"cls"` (the first token's), `"mean"`, `"last"`, or `"none"`,
-        which gives that of every token. Where it is None the model's files decide (sentence-transformers'
-        `modules.json`), else it is the last token of a decoder, and the mean of an encoder. `normalize` makes the
-        length of each embedding 1: where it is None, as these files say, else it does. `dimensions` keeps so many of
-        the leading numbers, for models that were trained for it (Matryoshka), before that.
+        `pooling` selects the hidden state of a text: `"cls"` (first token), `"mean"`, `"last"`, or `"none"` for all
+        tokens. None follows the model's files (sentence-transformers' `modules.json`), else it is `"last"` for a
+        decoder and `"mean"` for an encoder. `normalize` scales embeddings to length 1; None follows the model's files,
+        else it does. `dimensions` keeps that many leading dimensions before normalization, for models trained for it
+        (Matryoshka). `pooling_params` sets some of these as one object, as in vLLM.
 
-        `prompt_name` puts a prompt of the model's in front of each text, one of those that
-        `config_sentence_transformers.json` names; None for its default, if it has one. The special tokens are those
-        that the tokenizer adds. A text of more tokens than the model takes is an error, unless `truncate_prompt_tokens`
-        says how many to keep of its beginning, special tokens included; -1 for as many as the model takes.
+        `prompt_name` puts one of the model's prompts before each text, by its name in
+        `config_sentence_transformers.json`; None means the default prompt, if there is one. A text of more tokens than
+        the model takes is an error unless `truncate_prompt_tokens` sets how many tokens to keep of its beginning,
+        special tokens included; -1 keeps as many as the model takes.
 
         Embeddings do not depend on the texts beside them.
 
@@ -262,25 +279,54 @@ class LLM(LoadedModel):
         plan = self._encoding.embed(
             prompts,
             pooling=pooling,
-            normalize=normalize,
-            dimensions=dimensions,
             prompt_name=prompt_name,
-            truncate_prompt_tokens=truncate_prompt_tokens,
+            **pooling_arguments(
+                pooling_params,
+                normalize=normalize,
+                dimensions=dimensions,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            ),
         )
-        return self._encode(plan)
+        return self._encode(plan, use_tqdm)
 
+    @compatible_call(FOREIGN_POOLING)
     def classify(
-        self, prompts: TextOrPair | Sequence[TextOrPair], *, truncate_prompt_tokens: int | None = None
-    ) -> list[ClassificationOutput]:
-        """Gives each text, or pair of texts, a score for each label of the model's classifier.
+        self,
+        prompts: TextOrPair | Sequence[TextOrPair],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Computes the probability of each label of the model's classifier for each text or pair of texts.
 
-        A pair is a tuple of two strings. `truncate_prompt_tokens` is as in `embed`; of a pair the longer text is cut
-        first.
+        A pair is a tuple of two strings. `truncate_prompt_tokens` is that of `embed`; of a pair the longer text is
+        truncated first.
 
-        Raises UnsupportedTaskError for a model without a classifier, and as `embed`.
+        Raises UnsupportedTaskError for a model without a classifier, and what `embed` raises.
         """
-        plan = self._encoding.classify(prompts, truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._encode(plan)
+        given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self._encode(self._encoding.classify(prompts, **given), use_tqdm)
+
+    @compatible_call(FOREIGN_POOLING)
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Computes the similarity of pairs of texts: one text with each of several, or two lists pair by pair.
+
+        A cross-encoder's score is the sigmoid of its logit, that of Qwen3-Reranker the probability of "yes", and that
+        of any other model the cosine similarity of the two embeddings. `truncate_prompt_tokens` is that of `classify`.
+
+        Raises UnsupportedTaskError for a classifier of several labels, and what `embed` raises.
+        """
+        given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self._encode(self._encoding.score(data_1, data_2, **given), use_tqdm)
 
     def rerank(
         self,
@@ -291,18 +337,17 @@ class LLM(LoadedModel):
         instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[RerankOutput]:
-        """Puts documents in the order of their relevance to a query, the most relevant first; the `top_n` best.
+        """Ranks documents by their relevance to a query and returns the `top_n` most relevant, the best first.
 
-        What decides is what the model was made for. A cross-encoder reads the query and a document together, and the
-        sigmoid of its one label is the relevance. A decoder whose tokenizer knows Qwen's marks is asked in the way of
-        Qwen3-Reranker, and the relevance is the probability of `yes` against `no`; `instruction` says what is looked
-        for. Any other model embeds the query and the documents, with its prompts for either, if it has them: the
-        relevance is (1 + cosine) / 2.
+        A cross-encoder's relevance is the sigmoid of its logit. A decoder with the tokens of Qwen3-Reranker answers
+        "yes" or "no", and the relevance is the probability of "yes"; `instruction` describes the search. Any other
+        model embeds the query and the documents, with its prompts for either if it has them, and the relevance is
+        (1 + cosine similarity) / 2.
 
-        `truncate_prompt_tokens` is as in `embed`; of a query and a document that are read together the longer one is
-        cut first, and by a decoder the document.
+        `truncate_prompt_tokens` is that of `embed`; of a query and a document that are read together the longer one is
+        truncated first, and by a decoder the document.
 
-        Raises UnsupportedTaskError for a classifier of several labels, and as `embed`.
+        Raises UnsupportedTaskError for a classifier of several labels, and what `embed` raises.
         """
         plan = self._encoding.rerank(
             query,
@@ -321,18 +366,18 @@ class LLM(LoadedModel):
         candidates: int = 10,
         lora_request: LoRA | None = None,
     ) -> Generator[Explanation, None, None]:
-        """Continues a prompt and yields, for each token, what the sampler saw and why it chose as it did.
+        """Generates a completion and yields, for each token, its candidates and the effect of each sampler stage.
 
-        Raises as `generate`.
+        Raises what `generate` raises.
         """
-        candidates = check_whole("candidates", candidates, 1, MAX_CANDIDATES)
-        params = stream_params(sampling_params)
+        candidates = check_integer("candidates", candidates, 1, MAX_CANDIDATES)
+        params = stream_params(self._params(sampling_params))
         return self._explain(self._request(prompt, params, lora_request=lora_request), candidates)
 
     def logits(
         self, token_ids: Sequence[int], *, first: int = 0, lora_request: LoRA | None = None
     ) -> npt.NDArray[np.float32]:
-        """The logits after each token from the one at `first` on: float32 `[tokens - first, vocab_size]`.
+        """Returns the logits after each token from position `first` on: float32 `[tokens - first, vocab_size]`.
 
         Raises PromptError, InvalidParameterError, EngineError.
         """
@@ -340,7 +385,7 @@ class LLM(LoadedModel):
 
         self._encoding.check_generates("logits")
         ids = check_token_ids(token_ids, self._model.vocab_size)
-        first = check_whole("first", first, 0, len(ids) - 1)
+        first = check_integer("first", first, 0, len(ids) - 1)
         logits = self._driver.logits(ids, self._adapters.find(lora_request), first)
         return np.frombuffer(logits, dtype=np.float32).reshape(len(ids) - first, self._model.vocab_size)
 
@@ -355,13 +400,14 @@ class LLM(LoadedModel):
         lora_request: LoRA | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Perplexity:
-        """How well the model predicts texts, each by itself: the perplexity of all their tokens, with its error.
+        """Computes the perplexity of texts with its standard error, each text by itself.
 
-        A text is read in windows of `window` tokens (512, or the context where that is less), which begin every
-        `stride` tokens (half a window); each scores what the one before it did not. Every token is scored once, with
-        half a window of context at the least but for those of a text's first window; `min_context` leaves out tokens
-        with less context than that. Of a text without special tokens in front the first token is not scored. `limit`
-        stops after so many windows. `progress` is called with the windows done and those in all.
+        A text is read in windows of `window` tokens (default: 512, or the context if that is less), which begin every
+        `stride` tokens (default: half a window); each window scores the tokens that the previous one did not. So every
+        token is scored once, and outside the first window with at least `window - stride` tokens of context;
+        `min_context` leaves out tokens with less context. The first token of a text without leading special tokens is
+        not scored. `limit` is the maximum number of windows. `progress` is called with the numbers of windows done and
+        in all.
 
         Raises PromptError for texts without a token to score, TokenizerError, InvalidParameterError,
         UnsupportedTaskError, InsufficientMemoryError, EngineError.
@@ -386,19 +432,19 @@ class LLM(LoadedModel):
         lora_request: LoRA | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Comparison:
-        """How far the model is from a reference: the same weights in another format, or a model it was made from.
+        """Compares the model with a reference: the same weights in another format, or the model it was made from.
 
-        Of the reference's distribution before each token that `perplexity` would score, the Kullback-Leibler divergence
-        of this model's: mean and tail, the `worst` tokens with their context, how often both hold the same token for
-        the likeliest, and the ratio of perplexities with the error of the paired difference. `lora_request` is for this
-        model alone.
+        For each token that `perplexity` would score, it computes the Kullback-Leibler divergence of this model's
+        distribution from the reference's. The result has its mean and quantiles, the `worst` tokens with their context,
+        the share of tokens on whose most likely successor both agree, and the ratio of perplexities with the standard
+        error of the paired difference. `lora_request` applies to this model alone.
 
-        Raises InvalidParameterError where the vocabularies differ, and as `perplexity`.
+        Raises InvalidParameterError if the vocabularies differ, and what `perplexity` raises.
         """
         from ferrule._evaluation import compare
 
         if not isinstance(cast("object", reference), LLM):
-            raise InvalidParameterError(f"reference is {shown(reference)}; it must be an LLM")
+            raise InvalidParameterError("reference", reference, "an LLM")
         return compare(
             self._subject(lora_request),
             reference._subject(None),
@@ -412,12 +458,11 @@ class LLM(LoadedModel):
         )
 
     def top_logprobs(self, texts: Iterable[TextInput], k: int) -> Generator[TopLogprobs, None, None]:
-        """The `k` likeliest tokens after each token of each text: what a student of this model learns from.
+        """Yields the `k` most likely tokens after each token of each text, as training data for distillation.
 
-        Outputs have the order of the texts. These are taken as they are needed, so that there may be any number, and as
-        many as a step holds are computed side by side. What a text gets is the same to the last bit whatever stands
-        beside it. A text may be token ids, `{"prompt_token_ids": [...]}`; special tokens are those that the tokenizer
-        adds.
+        Outputs have the order of the texts. The texts are read lazily, so that there may be any number, and computed
+        together as far as a step allows; the result of a text does not depend on the texts beside it. A text may be
+        token ids, `{"prompt_token_ids": [...]}`; otherwise the tokenizer adds its special tokens.
 
         Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError,
         EngineError.
@@ -434,16 +479,16 @@ class LLM(LoadedModel):
         shard_size: int = 1 << 20,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Writes `top_logprobs` of any number of texts as safetensors files; how many texts there are now.
+        """Writes `top_logprobs` of any number of texts to safetensors files and returns the number of texts written.
 
-        A shard is closed with the text that brings it to `shard_size` tokens: the file `shard-00000.safetensors` holds
+        A shard ends with the text that brings it to `shard_size` tokens. The file `shard-00000.safetensors` holds
         `token_ids` int32 `[tokens]`, `offsets` int64 `[texts + 1]` (text `i` has the tokens from `offsets[i]` to
-        `offsets[i + 1]`), `top_ids` int32 and `top_logprobs` float32 `[tokens, k]`. `index.json` lists the shards, and
-        says what they are of and whether that is all. Files appear whole or not at all. A directory whose export was
-        interrupted is gone on with, if the same texts come first; one that holds anything else is refused. `progress`
-        is called with the texts and the tokens that are written.
+        `offsets[i + 1]`), `top_ids` int32 and `top_logprobs` float32 `[tokens, k]`. `index.json` lists the shards, the
+        model and its formats, and whether the export is complete. Files are written atomically. An interrupted export
+        resumes if the same texts come first; a directory that holds anything else is refused. `progress` is called with
+        the numbers of texts and tokens written.
 
-        Raises InvalidParameterError, OSError, and as `top_logprobs`.
+        Raises InvalidParameterError, OSError, and what `top_logprobs` raises.
         """
         self._encoding.check_generates("log-probabilities")
         k = check_count(k, self._model.vocab_size)
@@ -461,61 +506,61 @@ class LLM(LoadedModel):
     def next_token_probs(
         self, prompt: Prompt, top: int = 5, *, lora_request: LoRA | None = None
     ) -> list[tuple[str, float]]:
-        """The likeliest next tokens, as text and probability, before any sampler stage.
+        """Returns the `top` most likely next tokens as text and probability, before any sampler stage.
 
-        Raises as `generate`.
+        Raises what `generate` raises.
         """
-        top = check_whole("top", top, 1, MAX_LOGPROBS)
-        params = SamplingParams(temperature=0, max_tokens=1, logprobs=top)
+        top = check_integer("top", top, 1, MAX_LOGPROBS)
+        params = SamplingParams.with_model_defaults(temperature=0, max_tokens=1, logprobs=top)
         output = self.generate([prompt], params, lora_request=[lora_request])[0].outputs[0]
         alternatives = sorted((output.logprobs or [{}])[0].values(), key=lambda entry: entry.rank)[:top]
         return [(entry.decoded_token, math.exp(entry.logprob)) for entry in alternatives]
 
     def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
-        """Loads a low-rank adapter that PEFT saved, for requests to ask for by `name`; those that run go on meanwhile.
+        """Loads a low-rank adapter in PEFT's format under a name for requests; running requests continue meanwhile.
 
-        `path` is a directory, or `org/repo` on the Hugging Face hub. A name that is taken must be unloaded first.
+        `path` is a directory, or `org/repo` on the Hugging Face hub. A name in use must be unloaded first.
 
-        Raises InvalidParameterError, ModelNotFoundError, ModelFileError, InsufficientMemoryError; ConfigError where the
-        adapter does not fit the model, UnsupportedModelError where it is more than low-rank updates of linear maps.
+        Raises InvalidParameterError, ModelNotFoundError, ModelFileError, InsufficientMemoryError; ConfigError if the
+        adapter does not fit the model, UnsupportedModelError if it has more than low-rank updates of linear layers.
         """
         return self._adapters.load(name, path)
 
     def unload_lora_adapter(self, name: str) -> None:
-        """Refuses an adapter to new requests; its memory is free once those that have it have ended.
+        """Unloads an adapter: new requests cannot use it, and its memory is freed when running requests have ended.
 
-        Raises InvalidParameterError where no adapter has that name.
+        Raises InvalidParameterError if no adapter has that name.
         """
         self._adapters.unload(name)
 
     def save_state(self, prompt: Prompt, *, lora_request: LoRA | None = None) -> bytes:
-        """What the engine computes of a prompt, its keys and values, to go on from there later or elsewhere.
+        """Computes a prompt and returns its KV cache, to continue from it later or in another process.
 
         Raises PromptError, TokenizerError, InvalidParameterError, EngineError.
         """
-        self._encoding.check_generates("state to go on from")
+        self._encoding.check_generates("a saved state")
         read = self._read_prompt(prompt)
         return self._driver.save_state(read.token_ids, read.cache_salt, self._adapters.find(lora_request))
 
     def restore_state(self, state: bytes) -> TokensPrompt:
-        """Puts a saved state into the prefix cache; the prompt that it is of, to continue from.
+        """Puts a saved state into the prefix cache and returns its prompt, to continue from.
 
             prompt = llm.restore_state(state)
             more = llm.tokenize(" And then", add_special_tokens=False)
             llm.generate({"prompt_token_ids": [*prompt["prompt_token_ids"], *more]})  # computes little but `more`
 
-        A state holds whole pages of 16 tokens: those after the last one are computed again, and so is what the cache
-        had no room for. It fits the same weights, formats (`quantization`, `kv_cache_dtype`), instruction set and
-        version of ferrule alone. A prompt that was saved with a `cache_salt` needs the same one again, one that was
-        saved with an adapter the same adapter, under whatever name.
+        A state holds whole pages of 16 tokens; later tokens, and those that the cache has no space for, are computed
+        again. It fits only the same weights, formats (`quantization`, `kv_cache_dtype`), instruction set and version of
+        ferrule. A prompt that was saved with a `cache_salt` needs the same salt, one that was saved with an adapter
+        needs the same adapter, under any name.
 
-        Restore only states that you trust. The checksum finds damage, not malice: whoever writes a valid state decides
-        what requests that begin with its tokens get. And a state holds its `cache_salt` in clear.
+        Restore only states that you trust. The checksum detects damage, not manipulation: the author of a valid state
+        controls the results of requests that begin with its tokens. A state contains its `cache_salt` in clear text.
 
-        Raises InvalidParameterError for bytes that are no state of this model, and where prefix caching is off.
+        Raises InvalidParameterError for bytes that are not a state of this model, and with prefix caching disabled.
         """
         if not isinstance(cast("object", state), (bytes, bytearray, memoryview)):
-            raise InvalidParameterError(f"state is {shown(state)}; it must be what save_state gave")
+            raise InvalidParameterError("state", state, "bytes that save_state returned")
         token_ids, _ = self._driver.restore_state(bytes(state))
         return {"prompt_token_ids": token_ids}
 
@@ -531,10 +576,10 @@ class LLM(LoadedModel):
         return Subject(self._name, self._tokenizer, model.vocab_size, model.max_model_len, logits)
 
     def _read_each(self, texts: Iterable[TextInput]) -> Iterator[Text]:
-        """The texts, read as they are taken."""
+        """Reads texts lazily."""
         if isinstance(texts, (str, bytes)) or not isinstance(cast("object", texts), Iterable):
             raise PromptError(
-                f"texts is {shown(cast('object', texts))}; it must be a list or another iterable of texts"
+                f"texts must be a list or another iterable of texts, got {shown(cast('object', texts))}", field="texts"
             )
         return (self._encoding.read("texts", index, text) for index, text in enumerate(texts))
 
@@ -543,13 +588,29 @@ class LLM(LoadedModel):
         for portion in portions(texts, *self._portion):
             yield from unpack(self._driver.encode(portion, task), portion, k)
 
-    def _encode(self, plan: Plan[T]) -> list[T]:
-        return plan.outputs(self._driver.encode_all(plan.slices(*self._portion), plan.task))
+    def _encode(self, plan: Plan[T], use_tqdm: bool | Callable[..., Any] = False) -> list[T]:
+        portions = list(plan.slices(*self._portion))
+        with _progress_bar(use_tqdm, len(plan.texts)) as bar:
+            answers = self._driver.encode_all(iter(portions), plan.task)
+            bar.update(len(plan.texts))
+        return plan.outputs(answers)
 
-    def _finish(self, requests: Sequence[Request]) -> None:
-        with closing(run(self._driver, requests, streams=False)) as progress:
-            for _ in progress:
-                pass
+    def _finish(self, requests: Sequence[Request], use_tqdm: bool | Callable[..., Any] = False) -> None:
+        with (
+            closing(run(self._driver, requests, streams=False)) as progress,
+            _progress_bar(use_tqdm, len(requests)) as bar,
+        ):
+            for step in progress:
+                if step.request.finished:
+                    bar.update(1)
+
+    def _params(self, sampling_params: SamplingParams | None) -> SamplingParams:
+        return self.get_default_sampling_params() if sampling_params is None else sampling_params
+
+    def _one_each(self, params: object, prompts: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        return _one_each(params, prompts)
 
     def _stream(self, request: Request) -> Generator[StreamDelta, None, None]:
         with closing(self._stream_all([request])) as deltas:
@@ -562,7 +623,7 @@ class LLM(LoadedModel):
             for step in progress:
                 request, delta = step.request, step.delta
                 if not delta.token_ids and not request.finished:
-                    continue  # a part of the prompt: nothing for who reads along
+                    continue  # a prefill chunk
                 output = request.output() if request.finished else None
                 yield positions[request.request_id], replace(delta, output=output)
 
@@ -602,18 +663,15 @@ def _is_several(prompts: object) -> bool:
 
 
 def _one_each(params: object, prompts: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * prompts
     several = list(cast("Sequence[object]", params)) if isinstance(params, Sequence) else [params]
     checked = [each for each in several if isinstance(each, SamplingParams)]
     if len(checked) != len(several):
-        limit = "a SamplingParams or a list of them"
-        raise InvalidParameterError(f"sampling_params is {shown(cast('object', params))}; it must be {limit}")
+        raise InvalidParameterError("sampling_params", cast("object", params), "a SamplingParams or a list of them")
     if len(checked) != prompts:
         raise InvalidParameterError(
-            f"sampling_params has {len(checked)} entries; it must have one for each of {prompts} prompts"
+            "sampling_params", cast("object", params), f"a list of {prompts}, one for each prompt"
         )
     return checked
 
@@ -623,7 +681,25 @@ def _list_of_one_each(field: str, given: object, prompts: int) -> Sequence[objec
         return [given] * prompts
     several = cast("Sequence[object]", given)
     if len(several) != prompts:
-        raise InvalidParameterError(
-            f"{field} has {len(several)} entries; it must have one for each of {prompts} prompts"
-        )
+        raise InvalidParameterError(field, several, f"a list of {prompts}, one for each prompt")
     return several
+
+
+class _NoBar:
+    """A progress bar that shows nothing."""
+
+    def update(self, count: int) -> None:
+        """Does nothing."""
+
+
+def _progress_bar(use_tqdm: object, total: int) -> AbstractContextManager[Any]:
+    """Returns tqdm's progress bar, that of another class, or one that shows nothing."""
+    if use_tqdm is False:
+        return nullcontext(_NoBar())
+    if use_tqdm is True:
+        from tqdm.auto import tqdm
+
+        return tqdm(total=total, desc="Processed prompts")
+    if not callable(use_tqdm):
+        raise InvalidParameterError("use_tqdm", use_tqdm, "True, False, or a class such as tqdm.tqdm")
+    return cast("Callable[..., AbstractContextManager[Any]]", use_tqdm)(total=total, desc="Processed prompts")

@@ -1,4 +1,4 @@
-"""A model in this process: what `LLM` and `AsyncLLM` have in common, before anything runs."""
+"""`LoadedModel`: loading, prompts and tokenization, which `LLM` and `AsyncLLM` share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import os
 import random
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
 from ferrule._api.info import end_of_sequence, facts
+from ferrule._api.tokenizer import PreTrainedTokenizer
 from ferrule._engine.beams import BeamRequest, BeamSearchParams
 from ferrule._engine.driver import Driver
 from ferrule._engine.encoding import Encoding
@@ -24,12 +25,17 @@ from ferrule._loading import EMBEDDED, ModelFiles, find_model, read_model_files
 from ferrule._loading.packed_cache import hold, release
 from ferrule._loading.packing import weights_of
 from ferrule._loading.shapes import find_shape
-from ferrule._params.options import EngineOptions, check_load_format
+from ferrule._params.compatibility import compatible_call, refuse_attribute
+from ferrule._params.declaration import signature_of
+from ferrule._params.lora import LoRARequest
+from ferrule._params.options import EngineArgs, EngineOptions
 from ferrule._params.sampling import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
+from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
+from ferrule._text.chat.options import ChatOptions
 from ferrule._text.grammars import Grammars
 from ferrule._text.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule._text.tokenizer import Tokenizer
-from ferrule._validation import check_whole, shown
+from ferrule._validation import check_integer, shown
 from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
 
 if TYPE_CHECKING:
@@ -37,89 +43,80 @@ if TYPE_CHECKING:
     from ferrule._text.chat import Message, Tool
     from ferrule._text.parsers import MessageFormat
 
+UNSUPPORTED_METHODS = {
+    "encode": "use embed, classify or score",
+    "reward": 'use classify, or embed with pooling="none"',
+    "enqueue": "use generate, or AsyncLLM",
+    "wait_for_completion": "use generate, or AsyncLLM",
+    "sleep": "use close() and load the model again; packed weights load at once",
+    "wake_up": "use close() and load the model again; packed weights load at once",
+    "collective_rpc": "one process uses all threads of the machine",
+    "apply_model": "use logits, info or explain to look into the model",
+    "get_metrics": "use metrics()",
+    "get_world_size": "one process uses all threads of the machine",
+    "reset_prefix_cache": "give prompts a cache_salt of their own",
+    "reset_mm_cache": "prompts are text",
+    "set_tokenizer": "pass tokenizer to the constructor",
+    "start_profile": "use the profiler of the system, such as perf",
+    "stop_profile": "use the profiler of the system, such as perf",
+    "init_weight_transfer_engine": "close the model and load the new weights",
+    "update_weights": "close the model and load the new weights",
+    "llm_engine": "use the methods of LLM",
+    "add_request": "use generate or stream",
+    "add_lora": "use load_lora_adapter(name, path)",
+    "remove_lora": "use unload_lora_adapter(name)",
+    "list_loras": "use lora_adapters()",
+    "from_vllm_config": "use from_engine_args",
+    "model_config": "use info()",
+    "create_chat_completion": "use chat",
+    "create_embedding": "use embed",
+}
+"""Methods of vLLM and llama-cpp-python that are not supported, with what to use instead."""
 AUTO = "auto"
-"""The parser that the chat template tells."""
+"""Name that selects the parser implied by the chat template."""
 
 
 class LoadedModel:
-    """A model, its tokenizer and its engine, and what can be asked of them without a request."""
+    """A model with its tokenizer and its engine."""
 
-    _max_queued_requests: ClassVar[int | None] = None
-    """What a `max_queued_requests` of None means."""
+    _engine_args: ClassVar[type[EngineArgs]] = EngineArgs
+    """Class of the constructor's arguments."""
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | None = None,
-        *,
-        quantization: str = "auto",
-        mmap: bool = True,
-        allow_paging: bool = False,
-        packed_cache_limit: int | None = None,
-        threads: int | None = None,
-        max_model_len: int | None = None,
-        kv_cache_dtype: str = "auto",
-        kv_cache_memory: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        enable_prefix_caching: bool = True,
-        prefix_cache_dir: str | os.PathLike[str] | None = None,
-        prefix_cache_dir_limit: int | None = None,
-        max_queued_requests: int | None = None,
-        target_itl: float | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
-        revision: str | None = None,
-        load_format: str = "auto",
-        seed: int | None = None,
-        lora_modules: Mapping[str, str | os.PathLike[str]] | None = None,
-        speculative_config: Mapping[str, Any] | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Loads a model.
-
-        `model` is a directory, a GGUF file, `org/repo` on the Hugging Face hub (`revision` a branch, tag or commit of
-        it; `org/repo:Q4_K_M` its GGUF file of that quantization), or nothing for the small model that ships with
-        ferrule. `tokenizer` is another directory, file or repository to take the tokenizer from. `load_format="dummy"`
-        makes random weights instead of reading any. `seed` makes the seeds that requests draw repeatable.
-        `lora_modules` names low-rank adapters with their paths, for requests to ask for; more can be loaded later.
-        `speculative_config` is vLLM's, a mapping with the fields of SpeculativeConfig. The
-        other arguments are those of EngineOptions, where they are explained; an AsyncLLM takes 1024 for
-        `max_queued_requests` where it is not given. `progress` is called with the bytes of weights loaded so far and in
-        all.
+    @signature_of(EngineArgs)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        """Loads a model. The arguments are the fields of EngineArgs, which documents them.
 
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.
         """
-        options = EngineOptions(
-            quantization=quantization,
-            mmap=mmap,
-            allow_paging=allow_paging,
-            packed_cache_limit=packed_cache_limit,
-            threads=threads,
-            max_model_len=max_model_len,
-            kv_cache_dtype=kv_cache_dtype,
-            kv_cache_memory=kv_cache_memory,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            prefix_cache_dir=prefix_cache_dir,
-            prefix_cache_dir_limit=prefix_cache_dir_limit,
-            max_queued_requests=self._max_queued_requests if max_queued_requests is None else max_queued_requests,
-            target_itl=target_itl,
-            speculative_config=speculative_config,
-        )
-        check_load_format(load_format)
-        self._seeds = random.Random(None if seed is None else check_whole("seed", seed, 0, 2**64 - 1))
-        self._files = read_model_files(find_model(model, revision))
-        self._options = options.of_packed(self._files.packed, self._files.path)
-        self._tokenizer = Tokenizer(self._files.path if tokenizer is None else find_model(tokenizer))
+        args = self._engine_args(*given, **options)
+        self._load(args)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **ignored: Any) -> Self:
+        """Loads the model that `engine_args` describes, as in vLLM; `start_engine_loop` and the like have no effect.
+
+        Raises what the constructor raises.
+        """
+        for name in ignored:
+            if name not in ("start_engine_loop", "usage_context", "stat_loggers"):
+                raise TypeError(f"from_engine_args() got an unexpected keyword argument {name!r}")
+        return cls(**engine_args.keywords())
+
+    def _load(self, args: EngineArgs) -> None:
+        model, progress = args.model, args.progress
+        self._seeds = random.Random(args.seed)
+        self._files = read_model_files(find_model(model, args.revision))
+        self._options = args.for_packed(self._files.packed, self._files.path)
+        self._tokenizer = Tokenizer(self._files.path if args.tokenizer is None else find_model(args.tokenizer))
         self._name = EMBEDDED if model is None else os.fspath(model)
         parts = [(self._files, self._name, self._options), *self._draft_model()]
-        dummy = load_format == "dummy"
+        dummy = args.load_format == "dummy"
         weights = [None if dummy else weights_of(*part, progress) for part in parts]
         try:
             engine = self._make_engine(parts, weights, progress)
         except ModelFileError:
-            # Another process may have removed one from the cache meanwhile.
+            # Another process may have removed a packed file from the cache meanwhile.
             there = [
                 path if path is None or path.exists() else files.weights
                 for path, (files, _, _) in zip(weights, parts, strict=True)
@@ -134,7 +131,7 @@ class LoadedModel:
         self._driver = Driver(engine)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
         self._engine_info["packed_file"] = None if packed[0] is None else os.fspath(packed[0])
-        wanted = max_model_len or self._files.spec.max_position_embeddings
+        wanted = args.max_model_len or self._files.spec.max_position_embeddings
         held = int(self._engine_info["max_model_len"])
         self._model = Model(
             tokenizer=self._tokenizer,
@@ -147,19 +144,19 @@ class LoadedModel:
         self._request_numbers = itertools.count()
         self._grammars = Grammars(self._tokenizer, self._model.vocab_size)
         self._adapters = Adapters(self._driver)
-        self._adapters.load_all(lora_modules)
+        self._adapters.load_all(args.lora_modules)
         for path in filter(None, packed):
             hold(path)
-        self._held = [weakref.finalize(self, release, path) for path in filter(None, packed)]
+        self._holds = [weakref.finalize(self, release, path) for path in filter(None, packed)]
         self._loaded()
 
     def _draft_model(self) -> list[tuple[ModelFiles, str, EngineOptions]]:
-        """The files, the name and the options of the model that guesses; nothing if there is none."""
+        """Returns files, name and options of the draft model; empty without one."""
         speculative = self._options.speculative
         if speculative is None or speculative.model is None:
             return []
         files = read_model_files(find_model(speculative.model, speculative.revision))
-        options = self._options.of_draft_model(speculative.quantization).of_packed(files.packed, files.path)
+        options = self._options.for_draft_model(speculative.quantization).for_packed(files.packed, files.path)
         context = files.spec.max_position_embeddings
         if options.max_model_len is not None and options.max_model_len > context:
             options = replace(options, max_model_len=context)
@@ -171,7 +168,7 @@ class LoadedModel:
         weights: Sequence[Path | None],
         progress: Callable[[int, int], None] | None,
     ) -> _native.Engine:
-        """The engine of a model, and of one that guesses for it if there are two, with the files of their weights."""
+        """Creates the engine of a model, and of its draft model if there are two parts."""
         from ferrule import _native
 
         model, *draft = [
@@ -181,90 +178,63 @@ class LoadedModel:
         return _native.Engine(*model, progress, *draft)
 
     def _loaded(self) -> None:
-        """What a subclass adds once the engine is there."""
+        """Runs once the engine exists; subclasses extend it."""
 
     @classmethod
     def from_shape(cls, name: str, **options: Any) -> Self:
-        """A model of random numbers in a well-known shape, to measure speed without a download; feed it token ids.
+        """Loads a model of random weights in a well-known shape, to measure speed without a download.
 
-        `name` is one of those that `ferrule bench --help` lists; `options` are those of the class, without
-        `load_format`.
+        It has no tokenizer, so prompts are token ids. `name` is one that `ferrule bench --help` lists; `options` are
+        arguments of the constructor except `load_format`.
 
         Raises InvalidParameterError, InsufficientMemoryError.
         """
         return cls(find_shape(name), load_format="dummy", **options)
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        tools: Sequence[Tool] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> TokensPrompt:
-        """A conversation as the prompt that `generate` and `stream` take.
+    @compatible_call(FOREIGN_CHAT_OPTIONS)
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TokensPrompt:
+        """Returns a conversation as the prompt that `generate` and `stream` take; `options` are those of ChatOptions.
 
-        `chat_template` is a template or the name of one of the model's; without it, the one named `tool_use` serves
-        where there are tools, else `default`. The template itself writes the special tokens.
-        `continue_final_message`, with `add_generation_prompt=False`, lets the model go on with the last message: at the
-        end of its content, or of the field so named, such as `reasoning_content`. `tools` are JSON schemas, or
-        functions whose type hints and docstring say what a schema would. `chat_template_kwargs` are further variables
-        of the template, such as `enable_thinking`.
-
-        Messages are as OpenAI's API has them: content is text or a list of parts of text, and arguments of tool calls
-        are JSON or maps; each template gets what it can read. A model's reasoning is read from `reasoning_content`,
-        `reasoning` or `thinking`.
+        Messages are those of OpenAI's API: content is text or a list of text parts, arguments of tool calls are JSON or
+        mappings; each template gets the form that it can read. A model's reasoning is read from `reasoning_content`,
+        `reasoning` or `thinking`. The template writes the special tokens itself.
 
         Raises ChatTemplateError, TokenizerError.
         """
-        text = self.apply_chat_template(
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            documents=documents,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+        text = self.apply_chat_template(messages, **options)
+        return {"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Message],
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        tools: Sequence[Tool] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text of `chat_prompt`, special tokens as the template writes them.
+    @compatible_call(FOREIGN_CHAT_OPTIONS)
+    def apply_chat_template(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        """Returns the text of `chat_prompt`, with the special tokens that the template writes.
 
         Raises ChatTemplateError.
         """
+        for name in options:
+            if name not in ChatOptions.__annotations__:
+                raise TypeError(
+                    f"unexpected keyword argument {name!r}; chat options are {', '.join(ChatOptions.__annotations__)}"
+                )
         self._encoding.check_generates("answers")
         from ferrule._text.chat import adapt_messages, render_chat
 
-        template = self._chat_template(chat_template, tools)
+        tools = options.get("tools")
+        template = self._chat_template(options.get("chat_template"), tools)
         special_tokens = self._tokenizer.special_tokens
         return render_chat(
             template,
             adapt_messages(template, messages, special_tokens),
             special_tokens=special_tokens,
             tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            arguments=chat_template_kwargs,
+            documents=options.get("documents"),
+            add_generation_prompt=options.get("add_generation_prompt", True),
+            continue_final_message=options.get("continue_final_message", False),
+            arguments=options.get("chat_template_kwargs"),
         )
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """The model's chat templates by name; the usual one is `default`."""
+        """Chat templates of the model by name; the usual one is `default`."""
         return dict(self._tokenizer.chat_templates)
 
     def message_format(
@@ -275,9 +245,9 @@ class LoadedModel:
         tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
     ) -> MessageFormat | None:
-        """How the model writes tool calls and reasoning, for `generate` and `stream`; None where neither is parsed.
+        """Returns the format of tool calls and reasoning, for `generate` and `stream`; None where neither is parsed.
 
-        `ferrule serve --help` lists the parsers' names. `auto` takes the parser that the chat template implies, if
+        `ferrule serve --help` lists the names of parsers. `auto` selects the parser that the chat template implies, if
         any; for tool calls only if there are `tools`.
 
         Raises InvalidParameterError, ChatTemplateError for a function that has no schema.
@@ -300,7 +270,7 @@ class LoadedModel:
         return MessageFormat(tool_call_parser, reasoning_parser, tools=tool_schemas(tools))
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text.
+        """Returns the token ids of a text.
 
         Raises TokenizerError, PromptError.
         """
@@ -308,14 +278,14 @@ class LoadedModel:
 
     @property
     def first_token_ids(self) -> list[int]:
-        """What `tokenize` puts before a text, such as a beginning-of-sequence token.
+        """Special tokens that `tokenize` puts before a text, such as a beginning-of-sequence token.
 
         Raises TokenizerError.
         """
         return list(self._tokenizer.first_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids. An id of the vocabulary for which the tokenizer has no token is empty text.
+        """Returns the text of token ids. Ids of the vocabulary that the tokenizer does not have are empty text.
 
         Raises TokenizerError, PromptError.
         """
@@ -323,43 +293,69 @@ class LoadedModel:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """The text of a single token, special or not; U+FFFD where it is part of a character."""
+        """Returns the text of a single token, special or not; U+FFFD where it is part of a character."""
         return self._tokenizer.token_text(check_token_ids([token_id], self._model.vocab_size)[0])
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a single token's text; None without a tokenizer, or where they depend on its neighbours.
+        """Returns the bytes of a single token; None without a tokenizer, or where they depend on its neighbours.
 
         Raises PromptError.
         """
         return self._tokenizer.text_bytes(check_token_ids([token_id], self._model.vocab_size)[0])
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends; None in fields that it leaves open."""
+        """Returns the default parameters of `generate`: those of generation_config.json, else of SamplingParams."""
+        defaults = self._files.defaults
+        return replace(defaults.completed(defaults), max_tokens=defaults.max_tokens or SamplingParams().max_tokens)
+
+    @property
+    def generation_config(self) -> SamplingParams:
+        """Parameters that the model's generation_config.json sets; None in the fields that it may set and does not."""
         return self._files.defaults
 
+    def get_tokenizer(self) -> PreTrainedTokenizer:
+        """Returns the tokenizer, with the methods of Hugging Face's tokenizers that programs use most."""
+        return PreTrainedTokenizer(
+            self._tokenizer, self._model.vocab_size, self._model.eos_token_ids, self.apply_chat_template
+        )
+
     def info(self) -> dict[str, Any]:
-        """What is loaded and how: the model's sizes, formats, bytes and limits, and the machine's part in it."""
-        said = facts(self._name, self._files, self._tokenizer, self._engine_info["quantization"])
+        """Returns facts about the loaded model: sizes, formats, bytes of memory, limits, instruction set, threads."""
+        found = facts(self._name, self._files, self._tokenizer, self._engine_info["quantization"])
         speculative = self._options.speculative
-        return {**said, **self._engine_info, "speculative_config": None if speculative is None else asdict(speculative)}
+        return {
+            **found,
+            **self._engine_info,
+            "speculative_config": None if speculative is None else asdict(speculative),
+        }
 
     def lora_adapters(self) -> list[LoRAAdapter]:
-        """The low-rank adapters that requests may ask for, the oldest first."""
+        """Returns the loaded low-rank adapters, the oldest first."""
         return self._adapters.all()
 
     def metrics(self) -> EngineMetrics:
-        """What the engine has done and what it holds. Never waits for a running step.
+        """Returns counters and gauges of the engine, without waiting for a running step.
 
         Raises EngineError once the engine is closed.
         """
         return EngineMetrics.from_json(self._driver.metrics())
 
     def close(self) -> None:
-        """Frees weights and cache. A call that still runs in another thread gets an EngineError."""
+        """Frees weights and cache. A call that runs in another thread gets an EngineError."""
         self._driver.close()
+        self._release()
+
+    def _release(self) -> None:
+        """Unloads adapters and releases the packed files, once the engine is closed."""
         self._adapters.close()
-        for let_go in self._held:
-            let_go()
+        for release_hold in self._holds:
+            release_hold()
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises an AttributeError that says what to use instead of a method of vLLM's."""
+            refuse_attribute(self, name, UNSUPPORTED_METHODS)
 
     def __enter__(self) -> Self:
         return self
@@ -369,14 +365,14 @@ class LoadedModel:
 
     @property
     def _portion(self) -> tuple[int, int]:
-        """Tokens and texts that are encoded before others have their turn: as many as a step computes."""
+        """Most tokens and texts that are encoded before other requests run: as many as a step computes."""
         return int(self._engine_info["max_num_batched_tokens"]), int(self._engine_info["max_num_seqs"])
 
     def _make_encoding(self) -> Encoding:
-        """How texts are embedded, classified and ranked by this model."""
+        """Creates the plans for pooling tasks of this model."""
         sentence, spec = self._files.sentence, self._files.spec
         limit, limited_by = self._model.max_model_len, self._model.limited_by
-        # Who gives max_model_len knows better than the files.
+        # An explicit max_model_len overrides the files.
         if sentence.max_tokens is not None and self._options.max_model_len is None and sentence.max_tokens < limit:
             limit, limited_by = sentence.max_tokens, "max_seq_length of sentence_bert_config.json"
         reader = TextReader(
@@ -412,7 +408,7 @@ class LoadedModel:
     ) -> Request:
         self._encoding.check_generates("text")
         check_vocabulary(params, self._model.vocab_size)
-        priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
+        priority = check_integer("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
         read = self._read_prompt(prompt)
         lora = self._adapters.find(lora_request)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -426,6 +422,7 @@ class LoadedModel:
             prompt_logprobs_from=prompt_logprobs_from,
             message_format=_checked_format(message_format),
             lora=lora,
+            lora_request=lora_request if isinstance(lora_request, LoRARequest) else None,
             grammar=self._grammars.compile(params.structured_outputs),
         )
 
@@ -441,7 +438,7 @@ class LoadedModel:
         self._encoding.check_generates("text")
         params = search.sampling()
         check_vocabulary(params, self._model.vocab_size)
-        priority = check_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
+        priority = check_integer("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
         return BeamRequest(
             str(next(self._request_numbers)) if request_id is None else request_id,
             self._read_prompt(prompt),
@@ -450,25 +447,26 @@ class LoadedModel:
             self._model,
             priority=priority,
             lora=self._adapters.find(lora_request),
+            lora_request=lora_request if isinstance(lora_request, LoRARequest) else None,
         )
 
     def _chat_template(self, chosen: object, tools: object) -> str:
-        """A template by its name, or by itself; without either the model's own, for tools if there are any."""
+        """Returns a template by name or as given; without either the model's own, for tools if there are any."""
         templates = self._tokenizer.chat_templates
         names = ", ".join(sorted(templates)) or "none"
         if chosen is None:
             chosen = "tool_use" if tools is not None and "tool_use" in templates else "default"
             if chosen not in templates:
                 raise ChatTemplateError(
-                    f"the model has no chat template named default ({self._files.path}: neither "
-                    "chat_template.jinja nor tokenizer_config.json, nor a GGUF's tokenizer.chat_template; "
-                    f"named templates: {names}); give chat_template"
+                    f"the model has no chat template named default (looked in {self._files.path}: chat_template.jinja, "
+                    "tokenizer_config.json, and tokenizer.chat_template of a GGUF file; "
+                    f"named templates: {names}); pass chat_template"
                 )
         if not isinstance(chosen, str):
-            raise ChatTemplateError(f"chat_template is {shown(chosen)}; it must be a template or the name of one")
+            raise ChatTemplateError(f"chat_template must be a template or the name of one, got {shown(chosen)}")
         if chosen not in templates and "{" not in chosen:
             raise ChatTemplateError(
-                f"chat_template is {shown(chosen)}; that is no template, and the model's have the names: {names}"
+                f"chat_template must be a template or one of the model's names ({names}), got {shown(chosen)}"
             )
         return templates.get(chosen, chosen)
 
@@ -478,37 +476,36 @@ def _checked_format(message_format: object) -> MessageFormat | None:
 
     if message_format is None or isinstance(message_format, MessageFormat):
         return message_format
-    raise InvalidParameterError(f"message_format is {shown(message_format)}; it must be a MessageFormat")
+    raise InvalidParameterError("message_format", message_format, "a MessageFormat")
 
 
 def only_params(params: object) -> SamplingParams:
-    """The SamplingParams of one request; None stands for the defaults.
+    """Returns the SamplingParams of one request.
 
     Raises InvalidParameterError.
     """
-    params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
-        raise InvalidParameterError(f"sampling_params is {shown(params)}; it must be a SamplingParams")
+        raise InvalidParameterError("sampling_params", params, "a SamplingParams")
     return params
 
 
 def stream_params(params: object) -> SamplingParams:
-    """As `only_params`, with one completion alone.
+    """Returns the SamplingParams of a stream, which has one completion.
 
     Raises InvalidParameterError.
     """
     checked = only_params(params)
     for name, count in (("n", checked.n), ("best_of", checked.best_of or 1)):
         if count != 1:
-            raise InvalidParameterError(f"{name} is {count}; a stream has one completion: the limit is 1")
+            raise InvalidParameterError(name, count, "1: a stream has one completion")
     return checked
 
 
 def beam_params(params: object) -> BeamSearchParams:
-    """The parameters of a beam search.
+    """Returns the parameters of a beam search.
 
     Raises InvalidParameterError.
     """
     if not isinstance(params, BeamSearchParams):
-        raise InvalidParameterError(f"params is {shown(params)}; it must be a BeamSearchParams")
+        raise InvalidParameterError("params", params, "a BeamSearchParams")
     return params

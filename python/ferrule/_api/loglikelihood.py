@@ -1,4 +1,4 @@
-"""How likely given continuations are: which prompt each belongs to, its tokens, and the result."""
+"""Log-probabilities of given continuations: pairing them with prompts, reading them, and the result."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ Continuation: TypeAlias = str | Sequence[int]
 
 
 def pair(prompts: Prompt | list[Prompt], continuations: object) -> list[tuple[Prompt, object]]:
-    """Each continuation beside its prompt; a prompt that is no list goes with all.
+    """Pairs continuations with prompts; a single prompt is paired with each of them.
 
     Raises InvalidParameterError.
     """
     if isinstance(continuations, (bytes, bytearray)) or not isinstance(continuations, Sequence):
-        found = shown(cast("object", continuations))
-        raise InvalidParameterError(f"continuations is {found}; it must be text, token ids, or a list of either")
+        raise InvalidParameterError(
+            "continuations", cast("object", continuations), "text, token ids, or a list of either"
+        )
     several = list(cast("Sequence[object]", continuations))
     if isinstance(continuations, str) or (several and _is_token_id(several[0])):
         several = [cast("object", continuations)]
     if not isinstance(prompts, list):
         return [(prompts, continuation) for continuation in several]
     if len(prompts) != len(several):
-        raise InvalidParameterError(
-            f"continuations has {len(several)} entries; it must have one for each of {len(prompts)} prompts"
-        )
+        raise InvalidParameterError("continuations", several, f"a list of {len(prompts)}, one for each prompt")
     return list(zip(prompts, several, strict=True))
 
 
 def _is_token_id(value: object) -> bool:
     try:
-        operator.index(value)  # type: ignore[arg-type]  # what is not an index raises TypeError
+        operator.index(value)  # type: ignore[arg-type]  # raises TypeError for other types
     except TypeError:
         return False
     return True
 
 
 def read_continuation(continuation: object, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """The ids of a continuation, at least one.
+    """Returns the token ids of a continuation, at least one.
 
     Raises PromptError, TokenizerError.
     """
@@ -53,11 +52,11 @@ def read_continuation(continuation: object, tokenizer: Tokenizer, vocab_size: in
     try:
         return check_token_ids(ids, vocab_size)
     except PromptError as error:
-        raise PromptError(f"the continuation {shown(continuation)} cannot be scored: {error}") from None
+        raise PromptError(f"continuation {shown(continuation)}: {error}", field="continuations") from None
 
 
 def loglikelihood_of(output: RequestOutput, length: int) -> LoglikelihoodOutput:
-    """The score of the last `length` tokens of a finished request's prompt."""
+    """Returns the log-probability of the last `length` tokens of a finished request's prompt."""
     token_ids = output.prompt_token_ids[-length:]
     rows = (output.prompt_logprobs or [])[-length:]
     entries = [(row or {})[token] for token, row in zip(token_ids, rows, strict=True)]

@@ -16,7 +16,6 @@ from ferrule._loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.packed_cache import ABANDONED, source_digest
 from ferrule._params.options import QUANTIZATIONS, EngineOptions
-from ferrule._validation import shown
 from ferrule.archs.config import read_json_object
 from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
 
@@ -60,20 +59,17 @@ def quantize(
     something else; ModelWriteError where it cannot be written, and as loading the model and `calibration_sequences` do.
     """
     if format not in FORMATS:
-        raise InvalidParameterError(f"format is {shown(format)}; it must be one of {', '.join(FORMATS)}")
+        raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
     if calibrate is not None and not format.startswith("int"):
-        raise InvalidParameterError(f"format is {shown(format)}; it must be one of integers where calibrate is given")
+        raise InvalidParameterError("format", format, "int8 or int4 with calibrate")
     options = EngineOptions(quantization=format, threads=threads)
     files = read_model_files(find_model(model, revision))
     if files.packed is not None:
-        raise InvalidParameterError(
-            f"model is {files.path}, which is packed as {files.packed!r} already; "
-            "it must be the one that this was made from"
-        )
+        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
+        raise InvalidParameterError("model", str(files.path), requirement)
     if is_gguf(files.path):
-        raise InvalidParameterError(
-            f"model is {files.path}, a GGUF file; it must be a directory or repository with config.json"
-        )
+        requirement = "a directory or repository with config.json, not a GGUF file"
+        raise InvalidParameterError("model", str(files.path), requirement)
     target = Path(output).expanduser().resolve()
     _check_target(target, files.path.resolve(), overwrite=overwrite)
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
@@ -107,15 +103,15 @@ def _pack(
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
     """Refuses to write where anything would be lost."""
     if target == source or target in source.parents:
-        raise InvalidParameterError(f"output is {target}; it must not be the model's own directory, nor one around it")
+        requirement = "a directory other than the model's own, and not around it"
+        raise InvalidParameterError("output", str(target), requirement)
     if not target.exists():
         return
     if target.is_mount():
-        raise InvalidParameterError(
-            f"output is {target}, where something is mounted; it must be a directory in it: it appears as a whole"
-        )
+        requirement = "a directory inside the mount point, since the output is renamed into place"
+        raise InvalidParameterError("output", str(target), requirement)
     if not target.is_dir():
-        raise InvalidParameterError(f"output is {target}, a file; it must be a directory, or not there yet")
+        raise InvalidParameterError("output", str(target), "a directory, or a new path (it is a file)")
     try:
         is_empty = not any(target.iterdir())
     except OSError as error:
@@ -128,7 +124,7 @@ def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
         limit = (
             "empty, or overwrite must be given" if ours else "empty: only what ferrule quantize wrote is overwritten"
         )
-        raise InvalidParameterError(f"output is {target}, which holds {holds}; it must be {limit}")
+        raise InvalidParameterError("output", str(target), f"{limit} (it holds {holds})")
 
 
 def _is_ours(directory: Path) -> bool:

@@ -48,7 +48,7 @@ def read_answer(content: bytes, where: str) -> Answer:
         read = None
     answer = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     if not answer.keys() >= FIELDS:
-        raise InvalidParameterError(f"{where}: no answer of a batch; name another file, or remove this one")
+        raise InvalidParameterError("output_file", where, "another file: this line is not an answer of a batch")
     return Answer(content, answer["custom_id"], _failure(answer["response"], answer["error"]))
 
 

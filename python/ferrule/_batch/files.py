@@ -52,7 +52,7 @@ class BatchInput:
             self._file: BinaryIO = path.open("rb")
             self.bytes = os.fstat(self._file.fileno()).st_size
         except OSError as error:
-            raise InvalidParameterError(f"{path}: cannot be read: {error.strerror}") from error
+            raise InvalidParameterError("input_file", str(path), f"a readable file ({error.strerror})") from error
         self.rewind()
 
     def rewind(self) -> None:
@@ -133,12 +133,12 @@ class BatchOutput:
         try:
             self._file: BinaryIO = path.open("a+b", buffering=0)
         except OSError as error:
-            raise InvalidParameterError(f"{path}: cannot be written: {error.strerror}") from error
+            raise InvalidParameterError("output_file", str(path), f"a writable file ({error.strerror})") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise InvalidParameterError(f"{path}: another process writes it") from None
+            raise InvalidParameterError("output_file", str(path), "a file that no other process writes") from None
 
     def resume(self, requests: BatchInput) -> Answered:
         """Takes from the requests those that have answers; a torn last line is cut off.
@@ -157,12 +157,15 @@ class BatchOutput:
                 answered.count(answer)
                 request = next(requests, None)
                 if request is None:
-                    raise InvalidParameterError(f"{where}: {requests.path} has no request for it; name another file")
-                if request.custom_id != answer.custom_id:
                     raise InvalidParameterError(
-                        f"{where}: answers {shown(answer.custom_id)}, but line {request.number} of {requests.path} is "
-                        f"{shown(request.custom_id)}; name another file, or remove this one"
+                        "output_file", where, f"another file: {requests.path} has no request for this line"
                     )
+                if request.custom_id != answer.custom_id:
+                    requirement = (
+                        f"another file, or removed: it answers {shown(answer.custom_id)}, but line {request.number} of "
+                        f"{requests.path} is {shown(request.custom_id)}"
+                    )
+                    raise InvalidParameterError("output_file", where, requirement)
         self._file.truncate(whole)
         return answered
 
@@ -220,4 +223,6 @@ def _parsed(content: bytes) -> object:
 def _check_regular(path: Path) -> None:
     """A pipe cannot be compared with what was answered before, and would be waited for."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise InvalidParameterError(f"{path}: is no regular file; a batch is read from one file and written to another")
+        raise InvalidParameterError(
+            "file", str(path), "a regular file; a batch is read from one and written to another"
+        )

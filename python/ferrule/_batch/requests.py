@@ -127,8 +127,8 @@ def check_model_names(requests: BatchInput, names: Sequence[str]) -> None:
     else:
         if other is not None:
             number, asked = other
-            raise InvalidParameterError(
-                f"{requests.path}, line {number}: model is {shown(asked)}, and no line names {' or '.join(names)}; "
-                f"--served-model-name {shlex.quote(asked)} lets requests call the model so"
-            )
+            where = f"{requests.path}, line {number}"
+            known = " or ".join(names)
+            requirement = f"{known} in {where} (or pass --served-model-name {shlex.quote(asked)})"
+            raise InvalidParameterError("model", asked, requirement)
     requests.rewind()

@@ -76,14 +76,16 @@ def read_record(path: Path, points: Collection[str]) -> Record:
     try:
         record: object = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidParameterError(f"--compare {path}: {error.strerror}") from error
+        raise InvalidParameterError("compare", str(path), f"a readable file ({error.strerror})") from error
     except ValueError as error:  # not JSON, or not UTF-8
-        raise InvalidParameterError(f"--compare {path}: not JSON ({error})") from error
+        raise InvalidParameterError("compare", str(path), f"a file of valid JSON ({error})") from error
     found = _points(cast("Record", record)) if isinstance(record, dict) else {}
     if not found:
-        raise InvalidParameterError(f"--compare {path}: not a record of ferrule bench --json")
+        raise InvalidParameterError("compare", str(path), "a record that ferrule bench --json wrote")
     if not found.keys() & points:
-        raise InvalidParameterError(f"--compare {path} is of {', '.join(found)}; this would be of {', '.join(points)}")
+        raise InvalidParameterError(
+            "compare", str(path), f"a record of {', '.join(points)} (it has {', '.join(found)})"
+        )
     return cast("Record", record)
 
 

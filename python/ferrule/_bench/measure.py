@@ -50,12 +50,14 @@ class Point:
         wanted = f"{self.context} tokens of context and {early + self.gen} to generate{meanwhile}"
         if self.batch > info["max_num_batched_tokens"] // 2:
             limit = f"half of max_num_batched_tokens, {info['max_num_batched_tokens']}"
-            raise InvalidParameterError(f"a batch of {self.batch} sequences; the limit is {limit}")
+            raise InvalidParameterError("batch", self.batch, f"at most {limit}")
         if length > info["max_model_len"]:
-            raise InvalidParameterError(f"{wanted} are {length}; the limit is max_model_len, {info['max_model_len']}")
+            raise InvalidParameterError(
+                "context", length, f"at most max_model_len ({info['max_model_len']}), counted as {wanted}"
+            )
         if length * self.batch > info["kv_cache_tokens"]:
-            limit = f"the key-value cache holds {info['kv_cache_tokens']}"
-            raise InvalidParameterError(f"{self.batch} sequences of {length} tokens are {length * self.batch}; {limit}")
+            requirement = f"less: {length * self.batch} tokens, and the KV cache holds {info['kv_cache_tokens']}"
+            raise InvalidParameterError("batch", f"{self.batch} sequences of {length} tokens", requirement)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _run(llm: LLM, point: Point, vocab_size: int) -> tuple[float, Arrivals]:
     """Runs a point once; the time of its start, and what arrived."""
     generator = random.Random(point.batch)
     prompts = [generator.choices(range(vocab_size), k=point.context) for _ in range(point.batch)]
-    params = SamplingParams(temperature=0, ignore_eos=True)
+    params = SamplingParams.with_model_defaults(temperature=0, ignore_eos=True)
     arrivals = Arrivals(point)
     start = time.perf_counter()
     with closing(llm.stream_all([{"prompt_token_ids": prompt} for prompt in prompts], params)) as deltas:

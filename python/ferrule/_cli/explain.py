@@ -45,7 +45,7 @@ def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> 
     sampling, loading = split_options(options)
     wanted = params(sampling)
     with load(model, loading) as llm:
-        wanted = greedy_by_default(wanted, llm).completed(llm.get_default_sampling_params())
+        wanted = greedy_by_default(wanted, llm).completed(llm.generation_config)
         tokens = [(token, llm.token_text(token)) for token in llm.tokenize(prompt)]
         steps = llm.explain(prompt, wanted, candidates=top)
         if as_json:

@@ -11,7 +11,8 @@ import click
 
 from ferrule._api.llm import LLM
 from ferrule._cli.help import options
-from ferrule._params.sampling import NUMBERS, NUMBERS_OF_MODELS, WHOLE_NUMBERS, SamplingParams
+from ferrule._params.declaration import Integer, Number, parameters
+from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestOutput
@@ -158,9 +159,11 @@ def sampling_options(max_tokens: int | None, *, reports: bool = False) -> Callab
 
 def _rows(table: Table) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     rows: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    declared = parameters(SamplingParams)
     for field, settings in table.items():
         name = settings.get("name", field.replace("_", "-"))
-        kind = _INT if field in WHOLE_NUMBERS else _FLOAT if field in NUMBERS or field in NUMBERS_OF_MODELS else {}
+        bounds = declared[field].bounds if field in declared else None
+        kind = _INT if isinstance(bounds, Integer) else _FLOAT if isinstance(bounds, Number) else {}
         rest = {key: value for key, value in settings.items() if key != "name"}
         rows.append(((f"--{name}", field), {**kind, **rest}))
     return rows
@@ -179,7 +182,7 @@ def params(options: dict[str, Any]) -> SamplingParams:
     """
     structures = {name: options.pop(name) for name in STRUCTURES}
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    return SamplingParams(**given, structured_outputs=_structured(structures))
+    return SamplingParams.with_model_defaults(**given, structured_outputs=_structured(structures))
 
 
 def _structured(options: dict[str, Any]) -> StructuredOutputsParams | None:
@@ -210,7 +213,7 @@ def _read(path: Path) -> str:
 
 def greedy_by_default(params: SamplingParams, llm: LLM) -> SamplingParams:
     """On the command line the likeliest token is taken, unless the user or the model says otherwise."""
-    if params.temperature is None and llm.get_default_sampling_params().temperature is None:
+    if params.temperature is None and llm.generation_config.temperature is None:
         return replace(params, temperature=0.0)
     return params
 

@@ -1,21 +1,22 @@
-"""Beam search: what it may be asked for, and its request while it runs.
+"""Beam search: its parameters, and its request while it runs.
 
-To the engine it is one request, whose sequences come all at its end.
+The engine runs a beam search as one request, whose sequences all arrive at its end.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ferrule._engine.request import Completion, Model, Request
 from ferrule._params.logits_processors import LogitsProcessor
+from ferrule._params.lora import LoRARequest
 from ferrule._params.sampling import SamplingParams
 from ferrule._text.prompt import ReadPrompt
-from ferrule._validation import check_number, check_whole, shown
+from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, StreamDelta
 
@@ -24,81 +25,82 @@ if TYPE_CHECKING:
 
 MAX_BEAM_WIDTH = 128
 MAX_LENGTH_PENALTY = 10
-"""Of either sign. Beyond it the longest sequence wins, or the shortest, whatever it says."""
+"""Largest absolute value. Beyond it the longest or the shortest sequence wins regardless of its text."""
 NEVER = "never"
 
 OWN = ("beam_width", "n", "length_penalty", "early_stopping", "temperature", "stop", "structured_outputs")
-"""Fields that are none of SamplingParams, or that mean something else there."""
+"""Fields that SamplingParams does not have, or that mean something else there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """What a beam search looks for, with vLLM's names and, for what vLLM has not, Hugging Face's.
+    """Parameters of a beam search, under vLLM's names and, for more, Hugging Face's.
 
-    Penalties, biases and what is forbidden act on log-probabilities, as Hugging Face's do in a beam search: scores are
-    sums of what they make of them. Nothing is drawn.
+    Penalties, biases and forbidden tokens change the log-probabilities of which scores are sums, as in Hugging Face's
+    beam search. Nothing is sampled.
 
-    Raises InvalidParameterError for a value outside its limits, and for what a beam search cannot do.
+    Raises InvalidParameterError for an invalid value.
     """
 
     beam_width: int
-    """Sequences that are gone on with side by side, the likeliest, and the complete ones that are kept."""
+    """Number of beams, and of complete sequences to keep."""
     max_tokens: int
-    """Most tokens of a sequence."""
+    """Maximum number of tokens of a sequence."""
     n: int | None = None
-    """Sequences to return, the best; None for all, `beam_width`."""
+    """Number of sequences to return; None means `beam_width`."""
     length_penalty: float = 1.0
-    """The power of its length by which a sequence's sum of log-probabilities is divided: above 0 longer sequences gain
-    by it, below 0 shorter ones."""
+    """Exponent of the length that divides a sequence's sum of log-probabilities: above 0 it favours long sequences,
+    below 0 short ones."""
     early_stopping: bool | Literal["never"] = False
     """When the search ends: True as soon as `beam_width` sequences are complete; False when the best beam, ended now,
-    would not be better than the worst of these; `"never"` when it could not become better at any length."""
+    would not beat the worst of these; `"never"` when it could not beat it at any length."""
     ignore_eos: bool = False
-    """Whether to go on after the model's own end-of-sequence tokens."""
-    stop_token_ids: Sequence[int] = ()
-    """Tokens that complete a sequence, beside the model's own."""
+    """Whether to continue after the model's end-of-sequence tokens."""
+    stop_token_ids: Sequence[int] | None = ()
+    """Token ids that complete a sequence, besides the model's end-of-sequence tokens."""
     min_tokens: int = 0
-    """Tokens before which nothing but `max_tokens` completes a sequence."""
+    """Number of tokens before which only `max_tokens` completes a sequence."""
     repetition_penalty: float | None = None
-    """As in SamplingParams, and likewise the fields that follow."""
+    """Repetition penalty as in SamplingParams, which also explains the fields that follow."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
-    bad_words: str | Sequence[str] = ()
-    bad_words_ids: Sequence[Sequence[int]] = ()
+    bad_words: str | Sequence[str] | None = ()
+    bad_words_ids: Sequence[Sequence[int]] | None = ()
     allowed_token_ids: Sequence[int] | None = None
-    logits_processors: Sequence[LogitsProcessor] = ()
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    logits_processors: Sequence[LogitsProcessor] | None = ()
+    logit_bias: Mapping[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    """Whether the text keeps that of the stop token."""
+    """Whether to keep the text of the stop token in the text."""
     temperature: float = 0.0
-    """Nothing but 0, which is vLLM's default: nothing is drawn."""
-    stop: str | Sequence[str] = ()
-    """Nothing: a beam is tokens, and no text is read before the search is over. `stop_token_ids` are followed."""
+    """Temperature; must be 0, as nothing is sampled."""
+    stop: str | Sequence[str] | None = ()
+    """Stop strings; not supported, as beams have no text before the search ends. Use `stop_token_ids`."""
     structured_outputs: None = None
-    """Nothing: beams keep to no grammar."""
+    """Structured outputs; not supported in a beam search."""
 
     def __post_init__(self) -> None:
-        width = check_whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        width = check_integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
         object.__setattr__(self, "beam_width", width)
         if self.n is not None:
-            check_whole("n", self.n, 1, MAX_BEAM_WIDTH)
+            check_integer("n", self.n, 1, MAX_BEAM_WIDTH)
             if self.n > width:
-                raise InvalidParameterError(f"n is {self.n}; the limit is beam_width, {width}")
+                raise InvalidParameterError("n", self.n, f"at most beam_width ({width})")
         penalty = check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         object.__setattr__(self, "length_penalty", penalty)
         early = cast("object", self.early_stopping)
         if early != NEVER and not isinstance(early, bool):
-            raise InvalidParameterError(f"early_stopping is {shown(early)}; it must be True, False or 'never'")
-        for name, neutral in (("temperature", 0), ("stop", ()), ("structured_outputs", None)):
-            if getattr(self, name) != neutral:
-                given = shown(getattr(self, name))
-                raise InvalidParameterError(f"{name} is {given}; a beam search takes nothing but {neutral!r}")
+            raise InvalidParameterError("early_stopping", early, "True, False or 'never'")
+        if self.temperature != 0:
+            raise InvalidParameterError("temperature", self.temperature, "0 in a beam search")
+        for name, instead in (("stop", "stop_token_ids"), ("structured_outputs", "generate")):
+            if getattr(self, name):
+                raise InvalidParameterError(name, getattr(self, name), f"left out in a beam search; use {instead}")
         self.sampling()
 
     def sampling(self) -> SamplingParams:
-        """What is asked of each row of logits, with no stage that makes a draw another one.
+        """Returns the parameters that apply to each row of logits, without stages that filter samples.
 
         Raises InvalidParameterError.
         """
@@ -106,7 +108,7 @@ class BeamSearchParams:
         return SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, **shared)
 
     def engine_fields(self) -> dict[str, Any]:
-        """The search as the engine reads it."""
+        """Returns the fields that the engine reads."""
         return {
             "beam_width": self.beam_width,
             "n": self.beam_width if self.n is None else self.n,
@@ -116,21 +118,21 @@ class BeamSearchParams:
 
 
 class BeamSearch(Completion):
-    """A search as it goes on; what it has found has a place of its own."""
+    """A running beam search; `sequences` holds its result."""
 
     def __init__(self, search: BeamSearchParams, index: int, prompt: ReadPrompt, *arguments: Any, **named: Any) -> None:
         super().__init__(index, prompt, *arguments, **named)
         self._search = search
         self._prompt_token_ids = prompt.token_ids
         self.sequences: list[BeamSearchSequence] = []
-        """The best first, once it has ended."""
+        """Sequences by score, once the search has ended."""
 
     def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:
-        """As of one that is sampled; nobody waits for single tokens."""
+        """Returns the parameters that the engine reads; no token is streamed."""
         return {**super().engine_fields(trace, streams=False), "beam_search": self._search.engine_fields()}
 
     def add(self, step: _native.StepOutput) -> StreamDelta:
-        """Takes in what the last step brought: all.
+        """Adds the output of the last step, which has all sequences.
 
         Raises RequestFailedError, LogitsProcessorError.
         """
@@ -153,6 +155,7 @@ class BeamSearch(Completion):
             stop_reason=beam.stop_token if beam.stop_token in self.own_stop_ids else None,
             seed=self.seed,
             score=beam.score,
+            prompt_token_ids=list(self._prompt_token_ids),
         )
 
     def _text(self, beam: _native.Beam) -> str:
@@ -167,7 +170,7 @@ class BeamSearch(Completion):
 
 
 class BeamRequest(Request):
-    """A prompt and the search for its continuations."""
+    """A prompt and its running beam search."""
 
     def __init__(
         self,
@@ -179,17 +182,26 @@ class BeamRequest(Request):
         *,
         priority: int = 0,
         lora: _native.LoraAdapter | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
-        """`params` are the search's, completed."""
+        """Creates the request; `params` are those of `search.sampling()`, completed."""
         super().__init__(
-            request_id, prompt, params, 0, model, priority=priority, lora=lora, completion=partial(BeamSearch, search)
+            request_id,
+            prompt,
+            params,
+            0,
+            model,
+            priority=priority,
+            lora=lora,
+            lora_request=lora_request,
+            completion=partial(BeamSearch, search),
         )
 
     def output(self) -> BeamSearchOutput:
-        """What was found; nothing before the end, or where it was aborted."""
-        told = super().output()
+        """Returns the sequences; none before the end, or where the search was aborted."""
+        found = super().output()
         sequences = [each for search in self.completions if isinstance(search, BeamSearch) for each in search.sequences]
         outputs: list[CompletionOutput] = list(sequences)
-        told.metrics = replace(told.metrics, output_tokens=sum(len(each.token_ids) for each in sequences))
-        parts = {each.name: getattr(told, each.name) for each in fields(told) if each.name != "outputs"}
+        found.metrics = replace(found.metrics, output_tokens=sum(len(each.token_ids) for each in sequences))
+        parts = {each.name: getattr(found, each.name) for each in fields(found) if each.name != "outputs"}
         return BeamSearchOutput(**parts, outputs=outputs, sequences=sequences)

@@ -1,19 +1,19 @@
-"""One request of an `AsyncLLM`, as the event loop of its reader sees it.
+"""One request of an `AsyncLLM`, in the event loop of its reader.
 
-There is no queue: the request itself grows, and a reader takes what is new of it. Who reads late, or never, gets the
-newest state at once and costs no memory but the request's own.
+There is no queue: the request itself grows, and a reader takes what is new. A slow reader gets the newest state at once
+and costs no memory besides the request's own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ferrule._engine.request import Completion, Request
 from ferrule._text.parsers import MessageDelta
 from ferrule.errors import EngineError, FerruleError
-from ferrule.outputs import RequestOutput, StreamDelta, StreamStep
+from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep
 
 if TYPE_CHECKING:
     from ferrule._native import StepOutput
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Place:
-    """How far a completion has been read."""
+    """Read position in a completion."""
 
     characters: int = 0
     tokens: int = 0
@@ -29,7 +29,7 @@ class _Place:
     ended: bool = False
 
     def advance(self, index: int, completion: Completion) -> StreamDelta:
-        """What is new of it, and read from now on."""
+        """Returns what is new and marks it as read."""
         text, start = completion.text[self.characters :], self.tokens
         message = None
         if completion.message is not None:
@@ -49,19 +49,19 @@ class _Place:
 
 
 class Collector:
-    """Gathers what the engine says of a request and wakes its reader. Made and used in one event loop."""
+    """Collects the engine's output of a request and wakes its reader. Created and used in one event loop."""
 
     def __init__(self, request_id: str, n: int) -> None:
         self.request_id = request_id
         self.n = n
-        """Completions, which are sequences to the engine."""
+        """Number of completions, which are the engine's sequences."""
         self.loop = asyncio.get_running_loop()
         self.posted = False
-        """Whether the engine's thread is on the way to it, or has it. Only this loop changes it."""
+        """Whether the request was posted to the engine's thread. Only this loop changes it."""
         self.added = False
-        """Whether the engine has been told. Only the engine's thread changes it."""
+        """Whether the request was added to the engine. Only the engine's thread changes it."""
         self.ended = False
-        """Whether the engine has nothing more to say to anyone here; never back to False."""
+        """Whether the request has ended for the reader; never set back to False."""
         self._request: Request | None = None
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -69,45 +69,45 @@ class Collector:
 
     @property
     def request(self) -> Request:
-        """There once `begin` has been called."""
+        """Request, once `begin` was called."""
         if self._request is None:
             raise EngineError(f"the request {self.request_id} has not begun")
         return self._request
 
     def begin(self, request: Request) -> None:
-        """Takes the request when its prompt has been read; it may have been aborted meanwhile."""
+        """Sets the request once its prompt is tokenized; it may have been aborted meanwhile."""
         self._request = request
         if self.ended:
             self._abort_completions(request)
 
     def take(self, completion: Completion, step: StepOutput) -> None:
-        """What a step brought."""
+        """Adds the output of a step."""
         try:
             delta = completion.add(step)
         except FerruleError as error:
             self.fail(error)
             return
         except Exception as error:
-            # A defect of ours: told to whoever reads, since an event loop would only log it and let the reader wait.
-            failure = EngineError(f"what the engine said of {self.request_id} could not be read: {error!r}")
+            # A bug: it is raised in the reader, since the event loop would only log it while the reader waits.
+            failure = EngineError(f"output of request {self.request_id} could not be processed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)
             return
         self.ended = self.request.finished
         if self.request.ranks and not self.ended:
-            return  # which of them are the best is known at the end
+            return  # the best completions are known at the end
         if delta.token_ids or completion.finish_reason is not None:
             self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends it with an error, which the reader gets."""
+        """Ends the request with an error, which is raised in the reader."""
         if not self.ended:
             self.ended = True
             self._error = error
             self._news.set()
 
     def abort(self) -> None:
-        """Ends it where it is; the reader gets a last output that says so."""
+        """Ends the request; the reader gets a last output with finish_reason `abort`."""
         if not self.ended:
             self.ended = True
             if self._request is not None:
@@ -115,25 +115,48 @@ class Collector:
             self._news.set()
 
     async def next_output(self) -> RequestOutput:
-        """The state of the request, once it differs from the one before.
+        """Returns the state of the request once it has changed.
 
-        Raises what `fail` was told.
+        Raises the error that was passed to `fail`.
         """
         await self._wait()
         return self.request.output()
 
     async def next_step(self) -> StreamStep:
-        """What is new since the step before, in a time in proportion to that.
+        """Returns what is new since the last step, in time proportional to that.
 
-        Raises what `fail` was told.
+        Raises the error that was passed to `fail`.
         """
         await self._wait()
         deltas: list[StreamDelta] = []
-        for index, completion in enumerate(self.request.told()):
+        for index, completion in enumerate(self.request.returned()):
             place = self._places.setdefault(index, _Place())
             if len(completion.token_ids) > place.tokens or (completion.finish_reason is not None and not place.ended):
                 deltas.append(place.advance(index, completion))
         return StreamStep(deltas, self.request.output() if self.request.finished else self.request.progress())
+
+    async def next_delta(self) -> RequestOutput:
+        """Returns an output that holds only what is new since the last step.
+
+        Raises the error that was passed to `fail`.
+        """
+        step = await self.next_step()
+        outputs = [
+            CompletionOutput(
+                index=delta.index,
+                text=delta.text,
+                token_ids=delta.token_ids,
+                logprobs=delta.logprobs,
+                cumulative_logprob=self.request.returned()[delta.index].output().cumulative_logprob,
+                finish_reason=delta.finish_reason,
+                stop_reason=delta.stop_reason,
+                seed=self.request.returned()[delta.index].seed,
+                entropies=delta.entropies,
+                lora_request=self.request.lora_request,
+            )
+            for delta in step.deltas
+        ]
+        return replace(step.output, outputs=outputs)
 
     async def _wait(self) -> None:
         await self._news.wait()

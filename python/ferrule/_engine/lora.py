@@ -1,4 +1,4 @@
-"""The low-rank adapters of a loaded model: by name, and each request with its own."""
+"""Low-rank adapters (LoRA) of a loaded model, by name."""
 
 from __future__ import annotations
 
@@ -7,131 +7,102 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from ferrule._engine.driver import Driver
 from ferrule._loading import find_adapter, read_adapter_files
-from ferrule._validation import shown
+from ferrule._params.lora import LoRARequest, check_adapter_name, check_adapter_path
 from ferrule.errors import EngineError, InvalidParameterError
 
 if TYPE_CHECKING:
     from ferrule import _native
 
-MAX_NAME_LENGTH = 256
-"""Characters of an adapter's name."""
-
-
-@dataclass(frozen=True)
-class LoRARequest:
-    """An adapter for a request, by name and path: loaded when it is first asked for, as in vLLM.
-
-    Raises InvalidParameterError.
-    """
-
-    lora_name: str
-    lora_int_id: int = 0
-    """vLLM's number; here an adapter is known by its name alone."""
-    lora_path: str | os.PathLike[str] = ""
-    """A directory or `org/repo`; needed where no adapter of that name is loaded."""
-
-    def __post_init__(self) -> None:
-        _check_name("lora_name", self.lora_name)
-        if not isinstance(cast("object", self.lora_int_id), int):
-            raise InvalidParameterError(
-                f"lora_int_id is {shown(self.lora_int_id)}; it must be a whole number (a path goes to lora_path)"
-            )
-        _check_path("lora_path", self.lora_path)
-
-
-LoRA: TypeAlias = str | LoRARequest
-"""An adapter for a request: the name of one that is loaded, or name and path."""
-
 
 @dataclass(frozen=True)
 class LoRAAdapter:
-    """An adapter that is loaded."""
+    """A loaded adapter."""
 
     name: str
+    """Name that requests use."""
     path: str
-    """As it was given."""
+    """Path as it was given."""
     rank: int
-    """The largest of its matrices."""
+    """Largest rank of its matrices."""
     targets: list[str]
-    """What it changes: the last parts of modules' names, sorted."""
+    """Modules that it changes, by the last part of their names, sorted."""
     bytes: int
-    """Of memory."""
+    """Memory of the adapter, in bytes."""
     base_model: str | None
-    """What its authors called the model that it is for; whether that is this one, only its shapes can tell."""
+    """Base model that its files name; shapes alone decide whether the adapter fits."""
 
 
 class Adapters:
-    """The adapters that requests may name.
+    """The adapters that requests may use.
 
-    A request that was let in keeps its adapter to its end, whatever happens to the name; the memory is free once
-    neither name nor request holds it.
+    A running request keeps its adapter when the name is unloaded; the memory is freed when neither the name nor a
+    request uses it.
     """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.Lock()
-        """Held while one is loaded, so that two requests with the same new name load it once."""
+        """Lock that makes two requests with the same new name load it once."""
         self._loaded: dict[str, tuple[LoRAAdapter, _native.LoraAdapter]] = {}
         self._closed = False
         _registries.add(self)
 
     def load(self, name: object, path: object) -> LoRAAdapter:
-        """Loads an adapter under a name that no other has.
+        """Loads an adapter under a new name.
 
         Raises InvalidParameterError, ModelNotFoundError, ModelFileError, ConfigError, UnsupportedModelError,
         InsufficientMemoryError, EngineError.
         """
-        name, given = _check_name("lora_name", name), _check_path("lora_path", path)
+        name, given = check_adapter_name("lora_name", name), check_adapter_path("lora_path", path)
         with self._lock:
             self._check_open()
             if name in self._loaded:
-                raise InvalidParameterError(
-                    f"lora_name is {name!r}; an adapter of that name is loaded, from {self._loaded[name][0].path!r}"
-                )
+                loaded = self._loaded[name][0].path
+                raise InvalidParameterError("lora_name", name, f"a new name (it is loaded from {loaded!r})")
             return self._load(name, given)[0]
 
     def load_all(self, modules: object) -> None:
-        """Loads the adapters of a mapping from names to paths; as `load`."""
+        """Loads the adapters of a mapping from names to paths.
+
+        Raises what `load` raises.
+        """
         if modules is None:
             return
         if not isinstance(modules, Mapping):
-            raise InvalidParameterError(
-                f"lora_modules is {shown(modules)}; it must be a mapping from names of adapters to paths"
-            )
+            raise InvalidParameterError("lora_modules", modules, "a mapping from adapter names to paths")
         for name, path in cast("Mapping[object, object]", modules).items():
             self.load(name, path)
 
     def unload(self, name: object) -> None:
-        """Takes an adapter's name away. New requests cannot have it; those that have it go on.
+        """Unloads an adapter for new requests; running requests keep it.
 
-        Raises InvalidParameterError where no adapter has that name.
+        Raises InvalidParameterError if no adapter has that name.
         """
-        checked = _check_name("lora_name", name)
+        checked = check_adapter_name("lora_name", name)
         if self._loaded.pop(checked, None) is None:
             raise self._unknown("lora_name", checked)
 
     def all(self) -> list[LoRAAdapter]:
-        """Those that are loaded, the oldest first."""
+        """Returns the loaded adapters, the oldest first."""
         return [adapter for adapter, _ in list(self._loaded.values())]
 
     def must_load(self, given: object) -> bool:
-        """Whether `find` would take its time."""
+        """Returns whether `find` would load files."""
         return isinstance(given, LoRARequest) and given.lora_name not in self._loaded
 
     def find(self, given: object) -> _native.LoraAdapter | None:
-        """The adapter that a request asks for, loaded if need be; None for the base.
+        """Returns the adapter of a request, and loads it if necessary; None for the base model.
 
-        Raises as `load`.
+        Raises what `load` raises.
         """
         if given is None:
             return None
         if not isinstance(given, (str, LoRARequest)):
-            limit = "the name of an adapter, a LoRARequest, or None"
-            raise InvalidParameterError(f"lora_request is {shown(given)}; it must be {limit}")
+            raise InvalidParameterError("lora_request", given, "the name of an adapter, a LoRARequest, or None")
         self._check_open()
         name = given if isinstance(given, str) else given.lora_name
         path = "" if isinstance(given, str) else os.fspath(given.lora_path)
@@ -140,13 +111,12 @@ class Adapters:
             raise self._unknown("lora_request", name)
         adapter, native = found
         if path and path != adapter.path:
-            raise InvalidParameterError(
-                f"lora_request names the adapter {name!r} with the path {path!r}; it was loaded from {adapter.path!r}"
-            )
+            requirement = f"without a path or with {adapter.path!r}, from which {name!r} was loaded"
+            raise InvalidParameterError("lora_request", path, requirement)
         return native
 
     def close(self) -> None:
-        """Lets go of all; later requests get an EngineError."""
+        """Unloads all adapters; later requests get an EngineError."""
         self._closed = True
         self._loaded.clear()
 
@@ -160,7 +130,7 @@ class Adapters:
         targets = sorted({module.rpartition(".")[2] for module in native.modules})
         adapter = LoRAAdapter(name, path, native.rank, targets, native.bytes, files.base_model)
         self._loaded[name] = adapter, native
-        if self._closed:  # meanwhile; looked at last, so that one of the two, this or `close`, lets go of it
+        if self._closed:  # `close` ran meanwhile; checked last, so that one of the two clears the adapter
             self._loaded.clear()
         self._check_open()
         return adapter, native
@@ -170,26 +140,12 @@ class Adapters:
             raise EngineError("the engine is closed")
 
     def _unknown(self, field: str, name: str) -> InvalidParameterError:
-        known = ", ".join(sorted(self._loaded)) or "none"
-        return InvalidParameterError(f"{field} is {shown(name)}; it must be the name of a loaded adapter ({known})")
+        loaded = ", ".join(sorted(self._loaded)) or "none"
+        return InvalidParameterError(field, name, f"the name of a loaded adapter (loaded: {loaded})")
 
     def after_fork(self) -> None:
-        """In the child: a lock held by a thread that was not copied would never open."""
+        """Replaces the lock in a forked child, where a thread that holds it no longer exists."""
         self._lock = threading.Lock()
-
-
-def _check_name(field: str, name: object) -> str:
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
-        limit = f"a string of 1 to {MAX_NAME_LENGTH} characters"
-        raise InvalidParameterError(f"{field} is {shown(name)}; it must be {limit}")
-    return name
-
-
-def _check_path(field: str, path: object) -> str:
-    given = os.fspath(cast("os.PathLike[str]", path)) if isinstance(path, os.PathLike) else path
-    if not isinstance(given, str):
-        raise InvalidParameterError(f"{field} is {shown(given)}; it must be a string or a path")
-    return given
 
 
 _registries: weakref.WeakSet[Adapters] = weakref.WeakSet()

@@ -61,9 +61,7 @@ class Registry:
         with self._lock:
             self._check_open()
             if collector.request_id in self._collectors:
-                raise InvalidParameterError(
-                    f"request_id is {collector.request_id!r}; a request of that name still runs"
-                )
+                raise InvalidParameterError("request_id", collector.request_id, "an id of no running request")
             self._check_room(collector.n)
             self._collectors[collector.request_id] = collector
             self._sequences += collector.n
@@ -174,10 +172,8 @@ class Registry:
     def _check_room(self, n: int) -> None:
         most = self._limit + self._max_num_seqs
         if n > most:
-            raise InvalidParameterError(
-                f"n is {n}; max_queued_requests, {self._limit}, and max_num_seqs, {self._max_num_seqs}, allow {most} "
-                "sequences in all"
-            )
+            requirement = f"at most {most}: max_queued_requests ({self._limit}) and max_num_seqs ({self._max_num_seqs})"
+            raise InvalidParameterError("n", n, requirement)
         if self._sequences + n <= most:  # fewer are there than may be: the engine need not be asked
             return
         load = self._load()

@@ -1,4 +1,4 @@
-"""A request while it runs: tokens come in from the engine, text and outputs go out."""
+"""A running request: tokens arrive from the engine, text and outputs leave."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from ferrule._engine.driver import Work
-from ferrule._params.logits_processors import Logits, LogitsProcessors, room_for_logits
-from ferrule._params.sampling import NUMBERS, WHOLE_NUMBERS, SamplingParams
+from ferrule._params.declaration import Integer, Number, parameters
+from ferrule._params.logits_processors import Logits, LogitsProcessors, allocate_logits
+from ferrule._params.lora import LoRARequest
+from ferrule._params.sampling import STANDARD, SamplingParams
 from ferrule._text.parsers import MessageDelta, MessageFormat
 from ferrule._text.prompt import ReadPrompt
 from ferrule._text.restrictions import bad_words_ids, breaker_ids
@@ -27,60 +29,74 @@ if TYPE_CHECKING:
     from ferrule import _native
 
 
+NOT_OF_STAGES = frozenset({"n", "best_of", "seed", "min_tokens", "logprobs", "prompt_logprobs", *STANDARD})
+"""Numbers of SamplingParams that the engine reads under a rule of their own, or not at all."""
+ENGINE_NUMBERS = tuple(
+    name
+    for name, each in parameters(SamplingParams).items()
+    if isinstance(each.bounds, (Integer, Number)) and name not in NOT_OF_STAGES
+)
+"""Numbers of SamplingParams that the engine reads as they are."""
 PROMPT_END = 32
-"""Tokens at a prompt's end that show whether it has begun the reasoning."""
+"""Number of tokens at the end of a prompt that show whether it opens the reasoning."""
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidParameterError where a token id of the parameters is outside the vocabulary."""
+    """Checks that all token ids of the parameters are in the vocabulary.
+
+    Raises InvalidParameterError.
+    """
     fields: list[tuple[str, Iterable[int]]] = [
-        ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids or ()),
+        ("logit_bias", params.logit_bias or ()),
         ("allowed_token_ids", params.allowed_token_ids or ()),
-        *((f"bad_words_ids[{index}]", ids) for index, ids in enumerate(params.bad_words_ids)),
+        *((f"bad_words_ids[{index}]", ids) for index, ids in enumerate(params.bad_words_ids or ())),
     ]
     if isinstance(params.prediction, tuple):
         fields.append(("prediction", params.prediction))
     for field, ids in fields:
         for token in ids:
             if token >= vocab_size:
-                limit = f"the vocabulary has ids from 0 to {vocab_size - 1}"
-                raise InvalidParameterError(f"{field} holds the token id {token}; {limit}")
+                raise InvalidParameterError(field, token, f"token ids from 0 to {vocab_size - 1}, the vocabulary")
 
 
 PREDICTED_CHARACTERS = 16
-"""Characters of a prediction that are read for each token that the context has room for: tokens are shorter."""
+"""Characters of a prediction that are tokenized per token of the context; tokens are shorter than this."""
 
 
 @dataclass(frozen=True)
 class Restrictions:
-    """What parameters that are text mean in the model's tokens; the same for every completion."""
+    """Text parameters as tokens of the model; the same for every completion."""
 
     bad_words: list[list[int]]
+    """Token sequences that must not be generated."""
     breakers: list[int]
+    """Tokens that end a DRY repeat."""
     prediction: Sequence[int]
+    """Predicted tokens."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What requests need to know of the model."""
+    """Facts about the model that requests need."""
 
     tokenizer: Tokenizer
     vocab_size: int
     max_model_len: int
-    """Tokens that a request can have, prompt and output together."""
+    """Maximum number of tokens of a request, prompt and output together."""
     limited_by: str
-    """What they are limited by, for messages."""
+    """Source of that limit, for messages."""
     eos_token_ids: tuple[int, ...]
+    """End-of-sequence tokens."""
 
     @cached_property
     def logits(self) -> Logits:
-        """Where logits processors find the logits, of whichever request has its turn: float32 `[vocab]`."""
-        return room_for_logits(self.vocab_size)
+        """Array that logits processors change, shared by all requests: float32 `[vocab]`."""
+        return allocate_logits(self.vocab_size)
 
 
 def read_prediction(prediction: object, model: Model) -> list[int]:
-    """The tokens of a prediction that is checked; as much of them as may come.
+    """Returns the tokens of a prediction, as many as the context can hold.
 
     Raises TokenizerError.
     """
@@ -89,13 +105,13 @@ def read_prediction(prediction: object, model: Model) -> list[int]:
     if isinstance(prediction, str):
         prediction = prediction[: model.max_model_len * PREDICTED_CHARACTERS]
     ids = model.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str) else prediction
-    # A tokenizer may know tokens that the model has not.
+    # A tokenizer may have tokens that the model does not.
     known = itertools.takewhile(lambda token: token < model.vocab_size, cast("Sequence[int]", ids))
     return list(itertools.islice(known, model.max_model_len))
 
 
 class Completion:
-    """One continuation, as it grows. `params` has no field left to the model's defaults."""
+    """A running completion. Its `params` are completed: no field is left to the model's defaults."""
 
     def __init__(
         self,
@@ -114,7 +130,7 @@ class Completion:
         self.seed = (seed + index) % 2**64
         self.text = ""
         self.message = None if message_format is None else MessageDelta()
-        """The sum of what is known of the message, where it has a format."""
+        """Message so far, where it has a format."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob = 0.0
@@ -127,8 +143,8 @@ class Completion:
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.step: _native.StepOutput | None = None
-        """The last one, for what the engine says of its times."""
-        # The prompt is that of all completions: the first one's account of it is enough.
+        """Last step, for the timings that the engine reports."""
+        # All completions have the same prompt, so the first one reports its log-probabilities.
         self._prompt_logprobs = params.prompt_logprobs if index == 0 else None
         self._prompt_logprobs_from = prompt_logprobs_from
         nothing: list[TokenLogprobs | None] = [None] * prompt_logprobs_from
@@ -140,31 +156,31 @@ class Completion:
         self.tokenizer = model.tokenizer
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
-        self.own_stop_ids = set(params.stop_token_ids)
+        self.own_stop_ids = set(params.stop_token_ids or ())
         ends = () if params.ignore_eos else (*model.eos_token_ids, *prompt.stop_token_ids)
         self._all_stop_ids = self.own_stop_ids.union(ends)
-        self._stop = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._stop = StopStrings(params.stop or (), include=params.include_stop_str_in_output)
         self._detokenizer = None
-        if model.tokenizer.available or params.stop or message_format is not None:
+        if (params.detokenize and model.tokenizer.available) or params.stop or message_format is not None:
             self._detokenizer = model.tokenizer.detokenizer(
                 prompt.token_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 keep=frozenset() if message_format is None else message_format.keep,
             )
             if params.structured_outputs is not None:
-                # What has a structure is whole by itself: a character that the prompt leaves off in is not part of it.
+                # Structured output does not contain a character that the prompt leaves incomplete.
                 self._detokenizer.flush()
         self._parser = None
         if message_format is not None:
             end = model.tokenizer.decode(prompt.token_ids[-PROMPT_END:], skip_special_tokens=False)
-            # With the prompt in it, the calls of a conversation have different ids even if its seed stays the same.
+            # The digest of the prompt makes tool call ids differ between turns of a conversation with a fixed seed.
             digest = hashlib.blake2b(array("Q", prompt.token_ids)).hexdigest()
             self._parser = message_format.parser(
                 reasoning_open=message_format.reasoning_open(end), seed=f"{self.seed} {digest}"
             )
 
     def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:
-        """The parameters as the engine reads them; stop strings are not its business."""
+        """Returns the parameters that the engine reads; stop strings are handled here."""
         params = self._params
         return {
             "temperature": params.temperature,
@@ -172,11 +188,11 @@ class Completion:
             "top_p": params.top_p,
             "min_p": params.min_p,
             "repetition_penalty": params.repetition_penalty,
-            **{name: getattr(params, name) for name in (*NUMBERS, *WHOLE_NUMBERS)},
+            **{name: getattr(params, name) for name in ENGINE_NUMBERS},
             "dry_sequence_breaker_ids": self._restrictions.breakers,
             "bad_words": self._restrictions.bad_words,
             "allowed_token_ids": params.allowed_token_ids,
-            "logit_bias": {str(token): bias for token, bias in params.logit_bias.items()},
+            "logit_bias": {str(token): bias for token, bias in (params.logit_bias or {}).items()},
             "seed": self.seed,
             "max_tokens": self._max_tokens,
             "min_tokens": min(params.min_tokens, self._max_tokens),
@@ -193,17 +209,17 @@ class Completion:
         }
 
     def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
-        """Takes in what a step says of the prompt, before `add` takes the rest.
+        """Adds the log-probabilities of the prompt from a step, before `add` takes the rest.
 
-        On its own since it may be much: AsyncLLM does it outside of the event loop.
+        It is separate because it may take long: AsyncLLM does it outside the event loop.
         """
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(map(self._by_token, step.prompt_logprobs))
 
     def add(self, step: _native.StepOutput) -> StreamDelta:
-        """Takes in what a step brought; afterwards `finish_reason` says whether that was the end.
+        """Adds the output of a step; afterwards `finish_reason` says whether the completion has ended.
 
-        Raises RequestFailedError where the engine failed on this request, LogitsProcessorError where a processor did.
+        Raises RequestFailedError if the engine failed on this request, LogitsProcessorError if a processor did.
         """
         self.step = step
         self.raise_error(step)
@@ -229,14 +245,14 @@ class Completion:
         return self._delta(text, self.token_ids[start:], logprobs, entropies)
 
     def raise_error(self, step: _native.StepOutput) -> None:
-        """Raises what `add` does for a step that says that something failed."""
+        """Raises the error of a failed step."""
         if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
             raise self.processors.error
         if step.finish_reason == "error":
             raise RequestFailedError(step.error or "the engine failed on this request")
 
     def abort(self) -> StreamDelta:
-        """Ends it where it is: text that was held back comes out."""
+        """Ends the completion; the delta has the text that was held back."""
         text = self._flush()
         self.text += text
         self.finish_reason = "abort"
@@ -247,11 +263,11 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens, where their log-probabilities are known."""
+        """Mean log-probability of the tokens, where it is known."""
         return self.cumulative_logprob / max(len(self.token_ids), 1)
 
     def output(self) -> CompletionOutput:
-        """The state so far."""
+        """Returns the state so far."""
         return CompletionOutput(
             index=self.index,
             text=self.text,
@@ -272,14 +288,14 @@ class Completion:
             text,
             token_ids,
             logprobs,
-            message=self._told_apart(text),
+            message=self._parse(text),
             entropies=entropies,
             index=self.index,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
 
-    def _told_apart(self, text: str) -> MessageDelta | None:
+    def _parse(self, text: str) -> MessageDelta | None:
         if self._parser is None or self.message is None:
             return None
         delta = self._parser.feed(text)
@@ -314,11 +330,11 @@ class Completion:
 
 
 class Request:
-    """A prompt and its completions, as they grow.
+    """A prompt and its running completions.
 
-    `priority` is lower for what is to be scheduled earlier. Log-probabilities of the prompt, where the parameters ask
-    for them, begin at the position `prompt_logprobs_from`. `lora` is what is added to the model, `grammar` what the
-    outputs must be. `completion` makes the continuations.
+    Requests with lower `priority` are scheduled earlier. Log-probabilities of the prompt, where the parameters ask for
+    them, begin at the position `prompt_logprobs_from`. `lora` is the adapter, `grammar` the structure of the outputs.
+    `completion` creates the completions.
     """
 
     def __init__(
@@ -333,16 +349,18 @@ class Request:
         prompt_logprobs_from: int = 1,
         message_format: MessageFormat | None = None,
         lora: _native.LoraAdapter | None = None,
+        lora_request: LoRARequest | None = None,
         grammar: _native.Grammar | None = None,
         completion: Callable[..., Completion] = Completion,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self._lora = lora
+        self.lora_request = lora_request
         self._grammar = grammar
         self._n = params.n
         self.ranks = params.ranks
-        """Whether more completions are computed than are told of, which are the best of them."""
+        """Whether more completions are computed than returned."""
         restrictions = Restrictions(
             bad_words_ids(params, model.tokenizer),
             breaker_ids(params, model.tokenizer),
@@ -366,13 +384,13 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions are."""
+        """Whether all completions have ended."""
         return all(completion.finish_reason is not None for completion in self.completions)
 
     def work(self, trace: int | None = None, *, streams: bool = True) -> list[Work]:
-        """What the engine is to do: completions after the first share the first one's prompt.
+        """Returns the work for the engine; completions after the first are forks of the first.
 
-        `trace` asks it for so many candidates of each choice; `streams` says whether someone waits for each token.
+        `trace` is the number of candidates to report for each token; `streams` whether a reader waits for each token.
         """
         return [
             Work(
@@ -386,14 +404,14 @@ class Request:
             for completion in self.completions
         ]
 
-    def told(self) -> Sequence[Completion]:
-        """The completions that are told of, in their order: where they are ranked, the best, once all have ended."""
+    def returned(self) -> Sequence[Completion]:
+        """Returns the completions to return, in order: with `best_of` the best, once all have ended."""
         if not self.ranks:
             return self.completions
         return sorted(self.completions, key=lambda completion: -completion.mean_logprob)[: self._n]
 
     def progress(self) -> RequestOutput:
-        """The state so far, in a time that does not grow with it: without outputs, and with lists that are shared."""
+        """Returns the state so far in constant time: without outputs, and with shared lists."""
         first = self.completions[0]
         return RequestOutput(
             request_id=self.request_id,
@@ -404,15 +422,19 @@ class Request:
             metrics=_metrics(self.arrival, len(self.prompt.token_ids), self.completions),
             prompt_logprobs=first.prompt_logprobs,
             num_cached_tokens=None if first.step is None else first.step.cached_tokens,
+            lora_request=self.lora_request,
         )
 
     def output(self) -> RequestOutput:
-        """The state so far."""
+        """Returns the state so far."""
         so_far = self.progress()
         return replace(
             so_far,
             prompt_token_ids=list(so_far.prompt_token_ids),
-            outputs=[replace(completion.output(), index=index) for index, completion in enumerate(self.told())],
+            outputs=[
+                replace(completion.output(), index=index, lora_request=self.lora_request)
+                for index, completion in enumerate(self.returned())
+            ],
             prompt_logprobs=None if so_far.prompt_logprobs is None else list(so_far.prompt_logprobs),
         )
 

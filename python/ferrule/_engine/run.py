@@ -1,4 +1,4 @@
-"""Runs requests on a driver to their end, and gives their pages back whatever happens on the way."""
+"""Runs requests on a driver until they end, and releases their pages in any case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """What one completion got in a step."""
+    """Output of one completion in a step."""
 
     request: Request
     completion: Completion
@@ -27,9 +27,9 @@ class Progress:
 def run(
     driver: Driver, requests: Sequence[Request], trace: int | None = None, *, streams: bool = True
 ) -> Generator[Progress, None, None]:
-    """Adds requests and yields what they get until all are finished; closing the generator ends them.
+    """Adds requests and yields their output until all have ended; closing the generator aborts them.
 
-    `trace` asks the engine for so many candidates of each choice; `streams` says whether someone waits for each token.
+    `trace` is the number of candidates to report for each token; `streams` whether a reader waits for each token.
 
     Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
     """

@@ -26,7 +26,7 @@ from ferrule._evaluation.perplexity import (
 from ferrule._evaluation.subject import Subject
 from ferrule._evaluation.windows import TextOrTokens, Window, Windowing
 from ferrule._params.sampling import MAX_COUNT
-from ferrule._validation import check_whole
+from ferrule._validation import check_integer
 
 CONTEXT_TOKENS = 16
 """That are shown before a token."""
@@ -120,7 +120,7 @@ def compare(
     progress: Progress | None,
 ) -> Comparison:
     """See `LLM.compare`."""
-    worst = check_whole("worst", worst, 0, MAX_COUNT)
+    worst = check_integer("worst", worst, 0, MAX_COUNT)
     subject.check_same_vocabulary(reference)
     shorter = min(subject.max_model_len, reference.max_model_len)
     windowing = Windowing.of(window, stride, min_context, shorter)

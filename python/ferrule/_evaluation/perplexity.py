@@ -13,7 +13,7 @@ from ferrule._evaluation.divergence import Floats, token_logprobs
 from ferrule._evaluation.subject import Subject
 from ferrule._evaluation.windows import TextOrTokens, Window, Windowing, cut, read_texts
 from ferrule._params.sampling import MAX_COUNT
-from ferrule._validation import check_whole
+from ferrule._validation import check_integer
 from ferrule.errors import PromptError
 
 Progress = Callable[[int, int], None]
@@ -72,11 +72,11 @@ def windows_of(
 
     Raises PromptError, TokenizerError, InvalidParameterError.
     """
-    limit = None if limit is None else check_whole("limit", limit, 1, MAX_COUNT)
+    limit = None if limit is None else check_integer("limit", limit, 1, MAX_COUNT)
     windows = list(cut(read_texts(subject, texts), windowing))
     if not windows:
         most = f"{windowing.min_context} tokens before it" if windowing.min_context else "a token before it"
-        raise PromptError(f"no token of the texts can be scored: none has {most}; give a longer text")
+        raise PromptError(f"texts must have a token with {most}; give a longer text", field="texts")
     return windows[:limit]
 
 

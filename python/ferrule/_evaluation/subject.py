@@ -28,17 +28,15 @@ class Subject:
     def check_same_vocabulary(self, reference: Subject) -> None:
         """Raises InvalidParameterError where a token of one is not that of the other: nothing can be compared then."""
         if self.vocab_size != reference.vocab_size:
-            raise InvalidParameterError(
-                f"the reference {reference.name} has a vocabulary of {reference.vocab_size} tokens, {self.name} one of "
-                f"{self.vocab_size}; it must be the same"
+            requirement = (
+                f"a model with the vocabulary of {self.name}: {self.vocab_size} tokens, not {reference.vocab_size}"
             )
-        # Who has no tokenizer is compared by ids.
+            raise InvalidParameterError("reference", reference.name, requirement)
+        # Without a tokenizer, models are compared by token ids.
         if self.tokenizer.available and reference.tokenizer.available:
             ours, theirs = self.tokenizer.vocabulary(), reference.tokenizer.vocabulary()
             different = sorted(ours.items() ^ theirs.items(), key=lambda entry: entry[1])
             if different:
                 token, token_id = different[0]
-                raise InvalidParameterError(
-                    f"the reference {reference.name} has another vocabulary than {self.name}; it must be the same, but "
-                    f"token {token_id} is {token!r} in one alone"
-                )
+                requirement = f"a model with the vocabulary of {self.name}: token {token_id} is {token!r} in one"
+                raise InvalidParameterError("reference", reference.name, requirement)

@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 
 from ferrule._evaluation.subject import Subject
 from ferrule._text.prompt import check_token_ids
-from ferrule._validation import check_whole, shown
+from ferrule._validation import check_integer, shown
 from ferrule.errors import InvalidParameterError, PromptError
 
 DEFAULT_WINDOW = 512
@@ -45,9 +45,9 @@ class Windowing:
         Raises InvalidParameterError.
         """
         window = min(DEFAULT_WINDOW, max_model_len) if window is None else window
-        window = check_whole("window", window, 2, max_model_len)
-        stride = check_whole("stride", window // 2 if stride is None else stride, 1, window - 1)
-        return cls(window, stride, check_whole("min_context", min_context, 0, window - stride))
+        window = check_integer("window", window, 2, max_model_len)
+        stride = check_integer("stride", window // 2 if stride is None else stride, 1, window - 1)
+        return cls(window, stride, check_integer("min_context", min_context, 0, window - stride))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def read_texts(subject: Subject, texts: TextOrTokens | Sequence[TextOrTokens]) -
     """
     several = _several(texts)
     if not several:
-        raise PromptError("no texts to evaluate; at least one is required")
+        raise PromptError("texts must not be empty", field="texts")
     return [_read_text(subject, index, text) for index, text in enumerate(several)]
 
 
@@ -89,10 +89,8 @@ def cut(texts: Sequence[tuple[list[int], list[int]]], windowing: Windowing) -> I
         room = windowing.window - len(prefix)
         stride = min(windowing.stride, room - windowing.min_context)
         if stride < 1:
-            raise InvalidParameterError(
-                f"window is {windowing.window}; it must have room for {len(prefix)} special tokens and "
-                f"{windowing.min_context} of context"
-            )
+            requirement = f"more than {len(prefix)} special tokens and {windowing.min_context} tokens of context"
+            raise InvalidParameterError("window", windowing.window, requirement)
         # Nothing stands before the first token of all where there is no special one.
         scored = max(windowing.min_context, 0 if prefix else 1)
         for begin in range(0, len(tokens), stride):
@@ -106,7 +104,7 @@ def cut(texts: Sequence[tuple[list[int], list[int]]], windowing: Windowing) -> I
 
 def _several(texts: object) -> list[object]:
     if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Sequence):
-        raise PromptError(f"texts is {shown(texts)}; it must be text, token ids, or a list of either")
+        raise PromptError(f"texts must be text, token ids, or a list of either, got {shown(texts)}", field="texts")
     if isinstance(texts, str):
         return [texts]
     several = list(cast("Sequence[object]", texts))
@@ -122,5 +120,5 @@ def _read_text(subject: Subject, index: int, text: object) -> tuple[list[int], l
             ids, prefix = text, []
         tokens = check_token_ids(ids, subject.vocab_size)
     except PromptError as error:
-        raise PromptError(f"texts[{index}]: {error}") from None
+        raise PromptError(f"texts[{index}]: {error}", field=f"texts[{index}]") from None
     return prefix, tokens

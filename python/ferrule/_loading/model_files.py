@@ -143,6 +143,6 @@ def _sampling_params(
     if isinstance(top_k := given.get("top_k"), float) and top_k.is_integer():
         given["top_k"] = int(top_k)
     try:
-        return SamplingParams(**{**given, **(others or {})})
+        return SamplingParams.with_model_defaults(**{**given, **(others or {})})
     except InvalidParameterError as error:
         raise ConfigError(f"{config.file}: {error}") from None

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule._loading.gguf_files import models_in
-from ferrule._validation import shown
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
 DIRECTORY = "FERRULE_CACHE"
@@ -82,7 +81,7 @@ class PackedCache:
         if limit is None:
             text = os.environ.get(LIMIT, "") or str(DEFAULT_LIMIT)
             if not (text.isascii() and text.isdigit()):
-                raise InvalidParameterError(f"{LIMIT} is {shown(text)}; it must be a whole number of bytes")
+                raise InvalidParameterError(LIMIT, text, "a number of bytes")
             limit = int(text)
         home = os.environ.get("XDG_CACHE_HOME", "") or os.path.expanduser("~/.cache")  # noqa: PTH111  # never raises
         directory = os.environ.get(DIRECTORY, "") or os.path.join(home, "ferrule")  # noqa: PTH118

@@ -9,7 +9,6 @@ from typing import cast
 
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.gguf_files import only_model
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
 
 EMBEDDED = "tiny"
@@ -35,7 +34,7 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
         return _fetched(name, revision, weights=weights)
     if revision is not None:
         raise InvalidParameterError(
-            f"revision is {revision!r}; only models of the hub (org/repo) have one, not {name!r}"
+            "revision", revision, f"left out for {name!r}; only models of the hub have revisions"
         )
     if is_gguf(path) and path.exists():
         return path
@@ -86,10 +85,10 @@ def _named(field: str, given: object) -> tuple[str, Path]:
         name: object = os.fspath(cast("os.PathLike[str]", given))
     except TypeError:
         name = None
-    if not isinstance(name, str):  # a path may be bytes
-        raise InvalidParameterError(f"{field} is {shown(given)}; it must be a string or a path")
+    if not isinstance(name, str):  # a path may be bytes too
+        raise InvalidParameterError(field, cast("object", given), "a string or a path")
     if "\0" in name or not name:
-        raise ModelNotFoundError(f"{name!r} is not a valid model name")
+        raise ModelNotFoundError(f"invalid model name: {name!r}")
     try:
         return name, Path(name).expanduser()
     except RuntimeError as error:  # ~user of an unknown user

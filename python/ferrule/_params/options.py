@@ -1,128 +1,155 @@
-"""What an LLM is made with, checked and handed to the engine."""
+"""`EngineArgs`: the arguments of `LLM` and `AsyncLLM`, under vLLM's names where vLLM has them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Self, cast
 
+from ferrule._params.compatibility import compatible
+from ferrule._params.declaration import Choice, Doc, Flag, Integer, Number, check_bounds
+from ferrule._params.foreign_engine_args import FOREIGN
 from ferrule._params.sampling import MAX_COUNT
 from ferrule._params.speculative import SpeculativeConfig
-from ferrule._validation import check_number, check_whole, shown
 from ferrule.errors import InvalidParameterError
 
 QUANTIZATIONS = ("auto", "f32", "bf16", "f16", "int8", "int4")
-"""Formats of the weights; auto is int8, or as stored where weights are quantized already. int4 keeps the embedding, the
-head and a few sensitive matrices in six bits."""
+"""Weight formats. `auto` is int8, or the stored format of a quantized checkpoint. `int4` keeps the embedding, the
+lm_head and a few sensitive matrices in six bits."""
+STORED_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "mxfp4", "gguf")
+"""Methods of quantized checkpoints, which `auto` recognizes by itself."""
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
-"""Formats of the key-value cache; auto is f32 beside f32 weights, else f16."""
+"""Formats of the KV cache; `auto` is f32 with f32 weights, else f16."""
 LOAD_FORMATS = ("auto", "dummy")
+"""Sources of the weights: the model's files, or random numbers."""
 MAX_THREADS = 1024
+MAX_BYTES = 2**63 - 1
 LONGEST_STEP = 3600.0
-"""Seconds: limit of `target_itl`."""
+"""Limit of `target_itl`, in seconds."""
+MAX_QUEUED_REQUESTS = 1024
+"""Default of `max_queued_requests` in `AsyncLLM`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the engine loads a model and how much it may use; None leaves the choice to the engine.
+    """Options of the engine; None leaves the choice to the engine.
 
-    Raises InvalidParameterError for a value outside its limits.
+    Raises InvalidParameterError for an invalid value.
     """
 
-    quantization: str = "auto"
-    mmap: bool = True
-    """Whether a packed file is mapped, so that several processes share it, or read into memory of this one.
-
-    Another program that truncates a mapped file ends this process.
-    """
-    allow_paging: bool = False
-    """Whether weights may be more than memory holds: they are mapped, and read again and again."""
-    packed_cache_limit: int | None = None
-    """Bytes that packed files may take in the cache, 0 for none; None: $FERRULE_PACKED_CACHE_LIMIT or 100 GiB."""
-    threads: int | None = None
-    """None: the processors that this process may use, by affinity and by the container's quota."""
-    max_model_len: int | None = None
-    """Tokens of the longest sequence, prompt and output together."""
-    kv_cache_dtype: str = "auto"
-    kv_cache_memory: int | None = None
-    """Bytes."""
-    max_num_seqs: int | None = None
-    """Sequences in a step."""
-    max_num_batched_tokens: int | None = None
-    """Tokens in a step, and so the chunk of a prefill."""
-    enable_prefix_caching: bool = True
-    """Whether prompts that begin alike are computed once; it never changes a token."""
-    prefix_cache_dir: str | os.PathLike[str] | None = None
-    """A directory in which prefixes outlive the process; None keeps them in memory alone."""
-    prefix_cache_dir_limit: int | None = None
-    """Bytes that the directory may hold; None: 8 GiB."""
-    max_queued_requests: int | None = None
-    """Requests that may wait to be scheduled; None: any number."""
-    target_itl: float | None = None
-    """Seconds that a step may take in which prompts are read beside sequences that decode; None: 0.15.
-
-    Where nobody waits for each of their tokens, as in `LLM.generate`, it is 0.4 if this is less.
-    """
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
-    """What tokens to come are guessed by, and verified several at once; it never changes a token."""
+    quantization: Annotated[
+        str,
+        Choice(QUANTIZATIONS),
+        Doc(
+            "Weight format. `auto` is int8, or the stored format of a quantized checkpoint; int4 keeps the embedding, "
+            "the lm_head and a few sensitive matrices in six bits. The method of a "
+            "quantized checkpoint, such as awq, means `auto`."
+        ),
+    ] = "auto"
+    mmap: Annotated[
+        bool,
+        Flag(),
+        Doc(
+            "Whether to map the packed file, so that processes share its memory, or to read it into memory of this "
+            "process. A program that truncates a mapped file ends this process."
+        ),
+    ] = True
+    allow_paging: Annotated[
+        bool, Flag(), Doc("Whether weights may exceed the memory; they are mapped and read again as needed.")
+    ] = False
+    packed_cache_limit: Annotated[
+        int | None,
+        Integer(0, MAX_BYTES),
+        Doc(
+            "Limit of packed files in the cache, in bytes; 0 keeps none. None: $FERRULE_PACKED_CACHE_LIMIT, or 100 GiB."
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Integer(1, MAX_THREADS),
+        Doc("Number of threads. None: the CPUs that affinity and the container's quota allow."),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Integer(1, MAX_COUNT),
+        Doc("Maximum length of a sequence in tokens, prompt and output together. None: the model's context."),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str, Choice(KV_CACHE_DTYPES), Doc("Format of the KV cache; `auto` is f32 with f32 weights, else f16.")
+    ] = "auto"
+    kv_cache_memory: Annotated[int | None, Integer(1, MAX_BYTES), Doc("Memory of the KV cache, in bytes.")] = None
+    max_num_seqs: Annotated[int | None, Integer(1, MAX_COUNT), Doc("Maximum number of sequences in a step.")] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Integer(1, MAX_COUNT),
+        Doc("Maximum number of tokens in a step, and so the size of a prefill chunk."),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Flag(), Doc("Whether prompts share the KV cache of a common prefix; it never changes a token.")
+    ] = True
+    prefix_cache_dir: Annotated[
+        str | os.PathLike[str] | None,
+        Doc("Directory that keeps cached prefixes across processes. None keeps them in memory alone."),
+    ] = None
+    prefix_cache_dir_limit: Annotated[
+        int | None, Integer(1, MAX_BYTES), Doc("Limit of that directory, in bytes. None: 8 GiB.")
+    ] = None
+    max_queued_requests: Annotated[
+        int | None,
+        Integer(1, MAX_COUNT),
+        Doc("Maximum number of waiting requests. None: no limit in LLM, 1024 in AsyncLLM."),
+    ] = None
+    target_itl: Annotated[
+        float | None,
+        Number(0, LONGEST_STEP, above_low=True),
+        Doc(
+            "Target duration in seconds of a step that computes prompts beside sequences that decode. None: 0.15. "
+            "Where no request is streamed, as in LLM.generate, it is 0.4 if this is less."
+        ),
+    ] = None
+    speculative_config: Annotated[
+        SpeculativeConfig | Mapping[str, Any] | None,
+        Doc("Speculative decoding, a mapping with the fields of SpeculativeConfig; it never changes a token."),
+    ] = None
 
     def __post_init__(self) -> None:
-        _check_one_of("quantization", self.quantization, QUANTIZATIONS)
-        _check_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.quantization in (None, *STORED_METHODS):  # as vLLM's programs have it
+            object.__setattr__(self, "quantization", "auto")
+        check_bounds(self)
         object.__setattr__(self, "speculative_config", SpeculativeConfig.read(self.speculative_config))
-        limits = {
-            "threads": MAX_THREADS,
-            "max_model_len": MAX_COUNT,
-            "kv_cache_memory": 2**63 - 1,
-            "max_num_seqs": MAX_COUNT,
-            "max_num_batched_tokens": MAX_COUNT,
-            "prefix_cache_dir_limit": 2**63 - 1,
-            "max_queued_requests": MAX_COUNT,
-        }
-        for name, limit in limits.items():
-            value: int | None = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, check_whole(name, value, 1, limit))
-        for name in ("enable_prefix_caching", "mmap", "allow_paging"):
-            if not isinstance(cast("object", getattr(self, name)), bool):
-                raise InvalidParameterError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
-        if self.packed_cache_limit is not None:
-            limit = check_whole("packed_cache_limit", self.packed_cache_limit, 0, 2**63 - 1)
-            object.__setattr__(self, "packed_cache_limit", limit)
-        if self.allow_paging and not self.mmap:
-            raise InvalidParameterError("allow_paging is True; it needs mmap, which is False")
         object.__setattr__(self, "prefix_cache_dir", _checked_directory(self.prefix_cache_dir))
-        for name in ("prefix_cache_dir", "prefix_cache_dir_limit"):
-            needed = "enable_prefix_caching" if name == "prefix_cache_dir" else "prefix_cache_dir"
-            if getattr(self, name) is not None and not getattr(self, needed):
-                raise InvalidParameterError(
-                    f"{name} is {shown(getattr(self, name))}; it needs {needed}, which is {getattr(self, needed)}"
-                )
-        if self.target_itl is not None:
-            seconds = check_number("target_itl", self.target_itl, 0, LONGEST_STEP, above_low=True)
-            object.__setattr__(self, "target_itl", seconds)
+        if self.allow_paging and not self.mmap:
+            raise InvalidParameterError("allow_paging", True, "False with mmap=False")
+        if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
+            raise InvalidParameterError(
+                "prefix_cache_dir", self.prefix_cache_dir, "left out with enable_prefix_caching=False"
+            )
+        if self.prefix_cache_dir_limit is not None and self.prefix_cache_dir is None:
+            raise InvalidParameterError(
+                "prefix_cache_dir_limit", self.prefix_cache_dir_limit, "left out without prefix_cache_dir"
+            )
 
     def to_json(self) -> str:
-        """As the native module reads it."""
-        values = asdict(self)
-        del values["packed_cache_limit"]  # Python's own business
+        """Returns the options that the native module reads, as JSON."""
+        names = [each.name for each in fields(EngineOptions) if each.name != "packed_cache_limit"]
+        values: dict[str, object] = {name: getattr(self, name) for name in names}
         values["speculative_config"] = None if self.speculative is None else self.speculative.engine_options()
         return json.dumps(values)
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
-        """The `speculative_config`, read."""
+        """The configuration of speculative decoding."""
         return cast("SpeculativeConfig | None", self.speculative_config)
 
-    def of_draft_model(self, quantization: str) -> EngineOptions:
-        """The options of a model that guesses beside the one of these options."""
+    def for_draft_model(self, quantization: str) -> Self:
+        """Returns the options of a draft model beside the model of these options."""
         return replace(self, quantization=quantization, speculative_config=None)
 
-    def of_packed(self, packed: str | None, directory: Path) -> EngineOptions:
-        """The options with which to load a directory whose weights are packed as `packed` already, if they are.
+    def for_packed(self, packed: str | None, directory: Path) -> Self:
+        """Returns the options to load a directory whose weights are packed as `packed`, if they are.
 
         Raises InvalidParameterError where they ask for another quantization.
         """
@@ -130,18 +157,67 @@ class EngineOptions:
             return self
         if self.quantization == "auto":
             return replace(self, quantization=packed)
-        raise InvalidParameterError(
-            f"quantization is {self.quantization!r}; {directory} is packed as {packed!r}: "
-            f"it must be auto or {packed}, or the model the one that it was made from"
-        )
+        requirement = f"auto or {packed}, the format in which {directory} is packed"
+        raise InvalidParameterError("quantization", self.quantization, requirement)
 
 
-def check_load_format(load_format: object) -> None:
-    """Where weights come from: the model's files, or nowhere.
+@compatible(FOREIGN)
+@dataclass(frozen=True)
+class EngineArgs(EngineOptions):
+    """Arguments of `LLM`, as one object (vLLM's name).
 
-    Raises InvalidParameterError.
+        >>> from ferrule import EngineArgs
+        >>> EngineArgs("org/model", max_model_len=4096).max_model_len
+        4096
+
+    Raises InvalidParameterError for an invalid value.
     """
-    _check_one_of("load_format", load_format, LOAD_FORMATS)
+
+    model: Annotated[
+        str | os.PathLike[str] | None,
+        Doc(
+            "Model to load: a directory, a GGUF file, `org/repo` on the Hugging Face hub, or `org/repo:Q4_K_M` for its "
+            "GGUF file of that quantization. None: the small model that ships with ferrule."
+        ),
+    ] = None
+    _: KW_ONLY
+    tokenizer: Annotated[
+        str | os.PathLike[str] | None, Doc("Directory, file or repository of the tokenizer. None: the model's.")
+    ] = None
+    revision: Annotated[str | None, Doc("Branch, tag or commit of the model on the Hugging Face hub.")] = None
+    load_format: Annotated[
+        str, Choice(LOAD_FORMATS), Doc("`dummy` makes random weights instead of reading the model's files.")
+    ] = "auto"
+    seed: Annotated[
+        int | None,
+        Integer(0, 2**64 - 1),
+        Doc("Seed from which requests without a seed of their own draw theirs. None: a random one."),
+    ] = None
+    lora_modules: Annotated[
+        Mapping[str, str | os.PathLike[str]] | None, Doc("Low-rank adapters to load, by name and path.")
+    ] = None
+    progress: Annotated[
+        Callable[[int, int], None] | None,
+        Doc("Function that is called with the bytes of weights loaded so far and in all."),
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns the arguments by name, to pass on to a constructor."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@compatible(FOREIGN)
+@dataclass(frozen=True)
+class AsyncEngineArgs(EngineArgs):
+    """Arguments of `AsyncLLM`, as one object (vLLM's name).
+
+    Raises InvalidParameterError for an invalid value.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_queued_requests is None:
+            object.__setattr__(self, "max_queued_requests", MAX_QUEUED_REQUESTS)
 
 
 def _checked_directory(directory: object) -> str | None:
@@ -149,12 +225,5 @@ def _checked_directory(directory: object) -> str | None:
         return None
     path: object = os.fspath(cast("os.PathLike[str]", directory)) if isinstance(directory, os.PathLike) else directory
     if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidParameterError(
-            f"prefix_cache_dir is {shown(cast('object', directory))}; it must be the path of a directory"
-        )
-    return os.path.expanduser(path)  # noqa: PTH111  # Path.expanduser raises where a home is unknown
-
-
-def _check_one_of(field: str, value: object, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise InvalidParameterError(f"{field} is {shown(value)}; it must be one of {', '.join(names)}")
+        raise InvalidParameterError("prefix_cache_dir", cast("object", directory), "the path of a directory")
+    return os.path.expanduser(path)  # noqa: PTH111  # Path.expanduser raises where a home directory is unknown

@@ -1,76 +1,45 @@
-"""What a request may ask of the sampler: vLLM's names, checked when the object is made."""
+"""`SamplingParams`: how tokens are chosen and when a request ends, under vLLM's names."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, cast
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Self, cast
 
+from ferrule._params.compatibility import Ignored, Refused, Renamed, Rules, compatible
+from ferrule._params.declaration import Doc, Flag, Integer, Number, check_bounds
 from ferrule._params.logits_processors import LogitsProcessor
 from ferrule._params.speculative import check_prediction
 from ferrule._params.structured import StructuredOutputsParams
-from ferrule._validation import check_number, check_whole, shown
+from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
 
 MAX_COUNT = 2**31 - 1
-"""Limit of counts of tokens: no context is longer."""
+"""Limit of token counts; no context is longer."""
 MAX_N = 128
-"""Completions of one prompt."""
+"""Most completions of one prompt."""
 MAX_LOGPROBS = 20
-"""Alternatives reported for a token, as in OpenAI's API."""
+"""Most alternatives reported for a token, as in OpenAI's API."""
 MAX_STOP = 256
-"""Stop strings of a request."""
+"""Most stop strings of a request."""
 MAX_STOP_LENGTH = 4096
-"""Characters of a stop string, and of other strings."""
+"""Most characters of a stop string, a bad word or a sequence breaker."""
 MAX_STOP_TOKEN_IDS = 1024
-"""Stop tokens of a request."""
+"""Most stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 MAX_BAD_WORDS = 512
-"""Forbidden words of a request, and forbidden sequences; a word is one or two of the engine's 1,536 sequences."""
+"""Most bad words of a request; a word becomes one or two of the engine's 1,536 token sequences."""
 MAX_BAD_WORD_TOKENS = 256
-"""Tokens of a forbidden sequence."""
+"""Most tokens of a forbidden sequence."""
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
-"""Tokens that a request may be limited to."""
+"""Most entries of `allowed_token_ids`."""
 MAX_NGRAM = 1024
-"""Tokens of an n-gram that must not come twice."""
+"""Most tokens of an n-gram that must not repeat."""
 MAX_BREAKERS = 64
-"""Strings across which DRY finds no repeats."""
+"""Most DRY sequence breakers."""
 MAX_PROCESSORS = 32
-"""Logits processors of a request."""
-
-NUMBERS_OF_MODELS: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0, 100, False),
-    "top_p": (0, 1, True),
-    "min_p": (0, 1, False),
-    "repetition_penalty": (0, 100, True),
-}
-"""As `NUMBERS`, of fields that may be left to the model."""
-NUMBERS: dict[str, tuple[float, float, bool]] = {
-    "presence_penalty": (-2, 2, False),
-    "frequency_penalty": (-2, 2, False),
-    "dynatemp_range": (0, 100, False),
-    "dynatemp_exponent": (0, 100, False),
-    "top_n_sigma": (-1, 100, False),
-    "typical_p": (0, 1, True),
-    "epsilon_cutoff": (0, 1, False),
-    "eta_cutoff": (0, 1, False),
-    "top_h": (0, 1, False),
-    "xtc_probability": (0, 1, False),
-    "xtc_threshold": (0, 1, False),
-    "dry_multiplier": (0, 100, False),
-    "dry_base": (1, 100, False),
-    "mirostat_tau": (0, 100, True),
-    "mirostat_eta": (0, 1, True),
-}
-"""Fields that are real numbers: the smallest value, the largest, and whether the smallest itself is outside."""
-WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
-    "dry_allowed_length": (1, MAX_COUNT),
-    "dry_penalty_last_n": (-1, MAX_COUNT),
-    "mirostat": (0, 2),
-    "no_repeat_ngram_size": (0, MAX_NGRAM),
-}
-"""Fields that are whole numbers: the smallest value and the largest."""
-
+"""Most logits processors of a request."""
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 
 STANDARD = {
@@ -81,116 +50,250 @@ STANDARD = {
     "repetition_penalty": 1.0,
     "max_tokens": None,
 }
-"""Values of the fields that neither the caller nor the model's generation_config.json sets."""
+"""Fields that a model's generation_config.json may set, with their neutral values."""
 
 
+class RequestOutputKind(enum.Enum):
+    """What `AsyncLLM.generate` yields, with vLLM's names."""
+
+    CUMULATIVE = 0
+    """The whole output so far, each time."""
+    DELTA = 1
+    """What is new since the last output."""
+    FINAL_ONLY = 2
+    """The finished output alone."""
+
+
+FOREIGN: Rules = {
+    "stream_interval": Ignored(None, "each engine step is reported; a slow reader gets the newest state"),
+    "skip_clone": Ignored(False, "SamplingParams never change"),
+    "spaces_between_special_tokens": Ignored(True, "special tokens are decoded as the tokenizer's files say"),
+    "flat_logprobs": Ignored(False, "logprobs are lists of dictionaries"),
+    "extra_args": Refused(None, "use logits_processors for sampling of your own"),
+    "truncate_prompt_tokens": Refused(None, 'tokenize, cut, and pass {"prompt_token_ids": ids[-n:]}'),
+    "prompt_logprob_token_ids": Refused(None, "use LLM.logits(token_ids)"),
+    "prompt_logprob_start": Refused(None, "use LLM.logits(token_ids, first=n)"),
+    "logprob_token_ids": Refused(None, "use LLM.loglikelihood, or LLM.logits(token_ids)"),
+    "skip_reading_prefix_cache": Refused(False, "give the prompt a cache_salt of its own"),
+    "thinking_token_budget": Refused(None, "limit the whole output with max_tokens"),
+    "repetition_detection": Refused(None, "use no_repeat_ngram_size or dry_multiplier"),
+    "routed_experts_prompt_start": Refused(0, "routed experts are not reported"),
+    "trace_decode_token_ids": Refused(None, "use LLM.loglikelihood(prompt, token_ids)"),
+    "guided_decoding": Refused(None, "use structured_outputs=StructuredOutputsParams(...)"),
+    # transformers
+    "max_new_tokens": Renamed("max_tokens"),
+    "min_new_tokens": Renamed("min_tokens"),
+    "num_return_sequences": Renamed("n"),
+    "stop_strings": Renamed("stop"),
+    "do_sample": Refused(None, "use temperature=0 for greedy decoding, temperature=1 for sampling"),
+    "num_beams": Refused(1, "use LLM.beam_search with BeamSearchParams(beam_width=...)"),
+    "max_length": Refused(None, "use max_tokens, which counts generated tokens alone"),
+    "streamer": Refused(None, "iterate over LLM.stream(prompt, params)"),
+    # llama-cpp-python
+    "repeat_penalty": Renamed("repetition_penalty"),
+    "mirostat_mode": Renamed("mirostat"),
+    "response_format": Refused(None, "use structured_outputs=StructuredOutputsParams.from_response_format(...)"),
+    "grammar": Refused(None, "use structured_outputs=StructuredOutputsParams(grammar=...)"),
+    "stream": Refused(False, "iterate over LLM.stream(prompt, params)"),
+}
+"""Fields of other libraries' sampling parameters."""
+
+
+@compatible(FOREIGN)
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of a request are chosen and when it ends.
+    """Sampling parameters of a request. Names, meanings and defaults are vLLM's, and there are more.
 
-    The fields whose default is None take the value of the model's generation_config.json where it has one, else
-    the neutral value named beside them. (vLLM does so in its server; here it holds everywhere.)
+    A field that is None where it may be takes the value of the model's generation_config.json. The object cannot be
+    changed; `clone` makes a changed copy.
 
-    Raises InvalidParameterError for a value outside its limits.
+        >>> from ferrule import SamplingParams
+        >>> params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop=["END"])
+        >>> params.clone(temperature=0).temperature
+        0.0
+        >>> SamplingParams(temperature=-1)
+        Traceback (most recent call last):
+        ...
+        ferrule.errors.InvalidParameterError: temperature must be a number from 0 to 100, got -1
+
+    Raises InvalidParameterError for an invalid value.
     """
 
-    n: int = 1
-    """Completions of each prompt."""
-    best_of: int | None = None
-    """Completions that are computed of each prompt. The `n` whose tokens have the highest mean log-probability are
-    returned, the best first (OpenAI's meaning). None for `n`; a stream takes no more than that."""
-    temperature: float | None = None
-    """Divides the logits; 0 always takes the likeliest token. Else 1."""
-    top_p: float | None = None
-    """Keeps the likeliest tokens that together reach this probability. Else 1."""
-    top_k: int | None = None
-    """Keeps this many of the likeliest tokens; 0 or -1 keeps all. Else 0."""
-    min_p: float | None = None
-    """Drops tokens less likely than this fraction of the likeliest. Else 0."""
-    repetition_penalty: float | None = None
-    """Divides (or multiplies, if negative) the logits of tokens of the prompt and the output. Else 1."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the output has."""
-    frequency_penalty: float = 0.0
-    """Subtracted from the logit of a token once for each time that the output has it."""
-    dynatemp_range: float = 0.0
-    """Lets the temperature follow the entropy, from so much below `temperature` to so much above it; 0 does not."""
-    dynatemp_exponent: float = 1.0
-    """The power of the entropy, as a share of its most, by which it does."""
-    top_n_sigma: float = 0.0
-    """Keeps logits within this many standard deviations of the highest; 0 or -1 keeps all."""
-    typical_p: float = 1.0
-    """Keeps the tokens of this probability together whose surprise is nearest to the entropy; 1 keeps all."""
-    epsilon_cutoff: float = 0.0
-    """Drops tokens less likely than this; 0 keeps all."""
-    eta_cutoff: float = 0.0
-    """Drops tokens less likely than this, or than a bound that falls with the entropy; 0 keeps all."""
-    top_h: float = 0.0
-    """Keeps the likeliest tokens up to this share of the entropy; 0 keeps all."""
-    xtc_probability: float = 0.0
-    """How often the likeliest tokens are dropped, but for the least likely of them."""
-    xtc_threshold: float = 0.1
-    """The probability that makes a token one of them."""
-    dry_multiplier: float = 0.0
-    """Subtracted from the logit of a token that goes on with a repeat of `dry_allowed_length` tokens; 0 is off."""
-    dry_base: float = 1.75
-    """Multiplies that for each token that the repeat is longer."""
-    dry_allowed_length: int = 2
-    """Tokens of a repeat from which on it costs something."""
-    dry_penalty_last_n: int = -1
-    """Tokens at the end of the text in which repeats are looked for; -1 means all, 0 none."""
-    dry_sequence_breakers: str | Sequence[str] = ("\n", ":", '"', "*")
-    """Strings across which repeats do not reach: tokens that contain one of them."""
-    mirostat: int = 0
-    """Version 1 or 2 of mirostat; 0 is off."""
-    mirostat_tau: float = 5.0
-    """The surprise that mirostat holds, in bits."""
-    mirostat_eta: float = 0.1
-    """How fast it does."""
-    no_repeat_ngram_size: int = 0
-    """No sequence of so many tokens comes twice in prompt and output; 0 allows all."""
-    bad_words: str | Sequence[str] = ()
-    """Words that must not come, at the beginning of a text or after a space (vLLM's reading)."""
-    bad_words_ids: Sequence[Sequence[int]] = ()
-    """Sequences of tokens that must not come (Hugging Face's)."""
-    allowed_token_ids: Sequence[int] | None = None
-    """The only tokens that may come."""
-    logits_processors: Sequence[LogitsProcessor] = ()
-    """Functions that change logits: see ferrule._params.logits_processors."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Added to the logits of these tokens."""
-    seed: int | None = None
-    """Of the random numbers; None draws one. The output reports it."""
-    stop: str | Sequence[str] = ()
-    """Strings that end the output when they appear in it."""
-    stop_token_ids: Sequence[int] = ()
-    """Tokens that end the output, beside the model's own."""
-    ignore_eos: bool = False
-    """Whether to go on after the model's own end-of-sequence tokens."""
-    max_tokens: int | None = None
-    """Most tokens to generate; None means the rest of the context."""
-    min_tokens: int = 0
-    """Tokens before which nothing but `max_tokens` ends the output."""
-    logprobs: int | None = None
-    """Likeliest alternatives to report for each token, 0 for the chosen one alone; None for no report."""
-    prompt_logprobs: int | None = None
-    """Likewise for each token of the prompt but the first."""
-    entropy: bool = False
-    """Whether to report the entropy of the model's probabilities before each token."""
-    skip_special_tokens: bool = True
-    """Whether special tokens are left out of the text."""
-    include_stop_str_in_output: bool = False
-    """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
-    structured_outputs: StructuredOutputsParams | None = None
-    """What the output must be. It ends where that is complete; `finish_reason` is then `stop`."""
-    prediction: str | Sequence[int] | Mapping[str, Any] | None = None
-    """What is expected to come, as text, as token ids, or as OpenAI's API has it: the file that is to be edited, say.
-    Where it comes true the output is there sooner; it never changes a token."""
+    n: Annotated[int, Integer(1, MAX_N), Doc("Number of completions of each prompt.")] = 1
+    best_of: Annotated[
+        int | None,
+        Integer(1, MAX_N),
+        Doc(
+            "Number of completions to compute for each prompt. The `n` with the highest mean log-probability are "
+            "returned, the best first. None means `n`; a stream has one completion."
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None, Number(0, 100), Doc("Divides the logits; 0 is greedy decoding. None: the model's, else 1.")
+    ] = 1.0
+    top_p: Annotated[
+        float | None,
+        Number(0, 1, above_low=True),
+        Doc("Keeps the most likely tokens that together reach this probability. None: the model's, else 1."),
+    ] = 1.0
+    top_k: Annotated[
+        int | None,
+        Integer(-1, MAX_COUNT),
+        Doc("Keeps this many of the most likely tokens; 0 or -1 keeps all. None: the model's, else 0."),
+    ] = 0
+    min_p: Annotated[
+        float | None,
+        Number(0, 1),
+        Doc("Drops tokens less likely than this fraction of the most likely one. None: the model's, else 0."),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float | None,
+        Number(0, 100, above_low=True),
+        Doc(
+            "Divides positive and multiplies negative logits of tokens in the prompt or the output. None: the model's, "
+            "else 1."
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Number(-2, 2), Doc("Is subtracted from the logits of tokens that the output contains.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Number(-2, 2), Doc("Is subtracted from the logit of a token once for each occurrence in the output.")
+    ] = 0.0
+    dynatemp_range: Annotated[
+        float,
+        Number(0, 100),
+        Doc("Range of the dynamic temperature around `temperature`, which follows the entropy; 0 disables it."),
+    ] = 0.0
+    dynatemp_exponent: Annotated[
+        float, Number(0, 100), Doc("Exponent of the normalized entropy in the dynamic temperature.")
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float,
+        Number(-1, 100),
+        Doc("Keeps logits within this many standard deviations of the highest; 0 or -1 keeps all."),
+    ] = 0.0
+    typical_p: Annotated[
+        float,
+        Number(0, 1, above_low=True),
+        Doc("Keeps the tokens of this total probability whose surprise is nearest to the entropy; 1 keeps all."),
+    ] = 1.0
+    epsilon_cutoff: Annotated[float, Number(0, 1), Doc("Drops tokens less likely than this; 0 keeps all.")] = 0.0
+    eta_cutoff: Annotated[
+        float,
+        Number(0, 1),
+        Doc("Drops tokens less likely than this or than a bound that falls with the entropy; 0 keeps all."),
+    ] = 0.0
+    top_h: Annotated[
+        float, Number(0, 1), Doc("Keeps the most likely tokens up to this share of the entropy; 0 keeps all.")
+    ] = 0.0
+    xtc_probability: Annotated[
+        float,
+        Number(0, 1),
+        Doc("Probability of dropping all tokens above `xtc_threshold` except the least likely of them (XTC)."),
+    ] = 0.0
+    xtc_threshold: Annotated[float, Number(0, 1), Doc("Probability from which XTC may drop a token.")] = 0.1
+    dry_multiplier: Annotated[
+        float,
+        Number(0, 100),
+        Doc("Penalty of a token that extends a repeat of `dry_allowed_length` tokens (DRY); 0 disables it."),
+    ] = 0.0
+    dry_base: Annotated[
+        float, Number(1, 100), Doc("Base of the exponential penalty per extra repeated token (DRY).")
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int, Integer(1, MAX_COUNT), Doc("Length in tokens from which a repeat is penalized (DRY).")
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int,
+        Integer(-1, MAX_COUNT),
+        Doc("Number of last tokens in which repeats are searched (DRY); -1 means all, 0 none."),
+    ] = -1
+    dry_sequence_breakers: Annotated[
+        str | Sequence[str], Doc("Strings that end a repeat: no repeat extends across a token that contains one (DRY).")
+    ] = ("\n", ":", '"', "*")
+    mirostat: Annotated[int, Integer(0, 2), Doc("Version of Mirostat sampling, 1 or 2; 0 disables it.")] = 0
+    mirostat_tau: Annotated[float, Number(0, 100, above_low=True), Doc("Target surprise of Mirostat, in bits.")] = 5.0
+    mirostat_eta: Annotated[float, Number(0, 1, above_low=True), Doc("Learning rate of Mirostat.")] = 0.1
+    no_repeat_ngram_size: Annotated[
+        int,
+        Integer(0, MAX_NGRAM),
+        Doc("Forbids a second occurrence of any sequence of this many tokens in prompt and output; 0 allows all."),
+    ] = 0
+    bad_words: Annotated[
+        str | Sequence[str] | None,
+        Doc("Words that must not be generated, at the beginning of the text or after a space."),
+    ] = ()
+    bad_words_ids: Annotated[
+        Sequence[Sequence[int]] | None, Doc("Token sequences that must not be generated (Hugging Face's name).")
+    ] = ()
+    allowed_token_ids: Annotated[
+        Sequence[int] | None, Doc("Token ids that may be generated; None allows the whole vocabulary.")
+    ] = None
+    logits_processors: Annotated[
+        Sequence[LogitsProcessor] | None, Doc("Functions that change the logits before each token.")
+    ] = ()
+    logit_bias: Annotated[
+        Mapping[int, float] | None, Doc("Numbers from -100 to 100 that are added to the logits of token ids.")
+    ] = None
+    seed: Annotated[
+        int | None,
+        Integer(0, 2**64 - 1),
+        Doc("Seed of the random numbers; None or -1 draws one, which the output reports."),
+    ] = None
+    stop: Annotated[str | Sequence[str] | None, Doc("Strings that end the output when they are generated.")] = ()
+    stop_token_ids: Annotated[
+        Sequence[int] | None, Doc("Token ids that end the output, besides the model's end-of-sequence tokens.")
+    ] = ()
+    ignore_eos: Annotated[bool, Flag(), Doc("Whether to continue after the model's end-of-sequence tokens.")] = False
+    max_tokens: Annotated[
+        int | None,
+        Integer(1, MAX_COUNT),
+        Doc("Maximum number of tokens to generate. None: the model's max_new_tokens, else the rest of the context."),
+    ] = 16
+    min_tokens: Annotated[
+        int, Integer(0, MAX_COUNT), Doc("Number of tokens before which only `max_tokens` ends the output.")
+    ] = 0
+    logprobs: Annotated[
+        int | None,
+        Integer(0, MAX_LOGPROBS),
+        Doc(
+            "Number of most likely alternatives to report for each token, with the log-probability of the chosen one; "
+            "None reports nothing."
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Integer(0, MAX_LOGPROBS),
+        Doc("Number of most likely alternatives to report for each prompt token after the first."),
+    ] = None
+    entropy: Annotated[
+        bool, Flag(), Doc("Whether to report the entropy of the model's probabilities before each token.")
+    ] = False
+    detokenize: Annotated[
+        bool, Flag(), Doc("Whether to turn tokens into text; without it the text of the output is empty.")
+    ] = True
+    skip_special_tokens: Annotated[bool, Flag(), Doc("Whether to leave special tokens out of the text.")] = True
+    include_stop_str_in_output: Annotated[
+        bool, Flag(), Doc("Whether to keep the stop string, or the text of the stop token, in the text.")
+    ] = False
+    output_kind: Annotated[
+        RequestOutputKind, Doc("What `AsyncLLM.generate` yields: the whole output, what is new, or the last output.")
+    ] = RequestOutputKind.CUMULATIVE
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None,
+        Doc("Structure that the output must have; a complete structure ends the output with reason `stop`."),
+    ] = None
+    prediction: Annotated[
+        str | Sequence[int] | Mapping[str, Any] | None,
+        Doc(
+            "Predicted output, as text, token ids or OpenAI's object; speeds up generation where it matches and never "
+            "changes a token."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        checked: dict[str, object] = {
-            "n": check_whole("n", self.n, 1, MAX_N),
-            "best_of": _checked_best_of(self.best_of, self.n),
+        changed: dict[str, object] = {
             "dry_sequence_breakers": _checked_strings(
                 "dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS
             ),
@@ -201,100 +304,116 @@ class SamplingParams:
             "logit_bias": _checked_bias(self.logit_bias),
             "stop": _checked_strings("stop", self.stop, MAX_STOP),
             "stop_token_ids": _checked_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
-            "min_tokens": check_whole("min_tokens", self.min_tokens, 0, MAX_COUNT),
             "prediction": check_prediction(self.prediction),
+            "seed": None if self.seed == -1 else self.seed,
+            "logprobs": _checked_logprobs("logprobs", self.logprobs),
+            "prompt_logprobs": _checked_logprobs("prompt_logprobs", self.prompt_logprobs),
         }
-        for name, (low, high, above_low) in NUMBERS.items():
-            checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)
-        checked["top_n_sigma"] = max(check_number("top_n_sigma", self.top_n_sigma, -1, 100), 0.0)
-        for name, (least, most) in WHOLE_NUMBERS.items():
-            checked[name] = check_whole(name, getattr(self, name), least, most)
-        for name, (low, high, above_low) in NUMBERS_OF_MODELS.items():
-            if getattr(self, name) is not None:
-                checked[name] = check_number(name, getattr(self, name), low, high, above_low=above_low)
-        if self.top_k is not None:
-            checked["top_k"] = max(check_whole("top_k", self.top_k, -1, MAX_COUNT), 0)
-        for name, limit in (("seed", 2**64 - 1), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
-            if getattr(self, name) is not None:
-                checked[name] = check_whole(name, getattr(self, name), 0, limit)
-        if self.max_tokens is not None:
-            checked["max_tokens"] = check_whole("max_tokens", self.max_tokens, 1, MAX_COUNT)
-            if self.min_tokens > self.max_tokens:
-                raise InvalidParameterError(
-                    f"min_tokens is {self.min_tokens}; the limit is max_tokens, {self.max_tokens}"
-                )
-        for name in ("ignore_eos", "entropy", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameterError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
-        _check_structure(self.structured_outputs)
-        for name, value in checked.items():
+        for name, value in changed.items():
             object.__setattr__(self, name, value)
+        check_bounds(self)
+        for name in ("top_n_sigma", "top_k"):  # -1 means 0
+            number: float | None = getattr(self, name)
+            object.__setattr__(self, name, number if number is None else max(number, type(number)(0)))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidParameterError("best_of", self.best_of, f"at least n ({self.n})")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.stop and not self.detokenize:
+            raise InvalidParameterError("stop", self.stop, "left out with detokenize=False; use stop_token_ids")
+        if not isinstance(cast("object", self.output_kind), RequestOutputKind):
+            raise InvalidParameterError("output_kind", self.output_kind, "a RequestOutputKind")
+        structure = cast("object", self.structured_outputs)
+        if structure is not None and not isinstance(structure, StructuredOutputsParams):
+            raise InvalidParameterError("structured_outputs", structure, "a StructuredOutputsParams")
+
+    @classmethod
+    def with_model_defaults(cls, **given: Any) -> Self:
+        """Makes parameters whose other fields follow the model's generation_config.json where they may.
+
+        Raises InvalidParameterError.
+        """
+        left_open: dict[str, Any] = dict.fromkeys(STANDARD)
+        return cls(**{**left_open, **given})
+
+    def clone(self, **changes: Any) -> Self:
+        """Returns a copy, with some fields changed.
+
+        Raises InvalidParameterError.
+        """
+        return replace(self, **changes)
 
     @property
     def ranks(self) -> bool:
-        """Whether more completions are computed than are returned."""
+        """Whether more completions are computed than returned."""
         return self.best_of is not None and self.best_of > self.n
 
     def completed(self, defaults: SamplingParams) -> SamplingParams:
-        """These parameters, with fields that are None taken from `defaults`, else from the neutral values."""
+        """Returns parameters whose None fields are taken from `defaults`, else from the neutral values."""
         missing = {name: getattr(defaults, name) for name in STANDARD if getattr(self, name) is None}
-        return replace(self, **{name: STANDARD[name] if value is None else value for name, value in missing.items()})
+        filled = {name: STANDARD[name] if value is None else value for name, value in missing.items()}
+        return replace(self, **filled) if filled else self
 
     def given(self) -> dict[str, Any]:
-        """The fields that differ from their defaults."""
-        plain = SamplingParams()
+        """Returns the fields that differ from those of `with_model_defaults()`."""
+        plain = SamplingParams.with_model_defaults()
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)}
 
 
-def _check_structure(structure: object) -> None:
-    if structure is not None and not isinstance(structure, StructuredOutputsParams):
-        raise InvalidParameterError(f"structured_outputs is {shown(structure)}; it must be a StructuredOutputsParams")
-
-
-def _checked_best_of(best_of: object, n: int) -> int | None:
-    if best_of is None:
-        return None
-    checked = check_whole("best_of", best_of, 1, MAX_N)
-    if checked < n:
-        raise InvalidParameterError(f"best_of is {checked}; it must be at least n, {n}")
-    return checked
+def _checked_logprobs(name: str, given: object) -> object:
+    if given is True:
+        return 1
+    if given == -1 and not isinstance(given, bool):
+        requirement = f"an integer from 0 to {MAX_LOGPROBS} (use LLM.logits(token_ids) for the whole vocabulary)"
+        raise InvalidParameterError(name, given, requirement)
+    return given
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
+    if bias is None:
+        return {}
     if not isinstance(bias, Mapping):
-        raise InvalidParameterError(f"logit_bias is {shown(bias)}; it must map token ids to numbers")
+        raise InvalidParameterError("logit_bias", bias, "a mapping from token ids to numbers")
     checked: dict[int, float] = {}
     for token, value in cast("Mapping[object, object]", bias).items():
-        whole = check_whole("logit_bias token id", token, 0, MAX_TOKEN_ID)
-        checked[whole] = check_number(f"logit_bias[{whole}]", value, -100, 100)
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) <= 10:
+            token = int(token)  # noqa: PLW2901  # keys of JSON are text
+        token_id = check_integer("logit_bias token id", token, 0, MAX_TOKEN_ID)
+        checked[token_id] = check_number(f"logit_bias[{token_id}]", value, -100, 100)
     return checked
 
 
 def _checked_strings(name: str, given: object, limit: int) -> tuple[str, ...]:
+    if given is None:
+        return ()
     if isinstance(given, str):
         given = (given,)
     if not isinstance(given, Sequence):
-        raise InvalidParameterError(f"{name} is {shown(given)}; it must be a string or a list of strings")
+        raise InvalidParameterError(name, given, "a string or a list of strings")
     strings = cast("Sequence[object]", given)
     if len(strings) > limit:
-        raise InvalidParameterError(f"{name} has {len(strings)} strings; the limit is {limit}")
+        raise InvalidParameterError(name, strings, f"a list of at most {limit} strings")
     checked: list[str] = []
     for index, string in enumerate(strings):
-        if not isinstance(string, str) or not string:
-            raise InvalidParameterError(f"{name}[{index}] is {shown(string)}; it must be a string that is not empty")
-        if len(string) > MAX_STOP_LENGTH:
-            raise InvalidParameterError(f"{name}[{index}] has {len(string)} characters; the limit is {MAX_STOP_LENGTH}")
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_LENGTH:
+            requirement = f"a non-empty string of at most {MAX_STOP_LENGTH} characters"
+            raise InvalidParameterError(f"{name}[{index}]", string, requirement)
         checked.append(string)
     return tuple(checked)
 
 
 def _checked_token_ids(name: str, ids: object, limit: int) -> tuple[int, ...]:
+    if ids is None:
+        return ()
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
-        raise InvalidParameterError(f"{name} is {shown(ids)}; it must be a list of token ids")
+        raise InvalidParameterError(name, ids, "a list of token ids")
     tokens = cast("Sequence[object]", ids)
     if len(tokens) > limit:
-        raise InvalidParameterError(f"{name} has {len(tokens)} ids; the limit is {limit}")
-    return tuple(check_whole(f"{name}[{i}]", token, 0, MAX_TOKEN_ID) for i, token in enumerate(tokens))
+        raise InvalidParameterError(name, tokens, f"a list of at most {limit} token ids")
+    return tuple(check_integer(f"{name}[{i}]", token, 0, MAX_TOKEN_ID) for i, token in enumerate(tokens))
 
 
 def _checked_allowed(ids: object) -> tuple[int, ...] | None:
@@ -302,32 +421,36 @@ def _checked_allowed(ids: object) -> tuple[int, ...] | None:
         return None
     allowed = _checked_token_ids("allowed_token_ids", ids, MAX_ALLOWED_TOKEN_IDS)
     if not allowed:
-        raise InvalidParameterError("allowed_token_ids is empty; it must have at least one token id")
+        raise InvalidParameterError("allowed_token_ids", ids, "a list of at least one token id")
     return tuple(sorted(set(allowed)))
 
 
 def _checked_bad_words_ids(given: object) -> tuple[tuple[int, ...], ...]:
+    if given is None:
+        return ()
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise InvalidParameterError(f"bad_words_ids is {shown(given)}; it must be a list of lists of token ids")
+        raise InvalidParameterError("bad_words_ids", given, "a list of lists of token ids")
     words = cast("Sequence[object]", given)
     if len(words) > MAX_BAD_WORDS:
-        raise InvalidParameterError(f"bad_words_ids has {len(words)} lists; the limit is {MAX_BAD_WORDS}")
-    checked = tuple(
-        _checked_token_ids(f"bad_words_ids[{index}]", word, MAX_BAD_WORD_TOKENS) for index, word in enumerate(words)
-    )
-    if () in checked:
-        where = f"bad_words_ids[{checked.index(())}]"
-        raise InvalidParameterError(f"{where} is empty; it must have at least one token id")
-    return checked
+        raise InvalidParameterError("bad_words_ids", words, f"a list of at most {MAX_BAD_WORDS} lists of token ids")
+    checked: list[tuple[int, ...]] = []
+    for index, word in enumerate(words):
+        name = f"bad_words_ids[{index}]"
+        checked.append(() if word is None else _checked_token_ids(name, word, MAX_BAD_WORD_TOKENS))
+        if not checked[-1]:
+            raise InvalidParameterError(name, word, "a list of at least one token id")
+    return tuple(checked)
 
 
 def _checked_processors(given: object) -> tuple[LogitsProcessor, ...]:
+    if given is None:
+        return ()
     if not isinstance(given, Sequence):
-        raise InvalidParameterError(f"logits_processors is {shown(given)}; it must be a list of functions")
+        raise InvalidParameterError("logits_processors", given, "a list of functions")
     processors = cast("Sequence[object]", given)
     if len(processors) > MAX_PROCESSORS:
-        raise InvalidParameterError(f"logits_processors has {len(processors)} functions; the limit is {MAX_PROCESSORS}")
+        raise InvalidParameterError("logits_processors", processors, f"a list of at most {MAX_PROCESSORS} functions")
     for index, processor in enumerate(processors):
         if not callable(processor):
-            raise InvalidParameterError(f"logits_processors[{index}] is {shown(processor)}; it must be a function")
+            raise InvalidParameterError(f"logits_processors[{index}]", processor, "a function")
     return tuple(cast("Sequence[LogitsProcessor]", processors))

@@ -1,6 +1,6 @@
-"""What an output must be: JSON of a schema, what a regular expression matches, a choice, or what a grammar derives.
+"""Structured outputs: JSON of a schema, a regular expression, a choice, or a grammar, under vLLM's names.
 
-The names are vLLM's. What is asked for is checked for its kind here, and compiled where the model's tokens are known.
+Types are checked here; the structure is compiled when a request begins, where the model's tokens are known.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
-from ferrule._validation import shown
+from ferrule._params.compatibility import Ignored, Refused, Rules, compatible
+from ferrule._params.gbnf import gbnf_to_lark, is_gbnf
+from ferrule._validation import check_flag
 from ferrule.errors import InvalidParameterError
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -20,50 +22,62 @@ _FORMAT_FIELDS: dict[str, frozenset[str]] = {
     "json_object": frozenset({"type"}),
     "json_schema": frozenset({"type", "json_schema"}),
 }
-"""Of a `response_format`, by its type; a structural tag's are looked at where it is read."""
+"""Fields of a `response_format`, by its type; those of a structural tag are checked when it is compiled."""
 _SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
 @runtime_checkable
 class SchemaClass(Protocol):
-    """A class that knows its JSON schema, as those of pydantic do."""
+    """A class with a JSON schema, such as a pydantic model."""
 
     def model_json_schema(self) -> dict[str, Any]:
-        """The schema."""
+        """Returns the schema."""
         ...
 
 
+FOREIGN: Rules = {
+    "disable_additional_properties": Refused(False, 'set "additionalProperties": false in the schema'),
+    "backend": Ignored(None, "llguidance is the one backend"),
+}
+"""Fields of vLLM's StructuredOutputsParams that ferrule does not have."""
+
+
+@compatible(FOREIGN)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the output must be: one of these, and for JSON what white space it may have.
+    """Structure of the output: exactly one of the first six fields, and for JSON the white space.
 
-    Raises InvalidParameterError where there is not exactly one, or it is of the wrong kind; what it says is read when
-    the request is made.
+        >>> from ferrule import SamplingParams, StructuredOutputsParams
+        >>> colour = StructuredOutputsParams(choice=["red", "green"])
+        >>> SamplingParams(structured_outputs=colour).structured_outputs.choice
+        ('red', 'green')
+
+    Raises InvalidParameterError for none or several of them, and for a value of the wrong type. Contents are checked
+    when the request begins.
     """
 
     json: str | Mapping[str, Any] | type[SchemaClass] | None = None
-    """A JSON schema: as text, as a mapping, or a class of pydantic's. Kept as text."""
+    """JSON schema, as text, as a mapping, or a pydantic model; stored as text."""
     regex: str | None = None
-    """A regular expression, of the whole output."""
+    """Regular expression that the whole output matches."""
     choice: Sequence[str] | None = None
-    """The texts that the output may be."""
+    """Texts of which the output is one."""
     grammar: str | None = None
-    """A context-free grammar in Lark's syntax."""
+    """Context-free grammar in Lark's syntax or in GBNF, that of llama.cpp."""
     json_object: bool | None = None
     """True for any JSON object."""
     structural_tag: str | Mapping[str, Any] | None = None
-    """Free text with parts of a structure, as vLLM has it: `{"structures": [{"begin": ..., "schema": ..., "end": ...}],
-    "triggers": [...]}`. Kept as text."""
+    """Free text with structured parts, as in vLLM: `{"structures": [{"begin": ..., "schema": ..., "end": ...}],
+    "triggers": [...]}`; stored as text."""
     disable_any_whitespace: bool = False
-    """Whether JSON has no white space between its parts."""
+    """Whether JSON has no white space between its tokens."""
     whitespace_pattern: str | None = None
-    """A regular expression of the white space that each place between the parts of JSON may have."""
+    """Regular expression of the white space between the tokens of JSON."""
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
-            found = ", ".join(given) or "none"
-            raise InvalidParameterError(f"structured_outputs has {found}; it must have one of {', '.join(KINDS)}")
+            raise InvalidParameterError("structured_outputs", given, f"exactly one of {', '.join(KINDS)}")
         checked: dict[str, object] = {}
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
@@ -74,30 +88,27 @@ class StructuredOutputsParams:
         if self.choice is not None:
             checked["choice"] = _checked_choices(self.choice)
         if self.json_object is not None and self.json_object is not True:
-            raise _wrong("json_object", self.json_object, "True, or left out")
+            raise _wrong("json_object", self.json_object, "True or None")
         self._check_whitespace(given[0])
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     def _check_whitespace(self, kind: str) -> None:
-        if not isinstance(cast("object", self.disable_any_whitespace), bool):
-            raise _wrong("disable_any_whitespace", self.disable_any_whitespace, "True or False")
+        check_flag("structured_outputs.disable_any_whitespace", self.disable_any_whitespace)
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise _wrong("whitespace_pattern", self.whitespace_pattern, "left out with disable_any_whitespace")
         if kind not in ("json", "json_object") and (self.disable_any_whitespace or self.whitespace_pattern):
-            raise InvalidParameterError(
-                f"structured_outputs.{kind} has no white space of its own: whitespace_pattern and "
-                "disable_any_whitespace are for json and json_object"
-            )
+            name = "whitespace_pattern" if self.whitespace_pattern else "disable_any_whitespace"
+            raise _wrong(name, getattr(self, name), f"left out with {kind}; it applies to json and json_object")
 
     @classmethod
     def from_response_format(cls, response_format: Mapping[str, Any]) -> StructuredOutputsParams | None:
-        """What OpenAI's `response_format` asks for; None for `{"type": "text"}`.
+        """Reads OpenAI's `response_format`; returns None for `{"type": "text"}`.
 
         Raises InvalidParameterError.
         """
         if not isinstance(cast("object", response_format), Mapping):
-            raise InvalidParameterError(f"response_format is {shown(response_format)}; it must be an object")
+            raise InvalidParameterError("response_format", response_format, "an object")
         kind = response_format.get("type")
         if isinstance(kind, str) and kind in _FORMAT_FIELDS:
             _check_fields("response_format", response_format, _FORMAT_FIELDS[kind])
@@ -109,20 +120,19 @@ class StructuredOutputsParams:
             case "json_schema":
                 described = cast("object", response_format.get("json_schema"))
                 if not isinstance(described, Mapping) or cast("Mapping[str, Any]", described).get("schema") is None:
-                    found = shown(cast("object", described))
                     raise InvalidParameterError(
-                        f"response_format.json_schema is {found}; it must be an object with a schema"
+                        "response_format.json_schema", cast("object", described), "an object with a schema"
                     )
                 _check_fields("response_format.json_schema", cast("Mapping[str, Any]", described), _SCHEMA_FIELDS)
                 return cls(json=cast("Mapping[str, Any]", described)["schema"])
             case "structural_tag":
                 return cls(structural_tag=response_format)
             case _:
-                limit = "text, json_object, json_schema or structural_tag"
-                raise InvalidParameterError(f"response_format.type is {shown(kind)}; it must be {limit}")
+                requirement = "text, json_object, json_schema or structural_tag"
+                raise InvalidParameterError("response_format.type", kind, requirement)
 
     def description(self) -> str:
-        """What is asked for, as JSON that the native module reads."""
+        """Returns the structure as JSON, as the native module reads it."""
         described: dict[str, object]
         if self.json is not None or self.json_object:
             whitespace: object = "none" if self.disable_any_whitespace else "some"
@@ -134,7 +144,8 @@ class StructuredOutputsParams:
         elif self.choice is not None:
             described = {"type": "choice", "choices": list(self.choice)}
         elif self.grammar is not None:
-            described = {"type": "grammar", "grammar": self.grammar}
+            grammar = gbnf_to_lark(self.grammar) if is_gbnf(self.grammar) else self.grammar
+            described = {"type": "grammar", "grammar": grammar}
         else:
             described = {"type": "structural_tag", "tag": self.structural_tag}
         return _json.dumps(described)
@@ -144,12 +155,12 @@ def _check_fields(name: str, given: Mapping[str, Any], known: frozenset[str]) ->
     for key in given:
         if key not in known:
             raise InvalidParameterError(
-                f"{name}.{key:.100} is not supported; the fields are {', '.join(sorted(known))}"
+                f"{name}.{key:.100}", given[key], f"left out; the fields are {', '.join(sorted(known))}"
             )
 
 
-def _wrong(name: str, value: object, limit: str) -> InvalidParameterError:
-    return InvalidParameterError(f"structured_outputs.{name} is {shown(value)}; it must be {limit}")
+def _wrong(name: str, value: object, requirement: str) -> InvalidParameterError:
+    return InvalidParameterError(f"structured_outputs.{name}", value, requirement)
 
 
 def _text(name: str, value: object) -> str:
@@ -158,8 +169,8 @@ def _text(name: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        found = f"holds a lone surrogate, U+{ord(value[error.start]):04X}"
-        raise InvalidParameterError(f"structured_outputs.{name} {found}; it must be valid Unicode") from None
+        requirement = f"valid Unicode (found a lone surrogate, U+{ord(value[error.start]):04X})"
+        raise _wrong(name, value, requirement) from None
     return value
 
 
@@ -173,7 +184,7 @@ def _json_text(name: str, value: object) -> str:
     try:
         return _json.dumps(dict(cast("Mapping[str, Any]", value)), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidParameterError(f"structured_outputs.{name} is no JSON: {error}") from None
+        raise _wrong(name, cast("object", value), f"valid JSON ({error})") from None
 
 
 def _checked_choices(choices: object) -> tuple[str, ...]:
@@ -182,6 +193,6 @@ def _checked_choices(choices: object) -> tuple[str, ...]:
     checked: list[str] = []
     for index, choice in enumerate(cast("Sequence[object]", choices)):
         if not isinstance(choice, str) or not choice:
-            raise _wrong(f"choice[{index}]", choice, "a string that is not empty")
+            raise _wrong(f"choice[{index}]", choice, "a non-empty string")
         checked.append(_text(f"choice[{index}]", choice))
     return tuple(checked)

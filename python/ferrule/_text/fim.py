@@ -84,8 +84,8 @@ def _find(tokenizer: Tokenizer) -> Layout:
             return layout
     known = ", ".join(layout.prefix for layout in LAYOUTS)
     raise PromptError(
-        "a prompt has a suffix, which needs a model with fill-in-the-middle tokens; the tokenizer of this one has none "
-        f"of {known}"
+        f"suffix requires a model with fill-in-the-middle tokens, such as {known}; this tokenizer has none of them",
+        field="suffix",
     )
 
 
@@ -103,5 +103,7 @@ def _encode(tokenizer: Tokenizer, layout: Layout, text: str, *, begins: bool) ->
         token_ids += tokenizer.encode_part(text[start:end], begins=first) if end > start else []
     for marker in layout.markers:
         if tokenizer.token_id(marker) in token_ids:
-            raise PromptError(f"the text on one side of the middle spells the special token {marker}")
+            raise PromptError(
+                f"prompt and suffix must not contain the token {marker}, which separates them", field="suffix"
+            )
     return token_ids

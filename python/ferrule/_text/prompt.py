@@ -20,8 +20,10 @@ class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
     prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    """Text of the token ids, for the output."""
     cache_salt: NotRequired[str]
-    """Prompts share their cached prefixes only with those of the same salt; up to 256 characters."""
+    """Salt of 1 to 256 characters: prompts share cached prefixes only with prompts of the same salt."""
 
 
 class TextPrompt(TypedDict):
@@ -67,7 +69,7 @@ def read_prompt(
     """
     parts = prompt_parts(given)
     stop_token_ids: tuple[int, ...] = ()
-    if parts.text is None:
+    if parts.text is None or parts.token_ids is not None:
         ids = parts.token_ids
     elif parts.suffix is None:
         ids = tokenizer.encode(parts.text)
@@ -89,30 +91,35 @@ def prompt_parts(given: object) -> PromptParts:
         {"prompt", "prompt_token_ids"} & set(cast("Mapping[object, object]", given))
     ):
         found = shown(cast("object", given))
-        raise PromptError(f'a prompt is {found}; it must be a string or {{"prompt_token_ids": [...]}}')
+        raise PromptError(f'a prompt must be a string or {{"prompt_token_ids": [...]}}, got {found}')
     keys = dict(cast("Mapping[str, object]", given))
     salt = _checked_salt(keys.pop("cache_salt")) if "cache_salt" in keys else None
-    content = "prompt" if "prompt" in keys else "prompt_token_ids"
+    content = "prompt_token_ids" if "prompt_token_ids" in keys else "prompt"
     value = keys.pop(content)
+    text = keys.pop("prompt", None) if content == "prompt_token_ids" else value
     suffix = keys.pop("suffix", None) if content == "prompt" else None
     if keys:
         found = shown(next(iter(keys)))
-        others = "suffix and cache_salt" if content == "prompt" else "cache_salt"
-        raise PromptError(f"a prompt with {content} has the field {found}; beside {content} it can have {others}")
+        others = "suffix and cache_salt" if content == "prompt" else "prompt and cache_salt"
+        raise PromptError(f"a prompt with {content} may also have {others}, got {found}", field=next(iter(keys)))
+    if text is not None and not isinstance(text, str):
+        raise PromptError(f"prompt must be a string, got {shown(text)}", field="prompt")
     if content == "prompt_token_ids":
-        return PromptParts(token_ids=value, cache_salt=salt)
-    if not isinstance(value, str):
-        raise PromptError(f"prompt is {shown(value)}; it must be a string")
+        return PromptParts(text=text, token_ids=value, cache_salt=salt)
+    if text is None:
+        raise PromptError("prompt must be a string, got None", field="prompt")
     if suffix is not None and not isinstance(suffix, str):
-        raise PromptError(f"suffix is {shown(suffix)}; it must be a string")
+        raise PromptError(f"suffix must be a string, got {shown(suffix)}", field="suffix")
     if suffix is not None:
         _check_unicode("suffix", suffix)
-    return PromptParts(text=value, suffix=suffix, cache_salt=salt)
+    return PromptParts(text=text, suffix=suffix, cache_salt=salt)
 
 
 def _checked_salt(salt: object) -> str:
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_LENGTH:
-        raise PromptError(f"cache_salt is {shown(salt)}; it must be a string of 1 to {MAX_SALT_LENGTH} characters")
+        raise PromptError(
+            f"cache_salt must be a string of 1 to {MAX_SALT_LENGTH} characters, got {shown(salt)}", field="cache_salt"
+        )
     _check_unicode("cache_salt", salt)
     return salt
 
@@ -121,11 +128,13 @@ def _check_unicode(field: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise PromptError(f"{field} is {shown(text)}, with a lone surrogate; it must be valid Unicode") from None
+        raise PromptError(
+            f"{field} must be valid Unicode, got {shown(text)} with a lone surrogate", field=field
+        ) from None
 
 
 def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = False) -> list[int]:
-    """Token ids, at least one unless said otherwise, each of the vocabulary.
+    """Returns token ids, each in the vocabulary, and at least one unless `may_be_empty`.
 
     Raises PromptError.
     """
@@ -136,15 +145,19 @@ def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = 
         ids = [operator.index(token) for token in cast("Iterable[int]", token_ids)]
     except TypeError:
         found = shown(cast("object", token_ids))
-        raise PromptError(f"prompt_token_ids is {found}; it must be a list of whole numbers") from None
+        raise PromptError(
+            f"prompt_token_ids must be a list of integers, got {found}", field="prompt_token_ids"
+        ) from None
     if not ids:
         if may_be_empty:
             return ids
-        raise PromptError("the prompt is empty; it must have at least one token")
+        raise PromptError("the prompt has no tokens")
     if min(ids) < 0 or max(ids) >= vocab_size:
         position = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
         raise PromptError(
-            f"prompt_token_ids[{position}] is {shown(ids[position])}; the vocabulary has ids from 0 to {vocab_size - 1}"
+            f"prompt_token_ids[{position}] must be from 0 to {vocab_size - 1} (the vocabulary), "
+            f"got {shown(ids[position])}",
+            field=f"prompt_token_ids[{position}]",
         )
     return ids
 
@@ -152,7 +165,7 @@ def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = 
 def _check_length(token_ids: list[int], max_model_len: int, limited_by: str) -> list[int]:
     if len(token_ids) >= max_model_len:
         raise PromptError(
-            f"the prompt has {len(token_ids)} tokens; {limited_by} allows {max_model_len} in all, so that the limit is "
-            f"{max_model_len - 1} and one can follow"
+            f"the prompt has {len(token_ids)} tokens, more than the limit of {max_model_len - 1}: {limited_by} allows "
+            f"{max_model_len} tokens including at least one of output"
         )
     return token_ids

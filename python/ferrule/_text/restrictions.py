@@ -14,14 +14,13 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int
 
     Raises InvalidParameterError, TokenizerError.
     """
-    forbidden = dict.fromkeys(map(tuple, params.bad_words_ids))
-    for index, word in enumerate(params.bad_words):
+    forbidden = dict.fromkeys(map(tuple, params.bad_words_ids or ()))
+    for index, word in enumerate(params.bad_words or ()):
         for text in (word.lstrip() or word, " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False)
             if len(ids) > MAX_BAD_WORD_TOKENS:
-                raise InvalidParameterError(
-                    f"bad_words[{index}] has {len(ids)} tokens; the limit is {MAX_BAD_WORD_TOKENS}"
-                )
+                requirement = f"a word of at most {MAX_BAD_WORD_TOKENS} tokens (it has {len(ids)})"
+                raise InvalidParameterError(f"bad_words[{index}]", word, requirement)
             if ids:
                 forbidden[tuple(ids)] = None
     return [list(ids) for ids in forbidden]

@@ -98,7 +98,11 @@ class Tokenizer:
         added = backend.num_special_tokens_to_add(second is not None)
         if most is not None and sum(map(len, parts)) + added > most:
             if most < added + len(parts):
-                raise PromptError(f"{most} tokens hold no text beside {added} special ones")
+                raise PromptError(
+                    f"truncate_prompt_tokens must be at least {added + len(parts)}, {added} special tokens and one of "
+                    f"each text, got {most}",
+                    field="truncate_prompt_tokens",
+                )
             for part, length in zip(parts, _lengths([*map(len, parts)], most - added), strict=True):
                 part.truncate(length)
         with _errors_of(self._file):
@@ -203,13 +207,13 @@ class Tokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool, offsets: bool = True) -> tokenizers.Encoding:
         if not isinstance(cast("object", text), str):
-            raise PromptError(f"the text is {shown(text)}; it must be a string")
+            raise PromptError(f"the text must be a string, got {shown(text)}")
         backend = self._require("text cannot be tokenized; give token ids")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
-            raise PromptError(f"the text holds {found}; it must be valid Unicode") from None
+            raise PromptError(f"the text must be valid Unicode, got {found}") from None
         with _errors_of(self._file):
             if not offsets:
                 return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ferrule._validation import shown
 from ferrule.archs.arcee import arcee
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
@@ -207,13 +206,11 @@ def register(architecture: Architecture) -> None:
     Raises InvalidParameterError for a name or model_type of a built-in architecture.
     """
     if not isinstance(cast("object", architecture), Architecture):
-        raise InvalidParameterError(f"architecture is {shown(architecture)}; it must be an Architecture")
+        raise InvalidParameterError("architecture", architecture, "an Architecture")
     for field in ("name", "model_type"):
         value: str = getattr(architecture, field)
         if not value or any(getattr(each, field) == value for each in REGISTRY):
-            raise InvalidParameterError(
-                f"{field} is {value!r}; it must be a name that none of ferrule's own architectures has"
-            )
+            raise InvalidParameterError(field, value, "a new name, which no built-in architecture has")
         _registered[:] = [each for each in _registered if getattr(each, field) != value]
     _registered.append(architecture)
 

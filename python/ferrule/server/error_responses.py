@@ -61,7 +61,10 @@ def api_error(error: FerruleError) -> ApiError:
         message = _renamed(message, names)
         whole = isinstance(error, PromptError)
         field = (_FIELD_OF_PROMPT if whole else _FIELD).match(message)
-        param = field.group() if field is not None else names.get("prompt", "prompt") if whole else None
+        if error.field is not None:
+            param = _renamed(error.field, names)
+        else:
+            param = field.group() if field is not None else names.get("prompt", "prompt") if whole else None
     elif isinstance(error, ChatTemplateError):
         param = names.get("messages", "messages")
     return ApiError(status, message, code=code, param=param)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ferrule._text.parsers import MessageFormat
-from ferrule._validation import check_number, check_whole, shown
+from ferrule._validation import check_integer, check_number, shown
 from ferrule.errors import InvalidParameterError
 
 AUTO = "auto"
@@ -65,14 +65,14 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in ("api_keys", "allowed_hosts", "allowed_origins"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
-        check_whole("max_body_bytes", self.max_body_bytes, 1, MAX_BODY)
-        check_whole("max_header_bytes", self.max_header_bytes, 256, 1 << 24)
+        check_integer("max_body_bytes", self.max_body_bytes, 1, MAX_BODY)
+        check_integer("max_header_bytes", self.max_header_bytes, 256, 1 << 24)
         for name in ("body_timeout", "drain_timeout", "keep_alive"):
             check_number(name, getattr(self, name), 0, MAX_SECONDS)
         if self.request_timeout is not None:
             check_number("request_timeout", self.request_timeout, 0, MAX_SECONDS, above_low=True)
         if self.max_concurrent_requests is not None:
-            check_whole("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
+            check_integer("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
         # Names that no parser has.
         MessageFormat(*(None if name == AUTO else name for name in (self.tool_call_parser, self.reasoning_parser)))
         if _PREFIX.fullmatch(self.metrics_prefix) is None:

@@ -78,7 +78,7 @@ class Conversation:
         try:
             messages = _checked_messages(given.pop("messages", None))
             given.pop("model", None)
-            params = with_parameters(SamplingParams(), given) if given else self.params
+            params = with_parameters(SamplingParams.with_model_defaults(), given) if given else self.params
         except FerruleError as error:
             raise InvalidParameterError(f"{path}: {error}") from error
         first = messages[0] if messages and messages[0]["role"] == "system" else None
@@ -106,9 +106,9 @@ def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> Sampl
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):  # JSON's keys are strings
         values["logit_bias"] = {_number(key): value for key, value in cast("Mapping[Any, Any]", bias).items()}
-    plain = SamplingParams()
+    plain = SamplingParams.with_model_defaults()
     values = {name: getattr(plain, name) if value is None else value for name, value in values.items()}
-    return SamplingParams(**{**{f.name: getattr(params, f.name) for f in fields(params)}, **values})
+    return SamplingParams.with_model_defaults(**{**{f.name: getattr(params, f.name) for f in fields(params)}, **values})
 
 
 def parameter_fields(params: SamplingParams) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What is made of whole texts: embeddings, classes, ranks.
+"""Pooling: embeddings, classification, scoring and ranking of whole texts.
 
-`texts` reads them, `plan` says what the engine computes of them and what that means, `judge` asks a decoder whether a
-document answers a query, and `queue` feeds the engine beside its requests.
+`texts` reads texts, `plan` makes the engine's task and the outputs, `judge` reranks with a decoder, and `queue` passes
+texts to the engine's thread.
 """
 
 from ferrule._engine.encoding.plan import Encoding, Plan

@@ -1,7 +1,7 @@
-"""Decoders that say yes or no to a document: Qwen3-Reranker (Zhang et al. 2025) and models that were made like it.
+"""Rerankers that are decoders and answer "yes" or "no": Qwen3-Reranker (Zhang et al. 2025) and models like it.
 
-The query, the document and an instruction stand in one prompt. How relevant the document is, is the probability of
-`yes` for the next token, where `no` is the only other choice. The prompt is that of the model card.
+One prompt holds the instruction, the query and the document. The relevance of the document is the probability of "yes"
+against "no" as the next token. The prompt is that of Qwen3-Reranker's model card.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ferrule.archs.spec import ModelSpec
 from ferrule.errors import PromptError, UnsupportedTaskError
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Where the caller gives none."""
+"""Default instruction."""
 
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -25,22 +25,22 @@ SYSTEM = (
 BEFORE = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
 AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 MARKS = ("<|im_start|>", "<|im_end|>", "yes", "no")
-"""Tokens that a model must know for the prompt to mean anything."""
+"""Tokens that the vocabulary must have for the prompt to work."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A model that says yes or no."""
+    """A reranker that answers "yes" or "no"."""
 
     reader: TextReader
     token_ids: tuple[int, int]
-    """Of yes and no."""
+    """Token ids of "yes" and "no"."""
 
     @classmethod
     def of(cls, sentence: SentenceFiles, spec: ModelSpec, reader: TextReader, name: str) -> Self | None:
-        """None for a model that is none: one without a head, or for embeddings, or that does not know the tokens.
+        """Makes the reranker of a model; None if the model has no lm_head, computes embeddings, or lacks the tokens.
 
-        Raises UnsupportedTaskError for a judge whose files ask for other answers.
+        Raises UnsupportedTaskError for a reranker that answers with other tokens.
         """
         *marks, yes, no = (reader.tokenizer.token_id(mark) for mark in MARKS)
         known = None not in marks and yes is not None and no is not None
@@ -48,13 +48,13 @@ class Judge:
             return None
         if sentence.judged_by is not None and (not known or sentence.judged_by != (yes, no)):
             raise UnsupportedTaskError(
-                f"{name} is judged by the tokens {sentence.judged_by}; ferrule knows the prompt of those that say "
-                f"yes or no, {(yes, no)}"
+                f"{name} reranks by the tokens {sentence.judged_by}; supported are rerankers that answer yes or no, "
+                f"{(yes, no)}"
             )
         return cls(reader, (yes, no)) if known and yes is not None and no is not None else None
 
     def texts(self, query: str, documents: Sequence[str], instruction: str | None, most: int | None) -> list[Text]:
-        """A prompt for each document; `most` cuts documents, so that so many tokens remain.
+        """Returns a prompt for each document; `most` cuts documents so that a prompt has at most so many tokens.
 
         Raises PromptError, TokenizerError.
         """
@@ -62,11 +62,16 @@ class Judge:
         before, after = (encode(part, add_special_tokens=False) for part in (BEFORE, AFTER))
         room = None if most is None else most - len(before) - len(after)
         if room is not None and room < 1:
-            raise PromptError(f"{most} tokens hold no document beside {len(before) + len(after)} of the prompt")
+            fixed = len(before) + len(after)
+            raise PromptError(
+                f"truncate_prompt_tokens must be more than the {fixed} tokens of the prompt, got {most}",
+                field="truncate_prompt_tokens",
+            )
         texts: list[Text] = []
         for index, document in enumerate(documents):
             if not document or not query:
-                raise PromptError(f"{f'documents[{index}]' if query else 'query'} is empty")
+                field = f"documents[{index}]" if query else "query"
+                raise PromptError(f"{field} must not be empty", field=field)
             asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
             ids = [*before, *encode(asked, add_special_tokens=False)[:room], *after]
             texts.append(reader.read(f"documents[{index}]", {"prompt_token_ids": ids}))

@@ -1,4 +1,4 @@
-"""Texts to embeddings, classes and ranks: what the engine is asked for, and what its numbers mean."""
+"""Plans for pooling models: the task that the engine runs for texts, and the outputs made of its numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 from ferrule._engine.encoding.judge import Judge
 from ferrule._engine.encoding.texts import Text, TextInput, TextOrPair, TextReader, portions
 from ferrule._params.sampling import MAX_COUNT
-from ferrule._validation import check_whole, shown
+from ferrule._validation import check_choice, check_flag, check_integer, shown
 from ferrule.errors import InvalidParameterError, PromptError, UnsupportedModelError, UnsupportedTaskError
-from ferrule.outputs import ClassificationOutput, EmbeddingOutput, RerankOutput
+from ferrule.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RerankOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,51 +32,52 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = list[npt.NDArray[np.float32]]
     Ranked: TypeAlias = Callable[[list[float], list[Text]], list[RerankOutput]]
-    """From the documents' scores and the texts that were read for them."""
+    """Function from the documents' scores and the texts that were computed to the outputs."""
 
 T = TypeVar("T")
 
 POOLINGS = ("cls", "mean", "last", "none")
-"""`none` gives a hidden state for each token."""
+"""Ways to pool hidden states; `none` returns the hidden state of each token."""
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names of the prompt for what is searched, in the order in which sentence-transformers looks for them."""
+"""Names of the document prompt, in the order in which sentence-transformers looks for them."""
 
 
 @dataclass(frozen=True)
 class Plan(Generic[T]):
-    """What the engine is asked for, and what is made of its answer."""
+    """A task for the engine, and the conversion of its answer."""
 
     task: str
-    """JSON, as the native module reads it."""
+    """Task as JSON, as the native module reads it."""
     texts: list[Text]
+    """Texts to compute."""
     numbers: list[int]
-    """Of each text in the answer."""
+    """Number of floats in the answer for each text."""
     finish: Callable[[Rows], list[T]]
-    """From the numbers of each text to what the caller gets."""
+    """Function from the numbers of each text to the outputs."""
 
     def slices(self, tokens: int, texts: int) -> Iterator[list[Text]]:
-        """As `portions` has them."""
+        """Splits the texts as `portions` does."""
         return portions(self.texts, tokens, texts)
 
     def outputs(self, answers: Sequence[bytes | bytearray]) -> list[T]:
-        """What the caller gets, from the answers to all portions."""
+        """Returns the outputs, from the answers to all portions."""
         import numpy as np
 
         numbers = np.frombuffer(b"".join(answers), dtype=np.float32)
         ends = np.cumsum(self.numbers)
-        # Copies, so that who keeps one keeps no more than that.
+        # Copies, so that an output does not keep the numbers of all others alive.
         return self.finish([row.copy() for row in np.split(numbers, ends[:-1])] if self.texts else [])
 
 
 class Encoding:
-    """Plans for one model."""
+    """Makes plans for one model."""
 
     def __init__(self, files: ModelFiles, reader: TextReader, name: str) -> None:
         self._files = files
         self._spec = files.spec
         self._reader = reader
         self._name = name
-        """Of the model, for messages."""
+        """Name of the model, for messages."""
 
     def embed(
         self,
@@ -78,19 +88,19 @@ class Encoding:
         dimensions: int | None,
         prompt_name: str | None,
         truncate_prompt_tokens: int | None,
-    ) -> Plan[EmbeddingOutput]:
-        """A plan for `LLM.embed`."""
+    ) -> Plan[EmbeddingRequestOutput]:
+        """Makes a plan for `LLM.embed`."""
         sentence, spec = self._files.sentence, self._spec
-        if pooling is not None and pooling not in POOLINGS:
-            raise InvalidParameterError(f"pooling is {shown(pooling)}; it must be one of {', '.join(POOLINGS)}")
-        if normalize is not None and not isinstance(cast("object", normalize), bool):
-            raise InvalidParameterError(f"normalize is {shown(normalize)}; it must be True, False or None")
+        if pooling is not None:
+            check_choice("pooling", pooling, POOLINGS)
+        if normalize is not None:
+            check_flag("normalize", normalize)
         pooling = sentence.pooling if pooling is None else pooling
         pooled = pooling != "none"
         if dimensions is not None:
             if not pooled:
-                raise InvalidParameterError(f"dimensions is {shown(dimensions)}; hidden states of tokens are not cut")
-            dimensions = check_whole("dimensions", dimensions, 1, spec.embedding_size)
+                raise InvalidParameterError("dimensions", dimensions, 'left out with pooling="none"')
+            dimensions = check_integer("dimensions", dimensions, 1, spec.embedding_size)
         if normalize is None:
             normalize = sentence.normalize and pooled
         prefix = self._prefix(prompt_name)
@@ -104,30 +114,55 @@ class Encoding:
             task = {"type": "token_embeddings", "normalize": normalize}
             numbers = [len(text.token_ids) * spec.hidden_size for text in texts]
 
-        def finish(rows: Rows) -> list[EmbeddingOutput]:
+        def finish(rows: Rows) -> list[EmbeddingRequestOutput]:
             shape = (-1,) if pooled else (-1, spec.hidden_size)
-            return [EmbeddingOutput(row.reshape(shape), text.token_ids) for row, text in zip(rows, texts, strict=True)]
+            return _numbered([EmbeddingOutput(row.reshape(shape)) for row in rows], texts)
 
         return Plan(json.dumps(task), texts, numbers, finish)
 
     def classify(
         self, prompts: TextOrPair | Sequence[TextOrPair], *, truncate_prompt_tokens: int | None
-    ) -> Plan[ClassificationOutput]:
-        """A plan for `LLM.classify`."""
+    ) -> Plan[ClassificationRequestOutput]:
+        """Makes a plan for `LLM.classify`."""
         if self._spec.classifier is None:
-            raise UnsupportedTaskError(f"{self._name} has no classifier ({self.made_for})")
+            raise UnsupportedTaskError(f"{self._name} has no classifier; {self.purpose}")
         texts = self._read_all(prompts, most=self._reader.most(truncate_prompt_tokens), pairs=True)
         files = self._files
         exclusive = files.exclusive and len(files.labels) > 1
 
-        def finish(rows: Rows) -> list[ClassificationOutput]:
-            outputs: list[ClassificationOutput] = []
-            for row, text in zip(rows, texts, strict=True):
-                best = files.labels[int(row.argmax())]
-                outputs.append(ClassificationOutput(_probabilities(row, exclusive), row, best, text.token_ids))
-            return outputs
+        def finish(rows: Rows) -> list[ClassificationRequestOutput]:
+            labels = (files.labels[int(row.argmax())] for row in rows)
+            outputs = [
+                ClassificationOutput(_probabilities(row, exclusive), row, label)
+                for row, label in zip(rows, labels, strict=True)
+            ]
+            return _numbered(outputs, texts)
 
         return Plan('{"type": "scores"}', texts, [len(files.labels)] * len(texts), finish)
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None
+    ) -> Plan[ScoringRequestOutput]:
+        """Makes a plan for `LLM.score`."""
+        pairs = _checked_pairs(data_1, data_2)
+        most = self._reader.most(truncate_prompt_tokens)
+        judge = self._judge()
+        if judge is not None:
+            prompts = [text for first, second in pairs for text in judge.texts(first, [second], None, most)]
+            return self._judged(judge, prompts, lambda scores: _scored(scores, prompts))
+        if self._spec.classifier is not None:
+            whole = self._read_pairs(pairs, "data_2", most)
+            return Plan('{"type": "scores"}', whole, [1] * len(whole), lambda rows: _scored(_sigmoids(rows), whole))
+        prefix = self._prefix(None)
+        halves = [
+            self._reader.read(f"{name}[{index}]", text, prefix=prefix, most=most)
+            for index, pair in enumerate(pairs)
+            for name, text in zip(("data_1", "data_2"), pair, strict=True)
+        ]
+        whole = [
+            Text([*first.token_ids, *second.token_ids]) for first, second in zip(halves[::2], halves[1::2], strict=True)
+        ]
+        return self._embedded(halves, lambda rows: _scored(list(map(_cosine, rows[::2], rows[1::2])), whole))
 
     def rerank(
         self,
@@ -138,83 +173,90 @@ class Encoding:
         instruction: str | None,
         truncate_prompt_tokens: int | None,
     ) -> Plan[RerankOutput]:
-        """A plan for `LLM.rerank`."""
+        """Makes a plan for `LLM.rerank`."""
         several = _checked_documents(query, documents)
         if top_n is not None:
-            top_n = check_whole("top_n", top_n, 1, MAX_COUNT)
+            top_n = check_integer("top_n", top_n, 1, MAX_COUNT)
         most = self._reader.most(truncate_prompt_tokens)
         ranked = _ranked(several, top_n)
-        judge = Judge.of(self._files.sentence, self._spec, self._reader, self._name)
+        judge = self._judge()
         if instruction is not None and (judge is None or not isinstance(cast("object", instruction), str)):
-            limit = "None, as this model takes none" if judge is None else "a string"
-            raise InvalidParameterError(f"instruction is {shown(instruction)}; it must be {limit}")
+            requirement = "None: this model takes no instruction" if judge is None else "a string"
+            raise InvalidParameterError("instruction", instruction, requirement)
         if judge is not None:
             texts = judge.texts(query, several, instruction, most)
-            yes_no = list(judge.token_ids)
-            task = json.dumps({"type": "logits", "tokens": yes_no})
-            numbers = [2] * len(texts)
-            return Plan(task, texts, numbers, lambda rows: ranked([_sigmoid(row[0] - row[1]) for row in rows], texts))
+            return self._judged(judge, texts, lambda scores: ranked(scores, texts))
         if self._spec.classifier is not None:
-            labels = self._spec.classifier.labels
-            if labels != 1:
-                raise UnsupportedTaskError(f"{self._name} has {labels} labels; relevance is one of a single label")
-            read = self._reader.read_pair
-            pairs = [read(f"documents[{i}]", (query, document), most=most) for i, document in enumerate(several)]
-            numbers = [1] * len(pairs)
-            return Plan(
-                '{"type": "scores"}', pairs, numbers, lambda rows: ranked([_sigmoid(row[0]) for row in rows], pairs)
-            )
+            pairs = self._read_pairs([(query, document) for document in several], "documents", most)
+            return Plan('{"type": "scores"}', pairs, [1] * len(pairs), lambda rows: ranked(_sigmoids(rows), pairs))
         return self._rerank_by_cosine(query, several, most, ranked)
 
-    def _rerank_by_cosine(
-        self, query: str, documents: list[str], most: int | None, ranked: Ranked
-    ) -> Plan[RerankOutput]:
-        """By the angle between embeddings, for models that were made to give those."""
-        prompts = self._files.sentence.prompts
-        names = [name for name in DOCUMENT_PROMPTS if name in prompts]
-        for_query = self._prefix("query" if "query" in prompts else None)
-        for_document = self._prefix(names[0] if names else None)
-        asked = self._reader.read("query", query, prefix=for_query, most=most)
-        texts = [asked] if documents else []
-        for index, document in enumerate(documents):
-            texts.append(self._reader.read(f"documents[{index}]", document, prefix=for_document, most=most))
+    def _judge(self) -> Judge | None:
+        return Judge.of(self._files.sentence, self._spec, self._reader, self._name)
+
+    @staticmethod
+    def _judged(judge: Judge, texts: list[Text], finish: Callable[[list[float]], list[T]]) -> Plan[T]:
+        """Makes a plan that scores texts by the probability of "yes" against "no"."""
+        task = json.dumps({"type": "logits", "tokens": list(judge.token_ids)})
+        return Plan(task, texts, [2] * len(texts), lambda rows: finish([_sigmoid(row[0] - row[1]) for row in rows]))
+
+    def _read_pairs(self, pairs: list[tuple[str, str]], field: str, most: int | None) -> list[Text]:
+        """Reads pairs of texts for a cross-encoder.
+
+        Raises UnsupportedTaskError for a classifier of several labels.
+        """
+        labels = 0 if self._spec.classifier is None else self._spec.classifier.labels
+        if labels != 1:
+            raise UnsupportedTaskError(f"{self._name} has {labels} labels; only a classifier of one label scores pairs")
+        return [self._reader.read_pair(f"{field}[{index}]", pair, most=most) for index, pair in enumerate(pairs)]
+
+    def _embedded(self, texts: list[Text], finish: Callable[[Rows], list[T]]) -> Plan[T]:
+        """Makes a plan that computes normalized embeddings."""
         task = {
             "type": "embedding",
             "pooling": self._files.sentence.pooling,
             "normalize": True,
             "dimensions": None,
         }
-
-        def finish(rows: Rows) -> list[RerankOutput]:
-            vectors = [row.astype("float64") for row in rows]
-            cosines = [min(max(float((vectors[0] * row).sum()), -1.0), 1.0) for row in vectors[1:]]
-            return ranked([(1 + cosine) / 2 for cosine in cosines], texts)
-
         return Plan(json.dumps(task), texts, [self._spec.embedding_size] * len(texts), finish)
 
-    @property
-    def made_for(self) -> str:
-        """What the model can be asked for, for messages."""
-        if self._spec.generates:
-            return "it is made to generate text"
-        if self._spec.classifier is not None:
-            return "it is made to classify" + (" and rerank" if self._spec.classifier.labels == 1 else "")
-        return "it is made to embed texts"
+    def _rerank_by_cosine(
+        self, query: str, documents: list[str], most: int | None, ranked: Ranked
+    ) -> Plan[RerankOutput]:
+        """Ranks by cosine similarity, for models that compute embeddings."""
+        prompts = self._files.sentence.prompts
+        names = [name for name in DOCUMENT_PROMPTS if name in prompts]
+        for_query = self._prefix("query" if "query" in prompts else None)
+        for_document = self._prefix(names[0] if names else None)
+        first = self._reader.read("query", query, prefix=for_query, most=most)
+        texts = [first] if documents else []
+        for index, document in enumerate(documents):
+            texts.append(self._reader.read(f"documents[{index}]", document, prefix=for_document, most=most))
+        return self._embedded(texts, lambda rows: ranked([(1 + _cosine(rows[0], row)) / 2 for row in rows[1:]], texts))
 
-    def check_generates(self, asked: str) -> None:
-        """Raises UnsupportedTaskError for a model that does not."""
+    @property
+    def purpose(self) -> str:
+        """What the model does, for messages."""
+        if self._spec.generates:
+            return "it generates text"
+        if self._spec.classifier is not None:
+            return "it classifies" + (" and reranks" if self._spec.classifier.labels == 1 else "")
+        return "it embeds texts"
+
+    def check_generates(self, wanted: str) -> None:
+        """Raises UnsupportedTaskError for a model that does not generate text."""
         if not self._spec.generates:
-            raise UnsupportedTaskError(f"{self._name} gives no {asked}: {self.made_for}")
+            raise UnsupportedTaskError(f"{self._name} cannot produce {wanted}; {self.purpose}")
 
     def read(self, field: str, index: int, text: object) -> Text:
-        """One of the texts of a `field`, with nothing in front.
+        """Reads one of the texts of a `field`, without a prompt before it.
 
         Raises PromptError, TokenizerError.
         """
         return self._read_one(f"{field}[{index}]", text, "", None, pairs=False)
 
     def _prefix(self, prompt_name: object) -> str:
-        """What texts begin with.
+        """Returns the prompt that texts begin with.
 
         Raises InvalidParameterError, UnsupportedModelError.
         """
@@ -223,17 +265,18 @@ class Encoding:
         if name is None:
             return ""
         if not isinstance(name, str) or name not in sentence.prompts:
-            known = f"one of {', '.join(sentence.prompts)}" if sentence.prompts else "None: the model has no prompts"
-            raise InvalidParameterError(f"prompt_name is {shown(name)}; it must be {known}")
+            names = f"one of {', '.join(sentence.prompts)}" if sentence.prompts else "None: the model has no prompts"
+            raise InvalidParameterError("prompt_name", name, names)
         prefix = sentence.prompts[name]
         if prefix and not sentence.include_prompt:
             raise UnsupportedModelError(
-                f"{self._files.path}: include_prompt is false; ferrule pools all tokens, the prompt's too"
+                f"{self._files.path}: include_prompt is false, which is not supported; ferrule pools all tokens, those "
+                "of the prompt too"
             )
         return prefix
 
     def _read_all(self, given: object, *, prefix: str = "", most: int | None, pairs: bool = False) -> list[Text]:
-        """One text or several; where there may be pairs, a tuple is one of them."""
+        """Reads one text or several; with `pairs`, a tuple is a pair of texts."""
         single = (str, bytes, bytearray, tuple) if pairs else (str, bytes, bytearray)
         if not isinstance(given, Sequence) or isinstance(given, single):
             return [self._read_one("prompts", cast("object", given), prefix, most, pairs=pairs)]
@@ -246,27 +289,63 @@ class Encoding:
         return self._reader.read(where, given, prefix=prefix, most=most)
 
 
-def _checked_documents(query: object, documents: object) -> list[str]:
-    if not isinstance(query, str):
-        raise PromptError(f"query is {shown(query)}; it must be a string")
-    if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
-        raise PromptError(f"documents is {shown(documents)}; it must be a list of strings")
-    several = list(cast("Sequence[object]", documents))
-    for index, document in enumerate(several):
-        if not isinstance(document, str):
-            raise PromptError(f"documents[{index}] is {shown(document)}; it must be a string")
+def _checked_pairs(data_1: object, data_2: object) -> list[tuple[str, str]]:
+    """Returns the pairs to score: one text with each of the others, or texts of equal number one by one."""
+    first, second = _checked_texts("data_1", data_1), _checked_texts("data_2", data_2)
+    if len(first) == 1:
+        first *= len(second)
+    if len(first) != len(second):
+        raise InvalidParameterError(
+            "data_2", data_2, f"a list of {len(first)} texts, one for each of data_1 (or data_1 one text)"
+        )
+    return list(zip(first, second, strict=True))
+
+
+def _checked_texts(field: str, given: object) -> list[str]:
+    several: list[object] = [given] if isinstance(given, str) else list(cast("Sequence[object]", given or []))
+    for index, text in enumerate(several):
+        if not isinstance(text, str):
+            raise PromptError(f"{field}[{index}] must be a string, got {shown(text)}", field=f"{field}[{index}]")
     return cast("list[str]", several)
 
 
+def _checked_documents(query: object, documents: object) -> list[str]:
+    if not isinstance(query, str):
+        raise PromptError(f"query must be a string, got {shown(query)}", field="query")
+    if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
+        raise PromptError(f"documents must be a list of strings, got {shown(documents)}", field="documents")
+    return _checked_texts("documents", cast("Sequence[object]", documents))
+
+
 def _ranked(documents: list[str], top_n: int | None) -> Ranked:
-    """Puts the most relevant document first, the first of equals; the `top_n` best."""
+    """Makes the function that sorts documents by score, the first of equals first, and keeps the `top_n` best."""
 
     def ranked(scores: list[float], texts: list[Text]) -> list[RerankOutput]:
         order = sorted(range(len(documents)), key=lambda index: -scores[index])
-        read = sum(len(text.token_ids) for text in texts)
-        return [RerankOutput(index, scores[index], documents[index], read) for index in order[:top_n]]
+        tokens = sum(len(text.token_ids) for text in texts)
+        return [RerankOutput(index, scores[index], documents[index], tokens) for index in order[:top_n]]
 
     return ranked
+
+
+def _numbered(outputs: list[T], texts: list[Text]) -> list[PoolingRequestOutput[T]]:
+    return [
+        PoolingRequestOutput(str(index), output, text.token_ids)
+        for index, (output, text) in enumerate(zip(outputs, texts, strict=True))
+    ]
+
+
+def _scored(scores: list[float], texts: list[Text]) -> list[ScoringRequestOutput]:
+    return _numbered([ScoringOutput(score) for score in scores], texts)
+
+
+def _cosine(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> float:
+    """Returns the cosine similarity of two vectors of length 1."""
+    return min(max(float((first.astype("float64") * second.astype("float64")).sum()), -1.0), 1.0)
+
+
+def _sigmoids(rows: Rows) -> list[float]:
+    return [_sigmoid(row[0]) for row in rows]
 
 
 def _sigmoid(x: float) -> float:

@@ -1,7 +1,7 @@
-"""Texts that wait to be encoded by the engine's thread, between its steps.
+"""Queue of texts that the engine's thread encodes between its steps.
 
-Event loops put portions in and await their numbers. What several of them ask for in the same way goes to the engine at
-once: what is made of a text does not depend on those beside it.
+Event loops add portions and await their results. Portions with the same task are computed together: the result of a
+text does not depend on the texts beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ferrule.errors import EngineError
 
 @dataclass(eq=False)
 class Portion:
-    """Texts of one caller, who waits for `answer` in the event loop that made it."""
+    """Texts of one caller, which awaits `answer` in the event loop that created it."""
 
     texts: list[Text]
     task: str
     width: int
-    """Bytes of the answer."""
+    """Size of the answer in bytes."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     answer: asyncio.Future[bytes] = field(init=False)
 
@@ -30,10 +30,10 @@ class Portion:
         self.answer = self.loop.create_future()
 
     def settle(self, answer: bytes | Exception) -> None:
-        """Hands the answer over, from any thread."""
+        """Sets the answer, from any thread."""
         try:
             self.loop.call_soon_threadsafe(self._settle, answer)
-        except RuntimeError:  # its loop is closed, and nobody waits there
+        except RuntimeError:  # the loop is closed, so nobody waits
             return
 
     def _settle(self, answer: bytes | Exception) -> None:
@@ -46,7 +46,7 @@ class Portion:
 
 
 class EncodeQueue:
-    """First come, first served."""
+    """Queue of portions in order of arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,19 +57,22 @@ class EncodeQueue:
         return len(self._portions)
 
     def put(self, portion: Portion) -> None:
-        """Raises EngineError where it is closed."""
+        """Adds a portion.
+
+        Raises EngineError if the queue is closed.
+        """
         with self._lock:
             if self._closed is not None:
                 raise EngineError(self._closed)
             self._portions.append(portion)
 
     def take(self, tokens: int, texts: int) -> list[Portion]:
-        """The first portion, and others that want the same, while all are within the limits; none where none waits."""
+        """Removes and returns the first portion and others of the same task, within the limits."""
         taken: list[Portion] = []
         with self._lock:
             waiting, self._portions = self._portions, deque()
             for portion in waiting:
-                if portion.answer.done():  # nobody waits for it any more
+                if portion.answer.done():  # the caller was cancelled
                     continue
                 length = sum(len(text.token_ids) for text in portion.texts)
                 same = not taken or portion.task == taken[0].task
@@ -82,7 +85,7 @@ class EncodeQueue:
         return taken
 
     def close(self, reason: str) -> None:
-        """Ends those that wait, and refuses all that come, with an EngineError; the first reason counts."""
+        """Fails waiting and later portions with an EngineError that has the first reason given."""
         with self._lock:
             self._closed = self._closed or reason
             portions, self._portions = self._portions, deque()

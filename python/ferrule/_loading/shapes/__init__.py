@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 
 FOLDER = Path(__file__).parent
@@ -24,5 +23,5 @@ def find_shape(name: str) -> Path:
     Raises InvalidParameterError for an unknown name.
     """
     if name not in shape_names():
-        raise InvalidParameterError(f"shape is {shown(name)}; it must be one of {', '.join(shape_names())}")
+        raise InvalidParameterError("shape", name, f"one of {', '.join(shape_names())}")
     return FOLDER / name

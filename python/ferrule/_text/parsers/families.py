@@ -15,7 +15,6 @@ from ferrule._text.parsers.gemma3 import gemma3
 from ferrule._text.parsers.llama import TAG_END, TAGS, llama_json, llama_pythonic
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State, Thought
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 
 THINK = Thought("<think>", "</think>", anywhere=False)
@@ -145,7 +144,7 @@ def find(field: str, families: Sequence[F], name: object) -> F:
         return known[name]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0) if isinstance(name, str) else []
     names = ", ".join([*nearest, *(each for each in known if each not in nearest)])
-    raise InvalidParameterError(f"{field} is {shown(name)}; it must be one of {names}")
+    raise InvalidParameterError(field, name, f"one of {names}")
 
 
 def _detected(families: Sequence[Family], chat_template: str, model_type: str | None) -> str | None:

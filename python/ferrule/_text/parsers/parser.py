@@ -41,10 +41,8 @@ class MessageFormat:
         if (calls is HARMONY and thinks not in (None, HARMONY_REASONING)) or (
             thinks is HARMONY_REASONING and calls not in (None, HARMONY)
         ):
-            alone = "harmony has one form for both: openai and openai_gptoss go together, or alone"
-            raise InvalidParameterError(
-                f"tool_call_parser is {tool_call_parser!r} and reasoning_parser {reasoning_parser!r}; {alone}"
-            )
+            requirement = f"openai_gptoss with openai, or left out (tool_call_parser is {tool_call_parser!r})"
+            raise InvalidParameterError("reasoning_parser", reasoning_parser, requirement)
         if calls is HARMONY or thinks is HARMONY_REASONING:
             calls, thinks = HARMONY, HARMONY_REASONING
         self.tool_call_parser = None if calls is None else calls.names[0]
@@ -98,7 +96,7 @@ class MessageParser:
         Raises InvalidParameterError after `finish`.
         """
         if self._finished:
-            raise InvalidParameterError("the message is finished; a further one needs a new parser")
+            raise InvalidParameterError("text", text, "left out after finish(); use a new parser for another message")
         if not text:
             return MessageDelta()
         self._state.text.feed(text)

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, cast
 
 from ferrule._text.parsers.draft import quoted
 from ferrule._text.parsers.literals import read_literal
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 
 ToolSchema: TypeAlias = Mapping[str, Any]
@@ -41,7 +40,7 @@ class Tools:
         if tools is None:
             return
         if not isinstance(cast("object", tools), Sequence) or isinstance(tools, (str, bytes)):
-            raise InvalidParameterError(f"tools is {shown(tools)}; it must be a list of tools")
+            raise InvalidParameterError("tools", tools, "a list of tools")
         self._properties = dict(_declared(index, tool) for index, tool in enumerate(tools))
 
     def declares(self, name: str) -> bool:
@@ -125,8 +124,9 @@ def _declared(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
     function: object = cast("ToolSchema", tool).get("function", tool) if isinstance(tool, Mapping) else None
     name: object = cast("ToolSchema", function).get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        limit = "an object with a function that has a name"
-        raise InvalidParameterError(f"tools[{index}] is {shown(cast('object', tool))}; it must be {limit}")
+        raise InvalidParameterError(
+            f"tools[{index}]", cast("object", tool), "an object with a function that has a name"
+        )
     parameters: object = cast("ToolSchema", function).get("parameters")
     properties: object = cast("ToolSchema", parameters).get("properties") if isinstance(parameters, Mapping) else None
     return name, cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}

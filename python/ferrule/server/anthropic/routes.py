@@ -55,7 +55,7 @@ async def generation(server: Context, served: ServedModel, request: MessagesRequ
         check_reasoning_supported("thinking", served, server.settings)
     told = conversation(request)
     prepared = await prepare_prompt(served, server.settings, told)
-    params = SamplingParams(
+    params = SamplingParams.with_model_defaults(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,

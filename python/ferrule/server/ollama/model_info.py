@@ -35,7 +35,7 @@ def show(served: ServedModel, created: float) -> ShowResponse:
     """All that is told of a model."""
     info = served.info
     family = info["architecture"]
-    defaults = served.llm.get_default_sampling_params().given()
+    defaults = served.llm.generation_config.given()
     return ShowResponse(
         parameters="\n".join(f"{name} {json.dumps(value)}" for name, value in defaults.items()),
         template=served.llm.chat_templates.get("default", ""),

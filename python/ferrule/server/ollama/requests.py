@@ -151,7 +151,7 @@ def _params(
         given["num_predict"] = options.num_predict
     names = {NAMES.get(name, name): f"options.{name}" for name in Options.model_fields}
     name_fields({**names, "logprobs": "top_logprobs", "structured_outputs.json": "format"})
-    return SamplingParams(
+    return SamplingParams.with_model_defaults(
         **{NAMES.get(name, name): value for name, value in given.items()},
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         structured_outputs=structure,

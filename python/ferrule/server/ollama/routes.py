@@ -89,7 +89,7 @@ def router(server: Context) -> APIRouter:
         record_input_tokens(tokens)
         body = EmbedResponse(
             model=served.name,
-            embeddings=[cast("list[float]", output.embedding.tolist()) for output in outputs],
+            embeddings=[cast("list[float]", output.outputs.embedding.tolist()) for output in outputs],
             total_duration=int((time.perf_counter() - begun) * NANOSECONDS),
             load_duration=0,
             prompt_eval_count=sum(tokens),

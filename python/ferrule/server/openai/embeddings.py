@@ -57,7 +57,7 @@ def router(server: Context) -> APIRouter:
         body = EmbeddingList(
             model=served.name,
             data=[
-                Embedding(index=index, embedding=_written(output.embedding, request.encoding_format))
+                Embedding(index=index, embedding=_written(output.outputs.embedding, request.encoding_format))
                 for index, output in enumerate(outputs)
             ],
             usage=_usage(sum(tokens)),

@@ -119,7 +119,7 @@ def sampling_params(
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in request.logit_bias.items()}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
-    return SamplingParams(**given)
+    return SamplingParams.with_model_defaults(**given)
 
 
 def _token_id(key: str) -> int:
