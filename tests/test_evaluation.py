@@ -147,7 +147,9 @@ def test_each_token_is_scored_once(lengths: list[int], prefix: int, window: int,
     specials = [1000 + i for i in range(prefix)]
     texts = [(specials, [*range(length)]) for length in lengths]
     if window - prefix <= min_context:
-        with pytest.raises(InvalidParameterError, match="it must have room for"):
+        with pytest.raises(
+            InvalidParameterError, match="window must be more than 1 special tokens and 1 tokens of context, got 2"
+        ):
             list(cut(texts, windowing))
         return
     windows = list(cut(texts, windowing))
@@ -267,17 +269,21 @@ def test_quantiles_are_observed() -> None:
     ("arguments", "error", "message"),
     [
         ({"texts": ""}, PromptError, r"texts\[0\]: the prompt has no tokens"),
-        ({"texts": []}, PromptError, "there are no texts"),
+        ({"texts": []}, PromptError, "texts must not be empty"),
         ({"texts": ["a", ""]}, PromptError, r"texts\[1\]: the prompt has no tokens"),
-        ({"texts": 5}, PromptError, "texts is 5"),
-        ({"texts": b"x"}, PromptError, "texts is b'x'"),
+        ({"texts": 5}, PromptError, "texts must be text, token ids, or a list of either, got 5"),
+        ({"texts": b"x"}, PromptError, "texts must be text, token ids, or a list of either, got b'x'"),
         (
             {"texts": [[9, 4096]]},
             PromptError,
             r"texts\[0\]: prompt_token_ids\[1\] must be from 0 to 4095 \(the vocabulary\), got 4096",
         ),
-        ({"texts": [[9]]}, PromptError, "no token of the texts can be scored: none has a token before it"),
-        ({"texts": [[9, 8]], "min_context": 3}, PromptError, "none has 3 tokens before it"),
+        ({"texts": [[9]]}, PromptError, "texts must have a token with a token before it; give a longer text"),
+        (
+            {"texts": [[9, 8]], "min_context": 3},
+            PromptError,
+            "texts must have a token with 3 tokens before it; give a longer text",
+        ),
         ({"texts": "\ud800"}, PromptError, "lone surrogate"),
         ({"window": 1}, InvalidParameterError, "window must be an integer from 2 to 2048, got 1"),
         ({"window": 2049}, InvalidParameterError, "window must be an integer from 2 to 2048, got 2049"),
@@ -316,7 +322,7 @@ def test_vocabularies_must_be_the_same(tmp_path: Path, llm: LLM, model_with: Cal
         llm.compare(other, "some text")
     with pytest.raises(InvalidParameterError, match="reference must be an LLM, got 'tiny'"):
         llm.compare("tiny", "some text")  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameterError, match="worst is -1"):
+    with pytest.raises(InvalidParameterError, match="worst must be an integer from 0 to 2147483647, got -1"):
         llm.compare(llm, "some text", worst=-1)
 
 

@@ -309,7 +309,7 @@ def test_values_of_another_type_are_named(value: Any, llm: LLM) -> None:
 
 @pytest.mark.parametrize("model", [5, b"tiny", ["tiny"], math.nan])
 def test_a_model_of_another_type_is_named(model: Any) -> None:
-    with pytest.raises(InvalidParameterError, match="model is "):
+    with pytest.raises(InvalidParameterError, match="model must be a string or a path, got "):
         LLM(model)
     with pytest.raises(ModelNotFoundError, match="home directory"):
         LLM("~no-such-user/model")

@@ -86,7 +86,7 @@ def _named(field: str, given: object) -> tuple[str, Path]:
     except TypeError:
         name = None
     if not isinstance(name, str):  # a path may be bytes too
-        raise InvalidParameterError(field, cast("object", given), "a string or a path")
+        raise InvalidParameterError(field, given, "a string or a path")
     if "\0" in name or not name:
         raise ModelNotFoundError(f"invalid model name: {name!r}")
     try:
