@@ -221,7 +221,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("generate", {"context": [1, 2]}, "context"),
     ("generate", {"template": "{{ .Prompt }}"}, "template"),
     ("generate", {"raw": True, "system": "x"}, "system"),
-    ("generate", {"suffix": "x"}, "a prompt has a suffix,"),
+    ("generate", {"suffix": "x"}, "suffix"),
     ("embed", {"input": [1]}, "input[0]"),
     ("embed", {"input": [""] * 2049}, "input"),
     ("embed", {"options": {"num_ctx": 4096}}, "options.num_ctx"),
