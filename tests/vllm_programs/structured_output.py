@@ -14,6 +14,13 @@ def ask(structure):
 
 
 print(ask(StructuredOutputsParams(choice=["positive", "negative"])) in ("positive", "negative"))
-schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+schema = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 print(type(json.loads(ask(StructuredOutputsParams(json=schema, disable_any_whitespace=True)))["ok"]).__name__)
-print(ask(StructuredOutputsParams(grammar='root ::= "select " column\ncolumn ::= "a" | "b"')) in ("select a", "select b"))
+print(
+    ask(StructuredOutputsParams(grammar='root ::= "select " column\ncolumn ::= "a" | "b"')) in ("select a", "select b")
+)
